@@ -1,0 +1,143 @@
+"""What a bus does, for its users. Two ways of consuming, no third:
+
+- a *projection* reads whole streams strictly in order, has no effects, and belongs to one process;
+- an *effect* consumer is durable, shared by replicas, and acknowledges after the outputs are stored.
+
+Implemented by `bus/nats.py` and `bus/memory.py`; both pass `tests/contract/bus`.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+import msgspec
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True):
+    """The stream has stored a message, now or earlier."""
+
+    stream: str
+    sequence: int
+    is_duplicate: bool  # an earlier message with this id was stored; `sequence` is that one's
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored message as it was sent."""
+
+    subject: str
+    payload: bytes
+    message_id: str | None  # Nats-Msg-Id
+    stream: str
+    sequence: int
+    stored_at: datetime
+    headers: Mapping[str, str] = {}
+
+
+class Delivery(Protocol):
+    """A message handed to an effect consumer.
+
+    Exactly one of ack, nak and term ends it; else it comes again after `ack_wait`.
+    """
+
+    @property
+    def message(self) -> Message:
+        """The message."""
+        ...
+
+    @property
+    def delivered_count(self) -> int:
+        """1 at the first delivery."""
+        ...
+
+    async def ack(self) -> None:
+        """Confirm: the work is done and its outputs are stored. Returns when the server has it."""
+        ...
+
+    async def nak(self, delay_seconds: float) -> None:
+        """Ask for another delivery, not before `delay_seconds` of wall time."""
+        ...
+
+    async def term(self, reason: str) -> None:
+        """Give up: never deliver again. The caller has put the message aside before."""
+        ...
+
+    async def in_progress(self) -> None:
+        """Ask for another `ack_wait`: the work goes on."""
+        ...
+
+
+class EffectConsumer(Protocol):
+    """A durable consumer's hand in this process."""
+
+    async def fetch(self, count_max: int, wait_seconds_max: float) -> Sequence[Delivery]:
+        """Return up to `count_max` deliveries, none after waiting. Raises TransientError when the broker is away."""
+        ...
+
+    async def pending_count(self) -> int:
+        """Messages not yet delivered to anybody (the lag)."""
+        ...
+
+
+class Projection(Protocol):
+    """An ordered read of whole streams, from where it was told to start, without gaps or repeats."""
+
+    def __aiter__(self) -> AsyncIterator[Sequence[Message]]:
+        """Batches in stream order. Survives the broker's restarts by going on after the last sequence it gave."""
+        ...
+
+    async def lag_count(self) -> int:
+        """Messages that are stored but not given yet; zero means caught up at the time of asking."""
+        ...
+
+    async def close(self) -> None:
+        """Stop reading."""
+        ...
+
+
+class Bus(Protocol):
+    """The way facts travel."""
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        message_id: str,
+        expected_last_subject_sequence: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Ack:
+        """Store a message; returns when the stream has it. A time-out is retried with the same id, within a limit.
+
+        Raises StalePlan when the subject's last sequence is not the expected one, TransientError when the broker
+        stays away past the limit, PermanentError when it never will take the message (too large, no such stream).
+        """
+        ...
+
+    async def effect_consumer(self, durable: str) -> EffectConsumer:
+        """Bind to a declared durable consumer. Raises ConfigError when it is missing or drifted."""
+        ...
+
+    async def projection(self, stream: str, *, subjects: Sequence[str] = (), after_sequence: int = 0) -> Projection:
+        """Read a stream from the message after `after_sequence`; `subjects` narrows it (empty: all of it)."""
+        ...
+
+    async def last_sequence(self, stream: str) -> int:
+        """Return the last stored sequence of the stream, 0 when it never had one."""
+        ...
+
+    async def message_at(self, stream: str, sequence: int) -> Message | None:
+        """Return the message at this sequence; None when it has aged out or never was."""
+        ...
+
+    async def ensure(self) -> None:
+        """Make what is declared (`bus/streams.py`) and missing. Raises ConfigError with both values of each drift."""
+        ...
+
+    @property
+    def is_connected(self) -> bool:
+        """True while the broker answers, as far as is known."""
+        ...
+
+    async def close(self) -> None:
+        """Flush what is under way and leave. Bounded in time."""
+        ...

@@ -1,0 +1,130 @@
+"""The policy: every threshold of every decision, with unit, range, default and source. Loaded from TOML by the runtime.
+
+A new threshold is one field here. Ratios run 0 to 1; durations are seconds of cluster time.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.scheduling import Taint
+
+Seconds = Annotated[float, Meta(ge=0)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0)]
+MicroUsdPerHour = Annotated[int, Meta(ge=0)]
+
+
+class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A group of nodes that are bought alike. Empty filters allow everything that is for sale."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=63, description="Name of the pool. Source: S68.")]
+    priority: Annotated[int, Meta(description="Pools of higher priority are asked first. Source: S68.")] = 0
+    instance_types: Annotated[
+        tuple[str, ...], Meta(description="Instance types allowed; empty: all. Source: S68.")
+    ] = ()
+    gpu_models: Annotated[tuple[str, ...], Meta(description="GPU models allowed; empty: all. Source: S135.")] = ()
+    zones: Annotated[tuple[str, ...], Meta(description="Zones allowed; empty: all. Source: S68.")] = ()
+    capacity_types: Annotated[
+        tuple[CapacityType, ...], Meta(description="Capacity types allowed; empty: all. Source: S135.")
+    ] = ()
+    nodes_count_max: Annotated[
+        Count | None, Meta(description="Nodes at most; none: only the cluster's. Source: S68.")
+    ] = None
+    gpu_count_max: Annotated[
+        Count | None, Meta(description="GPUs at most; none: no limit of its own. Source: Decisions, limits.")
+    ] = None
+    labels: Annotated[dict[str, str], Meta(description="Labels of each node of the pool. Source: S68.")] = {}
+    taints: Annotated[tuple[Taint, ...], Meta(description="Taints of each node of the pool. Source: S70.")] = ()
+
+
+class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that decisions depend on besides facts."""
+
+    is_frozen: Annotated[bool, Meta(description="Change nothing: hold everything back. Source: DESIGN 6, limits.")] = (
+        False
+    )
+
+    pending_pod_timeout_seconds: Annotated[
+        Seconds, Meta(description="Upper bound of a pod's wait before nodes are bought for it. Source: S45.")
+    ] = 120.0
+    queued_timeout_seconds: Annotated[
+        Seconds, Meta(description="Upper bound of a job's wait before nodes are bought for it. Source: S44.")
+    ] = 300.0
+    boot_seconds_max: Annotated[
+        Seconds,
+        Meta(
+            description="A bought node is usable by then or given back. Source: cluster-autoscaler max-node-provision-time."
+        ),
+    ] = 900.0
+    idle_seconds_max: Annotated[Seconds, Meta(description="An empty node goes after this. Source: S54, S57.")] = 600.0
+    scale_up_cooldown_seconds: Annotated[
+        Seconds, Meta(description="Between purchases caused by utilisation alone, never by unmet demand. Source: S50.")
+    ] = 180.0
+    scale_down_cooldown_seconds: Annotated[
+        Seconds, Meta(description="A node stays at least this long after it became usable. Source: S56.")
+    ] = 600.0
+    refusal_memory_seconds: Annotated[
+        Seconds,
+        Meta(
+            description="A refused offer is not asked again before. Source: Karpenter AWS provider, unavailable offerings."
+        ),
+    ] = 180.0
+    drain_seconds_max: Annotated[
+        Seconds,
+        Meta(
+            description="A voluntary drain is given up after this. Source: cluster-autoscaler max-graceful-termination-sec."
+        ),
+    ] = 600.0
+    notice_seconds_default: Annotated[
+        Seconds, Meta(description="Deadline of a notice that carries none. Source: GCP's preemption notice, S75.")
+    ] = 30.0
+    watch_seconds_max: Annotated[
+        Seconds,
+        Meta(
+            description="Older pictures of pods, nodes or instances prove no absence. Source: Decisions, missing data."
+        ),
+    ] = 120.0
+
+    nodes_count_min: Annotated[Count, Meta(description="Nodes at least. Source: S71.")] = 0
+    nodes_count_max: Annotated[Count, Meta(description="Nodes at most, orders in flight counted. Source: S71.")] = 100
+    gpu_count_max: Annotated[
+        Count | None, Meta(description="GPUs at most, orders in flight counted; none: no limit. Source: S63.")
+    ] = None
+    price_micro_usd_per_hour_max: Annotated[
+        MicroUsdPerHour | None, Meta(description="Fleet price an hour at most; none: no limit. Source: S5.")
+    ] = None
+    disruption_ratio_max: Annotated[
+        Ratio,
+        Meta(
+            description="Share of nodes, rounded up, on their way out at once by choice. Source: Karpenter disruption budgets."
+        ),
+    ] = 0.1
+    consolidation_saving_ratio_min: Annotated[
+        Ratio,
+        Meta(
+            description="Nodes are merged only if this share of their price is saved. Source: our own, against thrash."
+        ),
+    ] = 0.15
+    is_consolidation_on: Annotated[
+        bool, Meta(description="Empty nodes by moving pods that fit elsewhere. Source: S57.")
+    ] = True
+
+    max_gpus_per_job: Annotated[
+        Count, Meta(description="GPUs of all members of a job at most. Source: S96, our default.")
+    ] = 1024
+    queue_count_max: Annotated[Count, Meta(description="Jobs waiting at most; more are refused. Source: S96.")] = 1000
+    job_duration_hours_default: Annotated[
+        float, Meta(gt=0, description="Time limit of a job. Source: Decisions, job time limit.")
+    ] = 24.0
+    job_duration_hours_max: Annotated[float, Meta(gt=0, description="Longest time limit of a job. Source: S96.")] = 48.0
+    job_retries_count_max: Annotated[Count, Meta(description="Attempts after preemption. Source: S80, S136.")] = 3
+
+    pools: Annotated[
+        tuple[NodePool, ...], Meta(min_length=1, description="Where nodes may be bought, by priority. Source: S68.")
+    ] = (NodePool(name="default"),)
+
+
+DEFAULT_POLICY = ScalingPolicy()

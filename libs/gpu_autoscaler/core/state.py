@@ -1,0 +1,138 @@
+"""What is known of the cluster, each stream's word in fields of that stream's own.
+
+Nothing here is computed across streams: a node's phase, a job's state, a pod's need are computed when read
+(`core/life.py`, `core/views.py`). That is what makes `fold` indifferent to the order in which streams arrive.
+Structs are frozen; the mappings are replaced by `fold`, never changed in place, and readers must not change them.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.job import (
+    JobCancelRequested,
+    JobFinished,
+    JobPlaced,
+    JobPreempted,
+    JobQueued,
+    JobRejected,
+    JobRequested,
+    JobStarted,
+)
+from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
+from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
+from gpu_autoscaler.events.scaling import (
+    ScalingDrainCancelled,
+    ScalingDrainStarted,
+    ScalingLaunchRefused,
+    ScalingNodeDrained,
+    ScalingNodeLaunched,
+    ScalingNodeOrdered,
+    ScalingNodeTerminated,
+    ScalingPodEvicted,
+)
+from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn, SpotOffersSampled
+from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
+from gpu_autoscaler.model.observed import Instant
+
+Version = tuple[int, int]  # (epoch, version): compares as the source counts
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """An entity that is gone: nothing older than this version brings it back."""
+
+    version: Version
+    gone_at: Instant
+
+
+class Synced(msgspec.Struct, frozen=True):
+    """How complete and how fresh a source's picture is. None in its place: never listed, so nothing is known absent."""
+
+    version: Version  # of the last whole list
+    seen_at: Instant  # last sign of life: list or bookmark
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was said about one job."""
+
+    requested: JobRequested | None = None
+    requested_at: Instant | None = None
+    queued: JobQueued | None = None
+    rejected: JobRejected | None = None
+    cancel_requested: JobCancelRequested | None = None
+    placed: JobPlaced | None = None  # of the highest attempt
+    preempted: JobPreempted | None = None  # of the highest attempt
+    started: JobStarted | None = None  # of the highest version
+    finished: JobFinished | None = None  # the first one: a job ends once
+
+
+class OrderRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A purchase from decision to confirmation. `decision` is None only where the plan itself has aged out."""
+
+    action_id: ActionId
+    plan_id: PlanId
+    decision: BuyNode | None = None
+    planned_at: Instant | None = None
+    ordered: ScalingNodeOrdered | None = None
+    launched: ScalingNodeLaunched | None = None
+    refused: ScalingLaunchRefused | None = None
+    terminated: ScalingNodeTerminated | None = None
+
+
+class DrainRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A removal from decision to confirmation: of a node (DrainNode) or of an instance (ReleaseInstance)."""
+
+    action_id: ActionId
+    plan_id: PlanId
+    decision: DrainNode | ReleaseInstance | None = None
+    planned_at: Instant | None = None
+    started: ScalingDrainStarted | None = None
+    evicted: Mapping[PodUid, ScalingPodEvicted] = {}
+    drained: ScalingNodeDrained | None = None
+    cancel: CancelDrain | None = None  # decided, not yet done
+    cancelled: ScalingDrainCancelled | None = None
+    terminated: ScalingNodeTerminated | None = None
+
+
+class NoticeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A notice with its earliest deadline."""
+
+    notice: SpotNoticeReceived  # the one with the earliest deadline
+    first_received_at: Instant
+    withdrawn: SpotNoticeWithdrawn | None = None
+
+
+class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the record says, folded. Empty to begin with."""
+
+    # POD
+    pods: Mapping[PodUid, PodObserved] = {}
+    pods_gone: Mapping[PodUid, Tombstone] = {}
+    pods_synced: Synced | None = None
+    budgets: Mapping[str, PodBudgetObserved] = {}
+    budgets_gone: Mapping[str, Tombstone] = {}
+    budgets_synced: Synced | None = None
+    busy_until: Mapping[str, Instant] = {}  # node name: last instant at which a pod that counts was seen there
+    # NODE
+    nodes: Mapping[NodeUid, NodeObserved] = {}
+    nodes_gone: Mapping[NodeUid, Tombstone] = {}
+    nodes_synced: Synced | None = None
+    instances: Mapping[ProviderId, NodeInstanceObserved] = {}
+    instances_listed_at: Instant | None = None
+    # GPU
+    telemetry: Mapping[NodeUid, GpuNodeSummarised] = {}  # the latest window of each node
+    # SPOT
+    notices: Mapping[str, NoticeRecord] = {}  # by notice id
+    offers: SpotOffersSampled | None = None
+    # JOB
+    jobs: Mapping[JobId, JobRecord] = {}
+    # SCALING
+    orders: Mapping[ActionId, OrderRecord] = {}
+    drains: Mapping[ActionId, DrainRecord] = {}
+    last_plan_sequence: int = 0
+    last_plan_at: Instant | None = None
+
+
+EMPTY_STATE = ClusterState()

@@ -1,0 +1,97 @@
+"""The list of all facts, and how a message becomes one. A new fact is one line in FACTS."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+import msgspec
+
+from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, spot
+from gpu_autoscaler.events.envelope import Envelope, Head, read_head
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.upcasts import UPCASTS, Upcast
+from gpu_autoscaler.model.errors import InvalidFact, UnknownType
+from gpu_autoscaler.model.ids import FactId
+
+FACTS: tuple[type[Fact], ...] = (
+    job.JobRequested,
+    job.JobCancelRequested,
+    job.JobQueued,
+    job.JobRejected,
+    job.JobPlaced,
+    job.JobPreempted,
+    job.JobStarted,
+    job.JobFinished,
+    pod.PodObserved,
+    pod.PodGone,
+    pod.PodListed,
+    pod.PodWatched,
+    pod.PodBudgetObserved,
+    pod.PodBudgetGone,
+    pod.PodBudgetListed,
+    node.NodeObserved,
+    node.NodeGone,
+    node.NodeListed,
+    node.NodeWatched,
+    node.NodeInstanceObserved,
+    node.NodeInstanceListed,
+    gpu.GpuNodeSampled,
+    gpu.GpuNodeSummarised,
+    spot.SpotNoticeReceived,
+    spot.SpotNoticeWithdrawn,
+    spot.SpotRebalanceRecommended,
+    spot.SpotOffersSampled,
+    scaling.ScalingPlanMade,
+    scaling.ScalingNodeOrdered,
+    scaling.ScalingNodeLaunched,
+    scaling.ScalingLaunchRefused,
+    scaling.ScalingDrainStarted,
+    scaling.ScalingPodEvicted,
+    scaling.ScalingNodeDrained,
+    scaling.ScalingDrainCancelled,
+    scaling.ScalingNodeTerminated,
+    cost.CostAccrued,
+    cost.CostBudgetCrossed,
+)
+
+
+class Catalogue:
+    """Decodes messages into facts. The default instance knows FACTS; tests may add facts and upcasts of their own."""
+
+    def __init__(self, facts: Iterable[type[Fact]] = FACTS, upcasts: Mapping[str, Upcast] = UPCASTS) -> None:
+        self.by_type = {fact.type_name(): fact for fact in facts}
+        self._decoders = {name: msgspec.json.Decoder(fact) for name, fact in self.by_type.items()}
+        self._upcasts = dict(upcasts)
+
+    def decode(self, message: bytes, *, arrived_at: datetime | None = None) -> Envelope:
+        """Return the envelope of a message. `arrived_at` stands in for a `time` that the event does not carry.
+
+        Raises UnknownType for a type that this version does not know, InvalidFact naming the field for a broken one.
+        """
+        head = read_head(message)
+        time = head.time or arrived_at
+        if time is None:
+            raise InvalidFact(f"event {head.id!r} of type {head.type!r} has no time")
+        return Envelope(
+            id=FactId(head.id),
+            source=head.source,
+            time=time,
+            fact=self._fact(head),
+            correlation_id=head.correlationid,
+            causation_id=None if head.causationid is None else FactId(head.causationid),
+        )
+
+    def _fact(self, head: Head) -> Fact:
+        type_name, payload = head.type, bytes(head.data)
+        # An old version may take several steps up; each step raises the version, so this ends.
+        while (upcast := self._upcasts.get(type_name)) is not None:
+            type_name, payload = upcast.lift(payload)
+        decoder = self._decoders.get(type_name)
+        if decoder is None:
+            raise UnknownType(f"event {head.id!r} has type {head.type!r}, which this version does not know")
+        try:
+            return decoder.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise InvalidFact(f"event {head.id!r} is no valid {type_name}: {exc}") from exc
+
+
+CATALOGUE = Catalogue()

@@ -1,0 +1,61 @@
+"""What every fact is: a frozen struct whose class name is its subject, type, stream and schema name (one grammar)."""
+
+import re
+from typing import ClassVar
+
+import msgspec
+
+_WORD = re.compile(r"[A-Z][a-z0-9]*")
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened. New fields have defaults; a field's meaning never changes, else a `v2` with an upcast.
+
+    `SpotNoticeReceived` is subject `spot.notice_received`, type `spot.notice_received.v1`, stream `SPOT`.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    @classmethod
+    def domain(cls) -> str:
+        """First word of the name: `spot`."""
+        return _WORD.findall(cls.__name__)[0].lower()
+
+    @classmethod
+    def subject_root(cls) -> str:
+        """The two tokens of the subject: `spot.notice_received`."""
+        words = [word.lower() for word in _WORD.findall(cls.__name__)]
+        return f"{words[0]}.{'_'.join(words[1:])}"
+
+    @classmethod
+    def type_name(cls) -> str:
+        """CloudEvents type: `spot.notice_received.v1`."""
+        return f"{cls.subject_root()}.v{cls.VERSION}"
+
+    @classmethod
+    def stream(cls) -> str:
+        """JetStream stream: `SPOT`."""
+        return cls.domain().upper()
+
+    def subject(self) -> str:
+        """Subject that this very fact is published on; only telemetry adds a third token."""
+        return self.subject_root()
+
+    def condition(self) -> str | None:
+        """Name of the standing condition that makes this fact unique (becomes its id), or None: id from the cause."""
+        return None
+
+    def entity(self) -> str | None:
+        """What the fact is about, for screens and for following a story: `job/<id>`, `node/<uid>`; None: the cluster."""
+        return None
+
+
+class Versioned(Fact, frozen=True, kw_only=True):
+    """A fact about an entity with the source's own count. Older or equal versions of a source are ignored by fold.
+
+    `epoch` is raised when the source starts over (for Kubernetes: creation second of the kube-system namespace);
+    `version` is the source's count within the epoch (for Kubernetes: resourceVersion).
+    """
+
+    epoch: int
+    version: int

@@ -1,0 +1,82 @@
+"""Telemetry of GPUs: one message a node and scrape, or a node and minute; never one a GPU."""
+
+import msgspec
+
+from gpu_autoscaler.events.fact import Fact, Versioned
+from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.observed import Instant
+
+
+class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU at one instant. None: the exporter did not say, or said something that cannot be (a sentinel)."""
+
+    gpu: str  # index on the node, as the exporter names it
+    gpu_uuid: str
+    gpu_model: str | None = None
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None  # used + free + reserved
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    pod: str | None = None  # namespace/name of the pod that holds it
+
+
+class GpuNodeSampled(Fact, frozen=True, kw_only=True):
+    """A node's exporter was read once. For screens; decisions use the summaries."""
+
+    node_uid: NodeUid
+    node_name: str
+    sampled_at: Instant
+    gpus: tuple[GpuSample, ...]
+    lines_broken_count: int = 0
+
+    def subject(self) -> str:
+        """With the node as third token."""
+        return f"{self.subject_root()}.{self.node_uid}"
+
+    def condition(self) -> str | None:
+        """One sample a node and instant."""
+        return f"gpu_node_sampled/{self.node_uid}/{self.sampled_at.isoformat()}"
+
+    def entity(self) -> str | None:
+        """The node."""
+        return f"node/{self.node_uid}"
+
+
+class GpuSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU over a window. None: not a single valid value was seen."""
+
+    gpu: str
+    gpu_uuid: str
+    samples_count: int
+    utilization_ratio_min: float | None = None
+    utilization_ratio_mean: float | None = None
+    utilization_ratio_max: float | None = None
+    memory_used_bytes_max: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_celsius_max: float | None = None
+    power_watts_mean: float | None = None
+
+
+class GpuNodeSummarised(Versioned, frozen=True, kw_only=True):
+    """A node's GPUs over one minute. `version` is the window's start in Unix seconds."""
+
+    node_uid: NodeUid
+    node_name: str
+    window_started_at: Instant
+    window_seconds: float
+    scrapes_expected_count: int
+    scrapes_answered_count: int  # zero: silence, which is not idleness
+    gpus: tuple[GpuSummary, ...]
+
+    def subject(self) -> str:
+        """With the node as third token."""
+        return f"{self.subject_root()}.{self.node_uid}"
+
+    def condition(self) -> str | None:
+        """One summary a node and window."""
+        return f"gpu_node_summarised/{self.node_uid}/{self.epoch}/{self.version}"
+
+    def entity(self) -> str | None:
+        """The node."""
+        return f"node/{self.node_uid}"

@@ -1,0 +1,129 @@
+"""Facts about jobs. `requested` and `cancel_requested` come from anybody; the scheduler says what became of them;
+`started` and `finished` are what the pod watcher saw in the cluster."""
+
+from typing import Literal
+
+from gpu_autoscaler.events.fact import Fact, Versioned
+from gpu_autoscaler.model.ids import JobId, NodeUid
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest
+from gpu_autoscaler.model.observed import Instant
+
+
+class JobRequested(Fact, frozen=True, kw_only=True):
+    """Somebody wants a job to run: the public door (S32). Nothing is promised until `job.queued` follows."""
+
+    job_name: str
+    project_id: str
+    gpu_requirements: GpuRequirements
+    container: ContainerRequest
+    priority: str | int = "medium"  # low, medium, high, or 0..1000; higher goes first
+    resources: ResourceRequest = ResourceRequest()
+    budget_limit_usd: float | None = None
+    max_duration_hours: float | None = None  # None: the policy's default
+    preemptible: bool = True
+    members: int = 1  # pods that start together or not at all, each with these requirements
+    workload_type: str | None = None  # training, inference, batch, development ...
+    job_id: JobId | None = None  # None: derived from the event's id
+    run_seconds: float | None = None  # for simulated clusters: how long the work takes
+
+    def condition(self) -> str | None:
+        """One request a job id; a request without one is told from others by its event id alone."""
+        return None if self.job_id is None else f"job_requested/{self.job_id}"
+
+    def entity(self) -> str | None:
+        """The job, where it has an id already."""
+        return None if self.job_id is None else f"job/{self.job_id}"
+
+
+class _AboutJob(Fact, frozen=True, kw_only=True):
+    """Base of facts about one job."""
+
+    job_id: JobId
+
+    def entity(self) -> str | None:
+        """The job."""
+        return f"job/{self.job_id}"
+
+
+class JobCancelRequested(_AboutJob, frozen=True, kw_only=True):
+    """Somebody wants the job to end."""
+
+    requested_by: str = ""
+    note: str = ""
+
+
+class JobQueued(_AboutJob, frozen=True, kw_only=True):
+    """The job is accepted: its row is in the store, and it waits for room."""
+
+    spec: JobSpec
+    queued_at: Instant
+
+    def condition(self) -> str | None:
+        """A job is accepted once."""
+        return f"job_queued/{self.job_id}"
+
+
+class JobRejected(Fact, frozen=True, kw_only=True):
+    """The request cannot be accepted; nothing was kept of it but this."""
+
+    request_id: str  # id of the event that asked
+    mistakes: tuple[Mistake, ...]
+    job_id: JobId | None = None
+    job_name: str = ""
+
+    def entity(self) -> str | None:
+        """The job that would have been."""
+        return None if self.job_id is None else f"job/{self.job_id}"
+
+
+class JobPlaced(_AboutJob, frozen=True, kw_only=True):
+    """There is room for all members: the Kubernetes Job is released with affinity to these nodes."""
+
+    attempt: int  # 1 for the first placement
+    node_uids: tuple[NodeUid, ...]  # one for each member, repeated where members share a node
+    node_names: tuple[str, ...]
+    placed_at: Instant
+
+    def condition(self) -> str | None:
+        """One placement an attempt."""
+        return f"job_placed/{self.job_id}/{self.attempt}"
+
+
+class JobPreempted(_AboutJob, frozen=True, kw_only=True):
+    """A running job lost a node (or was made to yield) and is queued again."""
+
+    attempt: int  # the attempt that ended
+    cause: str  # e.g. "node gpu-7 was drained: spot_reclaim"
+    preempted_at: Instant
+
+    def condition(self) -> str | None:
+        """An attempt is lost once."""
+        return f"job_preempted/{self.job_id}/{self.attempt}"
+
+
+class JobStarted(Versioned, frozen=True, kw_only=True):
+    """All members of the job run."""
+
+    job_id: JobId
+    kube_job: str  # namespace/name of the Kubernetes Job
+    started_at: Instant
+
+    def condition(self) -> str | None:
+        """Once for each version of the Kubernetes Job."""
+        return f"job_started/{self.job_id}/{self.epoch}/{self.version}"
+
+    def entity(self) -> str | None:
+        """The job."""
+        return f"job/{self.job_id}"
+
+
+class JobFinished(_AboutJob, frozen=True, kw_only=True):
+    """The job reached its final state."""
+
+    outcome: Literal["completed", "failed", "cancelled"]
+    finished_at: Instant
+    message: str = ""  # why, where it did not complete
+
+    def condition(self) -> str | None:
+        """A job ends in exactly one final state."""
+        return f"job_finished/{self.job_id}"

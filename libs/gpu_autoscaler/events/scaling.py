@@ -1,0 +1,158 @@
+"""Facts about the size of the cluster: plans, and each step of giving them effect.
+
+Steps of one action carry `step`, its place in the action's life, so that repeats and late arrivals change nothing.
+"""
+
+from typing import ClassVar, Literal
+
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.model.decisions import Cut, Plan
+from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid, ProviderId
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import CapacityType, Offer
+
+
+class ScalingPlanMade(Fact, frozen=True, kw_only=True):
+    """A plan was accepted by the stream: no other plan has the same parent."""
+
+    plan_id: PlanId
+    plan: Plan
+    cut: Cut
+    policy_digest: str
+    core_digest: str
+    service_version: str = ""
+
+    def condition(self) -> str | None:
+        """A plan is made once."""
+        return f"plan/{self.plan_id}"
+
+    def entity(self) -> str | None:
+        """The plan."""
+        return f"plan/{self.plan_id}"
+
+
+class _Step(Fact, frozen=True, kw_only=True):
+    """Base of the steps of one action; a step happens once."""
+
+    STEP: ClassVar[int] = 0
+
+    action_id: ActionId
+    plan_id: PlanId
+
+    def condition(self) -> str | None:
+        """A step of an action happens once."""
+        return f"{self.subject_root()}/{self.action_id}"
+
+    def entity(self) -> str | None:
+        """The action."""
+        return f"action/{self.action_id}"
+
+
+# ---- buying
+
+
+class ScalingNodeOrdered(_Step, frozen=True, kw_only=True):
+    """The order is about to be placed with the cloud, under the action's token."""
+
+    STEP: ClassVar[int] = 1
+
+    pool: str
+    offer: Offer
+    deadline_at: Instant
+    labels: tuple[tuple[str, str], ...] = ()
+    gang: str | None = None
+
+
+class ScalingNodeLaunched(_Step, frozen=True, kw_only=True):
+    """The cloud made the instance; billing runs from `launched_at`."""
+
+    STEP: ClassVar[int] = 2
+
+    provider_id: ProviderId
+    instance_type: str
+    zone: str
+    capacity_type: CapacityType
+    price_micro_usd_per_hour: int | None  # as the cloud's answer says; None: it did not say
+    launched_at: Instant
+
+
+class ScalingLaunchRefused(_Step, frozen=True, kw_only=True):
+    """The cloud said no; nothing was made. The next plan goes elsewhere."""
+
+    STEP: ClassVar[int] = 2
+
+    offer: Offer
+    code: str  # the cloud's own word, e.g. InsufficientInstanceCapacity
+    message: str
+    scope: Literal["offer", "zone", "region"]  # how far the refusal reaches
+    refused_at: Instant
+    retry_at: Instant  # not to be asked again before
+
+
+# ---- removing
+
+
+class ScalingDrainStarted(_Step, frozen=True, kw_only=True):
+    """The node is cordoned: nothing new lands on it."""
+
+    STEP: ClassVar[int] = 1
+
+    node_uid: NodeUid
+    node_name: str
+    provider_id: ProviderId | None
+    is_voluntary: bool
+    deadline_at: Instant
+    started_at: Instant
+
+
+class ScalingPodEvicted(Fact, frozen=True, kw_only=True):
+    """A pod was told to go; it is gone when Kubernetes says so."""
+
+    action_id: ActionId
+    plan_id: PlanId
+    node_name: str
+    pod_uid: PodUid
+    pod: str  # namespace/name
+    is_forced: bool  # deleted at the deadline instead of evicted
+    evicted_at: Instant
+
+    def condition(self) -> str | None:
+        """An action evicts a pod once; forcing it is another fact."""
+        return f"pod_evicted/{self.action_id}/{self.pod_uid}/{self.is_forced}"
+
+    def entity(self) -> str | None:
+        """The pod."""
+        return f"pod/{self.pod_uid}"
+
+
+class ScalingNodeDrained(_Step, frozen=True, kw_only=True):
+    """No pod that counts is left on the node."""
+
+    STEP: ClassVar[int] = 2
+
+    node_uid: NodeUid
+    node_name: str
+    provider_id: ProviderId | None
+    drained_at: Instant
+
+
+class ScalingDrainCancelled(_Step, frozen=True, kw_only=True):
+    """The node is uncordoned and stays. `drain_action_id` is the drain that ended."""
+
+    STEP: ClassVar[int] = 2
+
+    drain_action_id: ActionId
+    node_uid: NodeUid
+    node_name: str
+    cancelled_at: Instant
+
+
+class ScalingNodeTerminated(_Step, frozen=True, kw_only=True):
+    """The cloud confirmed that the instance is gone, or that it never was; billing ended at `terminated_at`."""
+
+    STEP: ClassVar[int] = 3
+
+    provider_id: ProviderId | None  # None: the order never became an instance
+    order_action_id: ActionId | None  # the order that bought it, where known
+    node_name: str | None
+    terminated_at: Instant

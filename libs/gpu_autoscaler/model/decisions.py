@@ -1,0 +1,82 @@
+"""What a plan decides, and what it holds back. A decision holds all that its executor needs: executors choose nothing."""
+
+import msgspec
+
+from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.reasons import BuyReason, DrainReason, HoldReason, KeepReason, ReleaseReason
+from gpu_autoscaler.model.scheduling import Taint
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="decision"):
+    """Base of all decisions. `action_id` is the token that makes a second try harmless."""
+
+    action_id: ActionId
+
+
+class BuyNode(Decision, frozen=True, kw_only=True, tag="buy_node"):
+    """Order one node of this offer; it counts as room and against limits from now on."""
+
+    pool: str
+    offer: Offer
+    labels: tuple[tuple[str, str], ...]  # sorted by key; what the node must carry when it registers
+    taints: tuple[Taint, ...]
+    deadline_at: Instant  # not usable by then: given back
+    reason: BuyReason
+    gang: str | None = None  # purchases with one gang stand or fall together
+
+
+class DrainNode(Decision, frozen=True, kw_only=True, tag="drain_node"):
+    """Cordon the node, evict its pods, then terminate its instance."""
+
+    node_uid: NodeUid
+    node_name: str
+    provider_id: ProviderId | None  # None: not ours to terminate
+    is_voluntary: bool  # voluntary drains stop at budgets and protections; others force at the deadline
+    deadline_at: Instant
+    reason: DrainReason
+
+
+class CancelDrain(Decision, frozen=True, kw_only=True, tag="cancel_drain"):
+    """Uncordon the node and leave its pods alone."""
+
+    drain_action_id: ActionId
+    node_uid: NodeUid
+    node_name: str
+    reason: KeepReason
+
+
+class ReleaseInstance(Decision, frozen=True, kw_only=True, tag="release_instance"):
+    """Terminate an instance that never became a usable node, or that nobody stands behind."""
+
+    provider_id: ProviderId | None  # None: find it by its order
+    order_action_id: ActionId
+    reason: ReleaseReason
+
+
+AnyDecision = BuyNode | DrainNode | CancelDrain | ReleaseInstance
+
+
+class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
+    """Something the plan did not do, with the step that held it back and why."""
+
+    step: str  # name of the step of `plan`, e.g. cover_demand
+    subject: str  # job/<id>, pod/<uid>, node/<uid>, or cluster
+    reason: HoldReason
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cluster should become, and why. Equal facts and policy give an equal plan, byte for byte."""
+
+    as_of: Instant
+    parent_sequence: int  # stream sequence of the last plan that this one was made after; 0: none
+    decisions: tuple[AnyDecision, ...] = ()
+    held_back: tuple[HeldBack, ...] = ()
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts a state was folded from: the last sequence of each stream, and those set aside as dead letters."""
+
+    last_sequences: tuple[tuple[str, int], ...] = ()  # (stream, sequence), sorted by stream
+    set_aside: tuple[tuple[str, int], ...] = ()  # (stream, sequence) of messages that were no valid facts

@@ -1,0 +1,82 @@
+"""A job as it was asked for, as it was accepted, and the states it passes through."""
+
+import enum
+
+import msgspec
+
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.resources import Resources
+
+
+class JobState(enum.StrEnum):
+    """The eight names of S34. `preempted` passes: the job is queued again until its retries end."""
+
+    PENDING = "pending"  # accepted, waiting for room in the queue
+    QUEUED = "queued"  # admitted to the run queue
+    PROVISIONING = "provisioning"  # nodes are being made for it
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    PREEMPTED = "preempted"  # lost its node
+    CANCELLED = "cancelled"  # by the user
+
+
+FINAL_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+
+# Higher goes first, 0..1000 (CHECKLIST, Decisions, "priority").
+PRIORITY_NAMES = {"low": 100, "medium": 500, "high": 1000}
+PRIORITY_DEFAULT = PRIORITY_NAMES["medium"]
+
+
+class GpuRequirements(msgspec.Struct, frozen=True, kw_only=True):
+    """What each member of the job needs of GPUs (S32)."""
+
+    gpu_count: int
+    gpu_type: str | None = None  # a GPU model by name; None: any
+    gpu_memory_gb: float | None = None  # of one GPU, in GiB; None: any
+
+
+class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run (S32)."""
+
+    image: str
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+
+
+class ResourceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU, memory and disk of each member, as Kubernetes quantities (S32): `8`, `64Gi`."""
+
+    cpu: str = "1"
+    memory: str = "4Gi"
+    ephemeral_storage: str = "10Gi"
+
+
+class Mistake(msgspec.Struct, frozen=True):
+    """One thing wrong with a request: the field by its path, and the reason in a sentence."""
+
+    field: str
+    reason: str
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An accepted job: checked, in our units, with every default filled in."""
+
+    job_id: JobId
+    job_name: str
+    project_id: str
+    priority: int  # 0..1000, higher goes first
+    member_count: int  # pods of the gang: all of them run or none
+    member_resources: Resources  # of each
+    gpu_model: str | None
+    gpu_memory_bytes_min: int | None  # of one GPU
+    image: str
+    command: tuple[str, ...]
+    env: dict[str, str]
+    workload_type: str | None
+    is_preemptible: bool  # False: never on spot
+    budget_limit_micro_usd: int | None
+    duration_seconds_max: float
+    requested_at: Instant
+    run_seconds: float | None = None  # how long the work takes where that is known (traces, demo); None in real life

@@ -1,0 +1,26 @@
+"""Label, annotation and tag keys that we read or write. Contracts: kept to the letter (S77, S79, S109, S111)."""
+
+PREFIX = "gpu-autoscaler.io"
+
+ACTION_ID = f"{PREFIX}/action-id"  # on nodes and instances: the decision that bought them
+INSTALLATION = f"{PREFIX}/installation"  # on nodes and instances: UID of the kube-system namespace
+POOL = f"{PREFIX}/pool"
+GPU_MODEL = f"{PREFIX}/gpu-model"
+CAPACITY_TYPE = f"{PREFIX}/capacity-type"
+WORKLOAD_TYPE = f"{PREFIX}/workload-type"
+JOB_ID = f"{PREFIX}/job-id"  # on Kubernetes Jobs and pods that the binder makes
+PROJECT_ID = f"{PREFIX}/project-id"
+EVICTION_PRIORITY = f"{PREFIX}/eviction-priority"  # low, medium, high; low is evicted first (S77)
+DO_NOT_DISRUPT = f"{PREFIX}/do-not-disrupt"
+CHECKPOINT_REQUESTED = f"{PREFIX}/checkpoint-requested"  # on pods: RFC 3339 deadline by which to have saved
+TERMINATION_FINALIZER = f"{PREFIX}/termination"
+
+# Other people's keys that we honour.
+KARPENTER_DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+SCALE_DOWN_DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+ZONE = "topology.kubernetes.io/zone"
+REGION = "topology.kubernetes.io/region"
+HOSTNAME = "kubernetes.io/hostname"
+GPU_PRODUCT = "nvidia.com/gpu.product"

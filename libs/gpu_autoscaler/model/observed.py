@@ -1,0 +1,26 @@
+"""A value together with when it was seen. Unknown and stale are values, never zero."""
+
+from datetime import datetime
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
+
+# Instants are timezone-aware; msgspec refuses naive ones and adds `date-time` to the schema.
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+
+T = TypeVar("T")
+
+
+class Observed(msgspec.Struct, Generic[T], frozen=True):
+    """What was seen, and when. `None` in place of an Observed means that nothing was ever seen."""
+
+    value: T
+    seen_at: Instant
+
+    def age_seconds(self, as_of: datetime) -> float:
+        """Seconds between the observation and `as_of`; never below zero (clocks differ by seconds)."""
+        return max(0.0, (as_of - self.seen_at).total_seconds())
+
+    def is_fresh(self, as_of: datetime, age_seconds_max: float) -> bool:
+        """True when the value may still be used at `as_of`."""
+        return self.age_seconds(as_of) <= age_seconds_max

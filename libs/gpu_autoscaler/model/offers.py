@@ -1,0 +1,33 @@
+"""What a cloud sells: an instance type in a zone under a capacity type, at a price."""
+
+import enum
+
+import msgspec
+
+from gpu_autoscaler.model.resources import Resources
+
+
+class CapacityType(enum.StrEnum):
+    """How capacity is bought. One word for each, whatever a cloud calls it (preemptible and low-priority are spot)."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+    RESERVED = "reserved"
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """One purchase that is possible: what a node of it would hold, and what an hour of it costs."""
+
+    instance_type: str
+    zone: str
+    capacity_type: CapacityType
+    resources: Resources  # allocatable to pods, after what the kubelet and DaemonSets take
+    gpu_model: str | None = None  # None: no GPU
+    gpu_memory_bytes: int | None = None  # of one GPU
+    price_micro_usd_per_hour: int | None = None  # None: unknown, which is not free; such an offer is not bought
+    boot_seconds: float = 120.0  # expected, from order to GPUs allocatable
+
+    @property
+    def key(self) -> str:
+        """The offer's name: `p4d.24xlarge/eu-west-1a/spot`."""
+        return f"{self.instance_type}/{self.zone}/{self.capacity_type}"

@@ -1,0 +1,231 @@
+"""Why something was decided, and why something was held back. Reasons are data: a log line, a metric label
+(the tag) and a sentence on the dashboard are three views of one struct.
+
+A new reason is a struct here, its sentence in `core/explain.py`, and its name in one of the unions below.
+"""
+
+import msgspec
+
+from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
+from gpu_autoscaler.model.observed import Instant
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
+    """Base of all reasons; subclasses are tagged with a snake_case name."""
+
+    @classmethod
+    def tag(cls) -> str:
+        """The reason's name on the wire and in metric labels."""
+        return str(cls.__struct_config__.tag)
+
+
+# ---- why a node is bought
+
+
+class UnmetDemand(Reason, frozen=True, kw_only=True, tag="unmet_demand"):
+    """Work waits that nothing which runs, boots or is ordered can take."""
+
+    demand: tuple[str, ...]  # keys of the demand items that this node is for, e.g. job/<id>, pod/<uid>
+    offers_considered: int
+    price_micro_usd_per_hour: int
+
+
+class ReplacesDoomed(Reason, frozen=True, kw_only=True, tag="replaces_doomed"):
+    """A node with work on it will be gone soon; this one takes its place."""
+
+    node_uid: NodeUid
+    node_name: str
+    reclaim_at: Instant | None
+    demand: tuple[str, ...] = ()
+
+
+class BelowMinimum(Reason, frozen=True, kw_only=True, tag="below_minimum"):
+    """The policy wants at least this many nodes."""
+
+    nodes_count: int
+    nodes_count_min: int
+
+
+# ---- why a node goes
+
+
+class NodeIdle(Reason, frozen=True, kw_only=True, tag="node_idle"):
+    """No pod that counts ran here for longer than the policy allows."""
+
+    idle_seconds: float
+    idle_seconds_max: float
+
+
+class NodeUnderused(Reason, frozen=True, kw_only=True, tag="node_underused"):
+    """Every pod here provably fits elsewhere and may be disturbed."""
+
+    pods: tuple[PodUid, ...]
+    saving_micro_usd_per_hour: int
+
+
+class SpotReclaim(Reason, frozen=True, kw_only=True, tag="spot_reclaim"):
+    """The cloud takes the instance back."""
+
+    notice_id: str
+    kind: str
+    reclaim_at: Instant | None  # None: the notice carried no deadline
+
+
+class BootTimedOut(Reason, frozen=True, kw_only=True, tag="boot_timed_out"):
+    """Bought, but not usable by its deadline."""
+
+    booting_seconds: float
+    boot_seconds_max: float
+
+
+class NodeOrphaned(Reason, frozen=True, kw_only=True, tag="node_orphaned"):
+    """An instance with our tag that no decision of ours stands behind any more."""
+
+    seen_seconds: float
+
+
+class DemandReturned(Reason, frozen=True, kw_only=True, tag="demand_returned"):
+    """Work came that this draining node can take; keeping it is cheaper than buying another."""
+
+    demand: tuple[str, ...]
+
+
+class NoticeWithdrawn(Reason, frozen=True, kw_only=True, tag="notice_withdrawn"):
+    """The cloud takes its notice back; the node stays."""
+
+    notice_id: str
+
+
+# ---- why something was held back
+
+
+class NoOfferFits(Reason, frozen=True, kw_only=True, tag="no_offer_fits"):
+    """Nothing on sale can hold this, however many are bought."""
+
+    detail: str  # what no offer has, in words: "no offer has 16 GPUs of model T4 on one node (most: 4)"
+
+
+class OffersRefused(Reason, frozen=True, kw_only=True, tag="offers_refused"):
+    """Offers would fit, but the cloud had no capacity lately."""
+
+    offers: tuple[str, ...]
+    retry_at: Instant
+
+
+class PriceUnknown(Reason, frozen=True, kw_only=True, tag="price_unknown"):
+    """Offers would fit, but none has a price; no price is not free."""
+
+    offers: tuple[str, ...]
+
+
+class NodesLimit(Reason, frozen=True, kw_only=True, tag="nodes_limit"):
+    """The policy's number of nodes is reached, counting orders in flight."""
+
+    nodes_count: int
+    nodes_count_max: int
+
+
+class GpusLimit(Reason, frozen=True, kw_only=True, tag="gpus_limit"):
+    """The policy's number of GPUs is reached, counting orders in flight."""
+
+    gpu_count: int
+    gpu_count_max: int
+
+
+class BudgetLimit(Reason, frozen=True, kw_only=True, tag="budget_limit"):
+    """The purchase would pass the money limit."""
+
+    price_micro_usd_per_hour: int
+    price_micro_usd_per_hour_max: int
+
+
+class Cooldown(Reason, frozen=True, kw_only=True, tag="cooldown"):
+    """Too soon after the last action of this direction."""
+
+    remaining_seconds: float
+
+
+class Frozen(Reason, frozen=True, kw_only=True, tag="frozen"):
+    """The policy says that nothing is to be changed."""
+
+
+class RoomExpected(Reason, frozen=True, kw_only=True, tag="room_expected"):
+    """A node that is ordered or booting, or room about to be free, will take this."""
+
+    node: str  # action id or node name
+    expected_at: Instant | None
+
+
+class NotYetIdle(Reason, frozen=True, kw_only=True, tag="not_yet_idle"):
+    """Empty, but not for long enough."""
+
+    idle_seconds: float
+    idle_seconds_max: float
+
+
+class PodProtected(Reason, frozen=True, kw_only=True, tag="pod_protected"):
+    """A pod that must not be disturbed keeps the node."""
+
+    pod_uid: PodUid
+    pod: str  # namespace/name
+    protection: str  # the annotation, budget or rule that protects it
+
+
+class PodsFitNowhere(Reason, frozen=True, kw_only=True, tag="pods_fit_nowhere"):
+    """Pods here have no other place."""
+
+    pods: tuple[PodUid, ...]
+
+
+class WatchStale(Reason, frozen=True, kw_only=True, tag="watch_stale"):
+    """A failed or old list is not an empty cluster: hold still."""
+
+    source: str  # pods, nodes, instances
+    age_seconds: float | None  # None: never seen
+    age_seconds_max: float
+
+
+class DisruptionBudget(Reason, frozen=True, kw_only=True, tag="disruption_budget"):
+    """Enough nodes are on their way out already."""
+
+    disrupting_count: int
+    disrupting_count_max: int
+
+
+class GangIncomplete(Reason, frozen=True, kw_only=True, tag="gang_incomplete"):
+    """Not every member of the gang can be placed; part of a gang is never bought."""
+
+    job_id: JobId
+    members_placed: int
+    members_count: int
+
+
+class MinimumReached(Reason, frozen=True, kw_only=True, tag="minimum_reached"):
+    """Removing the node would pass the policy's minimum."""
+
+    nodes_count: int
+    nodes_count_min: int
+
+
+BuyReason = UnmetDemand | ReplacesDoomed | BelowMinimum
+DrainReason = NodeIdle | NodeUnderused | SpotReclaim
+ReleaseReason = BootTimedOut | NodeOrphaned
+KeepReason = DemandReturned | NoticeWithdrawn
+HoldReason = (
+    NoOfferFits
+    | OffersRefused
+    | PriceUnknown
+    | NodesLimit
+    | GpusLimit
+    | BudgetLimit
+    | Cooldown
+    | Frozen
+    | RoomExpected
+    | NotYetIdle
+    | PodProtected
+    | PodsFitNowhere
+    | WatchStale
+    | DisruptionBudget
+    | GangIncomplete
+    | MinimumReached
+)

@@ -1,0 +1,49 @@
+"""What a pod demands of its node, and what a node shows: selectors, affinity, taints, tolerations."""
+
+from typing import Literal
+
+import msgspec
+
+Operator = Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+
+
+class LabelRequirement(msgspec.Struct, frozen=True):
+    """One condition on labels, with Kubernetes' operators."""
+
+    key: str
+    operator: Operator
+    values: tuple[str, ...] = ()
+
+
+class NodeSelectorTerm(msgspec.Struct, frozen=True):
+    """Conditions that hold together. Terms of a pod are alternatives: one that holds is enough."""
+
+    requirements: tuple[LabelRequirement, ...]
+
+
+class Taint(msgspec.Struct, frozen=True):
+    """A mark on a node that keeps pods away."""
+
+    key: str
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+    value: str = ""
+
+
+class Toleration(msgspec.Struct, frozen=True):
+    """A pod's permission to ignore a taint. An empty key with Exists tolerates all; an empty effect means every effect."""
+
+    key: str = ""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class NodeDemands(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pod requires of its node besides room."""
+
+    node_selector: tuple[tuple[str, str], ...] = ()  # sorted by key
+    node_affinity: tuple[NodeSelectorTerm, ...] = ()  # alternatives; empty means no condition
+    tolerations: tuple[Toleration, ...] = ()
+
+
+NO_DEMANDS = NodeDemands()

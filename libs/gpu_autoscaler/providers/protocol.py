@@ -1,0 +1,86 @@
+"""What a provider of capacity does. Every implementation passes `tests/contract/provider`.
+
+A provider chooses nothing: the order names the offer and carries the token. It keeps no state worth saving.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal, Protocol
+
+import msgspec
+
+from gpu_autoscaler.events.node import InstanceState
+from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.ids import ActionId, ProviderId
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.scheduling import Taint
+
+RefusalScope = Literal["offer", "zone", "region"]
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """One node to be made. Ordering it again with the same `action_id` returns the same instance."""
+
+    action_id: ActionId
+    installation: str  # UID of the kube-system namespace: whose instance it is
+    pool: str
+    offer: Offer
+    labels: tuple[tuple[str, str], ...]
+    taints: tuple[Taint, ...]
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance as the cloud shows it."""
+
+    provider_id: ProviderId
+    action_id: ActionId | None  # None: its tag could not be read
+    state: InstanceState
+    instance_type: str
+    zone: str
+    capacity_type: CapacityType
+    price_micro_usd_per_hour: int | None
+    launched_at: Instant
+    terminated_at: Instant | None = None
+
+
+class LaunchRefused(PermanentError):
+    """The cloud will not make this instance now; nothing was made. `retry_after_seconds` is cluster time."""
+
+    def __init__(self, message: str, *, code: str, scope: RefusalScope, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.code = code
+        self.scope = scope
+        self.retry_after_seconds = retry_after_seconds
+
+
+class CapacityProvider(Protocol):
+    """A cloud, as the executor and the price watcher see it. Every call has a time limit of its own.
+
+    All methods raise TransientError when the cloud cannot be reached, throttles, or its answer is lost.
+    """
+
+    name: str
+
+    async def offers(self) -> Sequence[Offer]:
+        """Return everything that is for sale, with prices where they are known."""
+        ...
+
+    async def launch(self, order: Order) -> Instance:
+        """Make the instance, or return the one that this order's token already made. Raises LaunchRefused."""
+        ...
+
+    async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
+        """End the instance; returns it as it is afterwards, None if it never was. Ending it twice is no error.
+
+        Refuses (PermanentError) an instance that does not carry our tag.
+        """
+        ...
+
+    async def instances(self, installation: str) -> Sequence[Instance]:
+        """Return every instance with this installation's tag, including those terminated in the last hour."""
+        ...
+
+    async def close(self) -> None:
+        """Give back connections."""
+        ...

@@ -1,0 +1,69 @@
+"""Cluster time and wall time. The only place that reads a clock.
+
+With a factor above 1 cluster time passes faster: boots, idle times and prices follow it. Leases, ack waits,
+time-outs and how fast we answer a notice stay wall time: `wall_now` and `asyncio.sleep`.
+"""
+
+import asyncio
+import os
+import time
+from datetime import UTC, datetime, timedelta
+
+from gpu_autoscaler.model.errors import ConfigError
+
+CLOCK_FACTOR_MAX = 20.0  # CHECKLIST, Decisions, "clock factor"
+CLOCK_ENVIRONMENT = "GPU_AUTOSCALER_CLOCK"  # "<factor>@<origin as RFC 3339>", equal in all processes of one cluster
+
+
+class Clock:
+    """Cluster time: `origin + (wall time since origin) x factor`."""
+
+    def __init__(self, factor: float = 1.0, origin: datetime | None = None) -> None:
+        if not 1.0 <= factor <= CLOCK_FACTOR_MAX:
+            raise ConfigError("clock", [f"factor: {factor} is not within 1 and {CLOCK_FACTOR_MAX:g}"])
+        self.factor = factor
+        self.origin = origin or self.wall_now()
+
+    @classmethod
+    def from_environment(cls) -> "Clock":
+        """The clock that the launcher told this process to use; real time without one. Raises ConfigError."""
+        text = os.environ.get(CLOCK_ENVIRONMENT, "")
+        if not text:
+            return cls()
+        factor, _, origin = text.partition("@")
+        try:
+            return cls(float(factor), datetime.fromisoformat(origin))
+        except ValueError as exc:
+            raise ConfigError("environment", [f"{CLOCK_ENVIRONMENT}: {text!r} is not <factor>@<RFC 3339>"]) from exc
+
+    def to_environment(self) -> str:
+        """The value of GPU_AUTOSCALER_CLOCK that gives other processes this clock."""
+        return f"{self.factor}@{self.origin.isoformat()}"
+
+    @staticmethod
+    def wall_now() -> datetime:
+        """Wall time, UTC."""
+        return datetime.now(UTC)
+
+    def now(self) -> datetime:
+        """Cluster time, UTC."""
+        if self.factor == 1.0:
+            return self.wall_now()
+        return self.origin + (self.wall_now() - self.origin) * self.factor
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for `seconds` of cluster time."""
+        await asyncio.sleep(seconds / self.factor)
+
+    def wall_seconds(self, seconds: float) -> float:
+        """How much wall time `seconds` of cluster time take."""
+        return seconds / self.factor
+
+    @staticmethod
+    def monotonic_seconds() -> float:
+        """For durations and time-outs: never goes back."""
+        return time.monotonic()
+
+    def add(self, seconds: float) -> datetime:
+        """Cluster time in `seconds` from now."""
+        return self.now() + timedelta(seconds=seconds)

@@ -1,0 +1,70 @@
+"""What a service is: a small class with doors and a list of what goes in and out.
+
+Doors return facts; they never sleep, spawn, or read the clock. The runner (`runtime/runner.py`) does the rest, and the
+simulator drives the same class. A door may raise TransientError (again later), PermanentError (dead letter);
+anything else is a bug.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import msgspec
+
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Fact
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a door says when a list of facts is not enough."""
+
+    facts: tuple[Fact, ...] = ()
+    # Publish only if the subject's last sequence is still this one (one fact only); else StalePlan, and nothing is lost.
+    expected_last_sequence: int | None = None
+    # The fact is not done with: publish `facts`, then deliver it again after this long (wall time).
+    again_after_seconds: float | None = None
+
+
+Outputs = Sequence[Fact] | Outcome
+
+
+class Service(Protocol):
+    """Declarations that every service makes. Doors are the protocols below; a service has those it needs."""
+
+    name: ClassVar[str]
+    consumes: ClassVar[tuple[type[Fact], ...]]  # effect: each handled once in effect, shared between replicas
+    folds: ClassVar[tuple[type[Fact], ...]]  # projection: kept as state in every replica
+    publishes: ClassVar[tuple[type[Fact], ...]]
+    urgent: ClassVar[tuple[type[Fact], ...]]  # folded facts that bring the next tick forward to now
+    tick_seconds: ClassVar[float | None]  # cluster time; None: no ticks
+
+
+@runtime_checkable
+class FactDoor(Protocol):
+    """Handles consumed facts, one at a time for each domain."""
+
+    async def on_fact(self, recorded: Recorded) -> Outputs:
+        """Give the fact its effect and return what came of it. Called again with the same fact after a crash."""
+        ...
+
+
+@runtime_checkable
+class TickDoor(Protocol):
+    """Does something every `tick_seconds`, and at once after an urgent fact."""
+
+    async def on_tick(self, now: datetime) -> Outputs:
+        """Return what is to be said now. `now` is cluster time."""
+        ...
+
+
+@runtime_checkable
+class WatchDoor(Protocol):
+    """Turns a watched outside source into facts."""
+
+    def sources(self) -> Sequence[AsyncIterator[Any]]:
+        """Open the sources; each yields items until it is closed. A source restarts itself; its end is a bug."""
+        ...
+
+    async def on_item(self, item: Any) -> Outputs:  # noqa: ANN401 - each service knows its own items
+        """Return the facts that the item stands for."""
+        ...

@@ -1,0 +1,145 @@
+"""The resources that the server knows: one row each. A custom resource is one more row.
+
+Rows say what the generic code cannot guess. Where the real server differs between kinds (who has a
+generation, who may be updated without a version), the row says so; source: the `strategy.go` files of
+Kubernetes 1.36, `pkg/registry` (read 2026-11-21).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gpu_autoscaler.simcluster.objects import Json
+
+POD_FIELDS = (
+    "spec.nodeName",
+    "spec.restartPolicy",
+    "spec.schedulerName",
+    "spec.serviceAccountName",
+    "status.phase",
+    "status.podIP",
+    "status.nominatedNodeName",
+)
+EVENT_FIELDS = (
+    "involvedObject.kind",
+    "involvedObject.namespace",
+    "involvedObject.name",
+    "involvedObject.uid",
+    "reason",
+    "reportingComponent",
+    "type",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One resource of the API: its names and its habits."""
+
+    group: str  # "" is the core group
+    version: str = "v1"
+    kind: str
+    plural: str
+    namespaced: bool = True
+    has_status: bool = False  # has a /status subresource; a plain update leaves the status alone
+    has_generation: bool = False
+    unconditional_update: bool = True  # PUT without resourceVersion is welcome
+    create_on_update: bool = False  # PUT of an unknown name creates it
+    orphans_by_default: bool = False  # DELETE without a propagation policy leaves the dependents
+    custom: bool = False  # its list items carry apiVersion and kind; no strategic merge
+    fields: tuple[str, ...] = ()  # what fieldSelector may ask for, beyond name and namespace
+    storage: str = ""  # set where two API groups show the same stored objects
+    view: Callable[[Json], Json] | None = None  # how this group shows what is stored
+
+    @property
+    def api_version(self) -> str:
+        """`v1` or `group/version`, as objects carry it."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def table(self) -> str:
+        """Name of the table that holds the objects."""
+        return self.storage or self.resource
+
+    @property
+    def resource(self) -> str:
+        """The resource as messages name it: `pods`, `jobs.batch`."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def qualified(self) -> str:
+        """The kind as messages name it: `Pod`, `Job.batch`."""
+        return f"{self.kind}.{self.group}" if self.group else self.kind
+
+
+def event_as_new_group(event: Json) -> Json:
+    """Return a core Event as events.k8s.io/v1 shows it (Kubernetes API reference, "Event", read 2026-11-21)."""
+    shown = {key: value for key, value in event.items() if key in ("metadata", "eventTime", "action", "reason", "type")}
+    shown["note"] = event.get("message", "")
+    shown["regarding"] = event.get("involvedObject", {})
+    shown["reportingController"] = event.get("reportingComponent", "")
+    shown["reportingInstance"] = event.get("reportingInstance", "")
+    shown["deprecatedSource"] = event.get("source") or {}
+    shown["deprecatedFirstTimestamp"] = event.get("firstTimestamp")
+    shown["deprecatedLastTimestamp"] = event.get("lastTimestamp")
+    if event.get("count"):
+        shown["deprecatedCount"] = event["count"]
+    return shown
+
+
+NAMESPACES = Kind(group="", kind="Namespace", plural="namespaces", namespaced=False, has_status=True)
+NODES = Kind(group="", kind="Node", plural="nodes", namespaced=False, has_status=True, fields=("spec.unschedulable",))
+PODS = Kind(group="", kind="Pod", plural="pods", has_status=True, has_generation=True, fields=POD_FIELDS)
+EVENTS = Kind(group="", kind="Event", plural="events", fields=EVENT_FIELDS)
+NEW_EVENTS = Kind(group="events.k8s.io", kind="Event", plural="events", storage="events", view=event_as_new_group)
+JOBS = Kind(
+    group="batch",
+    kind="Job",
+    plural="jobs",
+    has_status=True,
+    has_generation=True,
+    orphans_by_default=True,
+    fields=("status.successful",),
+)
+BUDGETS = Kind(
+    group="policy",
+    kind="PodDisruptionBudget",
+    plural="poddisruptionbudgets",
+    has_status=True,
+    has_generation=True,
+    unconditional_update=False,
+)
+LEASES = Kind(
+    group="coordination.k8s.io",
+    kind="Lease",
+    plural="leases",
+    unconditional_update=False,
+    create_on_update=True,
+)
+PRIORITY_CLASSES = Kind(
+    group="scheduling.k8s.io",
+    kind="PriorityClass",
+    plural="priorityclasses",
+    namespaced=False,
+    has_generation=True,
+)
+
+KINDS = (NAMESPACES, NODES, PODS, EVENTS, NEW_EVENTS, JOBS, BUDGETS, LEASES, PRIORITY_CLASSES)
+
+
+class Registry:
+    """The kinds being served, found by path and by object."""
+
+    def __init__(self, kinds: Iterable[Kind] = KINDS) -> None:
+        self._by_path: dict[tuple[str, str, str], Kind] = {}
+        for kind in kinds:
+            self.add(kind)
+
+    def add(self, kind: Kind) -> None:
+        """Serve one more kind from now on."""
+        self._by_path[kind.group, kind.version, kind.plural] = kind
+
+    def find(self, group: str, version: str, plural: str) -> Kind | None:
+        """Return the kind served at that path, None where there is none."""
+        return self._by_path.get((group, version, plural))
+
+    def __iter__(self) -> Iterable[Kind]:  # type: ignore[override]
+        return iter(self._by_path.values())
