@@ -68,24 +68,18 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 600.0
     refusal_memory_seconds: Annotated[
         Seconds,
-        Meta(
-            description="A refused offer is not asked again before. Source: Karpenter AWS provider, unavailable offerings."
-        ),
+        Meta(description="A refused offer is not asked again before. Source: Karpenter, unavailable offerings."),
     ] = 180.0
     drain_seconds_max: Annotated[
         Seconds,
-        Meta(
-            description="A voluntary drain is given up after this. Source: cluster-autoscaler max-graceful-termination-sec."
-        ),
+        Meta(description="A voluntary drain is given up after this. Source: cluster-autoscaler."),
     ] = 600.0
     notice_seconds_default: Annotated[
         Seconds, Meta(description="Deadline of a notice that carries none. Source: GCP's preemption notice, S75.")
     ] = 30.0
     watch_seconds_max: Annotated[
         Seconds,
-        Meta(
-            description="Older pictures of pods, nodes or instances prove no absence. Source: Decisions, missing data."
-        ),
+        Meta(description="Older pictures of the world prove no absence. Source: Decisions, missing data."),
     ] = 120.0
 
     nodes_count_min: Annotated[Count, Meta(description="Nodes at least. Source: S71.")] = 0
@@ -98,9 +92,7 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = None
     disruption_ratio_max: Annotated[
         Ratio,
-        Meta(
-            description="Share of nodes, rounded up, on their way out at once by choice. Source: Karpenter disruption budgets."
-        ),
+        Meta(description="Share of nodes, rounded up, leaving at once by choice. Source: Karpenter budgets."),
     ] = 0.1
     consolidation_saving_ratio_min: Annotated[
         Ratio,

@@ -8,6 +8,10 @@ import msgspec
 _WORD = re.compile(r"[A-Z][a-z0-9]*")
 
 
+def _words(class_name: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(class_name)]
+
+
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened. New fields have defaults; a field's meaning never changes, else a `v2` with an upcast.
 
@@ -19,12 +23,12 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def domain(cls) -> str:
         """First word of the name: `spot`."""
-        return _WORD.findall(cls.__name__)[0].lower()
+        return _words(cls.__name__)[0]
 
     @classmethod
     def subject_root(cls) -> str:
         """The two tokens of the subject: `spot.notice_received`."""
-        words = [word.lower() for word in _WORD.findall(cls.__name__)]
+        words = _words(cls.__name__)
         return f"{words[0]}.{'_'.join(words[1:])}"
 
     @classmethod
@@ -46,7 +50,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def entity(self) -> str | None:
-        """What the fact is about, for screens and for following a story: `job/<id>`, `node/<uid>`; None: the cluster."""
+        """What the fact is about, to follow a story: `job/<id>`, `node/<uid>`; None: the cluster."""
         return None
 
 

@@ -1,4 +1,7 @@
-"""What a plan decides, and what it holds back. A decision holds all that its executor needs: executors choose nothing."""
+"""What a plan decides, and what it holds back.
+
+A decision holds all that its executor needs: executors choose nothing.
+"""
 
 import msgspec
 

@@ -33,7 +33,7 @@ GPU_MODELS = {
 
 
 def gpu_model_name(label: str) -> str | None:
-    """Return our name for a label such as `NVIDIA-A100-SXM4-40GB`, `a100` or `Tesla T4`; None if it names no model we know.
+    """Return our name for a label such as `NVIDIA-A100-SXM4-40GB`, `a100` or `Tesla T4`; None if it names none.
 
     Labels are those of NVIDIA's GPU feature discovery (`nvidia.com/gpu.product`), of Karpenter
     (`karpenter.k8s.aws/instance-gpu-name`) and people's own (`gpu-type`).

@@ -68,13 +68,14 @@ def parse_quantity_milli(text: str) -> int:
         whole, _, exponent = whole.partition("e")
     if not (whole + mantissa).isdigit() or (exponent and not exponent.lstrip("+-").isdigit()):
         raise ValueError(f"not a Kubernetes quantity: {text!r} (examples: 500m, 2, 16Gi)")
-    scaled = int(whole + mantissa) * factor_milli
     shift = (int(exponent) if exponent else 0) - len(mantissa)
     if abs(shift) > 30:
         raise ValueError(f"quantity out of range: {text!r}")
-    return sign * (scaled * 10**shift if shift >= 0 else -(-scaled // 10**-shift))
+    numerator = int(whole + mantissa) * factor_milli * int(10 ** max(shift, 0))
+    denominator = int(10 ** max(-shift, 0))
+    return sign * -(-numerator // denominator)
 
 
 def parse_quantity(text: str) -> int:
-    """Return a Kubernetes quantity in whole units, rounded up: `16Gi` is 17179869184, `500m` is 1. Raises ValueError."""
+    """Return a Kubernetes quantity in whole units, rounded up: `16Gi` is 2**34, `500m` is 1. Raises ValueError."""
     return -(-parse_quantity_milli(text) // 1000)

@@ -30,7 +30,7 @@ class Taint(msgspec.Struct, frozen=True):
 
 
 class Toleration(msgspec.Struct, frozen=True):
-    """A pod's permission to ignore a taint. An empty key with Exists tolerates all; an empty effect means every effect."""
+    """A pod's permission to ignore a taint. An empty key with Exists tolerates all; an empty effect, every effect."""
 
     key: str = ""
     operator: Literal["Equal", "Exists"] = "Equal"

@@ -1,1 +1,1 @@
-"""Clouds: what they sell, and how an order becomes an instance. One folder or file a cloud, one line in the registry."""
+"""Clouds: what they sell, and how an order becomes an instance. One folder a cloud, one line in the registry."""

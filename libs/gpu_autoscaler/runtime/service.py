@@ -19,7 +19,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a door says when a list of facts is not enough."""
 
     facts: tuple[Fact, ...] = ()
-    # Publish only if the subject's last sequence is still this one (one fact only); else StalePlan, and nothing is lost.
+    # Publish only if the subject's last sequence is still this one (one fact only); else StalePlan, nothing is lost.
     expected_last_sequence: int | None = None
     # The fact is not done with: publish `facts`, then deliver it again after this long (wall time).
     again_after_seconds: float | None = None
