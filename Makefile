@@ -1,0 +1,61 @@
+# Everything a new machine needs is made here: Python 3.11+, make and the package registries are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo up test check format schemas bench lock clean
+
+help: ## Say what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V); set PYTHON=python3.12 or the like" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp for each lock: a second call starts at once, a changed lock installs again.
+$(VENV)/.local: requirements/local.txt pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/local.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.local
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@touch $@
+
+demo: $(VENV)/.local ## Run the whole story on this machine, then report (KEEP=1 stays up)
+	@$(BIN)/gpu-autoscaler demo $(if $(KEEP),--keep) $(ARGS)
+
+up: $(VENV)/.local ## Start every service as a process and stay up
+	@$(BIN)/gpu-autoscaler up $(ARGS)
+
+test: $(VENV)/.dev ## Run everything that can run here; what cannot is named
+	$(BIN)/pytest $(ARGS)
+
+check: $(VENV)/.dev ## Format, lint, types, layers, house rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m gpu_autoscaler.tools.schemas --check
+	$(BIN)/pytest -q tests/tidy
+
+format: $(VENV)/.dev ## Put the code into its form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+schemas: $(VENV)/.dev ## Write schemas/ again from the code
+	$(BIN)/python -m gpu_autoscaler.tools.schemas
+
+bench: $(VENV)/.dev ## Measure as ratios in one run (CASE=name for one)
+	$(BIN)/python -m tests.bench $(if $(CASE),--case $(CASE))
+
+lock: $(VENV)/.dev ## Write the locks again (needs uv on the PATH)
+	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/runtime.txt
+	uv pip compile pyproject.toml requirements/build.in --extra local --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/local.txt
+	uv pip compile pyproject.toml requirements/build.in --extra dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/dev.txt
+
+clean: ## Remove what was made, except the virtual environment
+	rm -rf out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
