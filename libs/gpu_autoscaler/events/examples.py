@@ -1,0 +1,275 @@
+"""One example of each fact, as a story of one afternoon. Written to `schemas/examples/`, used by tests."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, spot
+from gpu_autoscaler.events.envelope import Envelope
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.model.decisions import BuyNode, Cut, HeldBack, Plan
+from gpu_autoscaler.model.gpu import GIBIBYTE
+from gpu_autoscaler.model.ids import ActionId, FactId, JobId, NodeUid, PlanId, PodUid, ProviderId, derive_id
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest
+from gpu_autoscaler.model.labels import ACTION_ID, DO_NOT_DISRUPT, POOL
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.reasons import Frozen, UnmetDemand
+from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, Taint, Toleration
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+EPOCH = 1_795_000_000
+JOB = JobId("job-5d41402abc4b")
+POD = PodUid("0b6a1d4e-6a5f-4a53-9c55-0d5d6f1f3a11")
+NODE = NodeUid("6f1c2f9e-3a67-4f5c-8b1e-7d6c5b4a3f2e")
+INSTANCE = ProviderId("sim:///sim-a/i-0a1b2c3d4e5f")
+BUY = ActionId(derive_id("action", NOON.isoformat(), 0, 0))
+DRAIN = ActionId(derive_id("action", NOON.isoformat(), 1, 0))
+PLAN = PlanId(derive_id("plan", NOON.isoformat(), 0))
+NODE_NAME = "gpu-a100-1"
+TAINT = Taint("nvidia.com/gpu", "NoSchedule", "true")
+OFFER = Offer(
+    instance_type="p4d.24xlarge",
+    zone="sim-a",
+    capacity_type=CapacityType.SPOT,
+    resources=Resources(cpu_milli=95_000, memory_bytes=1100 * GIBIBYTE, gpu_count=8, pod_count=110),
+    gpu_model="A100",
+    gpu_memory_bytes=40 * GIBIBYTE,
+    price_micro_usd_per_hour=9_840_000,
+    boot_seconds=150.0,
+)
+SPEC = JobSpec(
+    job_id=JOB,
+    job_name="llm-finetune",
+    project_id="research",
+    priority=1000,
+    member_count=2,
+    member_resources=Resources(cpu_milli=16_000, memory_bytes=128 * GIBIBYTE, gpu_count=4, pod_count=1),
+    gpu_model="A100",
+    gpu_memory_bytes_min=None,
+    image="registry.example/train:1",
+    command=("python", "train.py"),
+    env={"EPOCHS": "3"},
+    workload_type="training",
+    is_preemptible=True,
+    budget_limit_micro_usd=250_000_000,
+    duration_seconds_max=12 * 3600.0,
+    requested_at=NOON,
+)
+
+
+def _at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def _jobs() -> Iterator[Fact]:
+    yield job.JobRequested(
+        job_id=JOB,
+        job_name="llm-finetune",
+        project_id="research",
+        priority="high",
+        gpu_requirements=GpuRequirements(gpu_type="A100", gpu_count=4),
+        container=ContainerRequest(
+            image="registry.example/train:1", command=("python", "train.py"), env={"EPOCHS": "3"}
+        ),
+        resources=ResourceRequest(cpu="16", memory="128Gi", ephemeral_storage="100Gi"),
+        budget_limit_usd=250.0,
+        max_duration_hours=12.0,
+        members=2,
+        workload_type="training",
+    )
+    yield job.JobCancelRequested(job_id=JOB, requested_by="ada", note="wrong data set")
+    yield job.JobQueued(job_id=JOB, spec=SPEC, queued_at=_at(0.1))
+    mistake = Mistake("gpu_requirements.gpu_type", "unknown GPU model 'A1000'; known: A100, H100")
+    yield job.JobRejected(request_id="b7e2", mistakes=(mistake,), job_name="typo")
+    yield job.JobPlaced(
+        job_id=JOB, attempt=1, node_uids=(NODE, NODE), node_names=(NODE_NAME, NODE_NAME), placed_at=_at(170)
+    )
+    yield job.JobPreempted(
+        job_id=JOB, attempt=1, cause=f"node {NODE_NAME} was drained: spot_reclaim", preempted_at=_at(900)
+    )
+    yield job.JobStarted(
+        job_id=JOB, kube_job="gpu-jobs/job-5d41402abc4b", started_at=_at(172), epoch=EPOCH, version=5120
+    )
+    yield job.JobFinished(job_id=JOB, outcome="completed", finished_at=_at(3600))
+
+
+def _pods() -> Iterator[Fact]:
+    yield pod.PodObserved(
+        pod_uid=POD,
+        namespace="gpu-jobs",
+        name="job-5d41402abc4b-0-x7k2p",
+        phase="running",
+        requests=SPEC.member_resources,
+        created_at=_at(171),
+        node_name=NODE_NAME,
+        is_ready=True,
+        started_at=_at(172),
+        demands=NodeDemands(tolerations=(Toleration(key="nvidia.com/gpu", operator="Exists"),)),
+        gpu_model="A100",
+        labels=(("app", "train"),),
+        annotations=((DO_NOT_DISRUPT, "true"),),
+        owner_kind="Job",
+        owner_uid="9f8e7d6c",
+        job_id=JOB,
+        epoch=EPOCH,
+        version=5121,
+    )
+    yield pod.PodGone(
+        pod_uid=POD, namespace="gpu-jobs", name="job-5d41402abc4b-0-x7k2p", node_name=NODE_NAME, job_id=JOB,
+        epoch=EPOCH, version=9000,
+    )  # fmt: skip
+    yield pod.PodListed(pod_uids=(POD,), listed_at=_at(180), epoch=EPOCH, version=5200)
+    yield pod.PodWatched(watched_at=_at(190), epoch=EPOCH, version=5300)
+    yield pod.PodBudgetObserved(
+        budget_uid="1c2d", namespace="gpu-jobs", name="train", disruptions_allowed=1, pods_healthy_count=3,
+        pods_healthy_count_min=2, match_labels=(LabelRequirement("app", "In", ("train",)),),
+        epoch=EPOCH, version=5150,
+    )  # fmt: skip
+    yield pod.PodBudgetGone(budget_uid="1c2d", namespace="gpu-jobs", name="train", epoch=EPOCH, version=9100)
+    yield pod.PodBudgetListed(budget_uids=("1c2d",), listed_at=_at(180), epoch=EPOCH, version=5200)
+
+
+def _nodes() -> Iterator[Fact]:
+    yield node.NodeObserved(
+        node_uid=NODE,
+        name=NODE_NAME,
+        is_ready=True,
+        allocatable=OFFER.resources,
+        created_at=_at(120),
+        provider_id=INSTANCE,
+        instance_type="p4d.24xlarge",
+        zone="sim-a",
+        capacity_type=CapacityType.SPOT,
+        gpu_model="A100",
+        gpu_memory_bytes=40 * GIBIBYTE,
+        ready_since=_at(150),
+        internal_ip="127.0.0.1",
+        labels=((ACTION_ID, BUY), (POOL, "default")),
+        taints=(TAINT,),
+        action_id=BUY,
+        epoch=EPOCH,
+        version=5050,
+    )
+    yield node.NodeGone(node_uid=NODE, name=NODE_NAME, provider_id=INSTANCE, epoch=EPOCH, version=9500)
+    yield node.NodeListed(node_uids=(NODE,), listed_at=_at(180), epoch=EPOCH, version=5200)
+    yield node.NodeWatched(watched_at=_at(190), epoch=EPOCH, version=5300)
+    yield node.NodeInstanceObserved(
+        provider_id=INSTANCE, action_id=BUY, state="running", instance_type="p4d.24xlarge", zone="sim-a",
+        capacity_type=CapacityType.SPOT, price_micro_usd_per_hour=9_840_000, launched_at=_at(2), epoch=0, version=2,
+    )  # fmt: skip
+    yield node.NodeInstanceListed(provider_ids=(INSTANCE,), listed_at=_at(180))
+
+
+def _telemetry() -> Iterator[Fact]:
+    sample = gpu.GpuSample(
+        gpu="0", gpu_uuid="GPU-4f1e", gpu_model="A100", utilization_ratio=0.93, memory_used_bytes=30 * GIBIBYTE,
+        memory_total_bytes=40 * GIBIBYTE, temperature_celsius=64.0, power_watts=371.5, pod="gpu-jobs/train-0",
+    )  # fmt: skip
+    yield gpu.GpuNodeSampled(node_uid=NODE, node_name=NODE_NAME, sampled_at=_at(200), gpus=(sample,))
+    summary = gpu.GpuSummary(
+        gpu="0", gpu_uuid="GPU-4f1e", samples_count=6, utilization_ratio_min=0.88, utilization_ratio_mean=0.92,
+        utilization_ratio_max=0.97, memory_used_bytes_max=31 * GIBIBYTE, memory_total_bytes=40 * GIBIBYTE,
+        temperature_celsius_max=66.0, power_watts_mean=365.0,
+    )  # fmt: skip
+    yield gpu.GpuNodeSummarised(
+        node_uid=NODE, node_name=NODE_NAME, window_started_at=_at(180), window_seconds=60.0,
+        scrapes_expected_count=6, scrapes_answered_count=6, gpus=(summary,),
+        epoch=0, version=int(_at(180).timestamp()),
+    )  # fmt: skip
+
+
+def _spot() -> Iterator[Fact]:
+    deadline = _at(900)
+    yield spot.SpotNoticeReceived(
+        provider_id=INSTANCE, kind="terminate", provider_event=deadline.isoformat(), reclaim_at=deadline,
+        node_name=NODE_NAME, received_at=_at(780),
+    )  # fmt: skip
+    yield spot.SpotNoticeWithdrawn(
+        provider_id=INSTANCE, kind="terminate", provider_event=deadline.isoformat(), withdrawn_at=_at(800)
+    )
+    yield spot.SpotRebalanceRecommended(provider_id=INSTANCE, noticed_at=_at(700), node_name=NODE_NAME)
+    yield spot.SpotOffersSampled(
+        provider="sim", offers=(OFFER,), sampled_at=NOON, epoch=0, version=int(NOON.timestamp())
+    )
+
+
+def _scaling() -> Iterator[Fact]:
+    deadline = _at(900)
+    labels = ((ACTION_ID, BUY), (POOL, "default"))
+    buy = BuyNode(
+        action_id=BUY,
+        pool="default",
+        offer=OFFER,
+        labels=labels,
+        taints=(TAINT,),
+        deadline_at=deadline,
+        reason=UnmetDemand(demand=(f"job/{JOB}",), offers_considered=42, price_micro_usd_per_hour=9_840_000),
+        gang=f"job/{JOB}",
+    )
+    held = HeldBack(step="consolidate", subject="cluster", reason=Frozen())
+    yield scaling.ScalingPlanMade(
+        plan_id=PLAN,
+        plan=Plan(as_of=NOON, parent_sequence=0, decisions=(buy,), held_back=(held,)),
+        cut=Cut(last_sequences=(("JOB", 2), ("NODE", 1), ("POD", 1), ("SPOT", 1))),
+        policy_digest=derive_id("policy"),
+        core_digest=derive_id("core"),
+        service_version="0.1.0",
+    )
+    yield scaling.ScalingNodeOrdered(
+        action_id=BUY, plan_id=PLAN, pool="default", offer=OFFER, deadline_at=deadline, labels=labels,
+        gang=f"job/{JOB}",
+    )  # fmt: skip
+    yield scaling.ScalingNodeLaunched(
+        action_id=BUY, plan_id=PLAN, provider_id=INSTANCE, instance_type="p4d.24xlarge", zone="sim-a",
+        capacity_type=CapacityType.SPOT, price_micro_usd_per_hour=9_840_000, launched_at=_at(2),
+    )  # fmt: skip
+    yield scaling.ScalingLaunchRefused(
+        action_id=BUY, plan_id=PLAN, offer=OFFER, code="InsufficientInstanceCapacity",
+        message="no p4d.24xlarge in sim-a now", scope="offer", refused_at=_at(2), retry_at=_at(182),
+    )  # fmt: skip
+    yield scaling.ScalingDrainStarted(
+        action_id=DRAIN, plan_id=PLAN, node_uid=NODE, node_name=NODE_NAME, provider_id=INSTANCE,
+        is_voluntary=False, deadline_at=deadline, started_at=_at(781),
+    )  # fmt: skip
+    yield scaling.ScalingPodEvicted(
+        action_id=DRAIN, plan_id=PLAN, node_name=NODE_NAME, pod_uid=POD, pod="gpu-jobs/train-0", is_forced=False,
+        evicted_at=_at(782),
+    )  # fmt: skip
+    yield scaling.ScalingNodeDrained(
+        action_id=DRAIN, plan_id=PLAN, node_uid=NODE, node_name=NODE_NAME, provider_id=INSTANCE, drained_at=_at(800)
+    )
+    yield scaling.ScalingDrainCancelled(
+        action_id=DRAIN, plan_id=PLAN, drain_action_id=DRAIN, node_uid=NODE, node_name=NODE_NAME, cancelled_at=_at(790)
+    )
+    yield scaling.ScalingNodeTerminated(
+        action_id=DRAIN, plan_id=PLAN, provider_id=INSTANCE, order_action_id=BUY, node_name=NODE_NAME,
+        terminated_at=_at(802),
+    )  # fmt: skip
+
+
+def _money() -> Iterator[Fact]:
+    share = cost.CostShare(
+        allocated_micro_usd=164_000, used_micro_usd=150_880, job_id=JOB, project_id="research", namespace="gpu-jobs"
+    )
+    yield cost.CostAccrued(
+        provider_id=INSTANCE, node_name=NODE_NAME, instance_type="p4d.24xlarge", capacity_type=CapacityType.SPOT,
+        from_at=_at(180), to_at=_at(240), total_micro_usd=164_000, idle_micro_usd=0, shares=(share,),
+        price_micro_usd_per_hour=9_840_000, price_source="sim", price_at=_at(2),
+    )  # fmt: skip
+    yield cost.CostBudgetCrossed(
+        scope="job", scope_id=JOB, mark_ratio=0.8, spent_micro_usd=200_100_000, limit_micro_usd=250_000_000,
+        crossed_at=_at(3000),
+    )  # fmt: skip
+
+
+def examples() -> Iterator[Envelope]:
+    """One envelope of each fact of the catalogue."""
+    for part in (_jobs, _pods, _nodes, _telemetry, _spot, _scaling, _money):
+        for fact in part():
+            yield Envelope(
+                id=FactId(fact.condition() or derive_id("example", fact.type_name())),
+                source="/gpu-autoscaler/example",
+                time=NOON,
+                fact=fact,
+                correlation_id="example",
+            )

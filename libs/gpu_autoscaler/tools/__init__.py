@@ -1,0 +1,1 @@
+"""Commands around the line: contracts written from the code, plans computed again from the record."""

@@ -1,0 +1,181 @@
+"""The house rules hold for every file, and each rule is shown to fail on a bad example."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.tidy import rules
+
+from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, spot
+from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.fact import Fact
+
+ROOT = Path(__file__).resolve().parents[2]
+TextRule = Callable[[Path, str], Iterator[str]]
+
+
+@cache
+def _files() -> tuple[Path, ...]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    return tuple(path for name in sorted(set(listed)) if (path := ROOT / name).is_file())
+
+
+def _python(*roots: str) -> Iterator[Path]:
+    for path in _files():
+        if path.suffix == ".py" and path.relative_to(ROOT).as_posix().startswith(roots):
+            yield path
+
+
+def _text_files() -> Iterator[Path]:
+    binary = {".png", ".gz", ".ico", ".woff2"}
+    return (path for path in _files() if path.suffix not in binary)
+
+
+def _findings(rule: TextRule, paths: Iterator[Path]) -> list[str]:
+    return [found for path in paths for found in rule(path.relative_to(ROOT), path.read_text(encoding="utf-8"))]
+
+
+def test_files_are_short() -> None:
+    """No Python, JavaScript or style file has more than 400 lines."""
+    paths = (path for path in _files() if path.suffix in {".py", ".js", ".css", ".html"})
+    assert _findings(rules.file_size, paths) == []
+
+
+def test_functions_are_short() -> None:
+    """No function has more than 60 lines."""
+    assert _findings(rules.function_size, _python("libs", "services", "tests")) == []
+
+
+def test_everything_public_says_what_it_is_for() -> None:
+    """Modules, public classes and functions carry docstrings."""
+    assert _findings(rules.docstrings, _python("libs", "services")) == []
+
+
+def test_the_core_is_arithmetic() -> None:
+    """Nouns, facts and decisions have no IO, clock, randomness, logging or async."""
+    roots = ("libs/gpu_autoscaler/core", "libs/gpu_autoscaler/model", "libs/gpu_autoscaler/events")
+    assert _findings(rules.purity, _python(*roots)) == []
+
+
+def test_no_file_names_a_package_index_or_a_machine() -> None:
+    """Locks, docs and code work with any index and on any machine."""
+    assert _findings(rules.addresses, _text_files()) == []
+
+
+def test_nothing_is_left_unfinished() -> None:
+    """No notes of unfinished work and no stubs."""
+    assert _findings(rules.unfinished, _python("libs", "services", "tests")) == []
+
+
+def test_facts_follow_the_grammar() -> None:
+    """Subject, type, class, file and stream of a fact are one name."""
+    found = [
+        finding
+        for fact in FACTS
+        for finding in rules.fact_grammar(
+            fact.__module__, fact.__name__, fact.subject_root(), fact.type_name(), fact.stream()
+        )
+    ]
+    assert found == []
+
+
+def test_every_fact_is_in_the_catalogue() -> None:
+    """A public fact class that nobody listed would be an unknown type to its own publisher."""
+    defined = {
+        item
+        for module in (cost, gpu, job, node, pod, scaling, spot)
+        for name, item in vars(module).items()
+        if isinstance(item, type)
+        and issubclass(item, Fact)
+        and item.__module__ == module.__name__
+        and not name.startswith("_")
+    }
+    assert defined == set(FACTS)
+
+
+@pytest.mark.parametrize("policy", [ScalingPolicy, NodePool])
+def test_policy_fields_have_unit_and_source(policy: type[msgspec.Struct]) -> None:
+    """Every threshold names its unit and where its default comes from."""
+    schema = msgspec.json.schema(policy)["$defs"][policy.__name__]["properties"]
+    found = [
+        finding
+        for name, field in schema.items()
+        for finding in rules.policy_field(name, _description(field), _is_number(field))
+    ]
+    assert found == []
+
+
+def _description(field: dict[str, object]) -> str:
+    return str(field.get("description", ""))
+
+
+def _is_number(field: dict[str, object]) -> bool:
+    variants = field.get("anyOf", [field])
+    assert isinstance(variants, list)
+    return any(variant.get("type") in {"integer", "number"} for variant in variants)
+
+
+BAD_TEXTS: tuple[tuple[TextRule, str], ...] = (
+    (rules.file_size, "x = 1\n" * 401),
+    (rules.function_size, "def f():\n" + "    x = 1\n" * 61),
+    (rules.docstrings, "x = 1\n"),
+    (rules.docstrings, '"""Module."""\n\nclass Public:\n    x = 1\n'),
+    (rules.purity, "import time\n"),
+    (rules.purity, "from random import choice\n"),
+    (rules.purity, "import logging\n"),
+    (rules.purity, "async def decide(): ...\n"),
+    (rules.purity, "from datetime import datetime\nnow = datetime.now()\n"),
+    (rules.purity, "text = open('facts').read()\n"),
+    (rules.addresses, "index-url = https://py" + "pi.org/simple\n"),
+    (rules.addresses, "cd /ro" + "ot/project\n"),
+    (rules.unfinished, "# TO" + "DO: later\n"),
+    (rules.unfinished, "raise NotImplemented" + "Error\n"),
+)
+
+
+@pytest.mark.parametrize(("rule", "text"), BAD_TEXTS)
+def test_each_rule_fails_on_a_bad_example(rule: TextRule, text: str) -> None:
+    """A rule that cannot fail proves nothing."""
+    assert list(rule(Path("bad.py"), text)) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "class_name", "subject_root", "type_name", "stream"),
+    [
+        ("events.spot", "SpotNoticeReceived", "spot.notice_arrived", "spot.notice_arrived.v1", "SPOT"),
+        ("events.node", "SpotNoticeReceived", "spot.notice_received", "spot.notice_received.v1", "SPOT"),
+        ("events.spot", "SpotNoticeReceived", "spot.notice_received", "spot.notice_received", "SPOT"),
+        ("events.spot", "SpotNoticeReceived", "spot.notice_received", "spot.notice_received.v1", "NOTICES"),
+        ("events.node", "NodeDrain", "node.drain", "node.drain.v1", "NODE"),
+        ("events.node", "NodeUpNowStarted", "node.up.now_started", "node.up.now_started.v1", "NODE"),
+    ],
+)
+def test_the_fact_grammar_fails_on_a_bad_name(
+    module: str, class_name: str, subject_root: str, type_name: str, stream: str
+) -> None:
+    """Each part of the grammar is checked."""
+    assert list(rules.fact_grammar(module, class_name, subject_root, type_name, stream)) != []
+
+
+@pytest.mark.parametrize(
+    ("name", "description"), [("idle_max", "Idle. Source: S54."), ("idle_seconds_max", "Idle for this long.")]
+)
+def test_the_policy_rule_fails_on_a_bad_field(name: str, description: str) -> None:
+    """A threshold without unit or source is found."""
+    assert list(rules.policy_field(name, description, is_number=True)) != []
+
+
+def test_the_readme_rule_fails_on_a_difference() -> None:
+    """A README that tells less or more than the declarations is found."""
+    readme = "| what | facts |\n| --- | --- |\n| consumes | job.requested |\n"
+    assert list(rules.service_readme("x", readme, {"consumes": {"job.requested"}})) == []
+    assert list(rules.service_readme("x", readme, {"consumes": {"job.requested", "job.queued"}})) != []
+    assert list(rules.service_readme("x", readme, {"consumes": set()})) != []
+    assert list(rules.service_readme("x", readme, {"publishes": set()})) != []
