@@ -1,7 +1,7 @@
 """What a service knows: the folded state and the cut it stands for. The runner updates it, the service reads it.
 
-Services get a StateView in their constructor. Doors of one service and the fold take turns, so what a door reads does
-not change under it; the state itself is frozen and may be kept.
+Services get a StateView in their constructor. The fold goes on while a door waits for something: a door that needs
+state and cut together reads both before its first `await`. The state itself is frozen and may be kept.
 """
 
 from collections.abc import Iterable, Mapping

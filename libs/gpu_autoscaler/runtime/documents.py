@@ -1,0 +1,86 @@
+"""Reads a decoded document (TOML) into a struct and finds every mistake at once, each named by its path.
+
+msgspec stops at the first mistake, which makes an operator start five times to find five; this walks the structs.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import msgspec
+
+from gpu_autoscaler.model.errors import ConfigError
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """Return the decoded file. Raises ConfigError when it cannot be read or is no TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(str(path), [f"cannot be read ({exc.strerror}); name an existing file"]) from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(str(path), [f"is no TOML: {exc}"]) from exc
+
+
+def mistakes_in(document: object, schema: type[msgspec.Struct], at: str = "") -> list[str]:
+    """Return one sentence for each mistake: unknown keys with the nearest known one, wrong types, missing keys."""
+    if not isinstance(document, Mapping):
+        return [f"{at or 'document'}: must be a table, is {type(document).__name__}"]
+    fields = {field.name: field for field in msgspec.structs.fields(schema)}
+    mistakes = [unknown_name(_path(at, key), key, fields) for key in document if key not in fields]
+    for name, field in fields.items():
+        if name in document:
+            mistakes += _mistakes_in_value(document[name], field.type, _path(at, name))
+        elif field.required:
+            mistakes.append(f"{_path(at, name)}: is missing")
+    return mistakes
+
+
+def read_struct(document: Mapping[str, Any], schema: type[S], source: str) -> S:
+    """Return the struct that the document describes. Raises ConfigError listing every mistake."""
+    if mistakes := mistakes_in(document, schema):
+        raise ConfigError(source, mistakes)
+    return msgspec.convert(document, schema)
+
+
+def unknown_name(path: str, name: str, known: Iterable[str], kind: str = "key") -> str:
+    """Return the sentence about a name that is not known, with the nearest one that is."""
+    known = tuple(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"{path}: unknown {kind} {name!r}" + (
+        f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+    )
+
+
+def struct_of(annotation: Any) -> type[msgspec.Struct] | None:  # noqa: ANN401 - a type expression has no type
+    """Return the struct that a field's annotation names, None for any other type."""
+    bare = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    return bare if isinstance(bare, type) and issubclass(bare, msgspec.Struct) else None
+
+
+def _mistakes_in_value(value: object, annotation: Any, path: str) -> list[str]:  # noqa: ANN401 - as struct_of
+    if (schema := struct_of(annotation)) is not None:
+        return mistakes_in(value, schema, path)
+    bare = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    item_schema = struct_of(get_args(bare)[0]) if get_origin(bare) is tuple else None
+    mistakes = []
+    if item_schema is not None and isinstance(value, list):
+        mistakes = [
+            mistake
+            for index, item in enumerate(value)
+            for mistake in mistakes_in(item, item_schema, f"{path}[{index}]")
+        ]
+    if not mistakes:
+        try:
+            msgspec.convert(value, annotation)
+        except msgspec.ValidationError as exc:
+            mistakes.append(f"{path}: {exc}")
+    return mistakes
+
+
+def _path(at: str, name: str) -> str:
+    return f"{at}.{name}" if at else name

@@ -1,0 +1,135 @@
+"""Settings and policy are read from file and environment, and every mistake is told at once."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpu_autoscaler.core.policy import DEFAULT_POLICY, NodePool
+from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.runtime.config import Settings, load_settings, to_environment
+from gpu_autoscaler.runtime.policies import load_policy
+
+
+def file(tmp_path: Path, text: str) -> Path:
+    """Return the path of a file with this text."""
+    path = tmp_path / "file.toml"
+    path.write_text(text)
+    return path
+
+
+def test_nothing_set_gives_the_defaults() -> None:
+    """A process starts without a file and without variables, listening on loopback only."""
+    assert load_settings(None, {"PATH": "/bin", "GPU_AUTOSCALER_CLOCK": "1@2026-01-01T00:00:00Z"}) == Settings()
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    """Each key comes from the environment if it is there, else from the file, else from the schema."""
+    path = file(tmp_path, '[nats]\nurl = "nats://a:1"\n[gateway]\nport = 9000\n')
+    settings = load_settings(
+        path,
+        {
+            "GPU_AUTOSCALER_NATS_URL": "nats://b:2",
+            "GPU_AUTOSCALER_GATEWAY_TOKENS": "one, two",
+            "GPU_AUTOSCALER_KUBE_IS_IN_CLUSTER": "true",
+            "GPU_AUTOSCALER_INSTANCE": "host-1",
+        },
+    )
+    assert settings.nats.url == "nats://b:2"
+    assert settings.gateway.port == 9000
+    assert settings.gateway.tokens == ("one", "two")
+    assert settings.kube.is_in_cluster
+    assert settings.instance == "host-1"
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    """An operator needs one start to learn of all mistakes, and each names key and reason."""
+    path = file(tmp_path, '[nats]\nulr = "x"\n[gateway]\nport = 70000\n[log]\nlevel = 3\n[storage]\nx = 1\n')
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path, {"GPU_AUTOSCALER_HTTP_PORT": "many", "GPU_AUTOSCALER_NATS_ULR": "x"})
+    told = "\n".join(caught.value.mistakes)
+    assert "nats.ulr: unknown key 'ulr'; did you mean 'url'?" in told
+    assert "gateway.port: Expected `int` <= 65535" in told
+    assert "log.level: Expected `str`, got `int`" in told
+    assert "storage: unknown key 'storage'; did you mean 'store'?" in told
+    assert "GPU_AUTOSCALER_HTTP_PORT: Expected `int`" in told
+    assert "GPU_AUTOSCALER_NATS_ULR: unknown key 'NATS_ULR'; did you mean 'NATS_URL'?" in told
+    assert len(caught.value.mistakes) == 6
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"GATEWAY_HOST": "0.0.0.0"}, "gateway.host: 0.0.0.0 is reachable from outside"),  # noqa: S104 - refused here
+        ({"KUBE_URL": "http://a", "KUBE_IS_IN_CLUSTER": "true"}, "kube: url and is_in_cluster are set; keep one"),
+        ({"KUBE_URL": "a:1"}, "kube.url: 'a:1' must start with http"),
+        ({"STORE_URL": "mysql://secret@db"}, "store.url: must start with sqlite:/// (got 'mysql')"),
+        ({"SENSING_ROLE": "node"}, "sensing.node_name: is needed"),
+        ({"GATEWAY_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks: false"),
+    ],
+)
+def test_contradictions_are_refused(variables: dict[str, str], told: str) -> None:
+    """Values that are fine alone and wrong together are refused with the way out."""
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        load_settings(None, {f"GPU_AUTOSCALER_{name}": value for name, value in variables.items()})
+
+
+def test_what_kubernetes_says_of_services_is_no_mistake() -> None:
+    """A Service with our name must not keep a pod from starting."""
+    assert load_settings(None, {"GPU_AUTOSCALER_GATEWAY_SERVICE_HOST": "10.0.0.1"}) == Settings()
+
+
+def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
+    """The error names the file and what is wrong with it."""
+    with pytest.raises(ConfigError, match=r"absent\.toml.*\n.*cannot be read"):
+        load_settings(tmp_path / "absent.toml", {})
+    with pytest.raises(ConfigError, match="is no TOML"):
+        load_settings(file(tmp_path, "= what"), {})
+
+
+def test_settings_reach_another_process_whole(tmp_path: Path) -> None:
+    """The launcher hands its settings on as variables."""
+    settings = load_settings(
+        file(tmp_path, 'instance = "a"\n[gateway]\ntokens = ["a", "b"]\n[kube]\nis_in_cluster = true\n'), {}
+    )
+    assert load_settings(None, to_environment(settings)) == settings
+
+
+def test_a_policy_is_read_from_toml(tmp_path: Path) -> None:
+    """Fields that are not named keep their defaults."""
+    path = file(tmp_path, 'idle_seconds_max = 60\n[[pools]]\nname = "spot"\ncapacity_types = ["spot"]\n')
+    policy = load_policy(path)
+    assert policy.idle_seconds_max == 60
+    assert policy.pools == (NodePool(name="spot", capacity_types=policy.pools[0].capacity_types),)
+    assert policy.nodes_count_max == DEFAULT_POLICY.nodes_count_max
+    assert load_policy(None) == DEFAULT_POLICY
+
+
+def test_mistakes_of_a_policy_are_told_together(tmp_path: Path) -> None:
+    """Wrong types and unknown keys, also inside pools."""
+    path = file(tmp_path, 'idle_seconds = 60\ndisruption_ratio_max = 3\n[[pools]]\nnmae = "a"\n[[pools]]\nname = 1\n')
+    with pytest.raises(ConfigError) as caught:
+        load_policy(path)
+    told = "\n".join(caught.value.mistakes)
+    assert "did you mean 'idle_seconds_max'?" in told
+    assert "disruption_ratio_max: Expected `float` <= 1" in told
+    assert "pools[0].nmae: unknown key 'nmae'; did you mean 'name'?" in told
+    assert "pools[0].name: is missing" in told
+    assert "pools[1].name: Expected `str`, got `int`" in told
+
+
+def test_a_policy_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    """Min above max, the default above the limit, a pool named twice, a GPU nobody makes."""
+    path = file(
+        tmp_path,
+        "nodes_count_min = 5\nnodes_count_max = 2\njob_duration_hours_default = 50\n"
+        '[[pools]]\nname = "a"\ngpu_models = ["H10"]\n[[pools]]\nname = "a"\nnodes_count_max = 3\n',
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_policy(path)
+    told = "\n".join(caught.value.mistakes)
+    assert "nodes_count_min: 5 is above nodes_count_max 2" in told
+    assert "job_duration_hours_default: 50 is above job_duration_hours_max 48" in told
+    assert "pools: the name 'a' is used 2 times" in told
+    assert "pools[0].gpu_models: unknown GPU model 'H10'; did you mean 'H100'?" in told
+    assert "pools[1].nodes_count_max: 3 is above" in told
