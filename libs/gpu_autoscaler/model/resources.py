@@ -1,5 +1,7 @@
 """Amounts of the things that pods ask for and nodes have."""
 
+import re
+
 import msgspec
 
 GPU_RESOURCE = "nvidia.com/gpu"  # the extended resource of NVIDIA's device plugin; integers only
@@ -45,8 +47,12 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 
 NO_RESOURCES = Resources()
 
-_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
-_DECIMAL = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_SUFFIX_MILLI = {"": 10**3, "m": 1} | {
+    suffix: base**power * 1000
+    for base, suffixes in ((2**10, ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")), (10**3, ("k", "M", "G", "T", "P", "E")))
+    for power, suffix in enumerate(suffixes, 1)
+}
+_QUANTITY = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d{1,2}))?([a-zA-Z]{0,2})")
 
 
 def parse_quantity_milli(text: str) -> int:
@@ -54,26 +60,15 @@ def parse_quantity_milli(text: str) -> int:
 
     Raises ValueError naming the text. Grammar: Kubernetes API reference, "Quantity" (read 2026-11-21).
     """
-    number, factor_milli = text, 1000
-    if text.endswith("m"):
-        number, factor_milli = text[:-1], 1
-    elif text[-2:] in _BINARY:
-        number, factor_milli = text[:-2], _BINARY[text[-2:]] * 1000
-    elif text[-1:] in _DECIMAL:
-        number, factor_milli = text[:-1], _DECIMAL[text[-1:]] * 1000
-    sign = -1 if number.startswith("-") else 1
-    whole, _, fraction = number.lstrip("+-").partition(".")
-    mantissa, _, exponent = fraction.partition("e") if "e" in fraction else (fraction, "", "")
-    if not exponent and "e" in whole:
-        whole, _, exponent = whole.partition("e")
-    if not (whole + mantissa).isdigit() or (exponent and not exponent.lstrip("+-").isdigit()):
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[4] not in _SUFFIX_MILLI:
         raise ValueError(f"not a Kubernetes quantity: {text!r} (examples: 500m, 2, 16Gi)")
-    shift = (int(exponent) if exponent else 0) - len(mantissa)
-    if abs(shift) > 30:
-        raise ValueError(f"quantity out of range: {text!r}")
-    numerator = int(whole + mantissa) * factor_milli * int(10 ** max(shift, 0))
-    denominator = int(10 ** max(-shift, 0))
-    return sign * -(-numerator // denominator)
+    sign, number, exponent, suffix = match.groups()
+    whole, _, fraction = number.partition(".")
+    shift = int(exponent or 0) - len(fraction)
+    numerator = int(whole + fraction) * _SUFFIX_MILLI[suffix] * int(10 ** max(shift, 0))
+    rounded_up = -(-numerator // int(10 ** max(-shift, 0)))
+    return -rounded_up if sign == "-" else rounded_up
 
 
 def parse_quantity(text: str) -> int:
