@@ -66,8 +66,8 @@ def parse_quantity_milli(text: str) -> int:
     sign, number, exponent, suffix = match.groups()
     whole, _, fraction = number.partition(".")
     shift = int(exponent or 0) - len(fraction)
-    numerator = int(whole + fraction) * _SUFFIX_MILLI[suffix] * int(10 ** max(shift, 0))
-    rounded_up = -(-numerator // int(10 ** max(-shift, 0)))
+    numerator: int = int(whole + fraction) * _SUFFIX_MILLI[suffix] * int(10 ** max(shift, 0))
+    rounded_up: int = -(-numerator // int(10 ** max(-shift, 0)))
     return -rounded_up if sign == "-" else rounded_up
 
 
