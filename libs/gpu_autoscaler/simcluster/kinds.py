@@ -5,7 +5,7 @@ generation, who may be updated without a version), the row says so; source: the 
 Kubernetes 1.36, `pkg/registry` (read 2026-11-21).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gpu_autoscaler.simcluster.objects import Json
@@ -43,6 +43,7 @@ class Kind:
     has_generation: bool = False
     unconditional_update: bool = True  # PUT without resourceVersion is welcome
     create_on_update: bool = False  # PUT of an unknown name creates it
+    returns_deleted: bool = False  # DELETE answers the object where others answer a Status
     orphans_by_default: bool = False  # DELETE without a propagation policy leaves the dependents
     custom: bool = False  # its list items carry apiVersion and kind; no strategic merge
     fields: tuple[str, ...] = ()  # what fieldSelector may ask for, beyond name and namespace
@@ -87,7 +88,15 @@ def event_as_new_group(event: Json) -> Json:
 
 NAMESPACES = Kind(group="", kind="Namespace", plural="namespaces", namespaced=False, has_status=True)
 NODES = Kind(group="", kind="Node", plural="nodes", namespaced=False, has_status=True, fields=("spec.unschedulable",))
-PODS = Kind(group="", kind="Pod", plural="pods", has_status=True, has_generation=True, fields=POD_FIELDS)
+PODS = Kind(
+    group="",
+    kind="Pod",
+    plural="pods",
+    has_status=True,
+    has_generation=True,
+    returns_deleted=True,
+    fields=POD_FIELDS,
+)
 EVENTS = Kind(group="", kind="Event", plural="events", fields=EVENT_FIELDS)
 NEW_EVENTS = Kind(group="events.k8s.io", kind="Event", plural="events", storage="events", view=event_as_new_group)
 JOBS = Kind(
@@ -141,5 +150,5 @@ class Registry:
         """Return the kind served at that path, None where there is none."""
         return self._by_path.get((group, version, plural))
 
-    def __iter__(self) -> Iterable[Kind]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Kind]:
         return iter(self._by_path.values())

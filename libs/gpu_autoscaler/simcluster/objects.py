@@ -10,6 +10,7 @@ from typing import Any
 from gpu_autoscaler.model.resources import parse_quantity_milli
 
 Json = dict[str, Any]
+JsonValue = Any  # whatever JSON can hold; its shape is known only where it is read
 
 ANNOTATION_PREFIX = "simcluster.gpu-autoscaler.io/"
 DISRUPTION_TARGET = "DisruptionTarget"
@@ -18,7 +19,7 @@ DISRUPTION_TARGET = "DisruptionTarget"
 quantity_milli = lru_cache(maxsize=4096)(parse_quantity_milli)
 
 
-def clone(value: Any) -> Any:
+def clone(value: JsonValue) -> JsonValue:
     """Return an equal value that shares no dict or list with `value`; several times faster than deepcopy."""
     if isinstance(value, dict):
         return {key: clone(item) for key, item in value.items()}
@@ -39,7 +40,7 @@ def stamp_micro(moment: datetime) -> str:
 
 def moment_of(text: str) -> datetime:
     """Return the aware datetime of a `Time` or `MicroTime`. Raises ValueError."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return datetime.fromisoformat(text)
 
 
 def key_of(item: Json) -> str:
@@ -107,7 +108,7 @@ def is_true(item: Json, condition_type: str) -> bool:
     return found is not None and found["status"] == "True"
 
 
-def set_condition(item: Json, now: datetime, condition_type: str, *, status: str, **fields: Any) -> None:
+def set_condition(item: Json, now: datetime, condition_type: str, *, status: str, **fields: object) -> None:
     """Write one condition in place; its transition time moves only when its status does."""
     conditions = item.setdefault("status", {}).get("conditions") or []
     item["status"]["conditions"] = conditions
@@ -121,7 +122,7 @@ def set_condition(item: Json, now: datetime, condition_type: str, *, status: str
     conditions.append({**fields, "type": condition_type, "status": status, "lastTransitionTime": at})
 
 
-def set_pod_condition(pod: Json, now: datetime, condition_type: str, *, status: str, **fields: Any) -> None:
+def set_pod_condition(pod: Json, now: datetime, condition_type: str, *, status: str, **fields: object) -> None:
     """Write one pod condition in place, with the empty probe time that every pod condition carries."""
     set_condition(pod, now, condition_type, status=status, lastProbeTime=None, **fields)
 

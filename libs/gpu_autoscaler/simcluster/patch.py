@@ -4,10 +4,8 @@ A patch returns a new object and leaves the old one alone. Merge keys: the `patc
 in `k8s.io/api` 1.36 (read 2026-11-21). Node taints and pod tolerations carry none: they are replaced whole.
 """
 
-from typing import Any
-
 from gpu_autoscaler.simcluster.answers import bad_request, failure
-from gpu_autoscaler.simcluster.objects import Json, clone
+from gpu_autoscaler.simcluster.objects import Json, JsonValue, clone
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -29,7 +27,7 @@ _MERGE_KEYS = {
 _MERGED_SETS = frozenset({"finalizers"})
 
 
-def merge(target: Any, patch: Any) -> Any:
+def merge(target: JsonValue, patch: JsonValue) -> JsonValue:
     """Return `target` under a JSON merge patch (RFC 7386): null removes, lists are replaced."""
     if not isinstance(patch, dict):
         return clone(patch)
@@ -42,7 +40,7 @@ def merge(target: Any, patch: Any) -> Any:
     return result
 
 
-def strategic_merge(target: Any, patch: Any) -> Any:
+def strategic_merge(target: JsonValue, patch: JsonValue) -> JsonValue:
     """Return `target` under a strategic merge patch: as a merge patch, but known lists merge by their key."""
     if not isinstance(patch, dict):
         return clone(patch)
@@ -67,7 +65,7 @@ def strategic_merge(target: Any, patch: Any) -> Any:
     return result
 
 
-def _merge_list(old: list[Any], patch: list[Any], merge_key: str) -> list[Any]:
+def _merge_list(old: list[JsonValue], patch: list[JsonValue], merge_key: str) -> list[JsonValue]:
     if any(isinstance(item, dict) and item.get("$patch") == "replace" for item in patch):
         return [clone(item) for item in patch if "$patch" not in item]
     result = list(old)
@@ -84,7 +82,7 @@ def _merge_list(old: list[Any], patch: list[Any], merge_key: str) -> list[Any]:
     return result
 
 
-def json_patch(target: Json, operations: Any) -> Json:
+def json_patch(target: Json, operations: JsonValue) -> Json:
     """Return `target` under a JSON patch (RFC 6902): add, remove, replace, test. Raises ApiRefusal 400, 422."""
     if not isinstance(operations, list):
         raise bad_request("json: cannot unmarshal object into Go value of type jsonpatch.Patch")
@@ -103,10 +101,10 @@ def _operate(document: Json, operation: Json) -> None:
     """Apply one operation in place. Raises KeyError, IndexError, TypeError or ValueError where it cannot."""
     verb = operation["op"]
     steps = [step.replace("~1", "/").replace("~0", "~") for step in operation["path"].split("/")[1:]]
-    parent: Any = document
+    parent: JsonValue = document
     for step in steps[:-1]:
         parent = parent[int(step)] if isinstance(parent, list) else parent[step]
-    last: Any = steps[-1]
+    last: JsonValue = steps[-1]
     if isinstance(parent, list):
         last = len(parent) if last == "-" else int(last)
     if verb == "add" and isinstance(parent, list):
@@ -114,7 +112,9 @@ def _operate(document: Json, operation: Json) -> None:
     elif verb == "add":
         parent[last] = clone(operation["value"])
     elif verb == "replace":
-        parent[last] = parent[last] and clone(operation["value"])
+        if isinstance(parent, dict) and last not in parent:
+            raise KeyError(last)
+        parent[last] = clone(operation["value"])
     elif verb == "remove":
         del parent[last]
     elif verb != "test" or parent[last] != operation["value"]:

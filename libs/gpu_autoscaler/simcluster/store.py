@@ -83,6 +83,10 @@ class Log:
             del self._changes[:count], self._versions[:count]
 
 
+def _owner_uids(item: Json) -> list[str]:
+    return [owner["uid"] for owner in item["metadata"].get("ownerReferences") or ()]
+
+
 class Table:
     """The objects of one kind, in key order, with their log, indices and waiting watches."""
 
@@ -92,6 +96,7 @@ class Table:
         self.waiting: set[asyncio.Event] = set()
         self._keys: list[str] = []
         self._indices: dict[str, tuple[Values, dict[str, set[str]]]] = {}
+        self.add_index("owner", _owner_uids)
 
     def keys(self, namespace: str | None) -> list[str]:
         """Return the keys of a namespace, or all, in order."""
@@ -152,7 +157,6 @@ class Store:
         found = self._tables.get(name)
         if found is None:
             found = self._tables[name] = Table(self._changes_max)
-            found.log.dropped_through = 0
         return found
 
     def tables(self) -> Iterator[tuple[str, Table]]:

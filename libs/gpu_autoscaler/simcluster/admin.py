@@ -1,0 +1,106 @@
+"""The admin door of simcluster: switches faults on and off over HTTP. Loopback only.
+
+POST   /admin/watches/drop     cut every open watch
+POST   /admin/history/compact  forget history: 410 for every older watch and page
+POST   /admin/faults           {"method", "path", "status", "count", "performed", "retryAfterSeconds"}
+POST   /admin/latency          {"path", "seconds"}
+GET    /admin/faults           what is switched on
+DELETE /admin/faults           switch all off
+"""
+
+import ipaddress
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from gpu_autoscaler.simcluster.answers import ApiRefusal, bad_request, failure
+from gpu_autoscaler.simcluster.faults import Faults, Latency, Refusal
+from gpu_autoscaler.simcluster.rest import json_answer, refused
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _RefusalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    path: str
+    status: int
+    method: str = "*"
+    count: int = 1
+    performed: bool = False
+    retry_after_seconds: int | None = None
+
+
+class _LatencyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    path: str
+    seconds: float
+
+
+def add_admin_routes(app: web.Application, faults: Faults) -> None:
+    """Serve /admin in this application."""
+
+    async def drop_watches(_: web.Request) -> web.StreamResponse:
+        return json_answer({"dropped": faults.drop_watches()})
+
+    async def compact(_: web.Request) -> web.StreamResponse:
+        return json_answer({"compactedThrough": faults.compact()})
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        body = await _decode(request, _RefusalBody)
+        if not 400 <= body.status <= 599 or body.count < 1:
+            raise bad_request("status must be 400 to 599 and count at least 1")
+        faults.refuse(
+            Refusal(
+                method=body.method.upper(),
+                path_prefix=body.path,
+                status=body.status,
+                left_count=body.count,
+                performed=body.performed,
+                retry_after_seconds=body.retry_after_seconds,
+            )
+        )
+        return await show(request)
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        body = await _decode(request, _LatencyBody)
+        faults.slow(Latency(path_prefix=body.path, wait_seconds=body.seconds))
+        return await show(request)
+
+    async def show(_: web.Request) -> web.StreamResponse:
+        refusals = [asdict(entry) for entry in faults.refusals]
+        return json_answer({"refusals": refusals, "latencies": [asdict(entry) for entry in faults.latencies]})
+
+    async def clear(request: web.Request) -> web.StreamResponse:
+        faults.clear()
+        return await show(request)
+
+    app.router.add_post("/admin/watches/drop", _guarded(drop_watches))
+    app.router.add_post("/admin/history/compact", _guarded(compact))
+    app.router.add_post("/admin/faults", _guarded(refuse))
+    app.router.add_post("/admin/latency", _guarded(slow))
+    app.router.add_get("/admin/faults", _guarded(show))
+    app.router.add_delete("/admin/faults", _guarded(clear))
+
+
+def _guarded(handler: Handler) -> Handler:
+    """Return the handler, closed to everybody who is not on this machine."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            if request.remote is None or not ipaddress.ip_address(request.remote).is_loopback:
+                raise failure(403, "Forbidden", "the admin door of simcluster answers on loopback only")
+            return await handler(request)
+        except ApiRefusal as refusal:
+            return refused(refusal)
+
+    return answer
+
+
+async def _decode(request: web.Request, wanted: type[T]) -> T:
+    """Return the body as `wanted`. Raises ApiRefusal 400 naming the field."""
+    try:
+        return msgspec.json.decode(await request.read(), type=wanted)
+    except msgspec.DecodeError as exc:
+        raise bad_request(f"{request.path}: {exc}") from exc

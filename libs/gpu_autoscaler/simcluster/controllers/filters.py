@@ -1,0 +1,148 @@
+"""Where a pod may run: one node's view, the scheduler's filters and scores. Pure; no store, no clock.
+
+Order and wording of the refusals: the filter plugins of kube-scheduler 1.36, `pkg/scheduler/framework/plugins`
+(read 2026-11-21). Left out, because no workload here uses them: ports, volumes, pod affinity, spread.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpu_autoscaler.simcluster.objects import Json, labels_of, quantity_milli
+from gpu_autoscaler.simcluster.selectors import requirement_met
+
+UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
+NOT_ENOUGH_PODS = "Too many pods"
+_UNSCHEDULABLE = "node(s) were unschedulable"
+_AFFINITY = "node(s) didn't match Pod's node affinity/selector"
+
+
+@dataclass(slots=True)
+class NodeView:
+    """A node as the scheduler sees it: what it is, and what is taken."""
+
+    name: str
+    labels: Mapping[str, str]
+    taints: tuple[Json, ...]
+    unschedulable: bool
+    allocatable_milli: Mapping[str, int]
+    used_milli: dict[str, int] = field(default_factory=dict)
+
+    def take(self, requests: Mapping[str, int], sign: int = 1) -> None:
+        """Count a pod's requests as used, or with sign -1 as free again."""
+        for name, amount in requests.items():
+            self.used_milli[name] = self.used_milli.get(name, 0) + sign * amount
+
+    def same_shape(self, other: "NodeView") -> bool:
+        """Return whether nothing but the use differs."""
+        mine = (self.labels, self.taints, self.unschedulable, self.allocatable_milli)
+        return mine == (other.labels, other.taints, other.unschedulable, other.allocatable_milli)
+
+
+def view_of(node: Json) -> NodeView:
+    """Return the view of a node object, nothing taken yet."""
+    spec, status = node.get("spec") or {}, node.get("status") or {}
+    allocatable = status.get("allocatable") or status.get("capacity") or {}
+    return NodeView(
+        name=node["metadata"]["name"],
+        labels=dict(labels_of(node)),
+        taints=tuple(taint for taint in spec.get("taints") or ()),
+        unschedulable=bool(spec.get("unschedulable")),
+        allocatable_milli={name: quantity_milli(str(text)) for name, text in allocatable.items()},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What decides where a pod may run; pods with equal needs share one verdict."""
+
+    requests_milli: Mapping[str, int]
+    node_selector: Mapping[str, str]
+    required_terms: tuple[Json, ...] | None  # None: no required affinity; any one term is enough
+    preferred_terms: tuple[Json, ...]
+    tolerations: tuple[Json, ...]
+
+
+def needs_of(pod: Json, requests: Mapping[str, int]) -> Needs:
+    """Return the needs of a pod."""
+    spec = pod["spec"]
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    return Needs(
+        requests_milli=requests,
+        node_selector=spec.get("nodeSelector") or {},
+        required_terms=tuple(required.get("nodeSelectorTerms") or ()) if required else None,
+        preferred_terms=tuple(affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or ()),
+        tolerations=tuple(spec.get("tolerations") or ()),
+    )
+
+
+def tolerates(tolerations: tuple[Json, ...], taint: Json) -> bool:
+    """Return whether any toleration covers the taint."""
+    return any(toleration_matches(toleration, taint) for toleration in tolerations)
+
+
+def toleration_matches(toleration: Json, taint: Json) -> bool:
+    """Return whether one toleration covers the taint (documentation, "Taints and Tolerations", read 2026-11-21)."""
+    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
+        return False
+    if toleration.get("key") and toleration["key"] != taint["key"]:
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return True
+    return bool(toleration.get("key")) and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def standing_refusal(needs: Needs, node: NodeView) -> str | None:
+    """Return why the node is out whatever room it has; None where it is not."""
+    cordon = {"key": UNSCHEDULABLE_TAINT, "effect": "NoSchedule"}
+    if node.unschedulable and not tolerates(needs.tolerations, cordon):
+        return _UNSCHEDULABLE
+    for taint in node.taints:
+        if taint["effect"] != "PreferNoSchedule" and not tolerates(needs.tolerations, taint):
+            return f"node(s) had untolerated taint {{{taint['key']}: {taint.get('value') or ''}}}"
+    if any(node.labels.get(key) != value for key, value in needs.node_selector.items()):
+        return _AFFINITY
+    if needs.required_terms is not None and not any(_term_met(term, node) for term in needs.required_terms):
+        return _AFFINITY
+    return None
+
+
+def _term_met(term: Json, node: NodeView) -> bool:
+    expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    if not expressions and not fields:
+        return False  # an empty term selects nothing
+    own = {"metadata.name": node.name}
+    return all(requirement_met(entry, node.labels) for entry in expressions) and all(
+        requirement_met(entry, own) for entry in fields
+    )
+
+
+def lacking(requests: Mapping[str, int], node: NodeView) -> list[str]:
+    """Return the reasons for which the pod does not fit into the node's free room; [] where it fits."""
+    allocatable, used = node.allocatable_milli, node.used_milli
+    return [
+        NOT_ENOUGH_PODS if name == "pods" else f"Insufficient {name}"
+        for name, amount in requests.items()
+        if amount and used.get(name, 0) + amount > allocatable.get(name, 0)
+    ]
+
+
+def preference(needs: Needs, node: NodeView) -> int:
+    """Return the sum of the preferred terms' weights that hold, less one for each taint to be avoided."""
+    weights = sum(term["weight"] for term in needs.preferred_terms if _term_met(term["preference"], node))
+    avoided = [
+        taint
+        for taint in node.taints
+        if taint["effect"] == "PreferNoSchedule" and not tolerates(needs.tolerations, taint)
+    ]
+    return int(weights) - len(avoided)
+
+
+def fullness(requests: Mapping[str, int], node: NodeView) -> float:
+    """Return how full the node would be with the pod, 0 to 1, over the resources it asks for."""
+    shares = [
+        (node.used_milli.get(name, 0) + amount) / node.allocatable_milli[name]
+        for name, amount in requests.items()
+        if amount and name != "pods"
+    ]
+    return sum(shares) / len(shares) if shares else 0.0

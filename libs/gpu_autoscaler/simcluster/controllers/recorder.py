@@ -1,0 +1,57 @@
+"""Writes Events, one for each object and reason, counted up: so many as there are stories, not tries."""
+
+import hashlib
+
+from gpu_autoscaler.simcluster.answers import ApiRefusal
+from gpu_autoscaler.simcluster.api import Api
+from gpu_autoscaler.simcluster.kinds import EVENTS, Kind
+from gpu_autoscaler.simcluster.objects import Json, stamp, stamp_micro
+
+
+class Recorder:
+    """The events of one component, as `kubectl describe` shows them."""
+
+    def __init__(self, api: Api, component: str) -> None:
+        self._api = api
+        self._component = component
+
+    def record(self, kind: Kind, item: Json, event_type: str, reason: str, message: str) -> None:
+        """Write or count up the event. Lost where the namespace is going, as the real one would be."""
+        metadata = item["metadata"]
+        namespace = metadata.get("namespace", "default")
+        digest = hashlib.blake2b(f"{metadata['uid']} {reason}".encode(), digest_size=8).hexdigest()
+        name = f"{metadata['name']}.{digest}"
+        now = self._api.now()
+
+        def count_up(event: Json) -> None:
+            event.update(message=message, count=event["count"] + 1, lastTimestamp=stamp(now))
+
+        if self._api.modify(EVENTS, f"{namespace}/{name}", count_up):
+            return
+        regarding = {
+            "apiVersion": kind.api_version,
+            "kind": kind.kind,
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+            "resourceVersion": metadata["resourceVersion"],
+            **({"namespace": namespace} if kind.namespaced else {}),
+        }
+        body = {
+            "metadata": {"name": name},
+            "involvedObject": regarding,
+            "reason": reason,
+            "message": message,
+            "type": event_type,
+            "count": 1,
+            "source": {"component": self._component},
+            "reportingComponent": self._component,
+            "reportingInstance": f"{self._component}-simcluster",
+            "eventTime": stamp_micro(now),
+            "firstTimestamp": stamp(now),
+            "lastTimestamp": stamp(now),
+            "action": reason,
+        }
+        try:
+            self._api.create(EVENTS, namespace, body)
+        except ApiRefusal:
+            return

@@ -1,0 +1,223 @@
+"""The Kubernetes REST door: paths and verbs to the API behind it. Decides nothing itself.
+
+Paths: Kubernetes documentation, "Kubernetes API Concepts: Resource URIs" (read 2026-11-21).
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from gpu_autoscaler.simcluster import answers, discovery
+from gpu_autoscaler.simcluster.api import Api, DeleteOptions
+from gpu_autoscaler.simcluster.faults import Faults
+from gpu_autoscaler.simcluster.kinds import PODS, Kind
+from gpu_autoscaler.simcluster.listing import Page, list_page
+from gpu_autoscaler.simcluster.objects import Json
+from gpu_autoscaler.simcluster.store import Record
+from gpu_autoscaler.simcluster.subresources import bind, delete_options, evict
+from gpu_autoscaler.simcluster.watch import Watch, encoded
+
+BODY_BYTES_MAX = 3 * 1024 * 1024  # the real server's limit on a resource request body
+_ORPHAN_WARNING = (
+    '299 - "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove '
+    'them or set propagationPolicy=Orphan to suppress this warning"'
+)
+_VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a path names: a collection, an object, or an object's subresource."""
+
+    kind: Kind
+    namespace: str | None
+    name: str
+    subresource: str
+
+    @property
+    def key(self) -> str:
+        """The object's key in the store."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+class RestDoor:
+    """Answers everything under /api and /apis."""
+
+    def __init__(self, api: Api, faults: Faults, token: str | None) -> None:
+        """A `token` of None lets everybody in; otherwise it is the one bearer token that may do everything."""
+        self._api = api
+        self._faults = faults
+        self._token = token
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request; refusals become Status bodies."""
+        try:
+            self._require_known(request)
+            parts = [part for part in request.path.split("/") if part]
+            described = discovery.describe(self._api.registry, parts) if request.method == "GET" else None
+            if described is not None:
+                return json_answer(described)
+            target = self._target(parts)
+            if target is None:
+                return web.Response(status=404, text="404 page not found\n", content_type="text/plain")
+            self._require_allowed(request, target)
+            return await self._dispatch(request, target)
+        except answers.ApiRefusal as refusal:
+            return refused(refusal)
+
+    def _require_known(self, request: web.Request) -> None:
+        """Raise ApiRefusal 401 for a token that is not ours."""
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if self._token and scheme.lower() == "bearer" and token != self._token:
+            raise answers.unauthorized()
+
+    def _require_allowed(self, request: web.Request, target: Target) -> None:
+        """Raise ApiRefusal 403 for a caller without a token where one is asked for."""
+        if not self._token or "Authorization" in request.headers:
+            return
+        verb = _VERBS.get(request.method, "get") if target.name or request.method != "GET" else "list"
+        where = f' in the namespace "{target.namespace}"' if target.namespace else " at the cluster scope"
+        resource, group = target.kind.plural, target.kind.group
+        why = f'User "system:anonymous" cannot {verb} resource "{resource}" in API group "{group}"{where}'
+        raise answers.forbidden(target.kind, target.name, why)
+
+    def _target(self, parts: list[str]) -> Target | None:
+        """Return what the path names, None where nothing is served."""
+        if parts[0] == "api":
+            group, version, rest = "", parts[1] if len(parts) > 1 else "", parts[2:]
+        else:
+            group, version, rest = (*parts[1:3], "", "")[0], (*parts[1:3], "", "")[1], parts[3:]
+        namespace = None
+        if len(rest) > 2 and rest[0] == "namespaces" and rest[2] not in ("status", "finalize"):
+            namespace, rest = rest[1], rest[2:]
+        kind = self._api.registry.find(group, version, rest[0]) if rest else None
+        if kind is None or len(rest) > 3 or (namespace and not kind.namespaced):
+            return None
+        if kind.namespaced and namespace is None and len(rest) > 1:
+            return None
+        name, subresource = (*rest[1:], "", "")[:2]
+        return Target(kind, namespace, name, subresource)
+
+    async def _dispatch(self, request: web.Request, target: Target) -> web.StreamResponse:
+        if target.subresource:
+            return await self._subresource(request, target)
+        if target.name:
+            return await self._object(request, target)
+        return await self._collection(request, target)
+
+    async def _collection(self, request: web.Request, target: Target) -> web.StreamResponse:
+        if request.method == "GET":
+            if request.query.get("watch", "").lower() in ("1", "true"):
+                watch = Watch(self._api.store, target.kind, target.namespace, request.query)
+                return await watch.run(request, self._faults)
+            page = list_page(self._api.store, target.kind, target.namespace, request.query)
+            return web.Response(body=_list_body(target.kind, page), content_type="application/json")
+        if request.method == "POST":
+            if target.kind.namespaced and target.namespace is None:
+                raise answers.method_not_allowed()
+            record = self._api.create(target.kind, target.namespace, await _body(request))
+            return object_answer(target.kind, record, status=201)
+        if request.method == "DELETE":
+            page = list_page(self._api.store, target.kind, target.namespace, request.query)
+            options = await _delete_options(request)
+            for record in page.records:
+                self._api.delete(target.kind, record.key, options)
+            return web.Response(body=_list_body(target.kind, page), content_type="application/json")
+        raise answers.method_not_allowed()
+
+    async def _object(self, request: web.Request, target: Target) -> web.StreamResponse:
+        kind, key = target.kind, target.key
+        if request.method == "GET":
+            if request.query.get("watch", "").lower() in ("1", "true"):
+                raise answers.bad_request("watch one object by its collection and fieldSelector=metadata.name")
+            return object_answer(kind, self._api.record(kind, key))
+        if request.method == "PUT":
+            body = await _body(request)
+            if kind.create_on_update and self._api.find(kind, key) is None:
+                return object_answer(kind, self._api.create(kind, target.namespace, body), status=201)
+            return object_answer(kind, self._api.replace(kind, key, body))
+        if request.method == "PATCH":
+            return object_answer(kind, self._api.patch(kind, key, await _body(request), request.content_type))
+        if request.method == "DELETE":
+            return self._deleted(target, await _delete_options(request))
+        raise answers.method_not_allowed()
+
+    def _deleted(self, target: Target, options: DeleteOptions) -> web.Response:
+        record, is_gone = self._api.delete(target.kind, target.key, options)
+        if is_gone and not target.kind.returns_deleted:
+            details = answers.details_of(target.kind, target.name)
+            return json_answer(answers.success(200, {**details, "uid": record.object["metadata"]["uid"]}))
+        answer = object_answer(target.kind, record)
+        if target.kind.orphans_by_default and options.propagation is None:
+            answer.headers["Warning"] = _ORPHAN_WARNING
+        return answer
+
+    async def _subresource(self, request: web.Request, target: Target) -> web.StreamResponse:
+        kind, key, verb = target.kind, target.key, (request.method, target.subresource)
+        if kind is PODS and verb == ("POST", "eviction"):
+            return json_answer(evict(self._api, key, await _body(request)), status=201)
+        if kind is PODS and verb == ("POST", "binding"):
+            return json_answer(bind(self._api, key, await _body(request)), status=201)
+        if target.subresource != "status" or not kind.has_status:
+            raise answers.failure(404, "NotFound", "the server could not find the requested resource", {})
+        if request.method == "GET":
+            return object_answer(kind, self._api.record(kind, key))
+        if request.method == "PUT":
+            return object_answer(kind, self._api.replace(kind, key, await _body(request), status=True))
+        if request.method == "PATCH":
+            body = await _body(request)
+            return object_answer(kind, self._api.patch(kind, key, body, request.content_type, status=True))
+        raise answers.method_not_allowed()
+
+
+def json_answer(body: Json, *, status: int = 200) -> web.Response:
+    """Return an answer with a JSON body."""
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+
+
+def object_answer(kind: Kind, record: Record, *, status: int = 200) -> web.Response:
+    """Return an answer that shows one object."""
+    return web.Response(body=encoded(kind, record), status=status, content_type="application/json")
+
+
+def refused(refusal: answers.ApiRefusal) -> web.Response:
+    """Return the Status answer of a refusal."""
+    answer = json_answer(refusal.status, status=refusal.code)
+    if refusal.retry_after_seconds:
+        answer.headers["Retry-After"] = str(refusal.retry_after_seconds)
+    return answer
+
+
+def _list_body(kind: Kind, page: Page) -> bytes:
+    metadata: Json = {"resourceVersion": str(page.version)}
+    if page.token:
+        metadata["continue"] = page.token
+    if page.left_count:
+        metadata["remainingItemCount"] = page.left_count
+    head = {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata}
+    items = b",".join(encoded(kind, record, with_kind=kind.custom) for record in page.records)
+    return msgspec.json.encode(head)[:-1] + b',"items":[' + items + b"]}"
+
+
+async def _body(request: web.Request) -> object:
+    """Return the decoded body. Raises ApiRefusal 400."""
+    raw = await request.read()
+    try:
+        body: object = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise answers.bad_request(f"error decoding request body: {exc}") from exc
+    return body
+
+
+async def _delete_options(request: web.Request) -> DeleteOptions:
+    """Return the options from the body, else from the query. Raises ApiRefusal 400."""
+    body = await _body(request) if request.can_read_body else {}
+    options: Json = body if isinstance(body, dict) else {}
+    if grace := request.query.get("gracePeriodSeconds"):
+        if not grace.isdigit():
+            raise answers.bad_request(f'invalid value for gracePeriodSeconds: "{grace}"')
+        options = {**options, "gracePeriodSeconds": int(grace)}
+    if policy := request.query.get("propagationPolicy"):
+        options = {**options, "propagationPolicy": policy}
+    return delete_options(options)

@@ -1,0 +1,87 @@
+"""One cluster in one process: the store, the API's rules, the controllers, the faults, and the loop that turns them.
+
+The HTTP doors and tests share it. The cloud's half adds controllers of its own and reads and writes objects
+through `api`, as the controllers here do.
+"""
+
+from datetime import datetime
+from typing import Protocol
+
+from gpu_autoscaler.simcluster.api import Api
+from gpu_autoscaler.simcluster.controllers.budgets import Budgets
+from gpu_autoscaler.simcluster.controllers.garbage import Garbage
+from gpu_autoscaler.simcluster.controllers.jobs import Jobs
+from gpu_autoscaler.simcluster.controllers.kubelet import Kubelets
+from gpu_autoscaler.simcluster.controllers.nodes import LEASE_NAMESPACE, NodeLifecycle
+from gpu_autoscaler.simcluster.controllers.protocol import Controller
+from gpu_autoscaler.simcluster.controllers.scheduler import Scheduler
+from gpu_autoscaler.simcluster.faults import Faults
+from gpu_autoscaler.simcluster.kinds import NAMESPACES, PRIORITY_CLASSES, Registry
+from gpu_autoscaler.simcluster.store import HISTORY_CHANGES_MAX, Store
+
+TICK_SECONDS = 0.05
+
+_FIRST_NAMESPACES = ("default", "kube-system", "kube-public", LEASE_NAMESPACE)
+# Kubernetes documentation, "Pod Priority and Preemption: Interactions of Pod priority and QoS" (read 2026-11-21).
+_FIRST_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
+
+
+class WorldClock(Protocol):
+    """Cluster time, which may pass faster than wall time."""
+
+    def now(self) -> datetime:
+        """Return cluster time, UTC."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for so much cluster time."""
+
+
+class World:
+    """Everything the server is, apart from HTTP."""
+
+    def __init__(
+        self,
+        clock: WorldClock,
+        *,
+        tick_seconds: float = TICK_SECONDS,
+        history_changes_max: int = HISTORY_CHANGES_MAX,
+        seed: int | None = None,
+    ) -> None:
+        """`tick_seconds` is cluster time between steps; `seed` repeats names and uids, None draws fresh ones."""
+        self.clock = clock
+        self.tick_seconds = tick_seconds
+        self.store = Store(history_changes_max)
+        self.registry = Registry()
+        self.api = Api(self.store, self.registry, clock.now, seed=seed)
+        self.faults = Faults(self.store)
+        self.kubelets = Kubelets(self.api)
+        self.controllers: list[Controller] = []
+        for controller in (
+            Jobs(self.api),
+            Scheduler(self.api),
+            self.kubelets,
+            Budgets(self.api),
+            NodeLifecycle(self.api),
+            Garbage(self.api),
+        ):
+            self.add_controller(controller)
+        for name in _FIRST_NAMESPACES:
+            self.api.create(NAMESPACES, None, {"metadata": {"name": name}})
+        for name, value in _FIRST_PRIORITIES.items():
+            self.api.create(PRIORITY_CLASSES, None, {"metadata": {"name": name}, "value": value})
+
+    def add_controller(self, controller: Controller) -> None:
+        """Let one more controller hear every change and take its turn in every step."""
+        self.store.subscribe(controller.hear)
+        self.controllers.append(controller)
+
+    def step(self) -> None:
+        """Give every controller one turn."""
+        for controller in self.controllers:
+            controller.step(self.clock.now())
+
+    async def run(self) -> None:
+        """Step for ever. A bug in a controller ends it, loudly: the server must not go on half alive."""
+        while True:
+            self.step()
+            await self.clock.sleep(self.tick_seconds)
