@@ -1,0 +1,78 @@
+"""How a stored message is read: as a CloudEvent, or, on the public door, as a bare body with its envelope derived.
+
+Every reader of the record (effects, projections, replays) reads through here, so that all see the same fact.
+"""
+
+from datetime import datetime
+
+import msgspec
+
+from gpu_autoscaler.events.catalogue import CATALOGUE, Catalogue
+from gpu_autoscaler.events.envelope import Envelope
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.model.errors import InvalidFact
+from gpu_autoscaler.model.ids import FactId, derive_id
+
+# Facts that programs which know nothing of CloudEvents may publish: the subject says the type.
+PUBLIC: tuple[type[Fact], ...] = (JobRequested,)
+PUBLIC_SOURCE = "/public"
+
+_BARE = {fact.subject_root(): fact for fact in PUBLIC}
+_BARE_DECODERS = {subject: msgspec.json.Decoder(fact) for subject, fact in _BARE.items()}
+
+
+class _Marks(msgspec.Struct, frozen=True):
+    """What tells an event from a bare body: no public fact has a field of these names."""
+
+    specversion: msgspec.Raw = msgspec.Raw()
+    data: msgspec.Raw = msgspec.Raw()
+
+
+_marks_decoder = msgspec.json.Decoder(_Marks)
+
+
+def read(
+    subject: str,
+    payload: bytes,
+    *,
+    message_id: str | None,
+    arrived_at: datetime,
+    catalogue: Catalogue = CATALOGUE,
+) -> Envelope:
+    """Return the fact of a message with its context. `arrived_at` (cluster time) is the time of what carries none.
+
+    Raises UnknownType for a type that this version does not know; InvalidFact naming the field for a broken one, and
+    for a fact that was published on a subject of another.
+    """
+    if subject in _BARE and _is_bare(payload):
+        return _lifted(subject, payload, message_id, arrived_at)
+    envelope = catalogue.decode(payload, arrived_at=arrived_at)
+    if envelope.fact.subject() != subject:
+        raise InvalidFact(
+            f"event {envelope.id!r} of type {envelope.type!r} was published on {subject!r}; "
+            f"its subject is {envelope.fact.subject()!r}"
+        )
+    return envelope
+
+
+def _is_bare(payload: bytes) -> bool:
+    try:
+        marks = _marks_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise InvalidFact(f"neither a CloudEvent nor a bare body: {exc}") from exc
+    return not bytes(marks.specversion) and not bytes(marks.data)
+
+
+def _lifted(subject: str, payload: bytes, message_id: str | None, arrived_at: datetime) -> Envelope:
+    """The envelope of a bare body: named by its Nats-Msg-Id, else by its content, so that repeats are one fact."""
+    try:
+        fact = _BARE_DECODERS[subject].decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise InvalidFact(f"no valid body of {subject}: {exc}") from exc
+    return Envelope(
+        id=FactId(message_id or derive_id(subject, payload.hex())),
+        source=PUBLIC_SOURCE,
+        time=arrived_at,
+        fact=fact,
+    )
