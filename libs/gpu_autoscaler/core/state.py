@@ -45,6 +45,15 @@ class Tombstone(msgspec.Struct, frozen=True):
 
     version: Version
     gone_at: Instant
+    provider_id: ProviderId | None = None  # of a node: the instance that it leaves behind
+
+
+class Usable(msgspec.Struct, frozen=True):
+    """The most GPUs that a node ever offered while ready, and since when. Remembered, so that a node that falls
+    silent is told from one that never came up."""
+
+    gpu_count: int
+    since: Instant
 
 
 class Synced(msgspec.Struct, frozen=True):
@@ -61,6 +70,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     requested_at: Instant | None = None
     queued: JobQueued | None = None
     rejected: JobRejected | None = None
+    rejected_at: Instant | None = None
     cancel_requested: JobCancelRequested | None = None
     placed: JobPlaced | None = None  # of the highest attempt
     preempted: JobPreempted | None = None  # of the highest attempt
@@ -101,7 +111,13 @@ class NoticeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     notice: SpotNoticeReceived  # the one with the earliest deadline
     first_received_at: Instant
+    last_received_at: Instant
     withdrawn: SpotNoticeWithdrawn | None = None
+
+    @property
+    def is_standing(self) -> bool:
+        """True unless the cloud took the notice back and has not said it again since."""
+        return self.withdrawn is None or self.last_received_at > self.withdrawn.withdrawn_at
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +136,9 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     nodes_gone: Mapping[NodeUid, Tombstone] = {}
     nodes_synced: Synced | None = None
     instances: Mapping[ProviderId, NodeInstanceObserved] = {}
+    instances_seen_at: Mapping[ProviderId, Instant] = {}  # the last word or list that had the instance
     instances_listed_at: Instant | None = None
+    usable: Mapping[NodeUid, Usable] = {}
     # GPU
     telemetry: Mapping[NodeUid, GpuNodeSummarised] = {}  # the latest window of each node
     # SPOT
@@ -133,6 +151,8 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     drains: Mapping[ActionId, DrainRecord] = {}
     last_plan_sequence: int = 0
     last_plan_at: Instant | None = None
+    # The newest instant of each domain: how old a tombstone is, is told by its own stream, never by a clock.
+    newest: Mapping[str, Instant] = {}
 
 
 EMPTY_STATE = ClusterState()

@@ -1,0 +1,272 @@
+"""Which order, instance, Kubernetes node, drain and notice speak of the same node. Read by `core/life.py` alone.
+
+A node has up to three names: the action that bought it, the instance's provider id, and the Kubernetes uid. Facts
+name one or two of them; here they meet.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+import msgspec
+
+from gpu_autoscaler.core.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Usable
+from gpu_autoscaler.core.views import pods_by_node
+from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import DrainNode, ReleaseInstance
+from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.scheduling import Taint
+
+# A list of instances may lag behind a launch for a while (Amazon EC2 API Reference, "Eventual consistency", read
+# 2026-11-21). An instance that is missing from lists for longer than this has vanished.
+INSTANCE_MISSING_SECONDS_MAX = 600.0
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+T = TypeVar("T")
+
+
+def _first(values: Iterable[T | None]) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
+    """What the streams say of one node, side by side. At least one of order, instance and node is there."""
+
+    order: OrderRecord | None = None
+    instance: NodeInstanceObserved | None = None
+    node: NodeObserved | None = None
+
+    @property
+    def name(self) -> str:
+        """What it goes by: the node's name, else the action that ordered it, else the instance."""
+        if self.node is not None:
+            return self.node.name
+        return self.action_id or self.provider_id or ""
+
+    @property
+    def provider_id(self) -> ProviderId | None:
+        """The instance's name, by whoever knows it."""
+        if self.instance is not None:
+            return self.instance.provider_id
+        if self.order is not None and self.order.launched is not None:
+            return self.order.launched.provider_id
+        return None if self.node is None else self.node.provider_id
+
+    @property
+    def action_id(self) -> ActionId | None:
+        """The decision that bought it, by whoever knows it."""
+        if self.order is not None:
+            return self.order.action_id
+        if self.instance is not None and self.instance.action_id is not None:
+            return self.instance.action_id
+        return None if self.node is None else self.node.action_id
+
+    @property
+    def pool(self) -> str | None:
+        """The pool that the order was for."""
+        said = None if self.order is None else self.order.decision or self.order.ordered
+        return None if said is None else said.pool
+
+    @property
+    def offer(self) -> Offer | None:
+        """What was ordered."""
+        said = None if self.order is None else self.order.decision or self.order.ordered
+        return None if said is None else said.offer
+
+    @property
+    def deadline_at(self) -> Instant | None:
+        """By when the order must be usable."""
+        said = None if self.order is None else self.order.decision or self.order.ordered
+        return None if said is None else said.deadline_at
+
+    @property
+    def expected_at(self) -> Instant | None:
+        """When the order is expected to be usable, by the offer's own boot time."""
+        if self.order is None or self.order.planned_at is None or self.offer is None:
+            return None
+        return self.order.planned_at + timedelta(seconds=self.offer.boot_seconds)
+
+    @property
+    def instance_type(self) -> str | None:
+        """By the node's label, the cloud, or the order."""
+        return _first(part.instance_type for part in (self.node, self.instance, self.offer) if part is not None)
+
+    @property
+    def zone(self) -> str | None:
+        """By the node's label, the cloud, or the order."""
+        return _first(part.zone for part in (self.node, self.instance, self.offer) if part is not None)
+
+    @property
+    def capacity_type(self) -> CapacityType | None:
+        """By the node's label, the cloud, or the order."""
+        return _first(part.capacity_type for part in (self.node, self.instance, self.offer) if part is not None)
+
+    @property
+    def gpu_model(self) -> str | None:
+        """By the node's label, or the order."""
+        return _first(part.gpu_model for part in (self.node, self.offer) if part is not None)
+
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        """Of one GPU, by the node's label, or the order."""
+        return _first(part.gpu_memory_bytes for part in (self.node, self.offer) if part is not None)
+
+    @property
+    def price_micro_usd_per_hour(self) -> int | None:
+        """By the cloud's own word where there is one, else as offered."""
+        launched = None if self.order is None else self.order.launched
+        parts = (self.instance, launched, self.offer)
+        return _first(part.price_micro_usd_per_hour for part in parts if part is not None)
+
+    @property
+    def promised_labels(self) -> dict[str, str]:
+        """Labels that the node is to carry when it registers."""
+        said = None if self.order is None else self.order.decision or self.order.ordered
+        if said is None:
+            return {}
+        offered = {
+            labels.INSTANCE_TYPE: said.offer.instance_type,
+            labels.ZONE: said.offer.zone,
+            labels.CAPACITY_TYPE: str(said.offer.capacity_type),
+            labels.POOL: said.pool,
+        }
+        return {**offered, **dict(said.labels)}
+
+    @property
+    def promised_taints(self) -> tuple[Taint, ...] | None:
+        """Taints that the node is to keep; None: not known."""
+        return None if self.order is None or self.order.decision is None else self.order.decision.taints
+
+    @property
+    def promised_gpu_count(self) -> int:
+        """GPUs that must be allocatable before the node is usable. A GPU label without GPUs is a plugin starting."""
+        if self.offer is not None:
+            return self.offer.resources.gpu_count
+        return 1 if self.node is not None and self.node.gpu_model is not None else 0
+
+
+class Joins:
+    """The state's records, by each name that another stream may use for them. Built once for a reading."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self.pods = pods_by_node(state)
+        self._orders_by_provider = {
+            order.launched.provider_id: order for order in state.orders.values() if order.launched is not None
+        }
+        # An action makes one instance; of two (a cloud that forgot its token) the smaller name is the order's.
+        self._instances_by_action = {
+            instance.action_id: instance
+            for _, instance in sorted(state.instances.items(), reverse=True)
+            if instance.action_id is not None
+        }
+        self._drains: dict[NodeUid, DrainRecord] = {}
+        self._releases: dict[ActionId | ProviderId, DrainRecord] = {}
+        self._ended: set[ActionId | ProviderId] = set()
+        for drain in sorted(state.drains.values(), key=_planned_order):
+            self._index_drain(drain)
+        self._notices: dict[str, list[NoticeRecord]] = {}
+        for notice in state.notices.values():
+            if notice.is_standing:
+                self._notices.setdefault(notice.notice.provider_id, []).append(notice)
+        self._providers_without_node = {
+            stone.provider_id for stone in state.nodes_gone.values() if stone.provider_id is not None
+        } - {node.provider_id for node in state.nodes.values()}
+
+    def _index_drain(self, drain: DrainRecord) -> None:
+        if drain.terminated is not None and drain.terminated.provider_id is not None:
+            self._ended.add(drain.terminated.provider_id)
+        if drain.cancelled is not None:
+            return
+        if isinstance(drain.decision, ReleaseInstance):
+            self._releases[drain.decision.order_action_id] = drain
+            if drain.decision.provider_id is not None:
+                self._releases[drain.decision.provider_id] = drain
+            return
+        said: DrainNode | None = drain.decision
+        node_uid = next((fact.node_uid for fact in (said, drain.started, drain.drained) if fact is not None), None)
+        if node_uid is not None:
+            self._drains[node_uid] = drain
+
+    def all(self) -> Iterator[Joined]:
+        """Yield each Kubernetes node, then each order, then each instance that was not yielded before."""
+        actions: set[ActionId] = set()
+        providers: set[ProviderId] = set()
+        for joined in self._candidates():
+            is_news = joined.node is not None or (
+                joined.action_id not in actions if joined.order is not None else joined.provider_id not in providers
+            )
+            if is_news:
+                yield joined
+            if joined.order is not None:
+                actions.add(joined.order.action_id)
+            if joined.provider_id is not None:
+                providers.add(joined.provider_id)
+
+    def _candidates(self) -> Iterable[Joined]:
+        state = self._state
+        for node in state.nodes.values():
+            instance = None if node.provider_id is None else state.instances.get(node.provider_id)
+            yield Joined(order=self._order_of(node.action_id, node.provider_id), instance=instance, node=node)
+        for order in state.orders.values():
+            instance = self._instances_by_action.get(order.action_id)
+            if order.launched is not None:
+                instance = state.instances.get(order.launched.provider_id, instance)
+            yield Joined(order=order, instance=instance)
+        for instance in state.instances.values():
+            yield Joined(order=self._order_of(instance.action_id, instance.provider_id), instance=instance)
+
+    def _order_of(self, action_id: ActionId | None, provider_id: ProviderId | None) -> OrderRecord | None:
+        by_action = None if action_id is None else self._state.orders.get(action_id)
+        if by_action is not None or provider_id is None:
+            return by_action
+        return self._orders_by_provider.get(provider_id)
+
+    def drain_of(self, joined: Joined) -> DrainRecord | None:
+        """Return the drain or release that is decided and was not cancelled."""
+        if joined.node is not None and (drain := self._drains.get(joined.node.node_uid)) is not None:
+            return drain
+        names = (joined.action_id, joined.provider_id)
+        return next((self._releases[name] for name in names if name is not None and name in self._releases), None)
+
+    def notice_of(self, joined: Joined) -> NoticeRecord | None:
+        """Return the standing notice with the earliest deadline; one without a deadline comes last."""
+        if joined.provider_id is None:
+            return None
+        notices = self._notices.get(joined.provider_id, ())
+        return min(notices, key=lambda each: (each.notice.reclaim_at or _NEVER, each.notice.notice_id), default=None)
+
+    def usable_of(self, joined: Joined) -> Usable | None:
+        """Return since when the node offered all that was promised; None: it never did."""
+        usable = None if joined.node is None else self._state.usable.get(joined.node.node_uid)
+        return None if usable is None or usable.gpu_count < joined.promised_gpu_count else usable
+
+    def is_closed(self, joined: Joined) -> bool:
+        """True when one of our steps recorded the cloud's word that the instance is gone or never was."""
+        if joined.order is not None and joined.order.terminated is not None:
+            return True
+        return joined.provider_id is not None and joined.provider_id in self._ended
+
+    def has_lost_node(self, joined: Joined) -> bool:
+        """True when Kubernetes had a node of this instance and has it no more."""
+        return joined.node is None and joined.provider_id in self._providers_without_node
+
+    def is_missing(self, joined: Joined) -> bool:
+        """True when the cloud's lists have left the instance out for longer than they may lag."""
+        provider_id, listed_at = joined.provider_id, self._state.instances_listed_at
+        if provider_id is None or listed_at is None:
+            return False
+        seen_at = self._state.instances_seen_at.get(provider_id)
+        if seen_at is None and joined.order is not None and joined.order.launched is not None:
+            seen_at = joined.order.launched.launched_at
+        return seen_at is not None and listed_at - seen_at > timedelta(seconds=INSTANCE_MISSING_SECONDS_MAX)
+
+
+def _planned_order(drain: DrainRecord) -> tuple[datetime, ActionId]:
+    """Later drains speak for a node; one whose plan has aged out is the oldest."""
+    return (drain.planned_at or datetime.min.replace(tzinfo=UTC), drain.action_id)

@@ -1,0 +1,328 @@
+"""The life of a node, from the decision to buy it to the cloud's word that it is gone.
+
+A phase is never stored: it is computed from what each stream said (order, instance, Kubernetes node, drain), so it
+is the same in whichever order the streams arrived. Streams may be late, so a reader may see a node skip phases; it
+never sees it go against the arrows.
+
+    planned ──► ordered ──► launched ──► registered ──► ready ◄──► lost
+       │           │            │            │         ▲     │
+       │           │            │            │         ▼     │
+       │           │            │            └────► cordoned │
+       │           │            │                      │     │
+       └───────────┴────────────┴──► failed         draining ┘
+                                       │               │
+                                       │            drained
+                                       │               │
+                                       └────────► terminating ──► gone
+
+Counting: against limits and money a purchase counts from `planned` until the cloud said that its instance is gone or
+never was. As room it counts from `planned` until `ready`, or its deadline, and then as long as it is `ready`.
+"""
+
+import enum
+from collections.abc import Mapping
+from datetime import datetime
+
+import msgspec
+
+from gpu_autoscaler.core.joins import Joined, Joins
+from gpu_autoscaler.core.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Usable
+from gpu_autoscaler.core.views import counts_for_idleness
+from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import ReleaseInstance
+from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.resources import NO_RESOURCES, Resources
+from gpu_autoscaler.model.scheduling import Taint
+
+
+class NodePhase(enum.StrEnum):
+    """Where a node is in its life."""
+
+    PLANNED = "planned"  # decided, not yet ordered
+    ORDERED = "ordered"  # the cloud is being asked
+    LAUNCHED = "launched"  # an instance exists and costs money
+    REGISTERED = "registered"  # Kubernetes has the node; not ready, or its GPUs are not allocatable yet
+    READY = "ready"  # takes pods, with every GPU that was promised
+    CORDONED = "cordoned"  # takes no new pods; a drain is decided, or somebody cordoned it
+    DRAINING = "draining"  # its pods are told to go
+    DRAINED = "drained"  # no pod that counts is left
+    TERMINATING = "terminating"  # the instance is being ended
+    GONE = "gone"  # the cloud confirmed that the instance is gone
+    FAILED = "failed"  # refused, or not usable by its deadline
+    LOST = "lost"  # was there, and fell silent or was ended without our word
+
+
+_P = NodePhase
+
+TRANSITIONS: Mapping[NodePhase, frozenset[NodePhase]] = {
+    _P.PLANNED: frozenset(
+        {
+            _P.ORDERED,  # the executor took the decision up
+            _P.FAILED,  # the executor did not get to it before the deadline
+        }
+    ),
+    _P.ORDERED: frozenset(
+        {
+            _P.LAUNCHED,  # the cloud made the instance
+            _P.FAILED,  # the cloud refused, or never answered before the deadline
+        }
+    ),
+    _P.LAUNCHED: frozenset(
+        {
+            _P.REGISTERED,  # the kubelet came up
+            _P.FAILED,  # no node by the deadline
+            _P.LOST,  # the cloud ended the instance before it was a node
+            _P.TERMINATING,  # released while it booted
+        }
+    ),
+    _P.REGISTERED: frozenset(
+        {
+            _P.READY,  # the kubelet is ready and every promised GPU is allocatable
+            _P.CORDONED,  # cordoned while it booted
+            _P.FAILED,  # not usable by the deadline
+            _P.LOST,  # the instance or the node object vanished while it booted
+            _P.TERMINATING,  # released, or deleted by somebody, while it booted
+        }
+    ),
+    _P.READY: frozenset(
+        {
+            _P.CORDONED,  # a drain was decided, or somebody cordoned it
+            _P.LOST,  # the kubelet fell silent, GPUs vanished, or the instance was ended without our word
+            _P.TERMINATING,  # deleted by somebody, or ended by the cloud
+        }
+    ),
+    _P.LOST: frozenset(
+        {
+            _P.READY,  # the kubelet is back, with all GPUs
+            _P.CORDONED,  # drained although silent, or cordoned by somebody
+            _P.TERMINATING,  # its instance is released
+        }
+    ),
+    _P.CORDONED: frozenset(
+        {
+            _P.READY,  # uncordoned: the drain was cancelled, or somebody changed their mind
+            _P.REGISTERED,  # uncordoned before it was ever usable
+            _P.FAILED,  # uncordoned after its deadline without ever being usable
+            _P.LOST,  # fell silent while it waited, or the instance vanished
+            _P.DRAINING,  # the drain began
+            _P.TERMINATING,  # deleted by somebody
+        }
+    ),
+    _P.DRAINING: frozenset(
+        {
+            _P.CORDONED,  # the drain was cancelled and the node is not uncordoned yet
+            _P.READY,  # the drain was cancelled
+            _P.LOST,  # the drain was cancelled and the node is silent, or the cloud was faster than the drain
+            _P.DRAINED,  # no pod that counts is left
+            _P.TERMINATING,  # the cloud, or somebody, was faster than the drain
+        }
+    ),
+    _P.DRAINED: frozenset(
+        {
+            _P.TERMINATING,  # the cloud was told to end the instance
+        }
+    ),
+    _P.FAILED: frozenset(
+        {
+            _P.REGISTERED,  # the node came after all, though late
+            _P.READY,  # the node became usable after all, though late
+            _P.CORDONED,  # came late, and cordoned
+            _P.LOST,  # the instance is gone; our books are not closed yet
+            _P.TERMINATING,  # the instance is released
+        }
+    ),
+    _P.TERMINATING: frozenset(
+        {
+            _P.GONE,  # the cloud confirmed it
+            _P.LOST,  # the release was for nothing: the instance had ended before
+        }
+    ),
+    _P.GONE: frozenset(),
+}
+
+BOOTING_PHASES = frozenset({_P.PLANNED, _P.ORDERED, _P.LAUNCHED, _P.REGISTERED})
+LEAVING_PHASES = frozenset({_P.DRAINING, _P.DRAINED, _P.TERMINATING})
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of one node: order, instance, Kubernetes node, drain, notice and telemetry side by side.
+
+    None means unknown, or that this part is not there (yet, or any more).
+    """
+
+    name: str  # the node's name; before it registers, the action id (or provider id) that it goes by
+    phase: NodePhase
+    is_ours: bool  # bought by a decision of ours: only those are ever removed
+    is_counted: bool  # against limits and money: the cloud has not confirmed that it is gone or never was
+    allocatable: Resources  # the node's own once it is usable; until then what the offer promises
+    labels: Mapping[str, str]  # the node's own; before it is usable also those that it will carry
+    taints: tuple[Taint, ...]
+    pool: str | None = None
+    node_uid: NodeUid | None = None
+    provider_id: ProviderId | None = None
+    action_id: ActionId | None = None  # the decision that bought it
+    instance_type: str | None = None
+    zone: str | None = None
+    capacity_type: CapacityType | None = None
+    gpu_model: str | None = None
+    gpu_memory_bytes: int | None = None  # of one GPU
+    price_micro_usd_per_hour: int | None = None
+    expected_at: Instant | None = None  # when the order is expected to be usable; None once it is
+    usable_by: Instant | None = None  # not usable by then: failed. None: no deadline is known
+    usable_since: Instant | None = None  # None: never was
+    empty_since: Instant | None = None  # None: pods that count are here, or it never was usable
+    reclaim_at: Instant | None = None  # earliest deadline of its notices; None also for one without deadline
+    notice: NoticeRecord | None = None  # the standing notice with the earliest deadline
+    order: OrderRecord | None = None
+    instance: NodeInstanceObserved | None = None
+    node: NodeObserved | None = None
+    drain: DrainRecord | None = None  # decided and not cancelled
+    telemetry: GpuNodeSummarised | None = None
+
+    @property
+    def is_booting(self) -> bool:
+        """True while it is on its way to being usable, before its deadline."""
+        return self.phase in BOOTING_PHASES
+
+    @property
+    def is_usable(self) -> bool:
+        """True when new pods can land on it now."""
+        return self.phase is NodePhase.READY
+
+    @property
+    def is_room(self) -> bool:
+        """True when work may be planned onto it: usable or booting, and the cloud has not given notice."""
+        return (self.is_usable or self.is_booting) and self.notice is None
+
+    @property
+    def is_leaving(self) -> bool:
+        """True when a drain is decided or the instance is being ended."""
+        return self.phase in LEAVING_PHASES or self.drain is not None
+
+
+def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
+    """Return every node that is planned, there, or not yet written off, sorted by name. What is gone has no view.
+
+    Each Kubernetes node, each open order and each of our instances appears exactly once.
+    """
+    joins = Joins(state)
+    views = []
+    for joined in joins.all():
+        phase = phase_of(joined, joins, as_of)
+        # A refused order whose instance exists all the same is kept: somebody has to end it.
+        if phase is not NodePhase.GONE and not (phase is NodePhase.FAILED and not is_counted(joined, joins)):
+            views.append(_view(joined, phase, joins, state))
+    return tuple(sorted(views, key=lambda view: view.name))
+
+
+def is_counted(joined: Joined, joins: Joins) -> bool:
+    """True until the cloud confirmed that the instance is gone or never was."""
+    if joins.is_closed(joined):
+        return False
+    if joined.instance is not None:
+        return joined.instance.state != "terminated"
+    return joined.order is None or joined.order.refused is None
+
+
+def phase_of(joined: Joined, joins: Joins, as_of: datetime) -> NodePhase:
+    """Return the phase that the evidence amounts to; the strongest evidence comes first."""
+    order, node, drain = joined.order, joined.node, joins.drain_of(joined)
+    if joins.is_closed(joined):
+        return NodePhase.GONE if node is None else NodePhase.TERMINATING
+    if joined.instance is not None and joined.instance.state == "terminated":
+        return NodePhase.LOST if drain is None else NodePhase.TERMINATING
+    if drain is not None and isinstance(drain.decision, ReleaseInstance):
+        return NodePhase.TERMINATING
+    if joined.instance is not None and joined.instance.state == "terminating":
+        return NodePhase.TERMINATING
+    if node is not None:
+        return _phase_in_kubernetes(node, drain, joined, joins, as_of)
+    if order is not None and order.refused is not None:
+        return NodePhase.FAILED
+    if joins.has_lost_node(joined) or joins.is_missing(joined):
+        return NodePhase.LOST
+    if joined.deadline_at is not None and as_of >= joined.deadline_at:
+        return NodePhase.FAILED
+    if joined.instance is not None or (order is not None and order.launched is not None):
+        return NodePhase.LAUNCHED
+    return NodePhase.ORDERED if order is not None and order.ordered is not None else NodePhase.PLANNED
+
+
+def _phase_in_kubernetes(
+    node: NodeObserved, drain: DrainRecord | None, joined: Joined, joins: Joins, as_of: datetime
+) -> NodePhase:
+    if node.deleting_since is not None:
+        return NodePhase.TERMINATING
+    if drain is not None and drain.drained is not None:
+        return NodePhase.DRAINED
+    if drain is not None and drain.started is not None:
+        return NodePhase.DRAINING
+    if drain is not None or node.is_cordoned:
+        return NodePhase.CORDONED
+    if joins.is_missing(joined):
+        return NodePhase.LOST
+    if node.is_ready and node.allocatable.gpu_count >= joined.promised_gpu_count:
+        return NodePhase.READY
+    if joins.usable_of(joined) is not None:
+        return NodePhase.LOST
+    if joined.deadline_at is not None and as_of >= joined.deadline_at:
+        return NodePhase.FAILED
+    return NodePhase.REGISTERED
+
+
+def _view(joined: Joined, phase: NodePhase, joins: Joins, state: ClusterState) -> NodeView:
+    node = joined.node
+    usable, notice = joins.usable_of(joined), joins.notice_of(joined)
+    own_labels = {} if node is None else dict(node.labels)
+    allocatable, taints = _room(joined, is_usable=usable is not None)
+    return NodeView(
+        name=joined.name,
+        phase=phase,
+        is_ours=joined.action_id is not None,
+        is_counted=is_counted(joined, joins),
+        allocatable=allocatable,
+        labels=own_labels if usable is not None else {**joined.promised_labels, **own_labels},
+        taints=taints,
+        pool=joined.pool or own_labels.get(labels.POOL),
+        node_uid=None if node is None else node.node_uid,
+        provider_id=joined.provider_id,
+        action_id=joined.action_id,
+        instance_type=joined.instance_type,
+        zone=joined.zone,
+        capacity_type=joined.capacity_type,
+        gpu_model=joined.gpu_model,
+        gpu_memory_bytes=joined.gpu_memory_bytes,
+        price_micro_usd_per_hour=joined.price_micro_usd_per_hour,
+        expected_at=None if usable is not None else joined.expected_at,
+        usable_by=joined.deadline_at,
+        usable_since=None if usable is None else usable.since,
+        empty_since=_empty_since(node, usable, joins, state),
+        reclaim_at=None if notice is None else notice.notice.reclaim_at,
+        notice=notice,
+        order=joined.order,
+        instance=joined.instance,
+        node=node,
+        drain=joins.drain_of(joined),
+        telemetry=None if node is None else state.telemetry.get(node.node_uid),
+    )
+
+
+def _room(joined: Joined, *, is_usable: bool) -> tuple[Resources, tuple[Taint, ...]]:
+    """The node's own word once it was usable; until then the order's, as start-up taints and missing GPUs will pass."""
+    own = (NO_RESOURCES, ()) if joined.node is None else (joined.node.allocatable, joined.node.taints)
+    if is_usable or joined.offer is None:
+        return own
+    taints = joined.promised_taints
+    return joined.offer.resources, own[1] if taints is None else taints
+
+
+def _empty_since(node: NodeObserved | None, usable: Usable | None, joins: Joins, state: ClusterState) -> Instant | None:
+    if node is None or usable is None:
+        return None
+    if any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):
+        return None
+    return max(usable.since, state.busy_until.get(node.name, usable.since))

@@ -1,0 +1,146 @@
+"""What the state means for pods and jobs, computed when read. Nodes are read in `core/life.py`."""
+
+from collections.abc import Mapping
+
+from gpu_autoscaler.core.state import ClusterState, JobRecord, OrderRecord
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import JobState
+from gpu_autoscaler.model.reasons import ReplacesDoomed, UnmetDemand
+
+# Controllers whose pods belong to a node and not to a workload: they come and go with it.
+_NODE_BOUND_OWNERS = frozenset({"DaemonSet", "Node"})  # "Node" owns mirror pods, the shadows of static pods
+_FINISHED_PHASES = frozenset({"succeeded", "failed"})
+_OUTCOMES = {
+    "completed": JobState.COMPLETED,
+    "failed": JobState.FAILED,
+    "cancelled": JobState.CANCELLED,
+}
+
+
+# ---- pods
+
+
+def is_workload(pod: PodObserved) -> bool:
+    """True unless the pod belongs to its node, as those of DaemonSets and static pods do."""
+    return pod.owner_kind not in _NODE_BOUND_OWNERS
+
+
+def is_finished(pod: PodObserved) -> bool:
+    """True when the pod has ended and holds no room any more, though its object may still be there."""
+    return pod.phase in _FINISHED_PHASES
+
+
+def counts_for_idleness(pod: PodObserved) -> bool:
+    """True for a pod that keeps its node from being empty: a workload that has not ended."""
+    return is_workload(pod) and not is_finished(pod)
+
+
+def pods_by_node(state: ClusterState) -> Mapping[str, tuple[PodObserved, ...]]:
+    """Return the unfinished pods bound to each node name, in order of uid; DaemonSet and mirror pods included.
+
+    A node without pods has no entry.
+    """
+    bound: dict[str, list[PodObserved]] = {}
+    for pod in state.pods.values():
+        if pod.node_name is not None and not is_finished(pod):
+            bound.setdefault(pod.node_name, []).append(pod)
+    return {name: tuple(sorted(pods, key=lambda pod: pod.pod_uid)) for name, pods in bound.items()}
+
+
+def job_pods(state: ClusterState, job_id: JobId) -> tuple[PodObserved, ...]:
+    """Return the job's pods that exist, ended ones too, in order of uid."""
+    return tuple(sorted((pod for pod in state.pods.values() if pod.job_id == job_id), key=lambda pod: pod.pod_uid))
+
+
+# ---- jobs
+
+
+def is_waiting(job: JobRecord) -> bool:
+    """True for a job in the queue: accepted, and neither placed (or preempted since), ending, nor ended."""
+    return (
+        job.queued is not None
+        and job.finished is None
+        and job.cancel_requested is None
+        and (job.placed is None or is_preempted(job))
+    )
+
+
+def is_preempted(job: JobRecord) -> bool:
+    """True from the loss of a placement until the next one."""
+    if job.preempted is None:
+        return False
+    return job.placed is None or job.preempted.attempt >= job.placed.attempt
+
+
+def job_state(state: ClusterState, job_id: JobId) -> JobState | None:
+    """Return the job's state by the eight names; None for a job that is not known or was refused.
+
+    A placed job whose members do not all run yet is provisioning: its room is being made ready.
+    """
+    job = state.jobs.get(job_id)
+    if job is None:
+        return None
+    if job.finished is not None:
+        return _OUTCOMES[job.finished.outcome]
+    if job.queued is None:
+        # Facts about a job whose acceptance has aged out, or a request that nobody has answered yet.
+        is_answered_no = job.rejected is not None or job.requested is None
+        return None if is_answered_no else JobState.PENDING
+    if is_preempted(job):
+        return JobState.PREEMPTED
+    if job.placed is not None:
+        return JobState.RUNNING if _runs_since_placement(job) else JobState.PROVISIONING
+    return JobState.PROVISIONING if has_nodes_under_way(state, job_id) else JobState.QUEUED
+
+
+def _runs_since_placement(job: JobRecord) -> bool:
+    if job.started is None:
+        return False
+    return job.preempted is None or job.started.started_at > job.preempted.preempted_at
+
+
+def queue(state: ClusterState) -> tuple[JobRecord, ...]:
+    """Return the jobs that wait for a place: highest priority first, then longest in the queue, then by id."""
+    waiting = (
+        ((-job.queued.spec.priority, job.queued.queued_at, job.queued.job_id), job)
+        for job in state.jobs.values()
+        if job.queued is not None and is_waiting(job)
+    )
+    return tuple(job for _, job in sorted(waiting, key=lambda keyed: keyed[0]))
+
+
+def queue_position(state: ClusterState, job_id: JobId) -> int | None:
+    """Return the job's place in the queue, 1 for the next one; None for a job that does not wait."""
+    positions = (
+        position
+        for position, job in enumerate(queue(state), start=1)
+        if job.queued is not None and job.queued.job_id == job_id
+    )
+    return next(positions, None)
+
+
+# ---- orders
+
+
+def has_nodes_under_way(state: ClusterState, job_id: JobId) -> bool:
+    """True while a node that was bought for this job is neither usable yet nor given up."""
+    key = f"job/{job_id}"
+    return any(key in _demand_of(order) and is_under_way(state, order) for order in state.orders.values())
+
+
+def is_under_way(state: ClusterState, order: OrderRecord) -> bool:
+    """True from the decision to buy until the node is usable, the launch refused, or the instance gone."""
+    if order.refused is not None or order.terminated is not None:
+        return False
+    provider_id = None if order.launched is None else order.launched.provider_id
+    nodes = (state.nodes[node_uid] for node_uid in state.usable if node_uid in state.nodes)
+    return not any(
+        node.action_id == order.action_id or (provider_id is not None and node.provider_id == provider_id)
+        for node in nodes
+    )
+
+
+def _demand_of(order: OrderRecord) -> tuple[str, ...]:
+    reason = None if order.decision is None else order.decision.reason
+    return reason.demand if isinstance(reason, UnmetDemand | ReplacesDoomed) else ()
