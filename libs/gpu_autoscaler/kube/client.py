@@ -1,0 +1,243 @@
+"""Kubernetes over HTTP: reads and the few writes. Decides nothing, remembers nothing, retries nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.connection import Connection
+from gpu_autoscaler.kube.protocol import (
+    JOBS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    Cluster,
+    Conflict,
+    Eviction,
+    Kind,
+    NotFound,
+    Now,
+    ObjectT,
+    WatchItem,
+    decoded,
+)
+from gpu_autoscaler.kube.refusals import read_status, refusal, retry_after_seconds
+from gpu_autoscaler.kube.watch import read_for_ever
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+
+CALL_SECONDS_MAX = 10.0  # wall time of one read or write
+CONNECTIONS_COUNT_MAX = 32
+MERGE_PATCH = "application/merge-patch+json"
+_LIST_PAGE_COUNT_MAX = 500
+
+
+class KubeClient:
+    """A `KubeApi` on one HTTP session. Use it inside one event loop; `close` it at the end."""
+
+    def __init__(self, connection: Connection, *, now: Now) -> None:
+        """`now` stamps what is seen with cluster time."""
+        self._connection = connection
+        self._now = now
+        self._session: aiohttp.ClientSession | None = None
+
+    # ---- reading
+
+    def watch(self, kind: Kind[Any], *, label_selector: str = "") -> AsyncIterator[WatchItem]:
+        """List, then watch, for ever."""
+        return read_for_ever(self, kind, label_selector=label_selector, now=self._now)
+
+    async def list_page(self, kind: Kind[Any], query: Mapping[str, str]) -> wire.Page:
+        """Return one page of a list across all namespaces. Raises HistoryLost where its continuation is too old."""
+        page = {"limit": str(_LIST_PAGE_COUNT_MAX), **query}
+        body = await self._call("GET", kind.path(), f"list {kind.plural}", query=page)
+        return decoded(wire.Page, body, f"list {kind.plural}")
+
+    async def open_watch(
+        self, kind: Kind[Any], query: Mapping[str, str], *, read_seconds_max: float
+    ) -> aiohttp.ClientResponse:
+        """Open a watch. No bytes for `read_seconds_max` of wall time means the connection is dead."""
+        what = f"watch {kind.plural}"
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS_MAX, sock_read=read_seconds_max)
+        try:
+            response = await (await self._open()).get(
+                self._connection.base_url + kind.path(),
+                params=query,
+                headers=await self._headers(),
+                timeout=timeout,
+            )
+        except (aiohttp.ClientError, TimeoutError) as exc:
+            raise TransientError(f"{what}: {self._connection.base_url} does not answer: {exc!r}") from exc
+        if response.status != 200:
+            async with response:
+                body = await response.read()
+            raise refusal(response.status, read_status(response.status, body), response.headers, what)
+        return response
+
+    async def cluster(self) -> Cluster:
+        """Return which cluster this is."""
+        namespace = await self.get(NAMESPACES, "", "kube-system")
+        created = namespace.metadata.creation_timestamp
+        if created is None:
+            raise PermanentError("namespace kube-system carries no creationTimestamp: is this a Kubernetes API?")
+        return Cluster(installation=namespace.metadata.uid, epoch=int(created.timestamp()))
+
+    async def get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
+        """Return the object. Raises NotFound."""
+        body = await self._call("GET", kind.path(namespace, name), f"get {kind.plural} {namespace}/{name}")
+        return kind.decode(body, "get")
+
+    async def pods_on(self, node_name: str) -> Sequence[wire.Pod]:
+        """Return the pods bound to this node."""
+        pods: list[wire.Pod] = []
+        query = {"fieldSelector": f"spec.nodeName={node_name}"}
+        while True:
+            page = await self.list_page(PODS, query)
+            pods += [PODS.decode(item, "list") for item in page.items or ()]
+            if not page.metadata.continue_:
+                return pods
+            query = {**query, "continue": page.metadata.continue_}
+
+    # ---- writing
+
+    async def patch_node(self, name: str, patch: Mapping[str, Any]) -> wire.Node:
+        """Apply a merge patch to the node."""
+        return await self._patch(NODES, "", name, patch)
+
+    async def annotate_pod(self, pod: wire.Pod, annotations: Mapping[str, str]) -> bool:
+        """Set annotations; False where that very pod is gone (the UID in the patch is a precondition)."""
+        patch = {"metadata": {"uid": pod.metadata.uid, "annotations": dict(annotations)}}
+        try:
+            await self._patch(PODS, pod.metadata.namespace, pod.metadata.name, patch)
+        except (NotFound, Conflict):
+            return False
+        return True
+
+    async def evict_pod(self, pod: wire.Pod) -> Eviction:
+        """Ask for that very pod's eviction.
+
+        Source: Kubernetes, "API-initiated Eviction" (read 2026-11-21), and recorded answers: the budget's 429 has a
+        cause `DisruptionBudget`, several budgets on one pod are a 500 without a reason.
+        """
+        name, what = pod.metadata.name, f"evict pod {pod.metadata.namespace}/{pod.metadata.name}"
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": pod.metadata.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.metadata.uid}},
+        }
+        path = f"{PODS.path(pod.metadata.namespace, name)}/eviction"
+        code, headers, body = await self._ask("POST", path, what, body=eviction)
+        if code < 300:
+            return Eviction(answer="accepted")
+        if code in (404, 409):
+            return Eviction(answer="gone")
+        status = read_status(code, body)
+        if code == 429 and any(cause.reason == "DisruptionBudget" for cause in status.details.causes):
+            why = "; ".join(cause.message for cause in status.details.causes)
+            return Eviction(answer="blocked", message=why, retry_after_seconds=retry_after_seconds(status, headers))
+        if code == 500 and "more than one PodDisruptionBudget" in status.message:
+            return Eviction(answer="refused", message=status.message)
+        raise refusal(code, status, headers, what)
+
+    async def delete_pod(self, pod: wire.Pod, *, grace_seconds: int) -> bool:
+        """Delete that very pod; a grace of 0 would break the promise that a pod runs at most once."""
+        return await self._delete(PODS, pod, {"gracePeriodSeconds": max(1, grace_seconds)})
+
+    async def create_job(self, namespace: str, manifest: Mapping[str, Any]) -> wire.Job:
+        """Create the Job."""
+        what = f"create job {namespace}/{manifest['metadata']['name']}"
+        return JOBS.decode(await self._call("POST", JOBS.path(namespace), what, body=manifest), "create")
+
+    async def patch_job(self, namespace: str, name: str, patch: Mapping[str, Any]) -> wire.Job:
+        """Apply a merge patch to the Job."""
+        return await self._patch(JOBS, namespace, name, patch)
+
+    async def delete_job(self, job: wire.Job) -> bool:
+        """Delete that very Job; without a policy its pods would stay (recorded: batch/v1 Jobs orphan by default)."""
+        return await self._delete(JOBS, job, {"propagationPolicy": "Background"})
+
+    async def close(self) -> None:
+        """Give back connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    # ---- one call
+
+    async def _patch(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Mapping[str, Any]) -> ObjectT:
+        what = f"patch {kind.plural} {namespace}/{name}"
+        body = await self._call("PATCH", kind.path(namespace, name), what, body=patch, content_type=MERGE_PATCH)
+        return kind.decode(body, "patch")
+
+    async def _delete(self, kind: Kind[Any], thing: wire.Object, options: Mapping[str, Any]) -> bool:
+        namespace, name = thing.metadata.namespace, thing.metadata.name
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": thing.metadata.uid},
+            **options,
+        }
+        try:
+            await self._call(
+                "DELETE", kind.path(namespace, name), f"delete {kind.plural} {namespace}/{name}", body=body
+            )
+        except (NotFound, Conflict):
+            return False
+        return True
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        code, headers, answer = await self._ask(method, path, what, query=query, body=body, content_type=content_type)
+        if code >= 300:
+            raise refusal(code, read_status(code, answer), headers, what)
+        return answer
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        headers = await self._headers()
+        if body is not None:
+            headers["Content-Type"] = content_type
+        try:
+            async with (await self._open()).request(
+                method,
+                self._connection.base_url + path,
+                params=query,
+                data=None if body is None else msgspec.json.encode(body),
+                headers=headers,
+            ) as response:
+                return response.status, response.headers, await response.read()
+        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as exc:
+            raise TransientError(f"{what}: {self._connection.base_url} does not answer: {exc!r}") from exc
+
+    async def _headers(self) -> dict[str, str]:
+        token = await self._connection.authorize()
+        headers = {"Accept": "application/json"}
+        return headers if token is None else {**headers, "Authorization": token}
+
+    async def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            tls = self._connection.tls
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=CONNECTIONS_COUNT_MAX, ssl=True if tls is None else tls),
+                timeout=aiohttp.ClientTimeout(total=CALL_SECONDS_MAX),
+            )
+        return self._session

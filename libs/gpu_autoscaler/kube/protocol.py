@@ -1,0 +1,180 @@
+"""What we ask of Kubernetes: four kinds to watch, a handful of writes. Implemented by `kube/client.py`.
+
+All methods raise TransientError when the server is away, throttles or fails, NotFound and Conflict where the object
+says no, PermanentError for every other refusal. Every call has a time limit of its own.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import msgspec
+
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.observed import Instant
+
+T = TypeVar("T")
+ObjectT = TypeVar("ObjectT", bound=wire.Object)
+
+
+class NotFound(PermanentError):
+    """The object is not there (any more)."""
+
+
+class Conflict(PermanentError):
+    """The object is not the one that was meant: it exists already, has another UID, or changed meanwhile."""
+
+
+class Kind(msgspec.Struct, Generic[ObjectT], frozen=True, kw_only=True):
+    """A kind of object that can be listed and watched across all namespaces."""
+
+    plural: str  # as in the path, e.g. pods
+    api: str  # path prefix, e.g. /apis/batch/v1
+    type: type[ObjectT]
+
+    def path(self, namespace: str = "", name: str = "") -> str:
+        """Path of the whole kind, of a namespace's, or of one object."""
+        middle = f"/namespaces/{namespace}" if namespace else ""
+        return f"{self.api}{middle}/{self.plural}" + (f"/{name}" if name else "")
+
+    def decode(self, body: bytes | msgspec.Raw, what: str) -> ObjectT:
+        """Return the object in an answer. Raises PermanentError where it is not what the API describes."""
+        return decoded(self.type, body, f"{what} {self.plural}")
+
+
+@cache
+def _decoder(wanted: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(wanted)
+
+
+def decoded(wanted: type[T], body: bytes | msgspec.Raw, what: str) -> T:
+    """Return the struct in an answer. Raises PermanentError where it is not what the API describes."""
+    try:
+        thing: T = _decoder(wanted).decode(body)  # type: ignore[arg-type]  # a type is hashable
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise PermanentError(f"{what}: the server's answer is not what the API describes: {exc}") from exc
+    return thing
+
+
+PODS = Kind(plural="pods", api="/api/v1", type=wire.Pod)
+NODES = Kind(plural="nodes", api="/api/v1", type=wire.Node)
+BUDGETS = Kind(plural="poddisruptionbudgets", api="/apis/policy/v1", type=wire.PodDisruptionBudget)
+JOBS = Kind(plural="jobs", api="/apis/batch/v1", type=wire.Job)
+NAMESPACES = Kind(plural="namespaces", api="/api/v1", type=wire.Object)
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything of a kind at one version."""
+
+    kind: Kind[Any]
+    objects: tuple[wire.Object, ...]
+    version: int
+    seen_at: Instant
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
+    """An object is like this now."""
+
+    kind: Kind[Any]
+    object: wire.Object
+    seen_at: Instant
+
+
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    """An object is gone; `object` is its last state, at the version of its deletion."""
+
+    kind: Kind[Any]
+    object: wire.Object
+    seen_at: Instant
+
+
+class Bookmark(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing happened up to this version that was not told: a sign of life."""
+
+    kind: Kind[Any]
+    version: int
+    seen_at: Instant
+
+
+WatchItem = Listed | Changed | Deleted | Bookmark
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Which cluster this is. A restored or rebuilt one has another kube-system namespace, so it differs in both."""
+
+    installation: str  # UID of the kube-system namespace
+    epoch: int  # its creation in Unix seconds
+
+
+class Eviction(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to an eviction.
+
+    `accepted`: the pod has its grace period now. `gone`: it was gone already, or another took its name.
+    `blocked`: a disruption budget says not now. `refused`: the budgets contradict each other; asking again is vain.
+    """
+
+    answer: Literal["accepted", "gone", "blocked", "refused"]
+    message: str = ""
+    retry_after_seconds: float | None = None  # wall time; only where the server said so
+
+
+class KubeApi(Protocol):
+    """Kubernetes, as far as we need it."""
+
+    def watch(self, kind: Kind[Any], *, label_selector: str = "") -> AsyncIterator[WatchItem]:
+        """List, then watch, for ever: lists again where history is lost, waits where the server is away."""
+        ...
+
+    async def cluster(self) -> Cluster:
+        """Return which cluster this is."""
+        ...
+
+    async def get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
+        """Return the object. Raises NotFound."""
+        ...
+
+    async def pods_on(self, node_name: str) -> Sequence[wire.Pod]:
+        """Return the pods bound to this node, as the server knows them now, finished ones included."""
+        ...
+
+    async def patch_node(self, name: str, patch: Mapping[str, Any]) -> wire.Node:
+        """Apply a merge patch (RFC 7386) to the node. Raises NotFound, Conflict."""
+        ...
+
+    async def annotate_pod(self, pod: wire.Pod, annotations: Mapping[str, str]) -> bool:
+        """Set annotations; False where that very pod is gone."""
+        ...
+
+    async def evict_pod(self, pod: wire.Pod) -> Eviction:
+        """Ask for that very pod's eviction; budgets are respected."""
+        ...
+
+    async def delete_pod(self, pod: wire.Pod, *, grace_seconds: int) -> bool:
+        """Delete that very pod whatever its budgets say; False where it is gone. `grace_seconds` is at least 1."""
+        ...
+
+    async def create_job(self, namespace: str, manifest: Mapping[str, Any]) -> wire.Job:
+        """Create the Job. Raises Conflict where one of this name exists."""
+        ...
+
+    async def patch_job(self, namespace: str, name: str, patch: Mapping[str, Any]) -> wire.Job:
+        """Apply a merge patch to the Job. Raises NotFound, Conflict."""
+        ...
+
+    async def delete_job(self, job: wire.Job) -> bool:
+        """Delete that very Job and its pods in the background; False where it is gone."""
+        ...
+
+    async def close(self) -> None:
+        """Give back connections."""
+        ...
+
+
+class Now(Protocol):
+    """Cluster time, handed in from the runtime."""
+
+    def __call__(self) -> datetime:
+        """The instant, UTC."""
+        ...

@@ -1,0 +1,58 @@
+"""Kubernetes Jobs that the binder made, as facts. Source: Kubernetes API reference v1.36, "Job" (read 2026-11-21)."""
+
+from datetime import datetime
+from typing import Literal
+
+from gpu_autoscaler.events.job import JobFinished, JobStarted
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.translate.common import condition
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import JobId
+
+_OUTCOMES: dict[str, Literal["completed", "failed"]] = {"Complete": "completed", "Failed": "failed"}
+
+
+def job_id_of(job: wire.Job) -> JobId | None:
+    """Return whose Job this is; None: not one of the binder's."""
+    job_id = job.metadata.labels.get(labels.JOB_ID)
+    return JobId(job_id) if job_id else None
+
+
+def are_all_running(job: wire.Job) -> bool:
+    """True while every member is ready or done, and at least one still works."""
+    status = job.status
+    return status.ready > 0 and status.ready + status.succeeded >= job.spec.parallelism
+
+
+def job_started(job: wire.Job, job_id: JobId, *, started_at: datetime, epoch: int) -> JobStarted:
+    """Return the start of all members as a fact; the Job itself does not say when that was."""
+    return JobStarted(
+        epoch=epoch,
+        version=job.version,
+        job_id=job_id,
+        kube_job=f"{job.metadata.namespace}/{job.metadata.name}",
+        started_at=started_at,
+    )
+
+
+def job_finished(job: wire.Job, job_id: JobId, *, seen_at: datetime) -> JobFinished | None:
+    """Return the Job's end as a fact; None while it goes on.
+
+    A Job is Complete or Failed once, and for good; until then FailureTarget and SuccessCriteriaMet announce it.
+    """
+    for condition_type, outcome in _OUTCOMES.items():
+        end = condition(job.status.conditions, condition_type)
+        if end is not None and end.status == "True":
+            return JobFinished(
+                job_id=job_id,
+                outcome=outcome,
+                finished_at=job.status.completion_time or end.last_transition_time or seen_at,
+                message="" if outcome == "completed" else f"{end.reason}: {end.message}",
+            )
+    return None
+
+
+def job_removed(job: wire.Job, job_id: JobId, *, seen_at: datetime) -> JobFinished:
+    """Return the end of a job whose Job somebody deleted before it was done."""
+    message = f"Kubernetes Job {job.metadata.namespace}/{job.metadata.name} was deleted"
+    return JobFinished(job_id=job_id, outcome="cancelled", finished_at=seen_at, message=message)

@@ -1,0 +1,153 @@
+"""Pods as facts.
+
+Source: Kubernetes API reference v1.36, "Pod"; Kubernetes, "Sidecar Containers", resource sharing (read 2026-11-21).
+"""
+
+from datetime import datetime
+
+from gpu_autoscaler.events.pod import PodGone, PodObserved, PodPhase
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honoured, pairs
+from gpu_autoscaler.kube.translate.requirements import requirements
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.gpu import gpu_model_name
+from gpu_autoscaler.model.ids import JobId, PodUid
+from gpu_autoscaler.model.resources import GPU_RESOURCE, NO_RESOURCES, Resources
+from gpu_autoscaler.model.scheduling import NodeDemands, NodeSelectorTerm, Toleration
+
+_PHASES: dict[str, PodPhase] = {
+    "Pending": "pending",
+    "Running": "running",
+    "Succeeded": "succeeded",
+    "Failed": "failed",
+    "Unknown": "unknown",
+}
+
+
+def pod_observed(pod: wire.Pod, *, epoch: int) -> PodObserved:
+    """Return the pod as a fact. Raises PermanentError where a quantity cannot be read."""
+    metadata, spec, status = pod.metadata, pod.spec, pod.status
+    if metadata.creation_timestamp is None:
+        raise PermanentError(f"pod {metadata.namespace}/{metadata.name} carries no creationTimestamp")
+    scheduled = condition(status.conditions, "PodScheduled")
+    is_unschedulable = scheduled is not None and scheduled.status == "False" and scheduled.reason == "Unschedulable"
+    ready = condition(status.conditions, "Ready")
+    owner = next((owner for owner in metadata.owner_references if owner.controller), None)
+    demands = _demands(spec)
+    return PodObserved(
+        epoch=epoch,
+        version=pod.version,
+        pod_uid=PodUid(metadata.uid),
+        namespace=metadata.namespace,
+        name=metadata.name,
+        phase=_PHASES[status.phase],
+        requests=pod_requests(pod),
+        created_at=metadata.creation_timestamp,
+        node_name=spec.node_name or None,
+        is_ready=ready is not None and ready.status == "True",
+        unschedulable_since=scheduled.last_transition_time if scheduled and is_unschedulable else None,
+        unschedulable_message=scheduled.message if scheduled and is_unschedulable else "",
+        is_gated=bool(spec.scheduling_gates),
+        started_at=status.start_time,
+        finished_at=_finished_at(status),
+        deleting_since=metadata.deletion_timestamp,
+        priority=spec.priority,
+        demands=demands,
+        gpu_model=_gpu_model(demands),
+        labels=pairs(metadata.labels),
+        annotations=honoured(metadata.annotations),
+        owner_kind=owner.kind if owner else None,
+        owner_uid=owner.uid if owner else None,
+        has_local_storage=any(volume.empty_dir or volume.host_path for volume in spec.volumes),
+        grace_seconds=spec.termination_grace_period_seconds,
+        job_id=_job_id(metadata),
+    )
+
+
+def pod_gone(pod: wire.Pod, *, epoch: int) -> PodGone:
+    """Return the pod's end as a fact."""
+    return PodGone(
+        epoch=epoch,
+        version=pod.version,
+        pod_uid=PodUid(pod.metadata.uid),
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        node_name=pod.spec.node_name or None,
+        job_id=_job_id(pod.metadata),
+    )
+
+
+def pod_requests(pod: wire.Pod) -> Resources:
+    """Return what the scheduler sets aside for the pod, itself counted as one pod.
+
+    Containers and sidecars run together; each other init container runs with the sidecars that started before it;
+    the larger of both counts, plus the overhead of the runtime class.
+    """
+    of = f"pod {pod.metadata.namespace}/{pod.metadata.name}"
+    sidecars, peak = NO_RESOURCES, NO_RESOURCES
+    for container in pod.spec.init_containers:
+        needs = _container_requests(container, of)
+        if container.restart_policy == "Always":
+            sidecars = sidecars + needs
+            peak = _larger(peak, sidecars)
+        else:
+            peak = _larger(peak, sidecars + needs)
+    together = sidecars
+    for container in pod.spec.containers:
+        together = together + _container_requests(container, of)
+    return _larger(together, peak) + amounts(pod.spec.overhead, of=of) + Resources(pod_count=1)
+
+
+def _container_requests(container: wire.Container, of: str) -> Resources:
+    # Extended resources are asked for by their limit; the server copies it into the requests, older ones did not.
+    gpus = {key: value for key, value in container.resources.limits.items() if key == GPU_RESOURCE}
+    return amounts({**container.resources.requests, **gpus}, of=of)
+
+
+def _larger(one: Resources, other: Resources) -> Resources:
+    return Resources(
+        cpu_milli=max(one.cpu_milli, other.cpu_milli),
+        memory_bytes=max(one.memory_bytes, other.memory_bytes),
+        gpu_count=max(one.gpu_count, other.gpu_count),
+        ephemeral_storage_bytes=max(one.ephemeral_storage_bytes, other.ephemeral_storage_bytes),
+    )
+
+
+def _finished_at(status: wire.PodStatus) -> datetime | None:
+    if status.phase not in ("Succeeded", "Failed"):
+        return None
+    ends = [one.state.terminated.finished_at for one in status.container_statuses if one.state.terminated]
+    return max((end for end in ends if end is not None), default=None)
+
+
+def _demands(spec: wire.PodSpec) -> NodeDemands:
+    required = spec.affinity.node_affinity.required if spec.affinity and spec.affinity.node_affinity else None
+    return NodeDemands(
+        node_selector=pairs(spec.node_selector),
+        node_affinity=tuple(
+            # A field (metadata.name, as DaemonSets ask for) is kept under its own name: no label is called that.
+            NodeSelectorTerm(requirements(term.match_expressions) + requirements(term.match_fields))
+            for term in (required.node_selector_terms if required else ())
+        ),
+        tolerations=tuple(
+            Toleration(key=one.key, operator=one.operator, value=one.value, effect=one.effect)
+            for one in spec.tolerations
+        ),
+    )
+
+
+def _gpu_model(demands: NodeDemands) -> str | None:
+    """The one model that the pod insists on, by selector or by an affinity without alternatives."""
+    wanted = dict(demands.node_selector)
+    if len(demands.node_affinity) == 1:
+        for requirement in demands.node_affinity[0].requirements:
+            if requirement.operator == "In" and len(requirement.values) == 1:
+                wanted.setdefault(requirement.key, requirement.values[0])
+    names = (gpu_model_name(wanted[key]) for key in GPU_MODEL_LABELS if key in wanted)
+    return next((name for name in names if name), None)
+
+
+def _job_id(metadata: wire.Metadata) -> JobId | None:
+    job_id = metadata.labels.get(labels.JOB_ID)
+    return JobId(job_id) if job_id else None

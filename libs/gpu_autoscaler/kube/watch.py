@@ -1,0 +1,141 @@
+"""List-then-watch that never ends: the whole kind first, then every change, in order, without gaps.
+
+The usual libraries' watches decode slowly, do not list again after 410, and wait for ever on a dead connection;
+hence our own. Source: Kubernetes API concepts, "Efficient detection of changes" (read 2026-11-21).
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
+import structlog
+
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.protocol import Bookmark, Changed, Deleted, Kind, Listed, Now, WatchItem
+from gpu_autoscaler.kube.refusals import HistoryLost, read_status, refusal
+from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
+
+# The server closes a watch after this long and sends a bookmark before it does, so a quiet watch gives a sign of
+# life at least this often even where the once-a-minute bookmarks fail to come (KEP-956, read 2026-11-21).
+WATCH_SECONDS = 60
+SILENCE_SECONDS_MAX = 90.0  # longer without a byte: the connection is dead, whatever TCP says
+WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.1, 10.0  # back-off while the server is away; doubled each time, with jitter
+LINE_BYTES_MAX = 16 * 2**20  # etcd refuses objects above 1.5 MiB; encodings differ, hence the margin
+
+_event_decoder = msgspec.json.Decoder(wire.WatchEvent)
+log = structlog.get_logger()
+
+
+class Reader(Protocol):
+    """The two calls that a watch is made of."""
+
+    async def list_page(self, kind: Kind[Any], query: Mapping[str, str]) -> wire.Page:
+        """Return one page of a list."""
+        ...
+
+    async def open_watch(
+        self, kind: Kind[Any], query: Mapping[str, str], *, read_seconds_max: float
+    ) -> aiohttp.ClientResponse:
+        """Open a watch."""
+        ...
+
+
+async def read_for_ever(reader: Reader, kind: Kind[Any], *, label_selector: str, now: Now) -> AsyncIterator[WatchItem]:
+    """Yield Listed, then Changed, Deleted and Bookmark from its version on; Listed again whenever history is lost.
+
+    Refusals (a missing right, an unknown kind) are logged and tried again like outages: a source has no end.
+    """
+    selector = {"labelSelector": label_selector} if label_selector else {}
+    version: int | None = None  # None: nothing listed yet, or history lost
+    wait_seconds = WAIT_SECONDS_MIN
+    while True:
+        try:
+            if version is None:
+                listed = await _list(reader, kind, selector, now)
+                version = listed.version
+                yield listed
+            # Explicit closing: a generator that is dropped half-way would keep the connection until collected.
+            async with contextlib.aclosing(_watch(reader, kind, selector, version, now)) as items:
+                async for item in items:
+                    version = item.version if isinstance(item, Bookmark) else item.object.version
+                    wait_seconds = WAIT_SECONDS_MIN
+                    yield item
+            continue  # closed in good order: go on from the last version
+        except HistoryLost as exc:
+            log.info("watch history lost, listing again", kind=kind.plural, version=version, error=str(exc))
+            version = None
+        except AutoscalerError as exc:
+            # The state ages meanwhile, and what depends on its freshness holds still by itself.
+            log.warning("watch interrupted, trying again", kind=kind.plural, wait_seconds=wait_seconds, error=str(exc))
+        # Jitter: after an outage all watches of all replicas come back; not in the same instant.
+        await asyncio.sleep(wait_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, decides nothing
+        wait_seconds = min(wait_seconds * 2, WAIT_SECONDS_MAX)
+
+
+async def _list(reader: Reader, kind: Kind[Any], selector: Mapping[str, str], now: Now) -> Listed:
+    seen_at = now()  # before the first page: the list shows the world no older than this
+    objects: list[wire.Object] = []
+    query = dict(selector)
+    while True:
+        page = await reader.list_page(kind, query)
+        objects += [kind.decode(item, "list") for item in page.items or ()]
+        if not page.metadata.continue_:
+            version = int(page.metadata.resource_version)
+            return Listed(kind=kind, objects=tuple(objects), version=version, seen_at=seen_at)
+        query["continue"] = page.metadata.continue_
+
+
+async def _watch(
+    reader: Reader, kind: Kind[Any], selector: Mapping[str, str], version: int, now: Now
+) -> AsyncGenerator[Changed | Deleted | Bookmark, None]:
+    query = {
+        **selector,
+        "watch": "1",
+        "resourceVersion": str(version),
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": str(WATCH_SECONDS),
+    }
+    response = await reader.open_watch(kind, query, read_seconds_max=SILENCE_SECONDS_MAX)
+    try:
+        async with contextlib.aclosing(_lines(response, kind)) as lines:
+            async for line in lines:
+                yield _item(kind, line, now)
+    finally:
+        response.close()
+
+
+async def _lines(response: aiohttp.ClientResponse, kind: Kind[Any]) -> AsyncGenerator[bytes, None]:
+    """Whole lines of the body; aiohttp's own `readline` gives up at 128 KiB, which an object may exceed."""
+    rest = b""
+    try:
+        async for chunk in response.content.iter_any():
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                if line:
+                    yield line
+            if len(rest) > LINE_BYTES_MAX:
+                raise PermanentError(f"watch {kind.plural}: a line longer than {LINE_BYTES_MAX} bytes")
+    except (aiohttp.ClientError, TimeoutError) as exc:
+        raise TransientError(f"watch {kind.plural}: connection lost: {exc!r}") from exc
+
+
+def _item(kind: Kind[Any], line: bytes, now: Now) -> Changed | Deleted | Bookmark:
+    try:
+        event = _event_decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise TransientError(f"watch {kind.plural}: half a line, the connection broke: {exc}") from exc
+    if event.type == "ERROR":
+        status = read_status(0, bytes(event.object))
+        raise refusal(status.code, status, {}, f"watch {kind.plural}")
+    # An object that does not decode ends the watch: to skip it would make a pod or node invisible, which is worse
+    # than a stale picture that says it is stale.
+    thing = kind.decode(event.object, "watch")
+    if event.type == "BOOKMARK":
+        return Bookmark(kind=kind, version=thing.version, seen_at=now())
+    if event.type == "DELETED":
+        return Deleted(kind=kind, object=thing, seen_at=now())
+    return Changed(kind=kind, object=thing, seen_at=now())
