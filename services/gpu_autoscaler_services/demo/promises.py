@@ -1,0 +1,138 @@
+"""The promises, held against what was seen and what is true outside. Each broken one is a sentence.
+
+The same promises are checked at every step of the simulation; here they are checked once, on a live run that has ended.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.events.cost import CostAccrued
+from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
+from gpu_autoscaler.events.scaling import (
+    ScalingDrainCancelled,
+    ScalingDrainStarted,
+    ScalingNodeDrained,
+    ScalingNodeTerminated,
+    ScalingPlanMade,
+    ScalingPodEvicted,
+)
+from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
+from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler_services.demo.record import Record, Truth
+
+NOTICE_ANSWER_SECONDS_MAX = 2.0  # wall time from a notice's record to the cordon's
+# A removal's steps are recorded after they are done; the clocks of the broker and the services are one machine's.
+_DEADLINE_SLACK = timedelta(seconds=1)
+
+
+def broken_promises(record: Record, truth: Truth, policy: ScalingPolicy, *, clock_factor: float) -> tuple[str, ...]:
+    """Return a sentence for each broken promise; empty when all were kept."""
+    return (
+        *_jobs_end_once(record),
+        *_one_launch_an_action(truth),
+        *_limits_hold(record, policy),
+        *_no_force_without_need(record),
+        *_notices_are_answered(record, clock_factor),
+        *_money_adds_up(record, truth),
+        *(f"instance {provider_id} was left over in the cloud" for provider_id in truth.instances_left),
+    )
+
+
+def _jobs_end_once(record: Record) -> Iterator[str]:
+    finished = Counter(fact.job_id for fact, _ in record.of(JobFinished))
+    queued = {fact.job_id for fact, _ in record.of(JobQueued)}
+    rejected = {fact.job_id for fact, _ in record.of(JobRejected)}
+    for fact, _ in record.of(JobRequested):
+        if fact.job_id is not None and fact.job_id not in queued | rejected:
+            yield f"job {fact.job_id} was requested, and neither queued nor rejected"
+    for job_id in sorted(queued):
+        if finished[job_id] != 1:
+            yield f"job {job_id} was accepted and has {finished[job_id]} final states"
+
+
+def _one_launch_an_action(truth: Truth) -> Iterator[str]:
+    for token, count in sorted(truth.launches_by_token.items()):
+        if count > 1:
+            yield f"action {token} made {count} instances"
+
+
+def _limits_hold(record: Record, policy: ScalingPolicy) -> Iterator[str]:
+    """Purchases counted from their plan until the provider confirmed their end."""
+    open_orders: set[str] = set()
+    for seen in record.seen:
+        fact = seen.fact
+        if isinstance(fact, ScalingPlanMade):
+            open_orders |= {item.action_id for item in fact.plan.decisions if isinstance(item, BuyNode)}
+            if len(open_orders) > policy.nodes_count_max:
+                yield f"plan {fact.plan_id} brings {len(open_orders)} nodes, at most {policy.nodes_count_max} are allowed"
+        elif isinstance(fact, ScalingNodeTerminated) and fact.order_action_id is not None:
+            open_orders.discard(fact.order_action_id)
+
+
+def _no_force_without_need(record: Record) -> Iterator[str]:
+    voluntary = {fact.action_id for fact, _ in record.of(ScalingDrainStarted) if fact.is_voluntary}
+    for fact, _ in record.of(ScalingPodEvicted):
+        if fact.is_forced and fact.action_id in voluntary:
+            yield f"pod {fact.pod} was forced off {fact.node_name} by a voluntary drain"
+
+
+def answered_notices(record: Record) -> int:
+    """How many notices led to a cordoned node."""
+    return sum(1 for notice, _ in _standing_notices(record) if _cordoned_at(record, notice) is not None)
+
+
+def _notices_are_answered(record: Record, clock_factor: float) -> Iterator[str]:
+    for notice, stored_at in _standing_notices(record):
+        cordoned_at = _cordoned_at(record, notice)
+        if cordoned_at is None:
+            yield f"the notice for {notice.node_name or notice.provider_id} was never answered"
+            continue
+        seconds = (cordoned_at - stored_at).total_seconds()
+        if seconds > NOTICE_ANSWER_SECONDS_MAX:
+            yield f"the notice for {notice.node_name} was answered after {seconds:.1f} s"
+        gone_at = _drained_at(record, notice)
+        if notice.reclaim_at is not None and (
+            gone_at is None or gone_at > notice.reclaim_at + _DEADLINE_SLACK * clock_factor
+        ):
+            yield f"{notice.node_name} was not drained by its deadline {notice.reclaim_at:%H:%M:%S} (was: {gone_at})"
+
+
+def _standing_notices(record: Record) -> Iterator[tuple[SpotNoticeReceived, datetime]]:
+    """Each notice once, with its first arrival; without those that were taken back."""
+    withdrawn = {fact.notice_id for fact, _ in record.of(SpotNoticeWithdrawn)}
+    told: set[str] = set()
+    for fact, seen in record.of(SpotNoticeReceived):
+        if fact.notice_id not in told | withdrawn:
+            told.add(fact.notice_id)
+            yield fact, seen.stored_at
+
+
+def _cordoned_at(record: Record, notice: SpotNoticeReceived) -> datetime | None:
+    times = [seen.stored_at for fact, seen in record.of(ScalingDrainStarted) if fact.provider_id == notice.provider_id]
+    return min(times, default=None)
+
+
+def _drained_at(record: Record, notice: SpotNoticeReceived) -> datetime | None:
+    ends: list[datetime] = []
+    ends += [fact.drained_at for fact, _ in record.of(ScalingNodeDrained) if fact.provider_id == notice.provider_id]
+    ends += [fact.cancelled_at for fact, _ in record.of(ScalingDrainCancelled) if fact.node_name == notice.node_name]
+    return min(ends, default=None)
+
+
+def _money_adds_up(record: Record, truth: Truth) -> Iterator[str]:
+    charged: Counter[str] = Counter()
+    for fact, _ in record.of(CostAccrued):
+        charged[fact.provider_id] += fact.total_micro_usd
+        parts = fact.idle_micro_usd + sum(share.allocated_micro_usd for share in fact.shares)
+        if parts != fact.total_micro_usd:
+            yield f"{fact.provider_id} at {fact.from_at}: shares and idle are {parts}, total is {fact.total_micro_usd}"
+        for share in fact.shares:
+            if share.used_micro_usd is not None and share.used_micro_usd > share.allocated_micro_usd:
+                yield f"{fact.provider_id} at {fact.from_at}: more used than allocated by {share.job_id}"
+    for provider_id, billed in sorted(truth.bill_micro_usd.items()):
+        if charged[provider_id] != billed:
+            yield f"{provider_id} was charged {charged[provider_id]} micro-USD, the provider bills {billed}"
+    for provider_id in sorted(set(charged) - set(truth.bill_micro_usd)):
+        yield f"{provider_id} was charged {charged[provider_id]} micro-USD, the provider knows no such instance"

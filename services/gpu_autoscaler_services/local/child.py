@@ -1,0 +1,122 @@
+"""One process that the launcher looks after: started, waited for, restarted when it dies, ended by its process id."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import aiohttp
+
+from gpu_autoscaler.model.errors import TransientError
+
+READY_SECONDS_MAX = 60.0  # a cold start of eight processes on two slow cores takes about ten
+STOP_SECONDS_MAX = 15.0  # after this SIGTERM becomes SIGKILL
+RESTART_SECONDS_MIN, RESTART_SECONDS_MAX = 0.2, 5.0
+RESTARTS_COUNT_MAX = 20  # a process that dies this often has a reason that another start does not mend
+_LINES_SHOWN = 15
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Child:
+    """A supervised process. `ready_url` answers 200 once it does its work."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, environment: Mapping[str, str], log: Path, ready_url: str
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.ready_url = ready_url
+        self.starts_count = 0
+        self._command = tuple(command)
+        self._environment = {**os.environ, **environment}
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_wanted = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self) -> None:
+        """Start it, and start it again whenever it ends, until `stop`."""
+        self._is_wanted = True
+        await self._spawn()
+        self._keeper = asyncio.create_task(self._keep(), name=f"keep {self.name}")
+
+    async def _spawn(self) -> None:
+        self.starts_count += 1
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, env=self._environment, stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL
+            )
+
+    async def _keep(self) -> None:
+        wait_seconds = RESTART_SECONDS_MIN
+        while self._process is not None and self.starts_count <= RESTARTS_COUNT_MAX:
+            await self._process.wait()
+            if not self._is_wanted:
+                return
+            await asyncio.sleep(wait_seconds)
+            wait_seconds = min(wait_seconds * 2, RESTART_SECONDS_MAX)
+            await self._spawn()
+
+    async def wait_ready(self, seconds_max: float = READY_SECONDS_MAX) -> None:
+        """Return when it is ready. Raises TransientError with the end of its log when it is not by then."""
+        deadline = asyncio.get_running_loop().time() + seconds_max
+        last = "no answer yet"
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+            while asyncio.get_running_loop().time() < deadline:
+                try:
+                    async with session.get(self.ready_url) as answer:
+                        if answer.status == 200:
+                            return
+                        last = (await answer.text())[:300]
+                except (aiohttp.ClientError, TimeoutError) as exc:
+                    last = repr(exc)
+                await asyncio.sleep(0.1)
+        raise TransientError(
+            f"{self.name} is not ready after {seconds_max:g} s ({last}); its log {self.log} ends:\n{self.log_end()}"
+        )
+
+    def log_end(self) -> str:
+        """The last lines of its log."""
+        if not self.log.exists():
+            return "(empty)"
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-_LINES_SHOWN:])
+
+    def kill(self) -> None:
+        """End it without warning (SIGKILL); it is started again."""
+        self._signal(signal.SIGKILL)
+
+    async def stop(self) -> int | None:
+        """End it for good: SIGTERM, then SIGKILL. Returns its exit code; None if it never ran."""
+        self._is_wanted = False
+        if self._process is None:
+            return None
+        self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_SECONDS_MAX)
+        except TimeoutError:
+            self._signal(signal.SIGKILL)
+            await self._process.wait()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        return self._process.returncode
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
