@@ -48,7 +48,7 @@ def add_admin_routes(app: web.Application, faults: Faults) -> None:
         return json_answer({"compactedThrough": faults.compact()})
 
     async def refuse(request: web.Request) -> web.StreamResponse:
-        body = await _decode(request, _RefusalBody)
+        body = await decode(request, _RefusalBody)
         if not 400 <= body.status <= 599 or body.count < 1:
             raise bad_request("status must be 400 to 599 and count at least 1")
         faults.refuse(
@@ -64,7 +64,7 @@ def add_admin_routes(app: web.Application, faults: Faults) -> None:
         return await show(request)
 
     async def slow(request: web.Request) -> web.StreamResponse:
-        body = await _decode(request, _LatencyBody)
+        body = await decode(request, _LatencyBody)
         faults.slow(Latency(path_prefix=body.path, wait_seconds=body.seconds))
         return await show(request)
 
@@ -76,15 +76,15 @@ def add_admin_routes(app: web.Application, faults: Faults) -> None:
         faults.clear()
         return await show(request)
 
-    app.router.add_post("/admin/watches/drop", _guarded(drop_watches))
-    app.router.add_post("/admin/history/compact", _guarded(compact))
-    app.router.add_post("/admin/faults", _guarded(refuse))
-    app.router.add_post("/admin/latency", _guarded(slow))
-    app.router.add_get("/admin/faults", _guarded(show))
-    app.router.add_delete("/admin/faults", _guarded(clear))
+    app.router.add_post("/admin/watches/drop", guarded(drop_watches))
+    app.router.add_post("/admin/history/compact", guarded(compact))
+    app.router.add_post("/admin/faults", guarded(refuse))
+    app.router.add_post("/admin/latency", guarded(slow))
+    app.router.add_get("/admin/faults", guarded(show))
+    app.router.add_delete("/admin/faults", guarded(clear))
 
 
-def _guarded(handler: Handler) -> Handler:
+def guarded(handler: Handler) -> Handler:
     """Return the handler, closed to everybody who is not on this machine."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -98,7 +98,7 @@ def _guarded(handler: Handler) -> Handler:
     return answer
 
 
-async def _decode(request: web.Request, wanted: type[T]) -> T:
+async def decode(request: web.Request, wanted: type[T]) -> T:
     """Return the body as `wanted`. Raises ApiRefusal 400 naming the field."""
     try:
         return msgspec.json.decode(await request.read(), type=wanted)

@@ -1,0 +1,270 @@
+"""The simulated cloud: what is for sale, who runs, who is refused, and who is taken back. No HTTP, never waits.
+
+A controller like the others: `step` does what is due in cluster time. Nodes are written by `cloud_nodes`.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from functools import partial
+
+from gpu_autoscaler.events.spot import NoticeKind
+from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalScope
+from gpu_autoscaler.simcluster import cloud_nodes
+from gpu_autoscaler.simcluster.api import Api
+from gpu_autoscaler.simcluster.controllers.protocol import Agenda
+from gpu_autoscaler.simcluster.instances import Machine, Notice, new_machine
+from gpu_autoscaler.simcluster.objects import phase_of
+from gpu_autoscaler.simcluster.offers import CATALOGUE, InstanceType, offers_of
+from gpu_autoscaler.simcluster.store import Change
+
+# Parts of the boot time at which each step is done; GPUs are allocatable at its end.
+RUNNING_AT_RATIO = 0.2
+REGISTERED_AT_RATIO = 0.6
+READY_AT_RATIO = 0.75
+
+NOTICE_SECONDS = 120.0  # EC2 User Guide, "Spot Instance interruption notices" (read 2026-11-21)
+TERMINATION_SECONDS = 5.0  # fixture: from the order to end until the bill ends
+NODE_FORGOTTEN_SECONDS = 5.0  # cloud-controller-manager's --node-monitor-period, from then on the node object goes
+LOST_NODE_FORGOTTEN_SECONDS = (
+    45.0  # a reclaimed one first has to miss its heartbeats (--node-monitor-grace-period 40 s)
+)
+TERMINATED_SHOWN_SECONDS = 3600.0  # EC2 User Guide, "Terminate Amazon EC2 instances": visible for about an hour
+RETRY_AFTER_SECONDS = 180.0  # how long Karpenter leaves such an offer alone (karpenter-provider-aws, pkg/cache)
+REFUSAL_RULES_MAX = 100
+
+# How far a refusal of this code reaches: capacity is a matter of an offer, quotas of the region.
+REFUSAL_SCOPES: dict[str, RefusalScope] = {
+    "InsufficientInstanceCapacity": "offer",
+    "UnfulfillableCapacity": "offer",
+    "Unsupported": "offer",
+    "InsufficientFreeAddressesInSubnet": "zone",
+    "MaxSpotInstanceCountExceeded": "region",
+    "VcpuLimitExceeded": "region",
+}
+
+
+class NotOurs(PermanentError):
+    """An instance without the caller's installation tag: never touched."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RefusalRule:
+    """Launches of offers whose key matches are refused: a number of times, until an instant, or both."""
+
+    pattern: str  # of `type/zone/capacity type`, with * and ?
+    code: str
+    left_count: int | None
+    until: datetime | None
+    retry_after_seconds: float = RETRY_AFTER_SECONDS
+
+    def hits(self, offer: Offer, now: datetime) -> bool:
+        """Return whether it refuses this launch."""
+        is_over = (self.until is not None and now >= self.until) or self.left_count == 0
+        return not is_over and fnmatchcase(offer.key, self.pattern)
+
+
+class Cloud:
+    """All machines that ever were, and the rules of selling them."""
+
+    def __init__(self, api: Api, types: Iterable[InstanceType] = CATALOGUE, *, seed: int = 0) -> None:
+        self._api = api
+        self._types = {kind.name: kind for kind in types}
+        self._offers = {offer.key: offer for offer in offers_of(self._types.values())}
+        self._random = random.Random(seed)  # noqa: S311 - boot times that repeat with the seed, no secrets
+        self._agenda: Agenda[Callable[[datetime], None]] = Agenda()
+        self._by_token: dict[tuple[str, str], Machine] = {}
+        self._by_id: dict[str, Machine] = {}  # in order of launch
+        self._by_node: dict[str, Machine] = {}
+        self.rules: list[RefusalRule] = []
+        self._agenda.add(api.now(), self._beat)
+
+    # ---- the capacity API
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return everything that is for sale."""
+        return tuple(self._offers.values())
+
+    def launch(self, order: Order) -> Instance:
+        """Make the instance, or return the one this token made. Raises LaunchRefused, PermanentError."""
+        made = self._by_token.get((order.installation, order.action_id))
+        if made is not None:
+            if made.offer.key != order.offer.key:
+                raise PermanentError(
+                    f"IdempotentParameterMismatch: token {order.action_id} already bought {made.offer.key}, "
+                    f"not {order.offer.key}; use a new token for another purchase"
+                )
+            return made.shown()
+        now = self._api.now()
+        offer = self._offers.get(order.offer.key)
+        if offer is None:
+            raise self._refusal("Unsupported", order.offer.key, RETRY_AFTER_SECONDS)
+        rule = next((rule for rule in self.rules if rule.hits(offer, now)), None)
+        if rule is not None:
+            if rule.left_count is not None:
+                rule.left_count -= 1
+            raise self._refusal(rule.code, offer.key, rule.retry_after_seconds)
+        kind = self._types[offer.instance_type]
+        machine = new_machine(order, kind, offer, len(self._by_id), now, self._random.uniform(-1, 1))
+        self._by_token[order.installation, order.action_id] = machine
+        self._by_id[machine.instance_id] = machine
+        self._by_node[machine.node_name] = machine
+        self._plan_boot(machine, now)
+        return machine.shown()
+
+    def terminate(self, instance_id: str, installation: str) -> Instance | None:
+        """Begin the instance's end; again is no error. None: it never was. Raises NotOurs."""
+        machine = self._by_id.get(instance_id)
+        if machine is None:
+            return None
+        if machine.installation != installation:
+            raise NotOurs(
+                f"instance {instance_id} carries the tag of installation {machine.installation!r}, not "
+                f"{installation!r}: it is left alone"
+            )
+        self._end(machine, NODE_FORGOTTEN_SECONDS)
+        return machine.shown()
+
+    def instances(self, installation: str) -> Sequence[Instance]:
+        """Return this installation's instances, those terminated within the last hour included."""
+        oldest = self._api.now() - timedelta(seconds=TERMINATED_SHOWN_SECONDS)
+        return [
+            machine.shown()
+            for machine in self._by_id.values()
+            if machine.installation == installation
+            and (machine.terminated_at is None or machine.terminated_at >= oldest)
+        ]
+
+    # ---- what only the cloud itself and its admin door know
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """Every machine that ever was, in order of launch."""
+        return tuple(self._by_id.values())
+
+    def machine_of(self, node_name: str) -> Machine | None:
+        """Return the machine behind a node, also before it registers and after its end."""
+        return self._by_node.get(node_name)
+
+    def refuse(self, rule: RefusalRule) -> None:
+        """Refuse such launches from now on. Raises ValueError for an unknown code and at the limit."""
+        if rule.code not in REFUSAL_SCOPES:
+            raise ValueError(f"code {rule.code!r} is none of {', '.join(sorted(REFUSAL_SCOPES))}")
+        now = self._api.now()
+        self.rules = [kept for kept in self.rules if kept.left_count != 0 and (kept.until is None or kept.until > now)]
+        if len(self.rules) >= REFUSAL_RULES_MAX:
+            raise ValueError(f"{REFUSAL_RULES_MAX} refusal rules are set already: clear them first")
+        self.rules.append(rule)
+
+    def first_busy_spot(self) -> Machine | None:
+        """Return the oldest spot machine without a notice whose node has a running pod; None: there is none."""
+        candidates = (
+            machine
+            for machine in self._by_id.values()
+            if machine.offer.capacity_type is CapacityType.SPOT and machine.state == "running" and not machine.notice
+        )
+        return next((machine for machine in candidates if self._is_busy(machine)), None)
+
+    def give_notice(
+        self, machine: Machine, kind: NoticeKind = "terminate", seconds: float = NOTICE_SECONDS
+    ) -> datetime:
+        """Tell the machine that it will be taken in `seconds`; returns the instant. It is taken then."""
+        at = (self._api.now() + timedelta(seconds=seconds)).replace(microsecond=0)  # metadata shows whole seconds
+        machine.notice = Notice(kind, at)
+        self._agenda.add(at, partial(self._reclaim, machine))
+        return at
+
+    def withdraw_notice(self, machine: Machine) -> None:
+        """Take the notice back: the machine stays."""
+        machine.notice = None
+
+    def recommend_rebalance(self, machine: Machine) -> datetime:
+        """Hint that the machine is likelier to be taken; returns the instant of the hint."""
+        machine.rebalance_at = self._api.now().replace(microsecond=0)
+        return machine.rebalance_at
+
+    def schedule(self, seconds: float, action: Callable[[], object]) -> None:
+        """Do `action` in `seconds` of cluster time."""
+
+        def act(_now: datetime) -> None:
+            action()
+
+        self._agenda.add(self._api.now() + timedelta(seconds=seconds), act)
+
+    # ---- the controller
+
+    def hear(self, change: Change) -> None:
+        """Nothing in the cluster moves the cloud."""
+
+    def step(self, now: datetime) -> None:
+        """Do what is due."""
+        for action in self._agenda.take_due(now):
+            action(now)
+
+    def _is_busy(self, machine: Machine) -> bool:
+        return any(phase_of(pod) == "Running" for pod in self._api.pods_on(machine.node_name))
+
+    def _plan_boot(self, machine: Machine, now: datetime) -> None:
+        steps = (
+            (RUNNING_AT_RATIO, self._run),
+            (REGISTERED_AT_RATIO, self._register),
+            (READY_AT_RATIO, self._ready),
+            (1.0, self._show_gpus),
+        )
+        for ratio, step in steps:
+            self._agenda.add(now + timedelta(seconds=machine.boot_seconds * ratio), partial(step, machine))
+
+    def _run(self, machine: Machine, _now: datetime) -> None:
+        if machine.is_alive:
+            machine.state = "running"
+
+    def _register(self, machine: Machine, now: datetime) -> None:
+        if machine.is_alive:
+            machine.is_registered = True
+            cloud_nodes.register(self._api, machine, now)
+
+    def _ready(self, machine: Machine, now: datetime) -> None:
+        if machine.is_alive:
+            cloud_nodes.make_ready(self._api, machine, now)
+
+    def _show_gpus(self, machine: Machine, _now: datetime) -> None:
+        if machine.is_alive and machine.kind.gpu_count:
+            cloud_nodes.show_gpus(self._api, machine)
+
+    def _beat(self, now: datetime) -> None:
+        """Renew the lease of every living node, as kubelets do."""
+        for machine in self._by_id.values():
+            if machine.is_alive and machine.is_registered:
+                cloud_nodes.renew_lease(self._api, machine, now)
+        self._agenda.add(now + timedelta(seconds=cloud_nodes.LEASE_RENEW_SECONDS), self._beat)
+
+    def _reclaim(self, machine: Machine, now: datetime) -> None:
+        if machine.notice is not None and machine.notice.at <= now:
+            self._end(machine, LOST_NODE_FORGOTTEN_SECONDS)
+
+    def _end(self, machine: Machine, forgotten_seconds: float) -> None:
+        if not machine.is_alive:
+            return
+        now = self._api.now()
+        machine.state = "terminating"
+        cloud_nodes.shut_down(self._api, machine, now)
+        self._agenda.add(now + timedelta(seconds=TERMINATION_SECONDS), partial(self._ended, machine, forgotten_seconds))
+
+    def _ended(self, machine: Machine, forgotten_seconds: float, now: datetime) -> None:
+        machine.state = "terminated"
+        machine.terminated_at = now
+        forgotten_at = now + timedelta(seconds=forgotten_seconds)
+        self._agenda.add(forgotten_at, lambda _now: cloud_nodes.forget(self._api, machine))
+
+    @staticmethod
+    def _refusal(code: str, key: str, retry_after_seconds: float) -> LaunchRefused:
+        return LaunchRefused(
+            f"{code}: {key} cannot be launched now; try another offer or wait {retry_after_seconds:g} s",
+            code=code,
+            scope=REFUSAL_SCOPES[code],
+            retry_after_seconds=retry_after_seconds,
+        )

@@ -1,0 +1,263 @@
+"""DCGM exporter pages of simulated nodes: real format, values that follow the pods, faults on demand.
+
+Format, labels and the counters exported by default: NVIDIA dcgm-exporter, `etc/default-counters.csv` and README
+(read 2026-11-21). Values depend on GPU, counter and time alone, so a page can be repeated.
+"""
+
+import math
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from gpu_autoscaler.model.ids import derive_id
+from gpu_autoscaler.model.resources import GPU_RESOURCE
+from gpu_autoscaler.simcluster.objects import Json, is_finished, phase_of, requests_milli
+from gpu_autoscaler.simcluster.offers import InstanceType
+
+TelemetryFault = Literal["silent", "frozen", "zero", "absurd"]
+
+NOISE_SECONDS = 10  # values move once in this long, as a scrape sees them
+DRIVER_VERSION = "580.95.05"
+BLANK_INT64 = 9223372036854775794  # DCGM_INT64_BLANK of dcgm_structs.h: "no value"
+ABSURD_UTILIZATION = 4294967295  # an unsigned -1, as users have reported it
+AMBIENT_CELSIUS = 27.0
+RESERVED_RATIO = 0.02  # of the memory, kept by the driver
+
+# Product name, idle and full power in watts (NVIDIA's data sheets of each product, read 2026-11-21).
+_PRODUCTS: dict[tuple[str, int], tuple[str, float, float]] = {
+    ("A100", 40): ("NVIDIA A100-SXM4-40GB", 52.0, 400.0),
+    ("A100", 80): ("NVIDIA A100-SXM4-80GB", 60.0, 400.0),
+    ("A10G", 24): ("NVIDIA A10G", 20.0, 300.0),
+    ("H100", 80): ("NVIDIA H100 80GB HBM3", 70.0, 700.0),
+    ("H200", 141): ("NVIDIA H200", 75.0, 700.0),
+    ("L4", 24): ("NVIDIA L4", 16.0, 72.0),
+    ("L40S", 48): ("NVIDIA L40S", 35.0, 350.0),
+    ("T4", 16): ("Tesla T4", 9.0, 70.0),
+    ("V100", 16): ("Tesla V100-SXM2-16GB", 40.0, 300.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What a GPU is doing at an instant; ratios run 0 to 1."""
+
+    busy_ratio: float
+    memory_ratio: float
+    seconds: float  # since the exporter started, for counters that only grow
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    memory_mib: int
+    idle_watts: float
+    full_watts: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    name: str
+    type: str
+    help: str
+    value: Callable[[_Load, _Card], float]
+
+
+def _watts(load: _Load, card: _Card) -> float:
+    return card.idle_watts + (card.full_watts - card.idle_watts) * load.busy_ratio * 0.9
+
+
+def _celsius(load: _Load, _card: _Card) -> float:
+    return round(AMBIENT_CELSIUS + 42.0 * load.busy_ratio)
+
+
+def _used_mib(load: _Load, card: _Card) -> float:
+    return int(card.memory_mib * load.memory_ratio)
+
+
+def _reserved_mib(_load: _Load, card: _Card) -> float:
+    return int(card.memory_mib * RESERVED_RATIO)
+
+
+def _free_mib(load: _Load, card: _Card) -> float:
+    return card.memory_mib - _used_mib(load, card) - _reserved_mib(load, card)
+
+
+def _zero(_load: _Load, _card: _Card) -> float:
+    return 0
+
+
+COUNTERS = (
+    _Counter(
+        "DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock frequency (in MHz).", lambda at, _: 1410 if at.busy_ratio else 210
+    ),
+    _Counter("DCGM_FI_DEV_MEM_CLOCK", "gauge", "Memory clock frequency (in MHz).", lambda _, __: 1215),
+    _Counter("DCGM_FI_DEV_MEMORY_TEMP", "gauge", "Memory temperature (in C).", lambda at, c: _celsius(at, c) + 4),
+    _Counter("DCGM_FI_DEV_GPU_TEMP", "gauge", "GPU temperature (in C).", _celsius),
+    _Counter("DCGM_FI_DEV_POWER_USAGE", "gauge", "Power draw (in W).", _watts),
+    _Counter(
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+        "counter",
+        "Total energy consumption since boot (in mJ).",
+        lambda at, card: int(card.idle_watts * 1000 * at.seconds),
+    ),
+    _Counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "counter", "Total number of PCIe retries.", _zero),
+    _Counter("DCGM_FI_DEV_GPU_UTIL", "gauge", "GPU utilization (in %).", lambda at, _: round(at.busy_ratio * 100)),
+    _Counter(
+        "DCGM_FI_DEV_MEM_COPY_UTIL", "gauge", "Memory utilization (in %).", lambda at, _: round(at.busy_ratio * 42)
+    ),
+    _Counter("DCGM_FI_DEV_ENC_UTIL", "gauge", "Encoder utilization (in %).", _zero),
+    _Counter("DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder utilization (in %).", _zero),
+    _Counter("DCGM_FI_DEV_XID_ERRORS", "gauge", "Value of the last XID error encountered.", _zero),
+    _Counter("DCGM_FI_DEV_FB_FREE", "gauge", "Framebuffer memory free (in MiB).", _free_mib),
+    _Counter("DCGM_FI_DEV_FB_USED", "gauge", "Framebuffer memory used (in MiB).", _used_mib),
+    _Counter("DCGM_FI_DEV_FB_RESERVED", "gauge", "Framebuffer memory reserved (in MiB).", _reserved_mib),
+    _Counter(
+        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
+        "counter",
+        "Total number of NVLink bandwidth counters for all lanes.",
+        _zero,
+    ),
+    _Counter("DCGM_FI_DEV_VGPU_LICENSE_STATUS", "gauge", "vGPU License status", _zero),
+    _Counter(
+        "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
+        "counter",
+        "Number of remapped rows for uncorrectable errors",
+        _zero,
+    ),
+    _Counter(
+        "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "counter", "Number of remapped rows for correctable errors", _zero
+    ),
+    _Counter("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge", "Whether remapping of rows has failed", _zero),
+    _Counter(
+        "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+        "gauge",
+        "Ratio of time the graphics engine is active.",
+        lambda at, _: at.busy_ratio,
+    ),
+    _Counter(
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+        "gauge",
+        "Ratio of cycles the tensor (HMMA) pipe is active.",
+        lambda at, _: at.busy_ratio * 0.55,
+    ),
+    _Counter(
+        "DCGM_FI_PROF_DRAM_ACTIVE",
+        "gauge",
+        "Ratio of cycles the device memory interface is active sending or receiving data.",
+        lambda at, _: at.busy_ratio * 0.4,
+    ),
+    _Counter(
+        "DCGM_FI_PROF_PCIE_TX_BYTES",
+        "gauge",
+        "The rate of data transmitted over the PCIe bus - including both protocol headers and data payloads - "
+        "in bytes per second.",
+        lambda at, _: int(at.busy_ratio * 2.1e8),
+    ),
+    _Counter(
+        "DCGM_FI_PROF_PCIE_RX_BYTES",
+        "gauge",
+        "The rate of data received over the PCIe bus - including both protocol headers and data payloads - "
+        "in bytes per second.",
+        lambda at, _: int(at.busy_ratio * 3.4e8),
+    ),
+)
+
+
+class Telemetry:
+    """The exporter of one node: which pod holds which GPU, and what is wrong with it."""
+
+    def __init__(self, node_name: str, kind: InstanceType) -> None:
+        product, idle_watts, full_watts = _PRODUCTS.get(
+            (kind.gpu_model or "", kind.gpu_memory_gib or 0), (f"NVIDIA {kind.gpu_model}", 30.0, 300.0)
+        )
+        self.product = product
+        self._card = _Card((kind.gpu_memory_gib or 16) * 1024, idle_watts, full_watts)
+        self._holders: list[Json | None] = [None] * kind.gpu_count
+        self._uuids = [_uuid(node_name, index) for index in range(kind.gpu_count)]
+        self._labels = [
+            f'gpu="{index}",UUID="{uuid}",pci_bus_id="00000000:{index + 16:02X}:00.0",device="nvidia{index}",'
+            f'modelName="{product}",Hostname="{node_name}",DCGM_FI_DRIVER_VERSION="{DRIVER_VERSION}"'
+            for index, uuid in enumerate(self._uuids)
+        ]
+        self._fault: TelemetryFault | None = None
+        self._frozen_page: str | None = None
+
+    @property
+    def fault(self) -> TelemetryFault | None:
+        """What is wrong; None: nothing."""
+        return self._fault
+
+    def break_with(self, fault: TelemetryFault | None) -> None:
+        """Be broken like this from now on; None: work again."""
+        self._fault = fault
+        self._frozen_page = None
+
+    def page(self, pods: Iterable[Json], now: datetime) -> str | None:
+        """Return the page at `now`, None for a silent exporter. `pods` are those bound to the node."""
+        self._hand_out(pods)
+        if self._fault == "silent":
+            return None
+        if self._fault == "frozen":
+            self._frozen_page = self._frozen_page or self._render(now)
+            return self._frozen_page
+        return self._render(now)
+
+    def _hand_out(self, pods: Iterable[Json]) -> None:
+        """Keep each running pod on the GPUs it has; new ones get the lowest that are free, as a device plugin does."""
+        wanted = {
+            pod["metadata"]["uid"]: pod
+            for pod in pods
+            if phase_of(pod) == "Running" and not is_finished(pod) and requests_milli(pod).get(GPU_RESOURCE)
+        }
+        for index, holder in enumerate(self._holders):
+            if holder is not None and holder["metadata"]["uid"] not in wanted:
+                self._holders[index] = None
+        held = {holder["metadata"]["uid"] for holder in self._holders if holder is not None}
+        for uid, pod in sorted(wanted.items()):
+            if uid not in held:
+                count = requests_milli(pod)[GPU_RESOURCE] // 1000
+                free = [index for index, holder in enumerate(self._holders) if holder is None]
+                for index in free[:count]:
+                    self._holders[index] = pod
+
+    def _render(self, now: datetime) -> str:
+        seconds = now.timestamp()
+        loads = [self._load(index, seconds) for index in range(len(self._holders))]
+        labels = [base + _pod_labels(holder) for base, holder in zip(self._labels, self._holders, strict=True)]
+        lines: list[str] = []
+        for counter in COUNTERS:
+            lines += (f"# HELP {counter.name} {counter.help}", f"# TYPE {counter.name} {counter.type}")
+            lines += [
+                f"{counter.name}{{{label}}} {self._value(counter, load)}"
+                for label, load in zip(labels, loads, strict=True)
+            ]
+        return "\n".join(lines) + "\n"
+
+    def _load(self, index: int, seconds: float) -> _Load:
+        if self._holders[index] is None or self._fault == "zero":
+            return _Load(0.0, 0.0, seconds)
+        window = math.floor(seconds / NOISE_SECONDS)
+        noise = zlib.crc32(f"{self._uuids[index]}/{window}".encode()) / 0xFFFFFFFF
+        return _Load(
+            round(0.85 + 0.13 * noise, 4), 0.62 + 0.2 * (zlib.crc32(self._uuids[index].encode()) % 100) / 100, seconds
+        )
+
+    def _value(self, counter: _Counter, load: _Load) -> str:
+        if self._fault == "absurd":
+            return str(ABSURD_UTILIZATION if counter.name == "DCGM_FI_DEV_GPU_UTIL" else BLANK_INT64)
+        value = counter.value(load, self._card)
+        return str(int(value)) if value == int(value) else f"{value:.6f}"
+
+
+def _uuid(node_name: str, index: int) -> str:
+    digest = derive_id("gpu", node_name, index)
+    return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
+
+
+def _pod_labels(pod: Json | None) -> str:
+    """Return the labels that name the holder; an idle GPU has them empty."""
+    if pod is None:
+        return ',container="",namespace="",pod=""'
+    metadata, container = pod["metadata"], pod["spec"]["containers"][0]["name"]
+    return f',container="{container}",namespace="{metadata["namespace"]}",pod="{metadata["name"]}"'
