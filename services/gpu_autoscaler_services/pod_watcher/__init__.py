@@ -1,0 +1,1 @@
+"""Turns what Kubernetes shows of pods, nodes, budgets and Jobs into facts."""

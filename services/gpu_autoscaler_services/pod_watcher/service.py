@@ -1,0 +1,207 @@
+"""The pod watcher: four watches in, facts out. Keeps nothing worth saving; its memory only avoids repeats."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+import msgspec
+import structlog
+
+from gpu_autoscaler.events.fact import Fact, Versioned
+from gpu_autoscaler.events.job import JobFinished, JobStarted
+from gpu_autoscaler.events.node import NodeGone, NodeListed, NodeObserved, NodeWatched
+from gpu_autoscaler.events.pod import (
+    PodBudgetGone,
+    PodBudgetListed,
+    PodBudgetObserved,
+    PodGone,
+    PodListed,
+    PodObserved,
+    PodWatched,
+)
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.protocol import (
+    BUDGETS,
+    JOBS,
+    NODES,
+    PODS,
+    Bookmark,
+    Changed,
+    Cluster,
+    Deleted,
+    KubeApi,
+    Listed,
+    WatchItem,
+)
+from gpu_autoscaler.kube.translate.budget import budget_gone, budget_observed
+from gpu_autoscaler.kube.translate.job import are_all_running, job_finished, job_id_of, job_removed, job_started
+from gpu_autoscaler.kube.translate.node import node_gone, node_observed
+from gpu_autoscaler.kube.translate.pod import pod_gone, pod_observed
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.ids import NodeUid, PodUid
+
+# Cluster time between two signs of life of a watch: often enough for any staleness limit, rare enough for the stream.
+WATCHED_SECONDS = 10.0
+
+log = structlog.get_logger()
+
+
+class _Desk(msgspec.Struct):
+    """One watched kind: how its objects become facts, and what was last said about each that lives."""
+
+    observed: Callable[..., Versioned]
+    gone: Callable[..., Versioned]
+    alive: Callable[[tuple[str, ...], int, int, datetime], Versioned]  # uids, epoch, version, instant
+    listed: Callable[[tuple[str, ...], int, int, datetime], Versioned]
+    told: dict[str, Versioned | None] = {}  # by uid, without its version; None: it could not be understood
+    alive_at: datetime | None = None
+
+
+def _pod_listed(uids: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
+    return PodListed(epoch=epoch, version=version, pod_uids=tuple(map(PodUid, uids)), listed_at=at)
+
+
+def _pod_watched(_: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
+    return PodWatched(epoch=epoch, version=version, watched_at=at)
+
+
+def _node_listed(uids: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
+    return NodeListed(epoch=epoch, version=version, node_uids=tuple(map(NodeUid, uids)), listed_at=at)
+
+
+def _node_watched(_: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
+    return NodeWatched(epoch=epoch, version=version, watched_at=at)
+
+
+def _budget_listed(uids: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
+    return PodBudgetListed(epoch=epoch, version=version, budget_uids=uids, listed_at=at)
+
+
+class PodWatcher:
+    """Says what Kubernetes shows. Two of it say everything twice under the same ids, which is once."""
+
+    name: ClassVar[str] = "pod_watcher"
+    consumes: ClassVar[tuple[type[Fact], ...]] = ()
+    folds: ClassVar[tuple[type[Fact], ...]] = ()
+    publishes: ClassVar[tuple[type[Fact], ...]] = (
+        PodObserved,
+        PodGone,
+        PodListed,
+        PodWatched,
+        PodBudgetObserved,
+        PodBudgetGone,
+        PodBudgetListed,
+        NodeObserved,
+        NodeGone,
+        NodeListed,
+        NodeWatched,
+        JobStarted,
+        JobFinished,
+    )
+    urgent: ClassVar[tuple[type[Fact], ...]] = ()
+    tick_seconds: ClassVar[float | None] = None
+
+    def __init__(self, kube: KubeApi, cluster: Cluster) -> None:
+        """`cluster` gives the epoch of all versions."""
+        self._kube = kube
+        self._epoch = cluster.epoch
+        self._desks = {
+            PODS.plural: _Desk(observed=pod_observed, gone=pod_gone, listed=_pod_listed, alive=_pod_watched),
+            NODES.plural: _Desk(observed=node_observed, gone=node_gone, listed=_node_listed, alive=_node_watched),
+            # Budgets are few, and a whole list of them is as good a sign of life as any.
+            BUDGETS.plural: _Desk(
+                observed=budget_observed, gone=budget_gone, listed=_budget_listed, alive=_budget_listed
+            ),
+        }
+        self._running: set[str] = set()  # uids of Jobs whose members all run, as last told
+
+    def sources(self) -> Sequence[AsyncIterator[WatchItem]]:
+        """The four watches; of Jobs only those that the binder made."""
+        watched = [self._kube.watch(kind) for kind in (PODS, NODES, BUDGETS)]
+        return [*watched, self._kube.watch(JOBS, label_selector=labels.JOB_ID)]
+
+    async def on_item(self, item: WatchItem) -> Sequence[Fact]:
+        """Return what the item says that was not said before."""
+        desk = self._desks.get(item.kind.plural)
+        if desk is None:
+            return self._on_job_item(item)
+        match item:
+            case Listed():
+                return self._on_listed(desk, item)
+            case Changed():
+                return [*self._observe(desk, item.object), *self._alive(desk, item.object.version, item.seen_at)]
+            case Deleted():
+                desk.told.pop(item.object.metadata.uid, None)
+                gone = desk.gone(item.object, epoch=self._epoch)
+                return [gone, *self._alive(desk, item.object.version, item.seen_at)]
+            case Bookmark():
+                return self._alive(desk, item.version, item.seen_at)
+
+    def _on_listed(self, desk: _Desk, item: Listed) -> list[Fact]:
+        """Everything new in the list, then the list: whatever is not in it is gone."""
+        uids = tuple(sorted(one.metadata.uid for one in item.objects))
+        desk.told = {uid: fact for uid, fact in desk.told.items() if uid in set(uids)}
+        facts = [fact for one in item.objects for fact in self._observe(desk, one)]
+        desk.alive_at = item.seen_at
+        return [*facts, desk.listed(uids, self._epoch, item.version, item.seen_at)]
+
+    def _observe(self, desk: _Desk, thing: wire.Object) -> list[Fact]:
+        """The object as a fact, unless all that changed is what nobody reads (heartbeats, managed fields)."""
+        uid = thing.metadata.uid
+        try:
+            fact = desk.observed(thing, epoch=self._epoch)
+        except PermanentError as exc:
+            if uid not in desk.told:  # once, not with each of its heartbeats
+                log.warning("object not understood, decisions do not see it", object=thing.metadata.name, error=str(exc))
+            desk.told[uid] = None
+            return []
+        content = msgspec.structs.replace(fact, version=0)
+        if desk.told.get(uid) == content:
+            return []
+        desk.told[uid] = content
+        return [fact]
+
+    def _alive(self, desk: _Desk, version: int, at: datetime) -> list[Fact]:
+        """A sign of life, where the last one is old enough: events come in order, so each proves all before it."""
+        if desk.alive_at is not None and at - desk.alive_at < timedelta(seconds=WATCHED_SECONDS):
+            return []
+        desk.alive_at = at
+        return [desk.alive(tuple(sorted(desk.told)), self._epoch, version, at)]
+
+    # ---- Jobs
+
+    def _on_job_item(self, item: WatchItem) -> list[Fact]:
+        match item:
+            case Listed():
+                self._running &= {one.metadata.uid for one in item.objects}
+                return [fact for one in item.objects for fact in self._job_facts(one, item.seen_at)]
+            case Changed():
+                return self._job_facts(item.object, item.seen_at)
+            case Deleted():
+                self._running.discard(item.object.metadata.uid)
+                return self._job_end(item.object, item.seen_at)
+            case Bookmark():
+                return []
+
+    def _job_facts(self, job: Any, seen_at: datetime) -> list[Fact]:  # noqa: ANN401 - items hold objects of any kind
+        job_id = job_id_of(job)
+        if job_id is None:
+            return []
+        if (end := job_finished(job, job_id, seen_at=seen_at)) is not None:
+            return [end]
+        uid, was_running = job.metadata.uid, job.metadata.uid in self._running
+        if not are_all_running(job):
+            self._running.discard(uid)
+            return []
+        self._running.add(uid)
+        return [] if was_running else [job_started(job, job_id, started_at=seen_at, epoch=self._epoch)]
+
+    @staticmethod
+    def _job_end(job: Any, seen_at: datetime) -> list[Fact]:  # noqa: ANN401 - as above
+        """A Job that was deleted ends its job. Where it had ended before, or the scheduler ended it, that stands:
+        a job's end is one fact by id."""
+        job_id = job_id_of(job)
+        if job_id is None:
+            return []
+        return [job_finished(job, job_id, seen_at=seen_at) or job_removed(job, job_id, seen_at=seen_at)]
