@@ -86,7 +86,8 @@ class SensingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Where telemetry and notices are read. In templates `{node_name}`, `{node_uid}`, `{internal_ip}`,
     `{provider_id}` stand for the node's own."""
 
-    role: Literal["node", "central"] = "central"  # spot_watcher: metadata of its own node, or everything central
+    # Of the spot watcher: metadata of its own node, of every managed node by template, or what is read centrally.
+    role: Literal["node", "nodes", "central"] = "central"
     node_name: str | None = None  # role node: which node this process runs on
     dcgm_url: str = "http://{internal_ip}:9400/metrics"
     metadata_url: str | None = None  # None: the cloud's own link-local address
