@@ -20,7 +20,8 @@ from gpu_autoscaler.events.scaling import (
 )
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
 from gpu_autoscaler.model.decisions import BuyNode
-from gpu_autoscaler_services.demo.record import Record, Truth
+from gpu_autoscaler_services.demo.record import Record
+from gpu_autoscaler_services.local.world import Truth
 
 NOTICE_ANSWER_SECONDS_MAX = 2.0  # wall time from a notice's record to the cordon's
 # A removal's steps are recorded after they are done; the clocks of the broker and the services are one machine's.
@@ -66,7 +67,7 @@ def _limits_hold(record: Record, policy: ScalingPolicy) -> Iterator[str]:
         if isinstance(fact, ScalingPlanMade):
             open_orders |= {item.action_id for item in fact.plan.decisions if isinstance(item, BuyNode)}
             if len(open_orders) > policy.nodes_count_max:
-                yield f"plan {fact.plan_id} brings {len(open_orders)} nodes, at most {policy.nodes_count_max} are allowed"
+                yield f"plan {fact.plan_id} makes {len(open_orders)} nodes, allowed are {policy.nodes_count_max}"
         elif isinstance(fact, ScalingNodeTerminated) and fact.order_action_id is not None:
             open_orders.discard(fact.order_action_id)
 

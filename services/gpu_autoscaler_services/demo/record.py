@@ -1,6 +1,6 @@
-"""What was seen on the bus, and what is true outside: the two halves that a report holds against each other."""
+"""What was seen on the bus, in order: the half of a report that is held against what is true outside."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TypeVar
 
@@ -22,14 +22,6 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     def fact(self) -> Fact:
         """The fact itself."""
         return self.recorded.fact
-
-
-class Truth(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulated world knows of itself and no service can read."""
-
-    launches_by_token: Mapping[str, int]  # instances made under each action id
-    instances_left: Sequence[str]  # provider ids of instances of ours that still run
-    bill_micro_usd: Mapping[str, int]  # provider id -> what the provider charges for it
 
 
 class Record:

@@ -18,9 +18,11 @@ from gpu_autoscaler.events.scaling import (
 )
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons import UnmetDemand
 from gpu_autoscaler_services.demo.promises import answered_notices, broken_promises
-from gpu_autoscaler_services.demo.record import Record, Truth
+from gpu_autoscaler_services.demo.record import Record
+from gpu_autoscaler_services.local.world import Truth
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,11 +146,11 @@ def _times_to_gpu(record: Record, started: dict[str, datetime]) -> list[float]:
 
 def _node_ready_seconds(record: Record) -> list[float]:
     planned = {decision.action_id: (fact.plan.as_of, decision.offer) for decision, fact, _ in _buys(record)}
-    usable: dict[str, datetime] = {}
+    usable: dict[ActionId, datetime] = {}
     for fact, seen in record.of(NodeObserved):
-        if fact.action_id not in planned or fact.action_id in usable or not fact.is_ready:
+        if fact.action_id is None or fact.action_id not in planned or fact.action_id in usable:
             continue
-        if fact.allocatable.gpu_count >= planned[fact.action_id][1].resources.gpu_count:
+        if fact.is_ready and fact.allocatable.gpu_count >= planned[fact.action_id][1].resources.gpu_count:
             usable[fact.action_id] = seen.recorded.envelope.time
     return [(at - planned[action_id][0]).total_seconds() for action_id, at in usable.items()]
 

@@ -1,0 +1,131 @@
+"""Every process of the system on this machine, started in order, waited for, ended in reverse."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from gpu_autoscaler.bus.server import NatsServer
+
+from gpu_autoscaler.runtime.clock import CLOCK_ENVIRONMENT, Clock
+from gpu_autoscaler.runtime.config import (
+    GatewaySettings,
+    HttpSettings,
+    KubeSettings,
+    NatsSettings,
+    PolicySettings,
+    ProviderSettings,
+    SensingSettings,
+    Settings,
+    StoreSettings,
+    to_environment,
+)
+from gpu_autoscaler_services.local.child import Child, free_port
+
+Role = Literal["nodes", "central"]
+
+# Process name -> (service, role of the spot watcher); one process each, as in deploy/ and docker-compose.yml.
+PROCESSES: dict[str, tuple[str, Role | None]] = {
+    "scaler": ("scaler", None),
+    "scheduler": ("scheduler", None),
+    "pod-watcher": ("pod_watcher", None),
+    "spot-watcher-offers": ("spot_watcher", "central"),
+    "spot-watcher-notices": ("spot_watcher", "nodes"),
+    "dcgm-ingest": ("dcgm_ingest", None),
+    "cost-tracker": ("cost_tracker", None),
+    "gateway": ("gateway", None),
+}
+
+
+class LocalSystem:
+    """A NATS server, a simulated cluster and all services, below one folder."""
+
+    def __init__(
+        self, folder: Path, *, clock: Clock, policy: Path | None, gateway_port: int, offers: Path | None = None
+    ) -> None:
+        self.folder = folder
+        self.clock = clock
+        self.nats = NatsServer(folder / "nats")
+        self.simcluster_url = f"http://127.0.0.1:{free_port()}"
+        self.gateway_url = f"http://127.0.0.1:{gateway_port or free_port()}"
+        self.children: dict[str, Child] = {}
+        self._policy = policy
+        self._offers = offers
+
+    @property
+    def nats_url(self) -> str:
+        """Where the NATS server listens."""
+        return self.nats.url
+
+    async def start(self, say: Callable[[str], None]) -> None:
+        """Start everything; returns when all of it is ready. What was started is ended again if anything fails."""
+        for folder in (self.folder, self.folder / "logs"):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            say("starting the NATS server")
+            await self.nats.start()
+            say(f"starting the simulated cluster at {self.simcluster_url}")
+            await self._start_child(self._simcluster())
+            services = list(self._services())
+            say(f"starting {len(services)} services, each a process of its own")
+            await asyncio.gather(*(self._start_child(child) for child in services))
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start_child(self, child: Child) -> None:
+        self.children[child.name] = child
+        await child.start()
+        await child.wait_ready()
+
+    async def stop(self) -> None:
+        """End everything: services first, so that they can still publish what they have in hand."""
+        services = [child for name, child in self.children.items() if name != "simcluster"]
+        await asyncio.gather(*(child.stop() for child in services))
+        if (world := self.children.get("simcluster")) is not None:
+            await world.stop()
+        await self.nats.stop()
+        self.children.clear()
+
+    def _simcluster(self) -> Child:
+        port = self.simcluster_url.rsplit(":", 1)[1]
+        command = [sys.executable, "-m", "gpu_autoscaler.simcluster", "--port", port]
+        if self._offers is not None:
+            command += ["--offers", str(self._offers)]
+        return Child(
+            "simcluster",
+            command,
+            environment={CLOCK_ENVIRONMENT: self.clock.to_environment()},
+            log=self.folder / "logs" / "simcluster.log",
+            ready_url=f"{self.simcluster_url}/readyz",
+        )
+
+    def _services(self) -> Iterator[Child]:
+        for name, (service, role) in PROCESSES.items():
+            settings = self._settings(name, role)
+            yield Child(
+                name,
+                [sys.executable, "-m", "gpu_autoscaler_services.serve", service],
+                environment={CLOCK_ENVIRONMENT: self.clock.to_environment(), **to_environment(settings)},
+                log=self.folder / "logs" / f"{name}.log",
+                ready_url=f"http://127.0.0.1:{settings.http.port}/readyz",
+            )
+
+    def _settings(self, name: str, role: Role | None) -> Settings:
+        sensing = SensingSettings(
+            dcgm_url=self.simcluster_url + "/nodes/{node_name}/metrics",
+            metadata_url=self.simcluster_url + "/nodes/{node_name}",
+            role=role or "central",
+        )
+        return Settings(
+            nats=NatsSettings(url=self.nats_url),
+            kube=KubeSettings(url=self.simcluster_url),
+            provider=ProviderSettings(name="sim", url=self.simcluster_url),
+            store=StoreSettings(url=f"sqlite:///{(self.folder / 'store.db').absolute()}"),
+            gateway=GatewaySettings(port=int(self.gateway_url.rsplit(":", 1)[1])),
+            http=HttpSettings(port=free_port()),
+            sensing=sensing,
+            policy=PolicySettings(path=None if self._policy is None else str(self._policy)),
+            instance=name,
+        )
