@@ -1,0 +1,173 @@
+"""A state while a batch of facts is folded into it. Used by `core/fold.py` and `core/pruning.py` alone.
+
+A mapping is copied at its first change in a batch and never again, so a batch of a million facts copies each mapping
+once, and a batch of one copies only what it touches.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from gpu_autoscaler.core.state import ClusterState, Synced, Tombstone, Version
+from gpu_autoscaler.events.fact import Versioned
+from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
+from gpu_autoscaler.model.ids import NodeUid, PodUid, ProviderId
+
+K = TypeVar("K")
+V = TypeVar("V")
+E = TypeVar("E", bound=Versioned)
+
+
+class Table(Generic[K, V]):
+    """A mapping of the state that is copied when it is first changed."""
+
+    __slots__ = ("_own", "now")
+
+    def __init__(self, origin: Mapping[K, V]) -> None:
+        self.now = origin
+        self._own: dict[K, V] | None = None
+
+    def _owned(self) -> dict[K, V]:
+        if self._own is None:
+            self._own = dict(self.now)
+            self.now = self._own
+        return self._own
+
+    def get(self, key: K) -> V | None:
+        """The value as it is now."""
+        return self.now.get(key)
+
+    def set(self, key: K, value: V) -> None:
+        """Put a value in place."""
+        self._owned()[key] = value
+
+    def remove(self, key: K) -> None:
+        """Take a key away; one that is not there stays away."""
+        if key in self.now:
+            del self._owned()[key]
+
+    def forget(self, is_old: Callable[[V], bool]) -> None:
+        """Leave out every value that is old; nothing is copied where none is."""
+        kept = {key: value for key, value in self.now.items() if not is_old(value)}
+        if len(kept) < len(self.now):
+            self._own = kept
+            self.now = kept
+
+
+def version_of(fact: Versioned) -> Version:
+    """The fact's place in its source's count."""
+    return (fact.epoch, fact.version)
+
+
+class Entities(Generic[K, E]):
+    """Things that a source lists and watches: those that are there, those that are gone, how complete it is.
+
+    Of equal versions the end wins over the observation; else the newer version wins, in any order of arrival.
+    """
+
+    __slots__ = ("gone", "living", "synced")
+
+    def __init__(self, living: Mapping[K, E], gone: Mapping[K, Tombstone], synced: Synced | None) -> None:
+        self.living = Table(living)
+        self.gone = Table(gone)
+        self.synced = synced
+
+    def observe(self, key: K, entity: E) -> bool:
+        """Take the observation in; False if a newer or equal word was known."""
+        version = version_of(entity)
+        known = self.living.get(key)
+        if known is not None:
+            if version_of(known) >= version:
+                return False
+        elif (stone := self.gone.get(key)) is not None:
+            if stone.version >= version:
+                return False
+            self.gone.remove(key)
+        self.living.set(key, entity)
+        return True
+
+    def end(self, key: K, stone: Tombstone) -> bool:
+        """Take the end in; False if a newer word was known. The end of something unknown is kept too."""
+        known, earlier = self.living.get(key), self.gone.get(key)
+        if known is not None and version_of(known) > stone.version:
+            return False
+        if earlier is not None and earlier.version >= stone.version:
+            return False
+        self.living.remove(key)
+        self.gone.set(key, stone)
+        return True
+
+    def list(self, keys: Collection[K], version: Version, at: datetime) -> tuple[tuple[K, E], ...]:
+        """Take a whole list in; returns what is older than it and not in it, for the caller to end."""
+        if self.synced is not None and self.synced.version >= version:
+            return ()
+        seen_at = at if self.synced is None else max(at, self.synced.seen_at)
+        self.synced = Synced(version, seen_at)
+        listed = frozenset(keys)
+        return tuple(
+            (key, entity)
+            for key, entity in self.living.now.items()
+            if key not in listed and version_of(entity) <= version
+        )
+
+    def watch(self, version: Version, at: datetime) -> None:
+        """Take a sign of life in. Before the first list, and of an older list, it proves nothing."""
+        if self.synced is not None and version >= self.synced.version and at > self.synced.seen_at:
+            self.synced = Synced(self.synced.version, at)
+
+
+class Batch:
+    """The state's mappings while facts are folded in. Attributes are named as in `ClusterState`."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self.pods: Entities[PodUid, PodObserved] = Entities(state.pods, state.pods_gone, state.pods_synced)
+        self.budgets: Entities[str, PodBudgetObserved] = Entities(
+            state.budgets, state.budgets_gone, state.budgets_synced
+        )
+        self.busy_until = Table(state.busy_until)
+        self.nodes: Entities[NodeUid, NodeObserved] = Entities(state.nodes, state.nodes_gone, state.nodes_synced)
+        self.instances = Table(state.instances)
+        self.instances_seen_at: Table[ProviderId, datetime] = Table(state.instances_seen_at)
+        self.instances_listed_at = state.instances_listed_at
+        self.usable = Table(state.usable)
+        self.telemetry = Table(state.telemetry)
+        self.notices = Table(state.notices)
+        self.offers = state.offers
+        self.jobs = Table(state.jobs)
+        self.orders = Table(state.orders)
+        self.drains = Table(state.drains)
+        self.last_plan_sequence = state.last_plan_sequence
+        self.last_plan_at = state.last_plan_at
+        self.newest = Table(state.newest)
+
+    def state(self) -> ClusterState:
+        """Return the state as it is now; the very same one where nothing changed."""
+        now: dict[str, Any] = {
+            "pods": self.pods.living.now,
+            "pods_gone": self.pods.gone.now,
+            "pods_synced": self.pods.synced,
+            "budgets": self.budgets.living.now,
+            "budgets_gone": self.budgets.gone.now,
+            "budgets_synced": self.budgets.synced,
+            "busy_until": self.busy_until.now,
+            "nodes": self.nodes.living.now,
+            "nodes_gone": self.nodes.gone.now,
+            "nodes_synced": self.nodes.synced,
+            "instances": self.instances.now,
+            "instances_seen_at": self.instances_seen_at.now,
+            "instances_listed_at": self.instances_listed_at,
+            "usable": self.usable.now,
+            "telemetry": self.telemetry.now,
+            "notices": self.notices.now,
+            "offers": self.offers,
+            "jobs": self.jobs.now,
+            "orders": self.orders.now,
+            "drains": self.drains.now,
+            "last_plan_sequence": self.last_plan_sequence,
+            "last_plan_at": self.last_plan_at,
+            "newest": self.newest.now,
+        }
+        is_same = all(value is getattr(self._state, name) for name, value in now.items())
+        return self._state if is_same else ClusterState(**now)

@@ -1,0 +1,329 @@
+"""Facts in, state out. Total: no valid fact raises, also not about things never heard of.
+
+Within a stream facts keep their order; streams arrive in any interleaving, and any fact may come again. The state is
+the same all the same, because each fact touches only what its own stream says, older versions are ignored, and
+steps happen once. Called by every projection (`runtime/projection.py`), by replay, and by `recompute`.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import assert_never, cast
+
+from msgspec.structs import replace
+
+from gpu_autoscaler.core.admission import job_id_of
+from gpu_autoscaler.core.batch import Batch, version_of
+from gpu_autoscaler.core.pruning import hour, is_outlived, notice_ended_at, prune
+from gpu_autoscaler.core.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
+from gpu_autoscaler.core.state import (
+    ClusterState,
+    DrainRecord,
+    JobRecord,
+    NoticeRecord,
+    OrderRecord,
+    Tombstone,
+    Usable,
+)
+from gpu_autoscaler.core.views import is_finished, is_workload
+from gpu_autoscaler.events import gpu, job, node, pod, scaling, spot
+from gpu_autoscaler.events.catalogue import (
+    FACTS,
+    AnyFact,
+    CostFact,
+    GpuFact,
+    JobFact,
+    NodeFact,
+    PodFact,
+    ScalingFact,
+    SpotFact,
+)
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.ids import ActionId, JobId, PlanId
+
+_KNOWN_TYPES = frozenset(FACTS)
+
+
+def fold(state: ClusterState, recorded: Iterable[Recorded]) -> ClusterState:
+    """Return the state after these facts. Facts of types that this version does not fold change nothing."""
+    folding = _Folding(state)
+    for each in recorded:
+        # A newer catalogue, or a test's own: such a fact is known to somebody, and none of our business.
+        if type(each.envelope.fact) in _KNOWN_TYPES:
+            folding.take(each)
+    return folding.finish()
+
+
+class _Folding:
+    """One batch on its way into the state."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._before = state
+        self._batch = Batch(state)
+        self._late: set[str] = set()  # domains in which something ended longer ago than it is kept
+
+    def take(self, recorded: Recorded) -> None:
+        """Fold one fact in. A new type of fact is an error of the type checker until it has its place here."""
+        fact, at = cast("AnyFact", recorded.envelope.fact), recorded.envelope.time
+        if isinstance(fact, PodFact):
+            self._advance("pod", at)
+            self._pod(fact, at)
+        elif isinstance(fact, NodeFact):
+            self._advance("node", at)
+            self._node(fact, at)
+        elif isinstance(fact, GpuFact):
+            self._advance("gpu", at)
+            self._gpu(fact)
+        elif isinstance(fact, JobFact):
+            self._job(fact, at, recorded.envelope.id)
+        elif isinstance(fact, ScalingFact):
+            self._advance("scaling", at)
+            self._scaling(fact, recorded.sequence)
+        elif isinstance(fact, SpotFact):
+            self._advance("spot", at)
+            self._spot(fact)
+        elif isinstance(fact, CostFact):
+            pass  # money follows from state and never leads to it
+        else:
+            assert_never(fact)
+
+    def finish(self) -> ClusterState:
+        """Return the new state, without what has outlived its use."""
+        for domain, newest in self._batch.newest.now.items():
+            before = self._before.newest.get(domain)
+            if before is None or hour(before) != hour(newest) or domain in self._late:
+                prune(self._batch, domain, newest)
+        return self._batch.state()
+
+    def _advance(self, domain: str, at: datetime) -> None:
+        newest = self._batch.newest.get(domain)
+        if newest is None or at > newest:
+            self._batch.newest.set(domain, at)
+
+    def _ended(self, domain: str, at: datetime) -> None:
+        newest = self._batch.newest.get(domain)
+        if newest is not None and is_outlived(at, newest):
+            self._late.add(domain)
+
+    # ---- pods
+
+    def _pod(self, fact: PodFact, at: datetime) -> None:
+        pods, budgets = self._batch.pods, self._batch.budgets
+        match fact:
+            case pod.PodObserved():
+                if pods.observe(fact.pod_uid, fact) and is_workload(fact):
+                    self._busy(fact.node_name, fact.finished_at or at if is_finished(fact) else at)
+            case pod.PodGone():
+                known = pods.living.get(fact.pod_uid)
+                if pods.end(fact.pod_uid, Tombstone(version_of(fact), at)):
+                    self._ended("pod", at)
+                    self._pod_left(known, fact.node_name, at)
+            case pod.PodListed():
+                for uid, absent in pods.list(fact.pod_uids, version_of(fact), fact.listed_at):
+                    pods.end(uid, Tombstone(version_of(fact), fact.listed_at))
+                    self._ended("pod", fact.listed_at)
+                    self._pod_left(absent, absent.node_name, fact.listed_at)
+            case pod.PodWatched():
+                pods.watch(version_of(fact), fact.watched_at)
+            case pod.PodBudgetObserved():
+                budgets.observe(fact.budget_uid, fact)
+            case pod.PodBudgetGone():
+                if budgets.end(fact.budget_uid, Tombstone(version_of(fact), at)):
+                    self._ended("pod", at)
+            case pod.PodBudgetListed():
+                for budget_uid, _ in budgets.list(fact.budget_uids, version_of(fact), fact.listed_at):
+                    budgets.end(budget_uid, Tombstone(version_of(fact), fact.listed_at))
+                    self._ended("pod", fact.listed_at)
+            case _:
+                assert_never(fact)
+
+    def _pod_left(self, known: pod.PodObserved | None, node_name: str | None, at: datetime) -> None:
+        """The node was in use until now, unless the pod had ended before or never counted. Unknown pods count."""
+        if known is None or (is_workload(known) and not is_finished(known)):
+            self._busy(node_name, at)
+
+    def _busy(self, node_name: str | None, at: datetime) -> None:
+        if node_name is None:
+            return
+        known = self._batch.busy_until.get(node_name)
+        if known is None or at > known:
+            self._batch.busy_until.set(node_name, at)
+            self._ended("pod", at)
+
+    # ---- nodes and instances
+
+    def _node(self, fact: NodeFact, at: datetime) -> None:
+        nodes = self._batch.nodes
+        match fact:
+            case node.NodeObserved():
+                if nodes.observe(fact.node_uid, fact) and fact.is_ready:
+                    self._offered(fact, at)
+            case node.NodeGone():
+                known = nodes.living.get(fact.node_uid)
+                provider_id = fact.provider_id or (None if known is None else known.provider_id)
+                if nodes.end(fact.node_uid, Tombstone(version_of(fact), at, provider_id)):
+                    self._ended("node", at)
+                    self._batch.usable.remove(fact.node_uid)
+            case node.NodeListed():
+                for uid, absent in nodes.list(fact.node_uids, version_of(fact), fact.listed_at):
+                    nodes.end(uid, Tombstone(version_of(fact), fact.listed_at, absent.provider_id))
+                    self._ended("node", fact.listed_at)
+                    self._batch.usable.remove(uid)
+            case node.NodeWatched():
+                nodes.watch(version_of(fact), fact.watched_at)
+            case node.NodeInstanceObserved():
+                self._instance(fact, at)
+            case node.NodeInstanceListed():
+                self._instances_listed(fact)
+            case _:
+                assert_never(fact)
+
+    def _offered(self, fact: node.NodeObserved, at: datetime) -> None:
+        known = self._batch.usable.get(fact.node_uid)
+        if known is None or fact.allocatable.gpu_count > known.gpu_count:
+            self._batch.usable.set(fact.node_uid, Usable(fact.allocatable.gpu_count, at))
+
+    def _instance(self, fact: node.NodeInstanceObserved, at: datetime) -> None:
+        self._seen(fact, at)
+        known = self._batch.instances.get(fact.provider_id)
+        if known is None or version_of(fact) > version_of(known):
+            self._batch.instances.set(fact.provider_id, fact)
+            self._ended("node", fact.terminated_at or at)
+
+    def _seen(self, fact: node.NodeInstanceObserved, at: datetime) -> None:
+        seen_at = self._batch.instances_seen_at.get(fact.provider_id)
+        if seen_at is None or at > seen_at:
+            self._batch.instances_seen_at.set(fact.provider_id, at)
+
+    def _instances_listed(self, fact: node.NodeInstanceListed) -> None:
+        before = self._batch.instances_listed_at
+        if before is None or fact.listed_at > before:
+            self._batch.instances_listed_at = fact.listed_at
+            if before is None or hour(before) != hour(fact.listed_at):
+                self._late.add("node")
+        for provider_id in fact.provider_ids:
+            seen_at = self._batch.instances_seen_at.get(provider_id)
+            if seen_at is None or fact.listed_at > seen_at:
+                self._batch.instances_seen_at.set(provider_id, fact.listed_at)
+
+    # ---- telemetry
+
+    def _gpu(self, fact: GpuFact) -> None:
+        match fact:
+            case gpu.GpuNodeSummarised():
+                known = self._batch.telemetry.get(fact.node_uid)
+                if known is None or version_of(fact) > version_of(known):
+                    self._batch.telemetry.set(fact.node_uid, fact)
+                    self._ended("gpu", fact.window_started_at)
+            case gpu.GpuNodeSampled():
+                pass  # raw samples serve screens; decisions read summaries
+            case _:
+                assert_never(fact)
+
+    # ---- jobs
+
+    def _job(self, fact: JobFact, at: datetime, event_id: str) -> None:
+        # What anybody may publish does not move the stream's clock: a date in the far future would empty the state.
+        if not isinstance(fact, job.JobRequested | job.JobCancelRequested):
+            self._advance("job", at)
+        job_id = self._job_id(fact, event_id)
+        before = self._batch.jobs.get(job_id) or JobRecord()
+        after = job_after(before, fact, at)
+        if after is not before:
+            self._batch.jobs.set(job_id, after)
+        if isinstance(fact, job.JobFinished):
+            self._ended("job", fact.finished_at)
+
+    @staticmethod
+    def _job_id(fact: JobFact, event_id: str) -> JobId:
+        if isinstance(fact, job.JobRequested):
+            return job_id_of(fact.job_id, event_id)
+        return job_id_of(fact.job_id, fact.request_id) if isinstance(fact, job.JobRejected) else fact.job_id
+
+    # ---- notices and offers
+
+    def _spot(self, fact: SpotFact) -> None:
+        match fact:
+            case spot.SpotNoticeReceived():
+                self._keep_notice(notice_after(self._batch.notices.get(fact.notice_id), fact))
+            case spot.SpotNoticeWithdrawn():
+                known = self._batch.notices.get(fact.notice_id)
+                if known is not None:  # without a notice there is nothing to take back
+                    self._keep_notice(notice_withdrawn(known, fact))
+            case spot.SpotRebalanceRecommended():
+                pass  # a hint without deadline or certainty: nothing is decided by it yet
+            case spot.SpotOffersSampled():
+                known_offers = self._batch.offers
+                if known_offers is None or version_of(fact) > version_of(known_offers):
+                    self._batch.offers = fact
+            case _:
+                assert_never(fact)
+
+    def _keep_notice(self, record: NoticeRecord) -> None:
+        self._batch.notices.set(record.notice.notice_id, record)
+        self._ended("spot", notice_ended_at(record))
+
+    # ---- plans and their steps
+
+    def _scaling(self, fact: ScalingFact, sequence: int) -> None:
+        match fact:
+            case scaling.ScalingPlanMade():
+                self._plan_made(fact, sequence)
+            case scaling.ScalingNodeOrdered() | scaling.ScalingNodeLaunched() | scaling.ScalingLaunchRefused():
+                self._batch.orders.set(fact.action_id, order_after(self._order(fact.action_id, fact.plan_id), fact))
+                if isinstance(fact, scaling.ScalingLaunchRefused):
+                    self._ended("scaling", fact.refused_at)
+            case scaling.ScalingDrainStarted() | scaling.ScalingPodEvicted() | scaling.ScalingNodeDrained():
+                self._batch.drains.set(fact.action_id, drain_after(self._drain(fact.action_id, fact.plan_id), fact))
+            case scaling.ScalingDrainCancelled():
+                drain = self._drain(fact.drain_action_id, fact.plan_id)
+                if drain.cancelled is None:
+                    self._batch.drains.set(fact.drain_action_id, replace(drain, cancelled=fact))
+                    self._ended("scaling", fact.cancelled_at)
+            case scaling.ScalingNodeTerminated():
+                self._terminated(fact)
+            case _:
+                assert_never(fact)
+
+    def _order(self, action_id: ActionId, plan_id: PlanId) -> OrderRecord:
+        return self._batch.orders.get(action_id) or OrderRecord(action_id=action_id, plan_id=plan_id)
+
+    def _drain(self, action_id: ActionId, plan_id: PlanId) -> DrainRecord:
+        return self._batch.drains.get(action_id) or DrainRecord(action_id=action_id, plan_id=plan_id)
+
+    def _plan_made(self, fact: scaling.ScalingPlanMade, sequence: int) -> None:
+        if sequence > self._batch.last_plan_sequence:
+            self._batch.last_plan_sequence = sequence
+            self._batch.last_plan_at = fact.plan.as_of
+        for decision in fact.plan.decisions:
+            self._decided(decision, fact)
+
+    def _decided(self, decision: AnyDecision, fact: scaling.ScalingPlanMade) -> None:
+        planned_at = fact.plan.as_of
+        match decision:
+            case BuyNode():
+                order = self._order(decision.action_id, fact.plan_id)
+                if order.decision is None:
+                    decided = replace(order, plan_id=fact.plan_id, decision=decision, planned_at=planned_at)
+                    self._batch.orders.set(decision.action_id, decided)
+            case DrainNode() | ReleaseInstance():
+                drain = self._drain(decision.action_id, fact.plan_id)
+                if drain.decision is None:
+                    self._batch.drains.set(decision.action_id, replace(drain, decision=decision, planned_at=planned_at))
+            case CancelDrain():
+                drain = self._drain(decision.drain_action_id, fact.plan_id)
+                if drain.cancel is None:
+                    self._batch.drains.set(decision.drain_action_id, replace(drain, cancel=decision))
+            case _:
+                assert_never(decision)
+
+    def _terminated(self, fact: scaling.ScalingNodeTerminated) -> None:
+        """Close the purchase and the removal that this ends; either may have aged out of the record."""
+        order = None if fact.order_action_id is None else self._batch.orders.get(fact.order_action_id)
+        if order is not None and order.terminated is None:
+            self._batch.orders.set(order.action_id, replace(order, terminated=fact))
+        if fact.action_id != fact.order_action_id:
+            drain = self._drain(fact.action_id, fact.plan_id)
+            if drain.terminated is None:
+                self._batch.drains.set(fact.action_id, replace(drain, terminated=fact))
+        self._ended("scaling", fact.terminated_at)

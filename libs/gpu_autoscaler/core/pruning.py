@@ -1,0 +1,93 @@
+"""What the state may forget, so that it stays as large as the cluster and not as long as its history.
+
+How old something is, is told by the newest instant of its own stream: never by a clock, never by another stream,
+which may be hours ahead while a service catches up. Ages are counted in whole hours, so a batch that does not reach
+a new hour has nothing to forget, and however facts are cut into batches, equal facts leave an equal state.
+"""
+
+from datetime import datetime
+
+from gpu_autoscaler.core.batch import Batch
+from gpu_autoscaler.core.state import DrainRecord, JobRecord, NoticeRecord, OrderRecord
+
+# Longer than any repeat that a broker or a crashed publisher makes (minutes), shorter than what fills a memory.
+TOMBSTONE_HOURS = 6
+# Longer than any time after which a policy calls a node idle; a node's name is rarely used again.
+BUSY_HOURS = 7 * 24
+
+_SECONDS_PER_HOUR = 3600
+
+
+def hour(at: datetime) -> int:
+    """Hours since 1970, whole."""
+    return int(at.timestamp()) // _SECONDS_PER_HOUR
+
+
+def is_outlived(at: datetime, newest: datetime) -> bool:
+    """True when something that ended then has been kept for its life."""
+    return hour(at) < hour(newest) - TOMBSTONE_HOURS
+
+
+def prune(batch: Batch, domain: str, newest: datetime) -> None:
+    """Forget what ended more than its life before the newest instant of the domain."""
+
+    def is_old(ended_at: datetime | None) -> bool:
+        return ended_at is not None and is_outlived(ended_at, newest)
+
+    match domain:
+        case "pod":
+            batch.pods.gone.forget(lambda stone: is_old(stone.gone_at))
+            batch.budgets.gone.forget(lambda stone: is_old(stone.gone_at))
+            batch.busy_until.forget(lambda at: hour(at) < hour(newest) - BUSY_HOURS)
+        case "node":
+            batch.nodes.gone.forget(lambda stone: is_old(stone.gone_at))
+            batch.instances.forget(lambda each: each.state == "terminated" and is_old(each.terminated_at))
+            _forget_missing_instances(batch)
+        case "gpu":
+            batch.telemetry.forget(lambda window: is_old(window.window_started_at))
+        case "spot":
+            batch.notices.forget(lambda record: is_old(notice_ended_at(record)))
+        case "job":
+            batch.jobs.forget(lambda job: is_old(job_ended_at(job)))
+        case "scaling":
+            batch.orders.forget(lambda order: is_old(order_ended_at(order)))
+            batch.drains.forget(lambda drain: is_old(drain_ended_at(drain)))
+
+
+def _forget_missing_instances(batch: Batch) -> None:
+    """Forget instances that the cloud's own lists have left out for a tombstone's life."""
+    listed_at = batch.instances_listed_at
+    if listed_at is None:
+        return
+    missing = {
+        provider_id for provider_id, seen_at in batch.instances_seen_at.now.items() if is_outlived(seen_at, listed_at)
+    }
+    for provider_id in missing:
+        batch.instances_seen_at.remove(provider_id)
+        batch.instances.remove(provider_id)
+
+
+def notice_ended_at(record: NoticeRecord) -> datetime:
+    """When the notice has nothing more to say: its deadline has passed."""
+    return max(record.notice.reclaim_at or record.last_received_at, record.last_received_at)
+
+
+def job_ended_at(job: JobRecord) -> datetime | None:
+    """When the job ended or was refused; None: it goes on."""
+    if job.finished is not None:
+        return job.finished.finished_at
+    return job.rejected_at if job.queued is None else None
+
+
+def order_ended_at(order: OrderRecord) -> datetime | None:
+    """When the purchase came to nothing or its instance was gone; None: it counts."""
+    if order.terminated is not None:
+        return order.terminated.terminated_at
+    return None if order.refused is None else order.refused.refused_at
+
+
+def drain_ended_at(drain: DrainRecord) -> datetime | None:
+    """When the removal was done or given up; None: it goes on."""
+    if drain.terminated is not None:
+        return drain.terminated.terminated_at
+    return None if drain.cancelled is None else drain.cancelled.cancelled_at

@@ -1,0 +1,100 @@
+"""What a fact makes of the record of one job, purchase, removal or notice. Used by `core/fold.py`.
+
+Each function returns the very record it was given where the fact is no news: a repeat, or a step that happened.
+"""
+
+from datetime import UTC, datetime
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from gpu_autoscaler.core.batch import version_of
+from gpu_autoscaler.core.state import DrainRecord, JobRecord, NoticeRecord, OrderRecord
+from gpu_autoscaler.events import job, scaling, spot
+from gpu_autoscaler.events.catalogue import JobFact
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+OrderStep = scaling.ScalingNodeOrdered | scaling.ScalingNodeLaunched | scaling.ScalingLaunchRefused
+DrainStep = scaling.ScalingDrainStarted | scaling.ScalingPodEvicted | scaling.ScalingNodeDrained
+
+
+def job_after(record: JobRecord, fact: JobFact, at: datetime) -> JobRecord:
+    """First word wins where a thing happens once; the highest attempt or version where it happens again."""
+    match fact:
+        case job.JobRequested():
+            return record if record.requested else replace(record, requested=fact, requested_at=at)
+        case job.JobCancelRequested():
+            return record if record.cancel_requested else replace(record, cancel_requested=fact)
+        case job.JobQueued():
+            return record if record.queued else replace(record, queued=fact)
+        case job.JobRejected():
+            return record if record.rejected else replace(record, rejected=fact, rejected_at=at)
+        case job.JobPlaced():
+            is_news = record.placed is None or fact.attempt > record.placed.attempt
+            return replace(record, placed=fact) if is_news else record
+        case job.JobPreempted():
+            is_news = record.preempted is None or fact.attempt > record.preempted.attempt
+            return replace(record, preempted=fact) if is_news else record
+        case job.JobStarted():
+            is_news = record.started is None or version_of(fact) > version_of(record.started)
+            return replace(record, started=fact) if is_news else record
+        case job.JobFinished():
+            return record if record.finished else replace(record, finished=fact)
+        case _:
+            assert_never(fact)
+
+
+def order_after(record: OrderRecord, fact: OrderStep) -> OrderRecord:
+    """A step of a purchase happens once."""
+    match fact:
+        case scaling.ScalingNodeOrdered():
+            return record if record.ordered else replace(record, ordered=fact)
+        case scaling.ScalingNodeLaunched():
+            return record if record.launched else replace(record, launched=fact)
+        case scaling.ScalingLaunchRefused():
+            return record if record.refused else replace(record, refused=fact)
+        case _:
+            assert_never(fact)
+
+
+def drain_after(record: DrainRecord, fact: DrainStep) -> DrainRecord:
+    """A step of a removal happens once; of two words about a pod the forced eviction is the last one."""
+    match fact:
+        case scaling.ScalingDrainStarted():
+            return record if record.started else replace(record, started=fact)
+        case scaling.ScalingPodEvicted():
+            known = record.evicted.get(fact.pod_uid)
+            if known is not None and (known.is_forced or not fact.is_forced):
+                return record
+            return replace(record, evicted={**record.evicted, fact.pod_uid: fact})
+        case scaling.ScalingNodeDrained():
+            return record if record.drained else replace(record, drained=fact)
+        case _:
+            assert_never(fact)
+
+
+def notice_after(record: NoticeRecord | None, fact: spot.SpotNoticeReceived) -> NoticeRecord:
+    """The earliest deadline wins; a notice that was taken back stands again when the cloud says it again later."""
+    received_at = fact.received_at
+    if record is None:
+        return NoticeRecord(notice=fact, first_received_at=received_at, last_received_at=received_at)
+    if record.withdrawn is not None and received_at <= record.withdrawn.withdrawn_at:
+        return record  # a repeat of what was taken back
+    if not record.is_standing:
+        return replace(record, notice=fact, first_received_at=received_at, last_received_at=received_at)
+    is_earlier = (fact.reclaim_at or _NEVER) < (record.notice.reclaim_at or _NEVER)
+    if not is_earlier and record.first_received_at <= received_at <= record.last_received_at:
+        return record
+    return replace(
+        record,
+        notice=fact if is_earlier else record.notice,
+        first_received_at=min(record.first_received_at, received_at),
+        last_received_at=max(record.last_received_at, received_at),
+    )
+
+
+def notice_withdrawn(record: NoticeRecord, fact: spot.SpotNoticeWithdrawn) -> NoticeRecord:
+    """The last withdrawal counts."""
+    known = record.withdrawn
+    return record if known is not None and known.withdrawn_at >= fact.withdrawn_at else replace(record, withdrawn=fact)
