@@ -30,7 +30,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     sequence: int
     stored_at: datetime
+    headers: Mapping[str, str] = {}  # the sender's own; the broker's (`Nats-...`) are fields or gone
+
+
+class Publication(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that is to be stored."""
+
+    subject: str
+    payload: bytes
+    message_id: str  # equal ids within the duplicate window are stored once
     headers: Mapping[str, str] = {}
+    expected_last_subject_sequence: int | None = None
 
 
 class Delivery(Protocol):
@@ -110,6 +120,14 @@ class Bus(Protocol):
 
         Raises StalePlan when the subject's last sequence is not the expected one, TransientError when the broker
         stays away past the limit, PermanentError when it never will take the message (too large, no such stream).
+        """
+        ...
+
+    async def publish_many(self, publications: Sequence[Publication]) -> Sequence[Ack]:
+        """Store messages without waiting for each; returns when the streams have all of them, acks in the order given.
+
+        They are stored in that order, except that those which the broker missed while it went away come later.
+        Raises as `publish` does; what was stored by then stays, so the caller repeats the whole with the same ids.
         """
         ...
 
