@@ -1,0 +1,24 @@
+"""How a command ends. Scripts tell the cases apart by the exit code."""
+
+import enum
+
+from gpu_autoscaler.model.errors import AutoscalerError
+
+
+class Exit(enum.IntEnum):
+    """Exit codes of the CLI; `recompute` adds its own from 5 on (`tools/replay.py`)."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    TIME_OUT = 4
+    INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+class Stop(AutoscalerError):
+    """The command cannot go on: the words for stderr and the exit code."""
+
+    def __init__(self, message: str, code: Exit = Exit.FAILURE) -> None:
+        super().__init__(message)
+        self.code = code

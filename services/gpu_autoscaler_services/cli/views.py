@@ -1,0 +1,122 @@
+"""Commands that show what the gateway knows: status, nodes, plans, cost, why."""
+
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from gpu_autoscaler_services.cli.client import Gateway, part
+from gpu_autoscaler_services.cli.output import Output, Row, age, show, usd
+
+HERE = Gateway()
+
+
+def status(*, gateway: Gateway = HERE, output: Output = "table") -> None:
+    """The cluster in numbers."""
+    document = gateway.read("status")
+    rows = [{"name": name, "value": value} for name, value in _figures(document)]
+    columns = (("", lambda row: row["name"]), ("", lambda row: row["value"]))
+    show(document, rows, columns, lambda row: row["name"], output)
+
+
+def _figures(document: dict[str, Any]) -> list[tuple[str, str]]:
+    unknown = document["price_unknown_count"]
+    return [
+        ("nodes", _counts(document["nodes_by_phase"])),
+        ("capacity", _counts(document["nodes_by_capacity_type"])),
+        (
+            "GPUs",
+            f"{document['gpu_busy_count']} busy of {document['gpu_count']}, {document['gpu_booting_count']} booting",
+        ),
+        ("jobs", _counts(document["jobs_by_status"])),
+        ("pods without room", str(document["pods_unschedulable_count"])),
+        ("spot notices", str(document["notices_count"])),
+        ("price an hour", usd(document["price_micro_usd_per_hour"]) + (f" and {unknown} unknown" if unknown else "")),
+        (
+            "last plan",
+            f"{age(document['last_plan_at'], document['as_of'])} ago" if document["last_plan_at"] else "none yet",
+        ),
+        ("broker", "connected" if document["is_broker_connected"] else "away"),
+    ]
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items())) or "none"
+
+
+def nodes(*, gateway: Gateway = HERE, output: Output = "table") -> None:
+    """Every node from its order to its end."""
+    document = gateway.read("nodes")
+    columns = (
+        ("NAME", lambda row: row["name"]),
+        ("PHASE", lambda row: row["phase"]),
+        ("TYPE", lambda row: row["instance_type"]),
+        ("ZONE", lambda row: row["zone"]),
+        ("CAPACITY", lambda row: row["capacity_type"]),
+        ("GPUS", lambda row: f"{row['gpu_busy_count']}/{row['gpu_count']} {row['gpu_model'] or ''}".strip()),
+        ("PRICE/H", lambda row: usd(row["price_micro_usd_per_hour"])),
+        ("AGE", lambda row: age(row["since"], document["as_of"])),
+        ("NOTICE", lambda row: row["notice"] and (row["notice"]["reclaim_at"] or row["notice"]["kind"])),
+    )
+    show(document, document["items"], columns, lambda row: str(row["name"]), output)
+
+
+def plans(
+    *,
+    limit: Annotated[int, Parameter(help="How many, newest first.")] = 10,
+    gateway: Gateway = HERE,
+    output: Output = "table",
+) -> None:
+    """The last plans: what was decided, what was held back, and why."""
+    document = gateway.read("plans", limit=limit)
+    rows = [row for plan in document["items"] for row in _plan_rows(plan)]
+    columns = (
+        ("PLAN", lambda row: row["plan_id"]),
+        ("AT", lambda row: row["as_of"]),
+        ("WHAT", lambda row: row["what"]),
+        ("ABOUT", lambda row: row["subject"]),
+        ("WHY", lambda row: row["sentence"]),
+    )
+    named = document["items"] if output == "name" else rows
+    show(document, named, columns, lambda row: str(row["plan_id"]), output)
+
+
+def _plan_rows(plan: dict[str, Any]) -> list[Row]:
+    head = {"plan_id": plan["plan_id"], "as_of": plan["as_of"]}
+    decided = [{**head, **one, "what": one["decision"]} for one in plan["decisions"]]
+    held = [{**head, **one, "what": "held back"} for one in plan["held_back"]]
+    return [*decided, *held] or [{**head, "what": "nothing", "subject": "", "sentence": ""}]
+
+
+def cost(
+    *,
+    span_seconds: Annotated[int, Parameter(help="Width of a line in seconds of cluster time.")] = 3600,
+    gateway: Gateway = HERE,
+    output: Output = "table",
+) -> None:
+    """Money by time and by project."""
+    document = gateway.read("cost", span_seconds=span_seconds)
+    columns = (
+        ("FROM", lambda row: row["from_at"]),
+        ("ALLOCATED", lambda row: usd(row["allocated_micro_usd"])),
+        ("IDLE", lambda row: usd(row["idle_micro_usd"])),
+    )
+    show(document, document["spans"], columns, lambda row: str(row["from_at"]), output)
+
+
+def why(
+    kind: Literal["node", "pod", "job"], name: str, /, *, gateway: Gateway = HERE, output: Output = "table"
+) -> None:
+    """The story of a node, pod or job back to its first cause.
+
+    Parameters
+    ----------
+    kind: Literal["node", "pod", "job"]
+        What it is.
+    name: str
+        Its name or id.
+    """
+    document = gateway.read(f"why/{kind}/{part(name)}")
+    if output == "table":
+        print("\n".join(document["sentences"]))
+    else:
+        show(document, [document], (), lambda row: str(row["name"]), output)
