@@ -1,0 +1,119 @@
+"""EC2's instance metadata, version 2 only: a token first, then the values.
+
+Falling back to version 1, as some handlers do, would undo what version 2 protects against. Source: EC2 User Guide,
+"Use the Instance Metadata Service to access instance metadata", "Spot Instance interruption notices" and
+"EC2 instance rebalance recommendations" (read 2026-11-21).
+"""
+
+import asyncio
+from datetime import datetime
+from typing import Literal, TypeVar
+
+import aiohttp
+import msgspec
+
+from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.observed import Instant
+
+LINK_LOCAL_URL = "http://169.254.169.254"
+CALL_SECONDS_MAX = 2.0  # wall time; the address is on the same host
+TOKEN_SECONDS = 21_600  # the longest that EC2 gives
+TOKEN_RENEWED_SECONDS_BEFORE = 15.0
+ANSWER_BYTES_MAX = 64 * 1024
+
+T = TypeVar("T")
+
+
+class _InstanceAction(msgspec.Struct, frozen=True):
+    action: Literal["terminate", "stop", "hibernate"]
+    time: Instant
+
+
+class _Rebalance(msgspec.Struct, frozen=True, rename="camel"):
+    notice_time: Instant
+
+
+class AwsMetadata:
+    """The metadata of one EC2 instance. The session is the caller's: many instances may share it."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        base_url: str = LINK_LOCAL_URL,
+        *,
+        call_seconds_max: float = CALL_SECONDS_MAX,
+    ) -> None:
+        self._session = session
+        self._base_url = base_url.rstrip("/")
+        self._timeout = aiohttp.ClientTimeout(total=call_seconds_max)
+        self._token: str | None = None
+        self._token_renewed_at_seconds = 0.0  # by the loop's clock
+
+    async def reclaim_notice(self) -> ReclaimNotice | None:
+        """Return the interruption notice, None where EC2 says 404: none stands. Raises TransientError."""
+        action = await self._read("spot/instance-action", _InstanceAction)
+        if action is None:
+            return None
+        return ReclaimNotice(action.action, action.time.isoformat(), action.time)
+
+    async def rebalance_recommended_at(self) -> datetime | None:
+        """Return the instant of the rebalance recommendation, None where there is none. Raises TransientError."""
+        hint = await self._read("events/recommendations/rebalance", _Rebalance)
+        return None if hint is None else hint.notice_time
+
+    async def provider_id(self) -> ProviderId:
+        """Return `aws:///<zone>/<instance id>`, as the AWS cloud provider names nodes. Raises TransientError."""
+        zone = await self._get("placement/availability-zone")
+        instance_id = await self._get("instance-id")
+        if not zone or not instance_id:
+            raise TransientError(f"{self._base_url} names no zone or no instance: is it EC2's metadata address?")
+        return ProviderId(f"aws:///{zone}/{instance_id}")
+
+    async def _read(self, path: str, wanted: type[T]) -> T | None:
+        text = await self._get(path)
+        if text is None:
+            return None
+        try:
+            return msgspec.json.decode(text, type=wanted)
+        except msgspec.DecodeError as exc:
+            raise TransientError(f"{self._base_url} {path}: {text[:200]!r} cannot be read: {exc}") from exc
+
+    async def _get(self, path: str) -> str | None:
+        """Return the text at a path, None for 404. A token that is refused is dropped and fetched once more."""
+        for _ in range(2):
+            headers = {"X-aws-ec2-metadata-token": await self._current_token()}
+            status, text = await self._call("GET", f"/latest/meta-data/{path}", headers)
+            if status == 200:
+                return text
+            if status == 404:
+                return None
+            if status != 401:
+                raise TransientError(f"{self._base_url} {path}: HTTP {status}; asked again with the next tick")
+            self._token = None
+        raise TransientError(f"{self._base_url} {path}: a fresh token is refused; is a proxy in front of the address?")
+
+    async def _current_token(self) -> str:
+        now_seconds = asyncio.get_running_loop().time()
+        if self._token is None or now_seconds >= self._token_renewed_at_seconds:
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
+            status, text = await self._call("PUT", "/latest/api/token", headers)
+            if status != 200:
+                raise TransientError(f"{self._base_url}: HTTP {status} instead of a metadata token")
+            self._token = text
+            self._token_renewed_at_seconds = now_seconds + TOKEN_SECONDS - TOKEN_RENEWED_SECONDS_BEFORE
+        return self._token
+
+    async def _call(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+        url = self._base_url + path
+        try:
+            async with self._session.request(
+                method, url, headers=headers, timeout=self._timeout, allow_redirects=False
+            ) as answer:
+                content = await answer.content.read(ANSWER_BYTES_MAX)
+                return answer.status, content.decode("utf-8", errors="replace")
+        except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
+            raise TransientError(
+                f"{method} {url}: {str(exc) or type(exc).__name__}; no answer is not 'no notice'"
+            ) from exc

@@ -1,0 +1,1 @@
+"""Reads NVIDIA's DCGM exporter: pages over HTTP, and what their lines mean."""

@@ -1,0 +1,128 @@
+"""A DCGM exporter page as typed samples. Percent and MiB end here; values that lie are dropped and never averaged.
+
+Line by line, so that one broken line costs one value. Label texts repeat for every counter of a GPU and are read
+once a page. Format: Prometheus documentation, "Exposition formats"; labels and units: NVIDIA dcgm-exporter,
+README and `etc/default-counters.csv` (read 2026-11-21).
+"""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from gpu_autoscaler.events.gpu import GpuSample
+from gpu_autoscaler.model.gpu import gpu_model_name
+
+MEBIBYTE = 2**20
+
+UTILIZATION = "DCGM_FI_DEV_GPU_UTIL"
+ENGINE_ACTIVE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+MEMORY_USED = "DCGM_FI_DEV_FB_USED"
+MEMORY_FREE = "DCGM_FI_DEV_FB_FREE"
+MEMORY_RESERVED = "DCGM_FI_DEV_FB_RESERVED"
+TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
+POWER = "DCGM_FI_DEV_POWER_USAGE"
+
+# What can be true of a GPU, in the exporter's own units. Outside are DCGM's blanks (9223372036854775794 and
+# 140737488355328, dcgm_structs.h, "Blank values") and figures that users have reported, such as 4294967295 %.
+_MEMORY_MIB_MAX = 2.0**20
+RANGES: Mapping[str, tuple[float, float]] = {
+    UTILIZATION: (0.0, 100.0),
+    ENGINE_ACTIVE: (0.0, 1.0),
+    MEMORY_USED: (0.0, _MEMORY_MIB_MAX),
+    MEMORY_FREE: (0.0, _MEMORY_MIB_MAX),
+    MEMORY_RESERVED: (0.0, _MEMORY_MIB_MAX),
+    TEMPERATURE: (-40.0, 150.0),
+    POWER: (0.0, 5000.0),
+}
+
+_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+# A page that Prometheus passed on has its own target labels in front; older exporters used the last spelling.
+_POD_LABELS = (("exported_namespace", "exported_pod"), ("namespace", "pod"), ("pod_namespace", "pod_name"))
+
+_Values = dict[str, float]
+
+
+class Page(msgspec.Struct, frozen=True):
+    """What one read of an exporter said."""
+
+    gpus: tuple[GpuSample, ...]  # in the order in which the page names them; MIG instances count one by one
+    lines_broken_count: int  # lines of the counters above that could not be read
+
+
+def parse_page(text: str) -> Page:
+    """Return the samples of a page. Never raises: what cannot be read is counted, what cannot be true is None."""
+    gpus: dict[tuple[str, str], tuple[dict[str, str], _Values]] = {}
+    by_label_text: dict[str, _Values] = {}
+    broken_count = 0
+    for line in text.split("\n"):
+        name, brace, rest = line.partition("{")
+        limits = RANGES.get(name)
+        if limits is None:
+            continue
+        label_text, end, value_text = rest.rpartition("}")
+        values = by_label_text.get(label_text)
+        try:
+            value = float(value_text.split(None, 1)[0])
+        except (ValueError, IndexError):
+            broken_count += 1
+            continue
+        if values is None:
+            labels = dict(_LABEL.findall(label_text))
+            if not brace or not end or "gpu" not in labels:
+                broken_count += 1
+                continue
+            # A page may hold several devices under one index (exports put together): the UUID tells them apart.
+            entry = gpus.setdefault((_index(labels), labels.get("UUID", "")), (labels, {}))
+            values = by_label_text[label_text] = entry[1]
+        if limits[0] <= value <= limits[1]:
+            values[name] = value
+    return Page(tuple(_sample(index, labels, values) for (index, _), (labels, values) in gpus.items()), broken_count)
+
+
+def _index(labels: Mapping[str, str]) -> str:
+    """Return the GPU's index, with the MIG instance behind a colon where there is one."""
+    instance = labels.get("GPU_I_ID")
+    return f"{labels['gpu']}:{instance}" if instance else labels["gpu"]
+
+
+def _sample(index: str, labels: Mapping[str, str], values: _Values) -> GpuSample:
+    return GpuSample(
+        gpu=index,
+        gpu_uuid=labels.get("UUID", ""),
+        gpu_model=gpu_model_name(labels.get("modelName", "")),
+        utilization_ratio=_utilization_ratio(values, is_slice=":" in index),
+        memory_used_bytes=_bytes(values.get(MEMORY_USED)),
+        memory_total_bytes=_bytes(_total_mib(values)),
+        temperature_celsius=values.get(TEMPERATURE),
+        power_watts=values.get(POWER),
+        pod=_pod(labels),
+    )
+
+
+def _utilization_ratio(values: _Values, *, is_slice: bool) -> float | None:
+    """Return how busy the GPU is; of a MIG instance only the engine counter says it.
+
+    DCGM reports no utilisation for MIG instances (NVIDIA DCGM, "Feature overview: MIG"; CHECKLIST, Decisions).
+    """
+    percent = None if is_slice else values.get(UTILIZATION)
+    return values.get(ENGINE_ACTIVE) if percent is None else percent / 100
+
+
+def _total_mib(values: _Values) -> float | None:
+    """Return used + free + reserved; the total itself is not exported by default, and reserved not everywhere."""
+    used, free = values.get(MEMORY_USED), values.get(MEMORY_FREE)
+    return None if used is None or free is None else used + free + values.get(MEMORY_RESERVED, 0.0)
+
+
+def _bytes(mib: float | None) -> int | None:
+    return None if mib is None else round(mib * MEBIBYTE)
+
+
+def _pod(labels: Mapping[str, str]) -> str | None:
+    """Return `namespace/name` of the pod that holds the GPU, None for an idle one."""
+    for namespace_label, pod_label in _POD_LABELS:
+        namespace, pod = labels.get(namespace_label), labels.get(pod_label)
+        if namespace and pod:
+            return f"{namespace}/{pod}"
+    return None

@@ -1,0 +1,114 @@
+"""A cloud in memory for unit tests: deterministic, with no waits. It passes the contract of the real ones."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.ids import ActionId, ProviderId, derive_id
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
+
+TERMINATED_SHOWN_SECONDS = 3600.0
+
+
+class FakeCapacity:
+    """Sells `offers` to `installation`. Instances run at once and end at once, at `now()`."""
+
+    name = "fake"
+
+    def __init__(self, offers: Sequence[Offer], *, installation: str, now: Callable[[], datetime]) -> None:
+        self._offers = tuple(offers)
+        self._installation = installation
+        self._now = now
+        self._instances: dict[ProviderId, tuple[str, Instance]] = {}  # provider id: (installation, instance)
+        self._by_token: dict[tuple[str, ActionId], tuple[ProviderId, str]] = {}  # token: (provider id, offer key)
+        self._refused_patterns: list[str] = []
+        self._answers_lost_count = 0
+        self.launches_count = 0
+
+    def refuse(self, pattern: str) -> None:
+        """Refuse offers whose key matches, until `refuse_nothing`."""
+        self._refused_patterns.append(pattern)
+
+    def refuse_nothing(self) -> None:
+        """Sell everything again."""
+        self._refused_patterns.clear()
+
+    def lose_answers(self, count: int) -> None:
+        """Do what the next `count` calls ask for, and fail to say so."""
+        self._answers_lost_count = count
+
+    async def offers(self) -> Sequence[Offer]:
+        """Return everything that is for sale."""
+        self._answer()
+        return self._offers
+
+    async def launch(self, order: Order) -> Instance:
+        """Make the instance, or return the one of this token. Raises LaunchRefused, PermanentError, TransientError."""
+        token = (order.installation, order.action_id)
+        made = self._by_token.get(token)
+        if made is not None and made[1] != order.offer.key:
+            raise PermanentError(f"token {order.action_id} already bought {made[1]}, not {order.offer.key}")
+        if made is None:
+            made = self._by_token[token] = (self._make(order), order.offer.key)
+        self._answer()
+        return self._instances[made[0]][1]
+
+    async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
+        """End the instance. Raises PermanentError for one of another installation, TransientError."""
+        found = self._instances.get(provider_id)
+        if found is not None:
+            installation, instance = found
+            if installation != self._installation:
+                raise PermanentError(f"{provider_id} carries the tag of {installation!r}, not ours: it is left alone")
+            if instance.state != "terminated":
+                ended = msgspec.structs.replace(instance, state="terminated", terminated_at=now)
+                self._instances[provider_id] = (installation, ended)
+        self._answer()
+        return self._instances[provider_id][1] if found is not None else None
+
+    async def instances(self, installation: str) -> Sequence[Instance]:
+        """Return the instances of an installation, those terminated within the last hour included."""
+        self._answer()
+        oldest = self._now() - timedelta(seconds=TERMINATED_SHOWN_SECONDS)
+        return [
+            instance
+            for owner, instance in self._instances.values()
+            if owner == installation and (instance.terminated_at is None or instance.terminated_at >= oldest)
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _make(self, order: Order) -> ProviderId:
+        sold = next((offer for offer in self._offers if offer.key == order.offer.key), None)
+        if sold is None or any(fnmatchcase(order.offer.key, pattern) for pattern in self._refused_patterns):
+            raise LaunchRefused(
+                f"InsufficientInstanceCapacity: {order.offer.key} cannot be launched now",
+                code="InsufficientInstanceCapacity",
+                scope="offer",
+                retry_after_seconds=180.0,
+            )
+        self.launches_count += 1
+        digest = derive_id("fake", order.installation, order.action_id)
+        provider_id = ProviderId(f"fake:///{sold.zone}/i-{digest[:17]}")
+        instance = Instance(
+            provider_id=provider_id,
+            action_id=order.action_id,
+            state="running",
+            instance_type=sold.instance_type,
+            zone=sold.zone,
+            capacity_type=sold.capacity_type,
+            price_micro_usd_per_hour=sold.price_micro_usd_per_hour,
+            launched_at=self._now(),
+        )
+        self._instances[provider_id] = (order.installation, instance)
+        return provider_id
+
+    def _answer(self) -> None:
+        if self._answers_lost_count > 0:
+            self._answers_lost_count -= 1
+            raise TransientError("the fake cloud did it and lost the answer, as it was told to")

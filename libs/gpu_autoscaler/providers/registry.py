@@ -1,0 +1,35 @@
+"""Every provider by name. A new cloud is one line here."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.providers.protocol import CapacityProvider
+from gpu_autoscaler.providers.sim import SimCapacity
+
+
+class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What any provider may need to know."""
+
+    installation: str  # UID of the kube-system namespace: whose instances they are
+    url: str | None = None
+    call_seconds_max: float = 30.0  # wall time
+
+
+def _sim(options: ProviderOptions) -> CapacityProvider:
+    if options.url is None:
+        raise ConfigError("provider sim", ["url: is needed; set it to the address of simcluster"])
+    return SimCapacity(options.url, installation=options.installation, call_seconds_max=options.call_seconds_max)
+
+
+PROVIDERS: Mapping[str, Callable[[ProviderOptions], CapacityProvider]] = {
+    "sim": _sim,
+}
+
+
+def open_provider(name: str, options: ProviderOptions) -> CapacityProvider:
+    """Return the provider of that name. Raises ConfigError for an unknown one, or for options that it lacks."""
+    if name not in PROVIDERS:
+        raise ConfigError("provider", [f"name: {name!r} is none of {', '.join(sorted(PROVIDERS))}"])
+    return PROVIDERS[name](options)

@@ -1,0 +1,118 @@
+"""Buys from the simulated cluster's capacity API over HTTP, as a real driver buys from a real cloud."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalScope
+
+PROVIDER_ID_PREFIX = "sim:///"
+CALL_SECONDS_MAX = 30.0
+ANSWER_BYTES_MAX = 64 * 2**20  # a thousand instance types in three zones stay below 1 MB
+
+T = TypeVar("T")
+
+
+class _Error(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+    scope: RefusalScope = "offer"
+    retry_after_seconds: float = 180.0
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _Error
+
+
+class SimCapacity:
+    """The capacity API at `url`, used by `installation` alone: instances of others are refused by the cloud."""
+
+    name = "sim"
+
+    def __init__(self, url: str, *, installation: str, call_seconds_max: float = CALL_SECONDS_MAX) -> None:
+        self._url = url.rstrip("/")
+        self._installation = installation
+        self._timeout = aiohttp.ClientTimeout(total=call_seconds_max)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def offers(self) -> Sequence[Offer]:
+        """Return everything that is for sale. Raises TransientError."""
+        return _decoded(await self._call("GET", "/cloud/offers"), tuple[Offer, ...])
+
+    async def launch(self, order: Order) -> Instance:
+        """Make the instance, or return the one of this token. Raises LaunchRefused, PermanentError, TransientError."""
+        return _decoded(await self._call("POST", "/cloud/instances", body=msgspec.json.encode(order)), Instance)
+
+    async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:  # noqa: ARG002 - the cloud dates it
+        """Begin the instance's end; None if it never was. Raises PermanentError if it is not ours, TransientError."""
+        if not provider_id.startswith(PROVIDER_ID_PREFIX):
+            raise PermanentError(f"{provider_id} is no instance of this cloud ({PROVIDER_ID_PREFIX}...): left alone")
+        path = f"/cloud/instances/{provider_id.rpartition('/')[2]}"
+        answer = await self._call("DELETE", path, query={"installation": self._installation}, missing_is_answer=True)
+        return None if answer is None else _decoded(answer, Instance)
+
+    async def instances(self, installation: str) -> Sequence[Instance]:
+        """Return the instances of an installation, lately terminated ones included. Raises TransientError."""
+        answer = await self._call("GET", "/cloud/instances", query={"installation": installation})
+        return _decoded(answer, tuple[Instance, ...])
+
+    async def close(self) -> None:
+        """Give back connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        query: Mapping[str, str] | None = None,
+        missing_is_answer: bool = False,
+    ) -> bytes | None:
+        """Return the answer's body, None for 404 where that is an answer. Raises what the protocol says."""
+        if self._session is None or self._session.closed:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        try:
+            async with self._session.request(method, self._url + path, data=body, params=query) as answer:
+                content = await answer.read()
+                retry_after = answer.headers.get("Retry-After", "")
+        except (aiohttp.ClientError, TimeoutError) as exc:
+            why = str(exc) or f"no answer within {self._timeout.total:g} s"
+            raise TransientError(f"{method} {self._url}{path}: {why}; the same call may be made again") from exc
+        if answer.status == 200:
+            return content
+        if answer.status == 404 and missing_is_answer:
+            return None
+        raise _error(f"{method} {path}", answer.status, content, retry_after)
+
+
+def _decoded(content: bytes | None, wanted: type[T]) -> T:
+    try:
+        return msgspec.json.decode(content or b"", type=wanted)
+    except msgspec.DecodeError as exc:
+        raise TransientError(
+            f"the cloud's answer cannot be read: {exc}; what it did is seen with the next call"
+        ) from exc
+
+
+def _error(call: str, status: int, content: bytes, retry_after: str) -> Exception:
+    """Return the exception for an answer that is no success."""
+    if status == 429 or status >= 500:
+        wait_seconds = float(retry_after) if retry_after.isdigit() else None
+        return TransientError(f"{call}: HTTP {status}, asked again later", retry_after_seconds=wait_seconds)
+    try:
+        error = msgspec.json.decode(content, type=_ErrorBody).error
+    except msgspec.DecodeError:
+        return PermanentError(f"{call}: HTTP {status} {content[:200]!r}; is this the capacity API of simcluster?")
+    if status == 409:
+        return LaunchRefused(
+            error.message, code=error.code, scope=error.scope, retry_after_seconds=error.retry_after_seconds
+        )
+    return PermanentError(f"{call}: {error.code}: {error.message}")
