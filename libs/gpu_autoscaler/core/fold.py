@@ -108,7 +108,7 @@ class _Folding:
     # ---- pods
 
     def _pod(self, fact: PodFact, at: datetime) -> None:
-        pods, budgets = self._batch.pods, self._batch.budgets
+        pods = self._batch.pods
         match fact:
             case pod.PodObserved():
                 if pods.observe(fact.pod_uid, fact) and is_workload(fact):
@@ -125,14 +125,22 @@ class _Folding:
                     self._pod_left(absent, absent.node_name, fact.listed_at)
             case pod.PodWatched():
                 pods.watch(version_of(fact), fact.watched_at)
+            case pod.PodBudgetObserved() | pod.PodBudgetGone() | pod.PodBudgetListed():
+                self._budget(fact, at)
+            case _:
+                assert_never(fact)
+
+    def _budget(self, fact: pod.PodBudgetObserved | pod.PodBudgetGone | pod.PodBudgetListed, at: datetime) -> None:
+        budgets = self._batch.budgets
+        match fact:
             case pod.PodBudgetObserved():
                 budgets.observe(fact.budget_uid, fact)
             case pod.PodBudgetGone():
                 if budgets.end(fact.budget_uid, Tombstone(version_of(fact), at)):
                     self._ended("pod", at)
             case pod.PodBudgetListed():
-                for budget_uid, _ in budgets.list(fact.budget_uids, version_of(fact), fact.listed_at):
-                    budgets.end(budget_uid, Tombstone(version_of(fact), fact.listed_at))
+                for uid, _ in budgets.list(fact.budget_uids, version_of(fact), fact.listed_at):
+                    budgets.end(uid, Tombstone(version_of(fact), fact.listed_at))
                     self._ended("pod", fact.listed_at)
             case _:
                 assert_never(fact)
