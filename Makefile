@@ -39,7 +39,7 @@ check: $(VENV)/.dev ## Format, lint, types, layers, house rules
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m gpu_autoscaler.tools.schemas --check
+	$(BIN)/python -m gpu_autoscaler_services.contracts --check
 	$(BIN)/pytest -q tests/tidy
 
 format: $(VENV)/.dev ## Put the code into its form
@@ -47,7 +47,7 @@ format: $(VENV)/.dev ## Put the code into its form
 	$(BIN)/ruff check --fix .
 
 schemas: $(VENV)/.dev ## Write schemas/ again from the code
-	$(BIN)/python -m gpu_autoscaler.tools.schemas
+	$(BIN)/python -m gpu_autoscaler_services.contracts
 
 bench: $(VENV)/.dev ## Measure as ratios in one run (CASE=name for one)
 	$(BIN)/python -m tests.bench $(if $(CASE),--case $(CASE))

@@ -36,7 +36,7 @@ def broken_promises(record: Record, truth: Truth, policy: ScalingPolicy, *, cloc
         *_limits_hold(record, policy),
         *_no_force_without_need(record),
         *_notices_are_answered(record, clock_factor),
-        *_money_adds_up(record, truth),
+        *money_adds_up(record, truth),
         *(f"instance {provider_id} was left over in the cloud" for provider_id in truth.instances_left),
     )
 
@@ -51,6 +51,15 @@ def _jobs_end_once(record: Record) -> Iterator[str]:
     for job_id in sorted(queued):
         if finished[job_id] != 1:
             yield f"job {job_id} was accepted and has {finished[job_id]} final states"
+
+
+def jobs_have_ended(record: Record) -> bool:
+    """True when each job that was asked for was refused or has a final state."""
+    requested = {fact.job_id for fact, _ in record.of(JobRequested)}
+    accepted = {fact.job_id for fact, _ in record.of(JobQueued)}
+    rejected = {fact.job_id for fact, _ in record.of(JobRejected)}
+    ended = {fact.job_id for fact, _ in record.of(JobFinished)}
+    return (requested - {None}) <= accepted | rejected and accepted <= ended
 
 
 def _one_launch_an_action(truth: Truth) -> Iterator[str]:
@@ -122,7 +131,8 @@ def _drained_at(record: Record, notice: SpotNoticeReceived) -> datetime | None:
     return min(ends, default=None)
 
 
-def _money_adds_up(record: Record, truth: Truth) -> Iterator[str]:
+def money_adds_up(record: Record, truth: Truth) -> Iterator[str]:
+    """Yield each difference between what was charged and what the provider bills."""
     charged: Counter[str] = Counter()
     for fact, _ in record.of(CostAccrued):
         charged[fact.provider_id] += fact.total_micro_usd

@@ -1,0 +1,65 @@
+"""Reads every stream of a running system into a record, as any subscriber could."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from gpu_autoscaler.bus.protocol import Bus, Message
+from gpu_autoscaler.events import door
+from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.model.errors import InvalidFact
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler_services.demo.record import Record, Seen
+
+STREAMS = tuple(sorted({fact.stream() for fact in FACTS}))
+
+
+class Follower:
+    """Follows all streams from their beginning; `on_seen` hears each fact once, in the order of its stream."""
+
+    def __init__(self, bus: Bus, clock: Clock, on_seen: Callable[[Seen], None]) -> None:
+        self.record = Record()
+        self._bus = bus
+        self._clock = clock
+        self._on_seen = on_seen
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._follow(stream), name=f"follow {stream}") for stream in STREAMS]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _follow(self, stream: str) -> None:
+        projection = await self._bus.projection(stream)
+        try:
+            async for batch in projection:
+                for message in batch:
+                    if (seen := self._read(stream, message)) is not None:
+                        self.record.add(seen)
+                        self._on_seen(seen)
+        finally:
+            await projection.close()
+
+    def _read(self, stream: str, message: Message) -> Seen | None:
+        try:
+            envelope = door.read(
+                message.subject,
+                message.payload,
+                message_id=message.message_id,
+                arrived_at=self._clock.at(message.stored_at),
+            )
+        except InvalidFact:
+            return None  # the services set it aside; `dead-letters list` shows it
+        recorded = Recorded(envelope=envelope, stream=stream, sequence=message.sequence)
+        return Seen(recorded=recorded, stored_at=message.stored_at)

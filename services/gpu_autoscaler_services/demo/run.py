@@ -1,0 +1,95 @@
+"""The demo from start to report: starts everything, plays a story or a trace, waits until all is quiet, reports."""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from gpu_autoscaler.bus.nats import NatsBus
+
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.policies import load_policy
+from gpu_autoscaler_services.demo.follow import Follower
+from gpu_autoscaler_services.demo.narrate import Narrator
+from gpu_autoscaler_services.demo.promises import jobs_have_ended, money_adds_up
+from gpu_autoscaler_services.demo.record import Record, Seen
+from gpu_autoscaler_services.demo.report import Report, make_report
+from gpu_autoscaler_services.demo.script import Script
+from gpu_autoscaler_services.demo.story import STORY
+from gpu_autoscaler_services.demo.trace import find_pod_list, read_pods
+from gpu_autoscaler_services.local.system import LocalSystem
+from gpu_autoscaler_services.local.world import SimulatedWorld, Truth
+
+DEMO_POLICY = Path(__file__).with_name("policy.toml")
+CLOCK_FACTOR = 15.0
+QUIET_SECONDS_MAX = 120.0  # wall time for the cluster to become empty after the last request
+_LOOK_SECONDS = 0.5
+
+
+class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run of the demo is told."""
+
+    folder: Path = Path("out/demo")
+    gateway_port: int = 8000
+    clock_factor: float = CLOCK_FACTOR
+    trace: str | None = None  # openb:FOLDER; None: the story
+    pods: int = 100
+    speed: float = 600.0
+    is_kept_up: bool = False
+    quiet_seconds_max: float = QUIET_SECONDS_MAX
+
+
+async def run_demo(options: DemoOptions, say: Callable[[str], None]) -> Report:
+    """Run it; the report is also written to `report.json` in the folder. Raises what start-up raises."""
+    pods = None if options.trace is None else read_pods(find_pod_list(options.trace), options.pods)
+    policy = load_policy(DEMO_POLICY)
+    if options.folder.exists():
+        shutil.rmtree(options.folder)
+    clock = Clock(options.clock_factor)
+    system = LocalSystem(options.folder, clock=clock, policy=DEMO_POLICY, gateway_port=options.gateway_port)
+    began = clock.monotonic_seconds()
+    await system.start(say)
+    say(f"dashboard: {system.gateway_url}")
+    try:
+        bus = await NatsBus.connect(system.nats_url)
+        narrator = Narrator()
+
+        def on_seen(seen: Seen) -> None:
+            for line in narrator.tell(seen.fact):
+                say(line)
+
+        async with SimulatedWorld(system.simcluster_url) as world, Follower(bus, clock, on_seen) as follower:
+            script = Script(bus=bus, gateway_url=system.gateway_url, world=world, clock=clock, say=say)
+            if pods is None:
+                await script.play(STORY)
+            else:
+                await script.play_trace(pods, options.speed)
+            truth = await wait_until_quiet(follower.record, world, options.quiet_seconds_max)
+            report = make_report(
+                follower.record,
+                truth,
+                policy,
+                clock_factor=clock.factor,
+                wall_seconds=clock.monotonic_seconds() - began,
+            )
+        await bus.close()
+        (options.folder / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        if options.is_kept_up:
+            say(f"everything stays up at {system.gateway_url}; Ctrl-C ends it")
+            await asyncio.Event().wait()
+        return report
+    finally:
+        await system.stop()
+
+
+async def wait_until_quiet(record: Record, world: SimulatedWorld, seconds_max: float) -> Truth:
+    """Return the truth once every job has ended, no instance is left and the bill is charged, or after the limit."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds_max
+    while True:
+        truth = await world.truth()
+        is_quiet = jobs_have_ended(record) and not truth.instances_left and not list(money_adds_up(record, truth))
+        if is_quiet or loop.time() > deadline:
+            return truth
+        await asyncio.sleep(_LOOK_SECONDS)
