@@ -1,0 +1,90 @@
+"""The cluster that the contract is checked against. Every test here sees HTTP and nothing else."""
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import aiohttp
+import pytest
+from tests.support.kube_http import KubeHttp
+from tests.support.kube_objects import READY, Json, node
+
+_number = itertools.count(1)
+
+# Cluster time twice as fast: long enough before a node without a lease counts as dead, short enough to wait for.
+_CLOCK_FACTOR = "2"
+
+
+@contextlib.contextmanager
+def simcluster() -> Iterator[str]:
+    """Run simcluster as a process of its own; yield its address."""
+    command = [sys.executable, "-m", "gpu_autoscaler.simcluster", "--clock-factor", _CLOCK_FACTOR]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+CLUSTERS: dict[str, Callable[[], contextlib.AbstractContextManager[str]]] = {"simcluster": simcluster}
+
+
+@pytest.fixture(scope="session", params=CLUSTERS)
+def cluster_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The base URL of a running cluster."""
+    with CLUSTERS[request.param]() as url:
+        yield url
+
+
+@pytest.fixture(params=CLUSTERS)
+def fresh_cluster_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The base URL of a cluster in which nothing has happened yet."""
+    with CLUSTERS[request.param]() as url:
+        yield url
+
+
+@pytest.fixture
+async def kube(cluster_url: str) -> AsyncIterator[KubeHttp]:
+    """A client of the cluster that may do everything."""
+    async with aiohttp.ClientSession() as session:
+        yield KubeHttp(session, cluster_url)
+
+
+@pytest.fixture
+async def namespace(kube: KubeHttp) -> AsyncIterator[str]:
+    """A namespace of the test's own, gone afterwards."""
+    name = f"contract-{os.getpid()}-{next(_number)}"
+    await kube.made("/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    await kube.send("DELETE", f"/api/v1/namespaces/{name}")
+
+
+class Nodes:
+    """Makes nodes for one test."""
+
+    def __init__(self, kube: KubeHttp) -> None:
+        self._kube = kube
+        self.names: list[str] = []
+
+    async def ready(self, *, gpus: int = 8, labels: Json | None = None) -> str:
+        """Register a node, report it ready, and return its name once pods may land on it."""
+        name = f"node-{os.getpid()}-{next(_number)}"
+        await self._kube.made("/api/v1/nodes", node(name, gpus=gpus, labels=labels))
+        self.names.append(name)
+        path = f"/api/v1/nodes/{name}"
+        await self._kube.patched(f"{path}/status", READY, "application/strategic-merge-patch+json")
+        await self._kube.until(path, lambda item: not item["spec"].get("taints"))
+        return name
+
+
+@pytest.fixture
+async def nodes(kube: KubeHttp) -> AsyncIterator[Nodes]:
+    """A maker of nodes; what it made is gone afterwards."""
+    maker = Nodes(kube)
+    yield maker
+    for name in maker.names:
+        await kube.send("DELETE", f"/api/v1/nodes/{name}")
