@@ -100,6 +100,12 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             description="Nodes are merged only if this share of their price is saved. Source: our own, against thrash."
         ),
     ] = 0.15
+    consolidation_requested_ratio_max: Annotated[
+        Ratio,
+        Meta(
+            description="Nodes that are asked for more than this stay. Source: cluster-autoscaler, utilization threshold."
+        ),
+    ] = 0.5
     is_consolidation_on: Annotated[
         bool, Meta(description="Empty nodes by moving pods that fit elsewhere. Source: S57.")
     ] = True

@@ -171,6 +171,12 @@ class PodProtected(Reason, frozen=True, kw_only=True, tag="pod_protected"):
     protection: str  # the annotation, budget or rule that protects it
 
 
+class NodeProtected(Reason, frozen=True, kw_only=True, tag="node_protected"):
+    """The node itself is marked as one that must stay."""
+
+    protection: str  # the annotation that protects it
+
+
 class PodsFitNowhere(Reason, frozen=True, kw_only=True, tag="pods_fit_nowhere"):
     """Pods here have no other place."""
 
@@ -200,6 +206,13 @@ class GangIncomplete(Reason, frozen=True, kw_only=True, tag="gang_incomplete"):
     members_count: int
 
 
+class SavingTooSmall(Reason, frozen=True, kw_only=True, tag="saving_too_small"):
+    """Moving the pods would save less than the policy asks of a disturbance."""
+
+    saving_ratio: float
+    saving_ratio_min: float
+
+
 class MinimumReached(Reason, frozen=True, kw_only=True, tag="minimum_reached"):
     """Removing the node would pass the policy's minimum."""
 
@@ -223,9 +236,11 @@ HoldReason = (
     | RoomExpected
     | NotYetIdle
     | PodProtected
+    | NodeProtected
     | PodsFitNowhere
     | WatchStale
     | DisruptionBudget
     | GangIncomplete
     | MinimumReached
+    | SavingTooSmall
 )
