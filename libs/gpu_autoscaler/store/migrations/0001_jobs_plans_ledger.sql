@@ -1,0 +1,53 @@
+-- Instants are microseconds since 1970 UTC; documents are JSON. `number` is the order of arrival, and the cursor.
+
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    job_id TEXT NOT NULL UNIQUE,
+    project_id TEXT NOT NULL,
+    request_digest TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    accepted_at INTEGER NOT NULL,
+    outcome TEXT,
+    finished_at INTEGER
+);
+
+CREATE INDEX jobs_by_project ON jobs (project_id, number);
+
+CREATE TABLE plans (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    plan_id TEXT NOT NULL UNIQUE,
+    made_at INTEGER NOT NULL,
+    fact TEXT NOT NULL
+);
+
+-- An instance's time is charged once: spans of an instance follow each other without a gap.
+CREATE TABLE ledger (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    provider_id TEXT NOT NULL,
+    from_at INTEGER NOT NULL,
+    to_at INTEGER NOT NULL,
+    total_micro_usd INTEGER NOT NULL,
+    idle_micro_usd INTEGER NOT NULL,
+    fact TEXT NOT NULL,
+    UNIQUE (provider_id, from_at)
+);
+
+CREATE TABLE ledger_shares (
+    entry_number INTEGER NOT NULL REFERENCES ledger (number),
+    job_id TEXT,
+    project_id TEXT,
+    namespace TEXT,
+    allocated_micro_usd INTEGER NOT NULL
+);
+
+CREATE INDEX ledger_shares_by_job ON ledger_shares (job_id);
+
+CREATE TABLE requests (
+    idempotency_key TEXT PRIMARY KEY,
+    request_digest TEXT NOT NULL,
+    begun_at INTEGER NOT NULL,
+    status INTEGER,
+    answer BLOB
+);
+
+CREATE INDEX requests_by_age ON requests (begun_at);

@@ -1,0 +1,196 @@
+"""What every store of record does. An implementation inherits StoreContract and says how to open it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from gpu_autoscaler.events.cost import CostAccrued, CostShare
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.decisions import Cut, Plan
+from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
+from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.store.protocol import Store
+
+T0 = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
+
+Open = Callable[[], Awaitable[Store]]
+
+
+def job(job_id: str = "job-1", project_id: str = "vision") -> JobSpec:
+    """Return an accepted job."""
+    return JobSpec(
+        job_id=JobId(job_id),
+        job_name="train",
+        project_id=project_id,
+        priority=500,
+        member_count=1,
+        member_resources=Resources(gpu_count=1),
+        gpu_model=None,
+        gpu_memory_bytes_min=None,
+        image="train:1",
+        command=("python", "train.py"),
+        env={"EPOCHS": "3"},
+        workload_type="training",
+        is_preemptible=True,
+        budget_limit_micro_usd=None,
+        duration_seconds_max=3600.0,
+        requested_at=T0,
+    )
+
+
+def span(minutes: int, *, provider_id: str = "sim:///a/i-1", job_id: str = "job-1", total: int = 100) -> CostAccrued:
+    """Return the minute of an instance that begins `minutes` after T0: three quarters a job's, the rest idle."""
+    return CostAccrued(
+        provider_id=ProviderId(provider_id),
+        node_name="gpu-1",
+        instance_type="p4d.24xlarge",
+        capacity_type=CapacityType.SPOT,
+        from_at=T0 + timedelta(minutes=minutes),
+        to_at=T0 + timedelta(minutes=minutes + 1),
+        total_micro_usd=total,
+        idle_micro_usd=total - total * 3 // 4,
+        shares=(CostShare(allocated_micro_usd=total * 3 // 4, used_micro_usd=None, job_id=JobId(job_id)),),
+        price_micro_usd_per_hour=6000,
+        price_source="scaling.node_launched",
+        price_at=T0,
+    )
+
+
+def plan(name: str) -> ScalingPlanMade:
+    """Return a plan that does nothing."""
+    return ScalingPlanMade(
+        plan_id=PlanId(name), plan=Plan(as_of=T0, parent_sequence=0), cut=Cut(), policy_digest="p", core_digest="c"
+    )
+
+
+class StoreContract:
+    """The claims. `open_store` opens the same store again each time it is called."""
+
+    @pytest.fixture
+    async def store(self, open_store: Open) -> AsyncIterator[Store]:
+        """An empty store."""
+        store = await open_store()
+        yield store
+        await store.close()
+
+    async def test_a_job_is_accepted_once(self, store: Store) -> None:
+        """The same request again is known; another request under the same id is a conflict and changes nothing."""
+        assert await store.accept_job(job(), request_digest="a", accepted_at=T0) == "accepted"
+        assert await store.accept_job(job(), request_digest="a", accepted_at=T0) == "same"
+        assert await store.accept_job(job(project_id="x"), request_digest="b", accepted_at=T0) == "conflict"
+        row = await store.job(JobId("job-1"))
+        assert row is not None
+        assert (row.spec, row.accepted_at, row.request_digest) == (job(), T0, "a")
+
+    async def test_of_two_processes_one_accepts_a_job(self, open_store: Open) -> None:
+        """Many at once, through two openings of the same store: each job is accepted exactly once."""
+        stores = [await open_store(), await open_store()]
+        answers = await asyncio.gather(
+            *(
+                store.accept_job(job(f"job-{number}"), request_digest="a", accepted_at=T0)
+                for number in range(20)
+                for store in stores
+            )
+        )
+        assert answers.count("accepted") == 20
+        assert answers.count("same") == 20
+        for store in stores:
+            await store.close()
+
+    async def test_rows_outlive_the_process(self, open_store: Open) -> None:
+        """What was committed is there when the store is opened again."""
+        first = await open_store()
+        await first.accept_job(job(), request_digest="a", accepted_at=T0)
+        await first.close()
+        second = await open_store()
+        assert await second.job(JobId("job-1")) is not None
+        await second.close()
+
+    async def test_the_first_final_state_stands(self, store: Store) -> None:
+        """A job ends once; one that was never accepted does not end."""
+        await store.accept_job(job("job-1"), request_digest="a", accepted_at=T0)
+        await store.accept_job(job("job-2"), request_digest="a", accepted_at=T0)
+        assert await store.finish_job(JobId("job-1"), outcome="completed", finished_at=T0)
+        assert await store.finish_job(JobId("job-1"), outcome="failed", finished_at=T0 + timedelta(hours=1))
+        assert not await store.finish_job(JobId("nobody"), outcome="failed", finished_at=T0)
+        row = await store.job(JobId("job-1"))
+        assert row is not None
+        assert (row.outcome, row.finished_at) == ("completed", T0)
+        assert [row.spec.job_id for row in await store.unfinished_jobs()] == ["job-2"]
+
+    async def test_history_is_read_in_pages_newest_first(self, store: Store) -> None:
+        """Pages follow each other without gap or repeat, also while rows are added; the last has no cursor."""
+        for number in range(5):
+            await store.accept_job(job(f"job-{number}", "a" if number % 2 else "b"), request_digest="a", accepted_at=T0)
+        first = await store.jobs(count_max=2)
+        await store.accept_job(job("job-9"), request_digest="a", accepted_at=T0)
+        second = await store.jobs(count_max=2, cursor=first.next_cursor)
+        third = await store.jobs(count_max=2, cursor=second.next_cursor)
+        pages = [[row.spec.job_id for row in page.rows] for page in (first, second, third)]
+        assert pages == [["job-4", "job-3"], ["job-2", "job-1"], ["job-0"]]
+        assert third.next_cursor is None
+        assert [row.spec.job_id for row in (await store.jobs(project_id="a")).rows] == ["job-3", "job-1"]
+
+    async def test_a_cursor_of_somebody_else_is_refused(self, store: Store) -> None:
+        """A bad cursor is the caller's mistake, not an empty page."""
+        with pytest.raises(ValueError, match="no cursor of ours"):
+            await store.jobs(cursor="1; DROP TABLE jobs")
+
+    async def test_a_plan_is_recorded_once_and_whole(self, store: Store) -> None:
+        """Plans come back as they were published."""
+        assert await store.record_plan(plan("p1"), made_at=T0)
+        assert not await store.record_plan(plan("p1"), made_at=T0)
+        assert await store.record_plan(plan("p2"), made_at=T0)
+        row = await store.plan(PlanId("p1"))
+        assert row is not None
+        assert row.fact == plan("p1")
+        assert await store.plan(PlanId("p3")) is None
+        assert [row.fact.plan_id for row in (await store.plans()).rows] == ["p2", "p1"]
+
+    async def test_a_span_is_charged_once(self, store: Store) -> None:
+        """A repeat, even one that says otherwise, changes neither the ledger nor what anybody owes."""
+        assert await store.charge([span(0), span(1)]) == 2
+        assert await store.charge([span(1, total=500), span(2)]) == 1
+        rows = (await store.ledger(provider_id=ProviderId("sim:///a/i-1"))).rows
+        assert rows == (span(2), span(1), span(0))
+        assert await store.spent_by_job() == {"job-1": 225}
+
+    async def test_the_ledger_says_how_far_each_instance_is_charged(self, store: Store) -> None:
+        """A tracker that starts anew goes on exactly where the last one stopped."""
+        await store.charge([span(0), span(1, total=101), span(0, provider_id="sim:///a/i-2", job_id="job-2")])
+        charges = await store.last_charges()
+        first = charges[ProviderId("sim:///a/i-1")]
+        assert (first.last, first.from_at, first.total_micro_usd) == (span(1, total=101), T0, 201)
+        assert charges[ProviderId("sim:///a/i-2")].total_micro_usd == 100
+        assert await store.spent_by_job() == {"job-1": 150, "job-2": 75}
+
+    async def test_a_charge_is_whole_or_not_at_all(self, store: Store) -> None:
+        """Spans of one call are one transaction."""
+        broken = msgspec.structs.replace(span(1), shares=(object(),))
+        with pytest.raises(TypeError, match="object"):
+            await store.charge([span(0), broken])
+        assert (await store.ledger()).rows == ()
+
+    async def test_a_request_is_answered_once(self, store: Store) -> None:
+        """The first claim of a key is free; a repeat gets the claim, later the answer."""
+        assert await store.begin_request("k", request_digest="a", begun_at=T0) is None
+        held = await store.begin_request("k", request_digest="b", begun_at=T0 + timedelta(seconds=1))
+        assert held is not None
+        assert (held.request_digest, held.status, held.begun_at) == ("a", None, T0)
+        await store.answer_request("k", status=202, answer=b"{}")
+        answered = await store.begin_request("k", request_digest="a", begun_at=T0)
+        assert answered is not None
+        assert (answered.status, answered.answer) == (202, b"{}")
+
+    async def test_old_requests_are_forgotten(self, store: Store) -> None:
+        """Keys do not pile up for ever, and a forgotten one is free again."""
+        await store.begin_request("old", request_digest="a", begun_at=T0)
+        await store.begin_request("new", request_digest="a", begun_at=T0 + timedelta(days=1))
+        assert await store.forget_requests(T0 + timedelta(hours=1)) == 1
+        assert await store.begin_request("old", request_digest="b", begun_at=T0) is None
+        assert await store.begin_request("new", request_digest="b", begun_at=T0) is not None

@@ -1,0 +1,119 @@
+"""The SQLite store keeps the contract, and says what to do where its file is in the way."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from tests.contract.store.contract import T0, Open, StoreContract, job
+
+from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler.store.schema import migrations, statements
+from gpu_autoscaler.store.sqlite import SqliteStore, path_of
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file that is not there yet."""
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def open_store(path: Path) -> Open:
+    """Opens the same file each time."""
+
+    async def open_it() -> SqliteStore:
+        return await SqliteStore.open(path)
+
+    return open_it
+
+
+class TestSqliteStore(StoreContract):
+    """Everything that every store does."""
+
+
+async def test_a_missing_folder_is_told_with_the_way_out(tmp_path: Path) -> None:
+    """Nothing is made behind the operator's back."""
+    with pytest.raises(ConfigError, match=r"does not exist; make it or set store\.url"):
+        await SqliteStore.open(tmp_path / "absent" / "store.db")
+
+
+@pytest.fixture
+def notes(path: Path) -> Path:
+    """A file that somebody else wrote."""
+    path.write_text("these are notes, long enough to have a header of their own " * 10)
+    return path
+
+
+async def test_a_file_that_is_no_database_is_refused(notes: Path) -> None:
+    """Somebody's notes are not overwritten."""
+    with pytest.raises(ConfigError, match="is no SQLite database"):
+        await SqliteStore.open(notes)
+
+
+async def test_a_newer_schema_is_refused(path: Path) -> None:
+    """An older version never writes into what it does not understand."""
+    await (await SqliteStore.open(path)).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ConfigError, match="has schema 99, this version knows 1"):
+        await SqliteStore.open(path)
+
+
+async def test_a_locked_store_is_for_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another process writes, the caller hears that it may try again; afterwards it works."""
+    monkeypatch.setattr("gpu_autoscaler.store.sqlite.BUSY_SECONDS_MAX", 0.05)
+    store = await SqliteStore.open(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(TransientError, match="locked"):
+        await store.accept_job(job(), request_digest="a", accepted_at=T0)
+    other.execute("ROLLBACK")
+    other.close()
+    assert await store.accept_job(job(), request_digest="a", accepted_at=T0) == "accepted"
+    await store.close()
+
+
+async def test_a_full_disk_is_for_later_and_loses_nothing(path: Path) -> None:
+    """A job whose row does not fit is not accepted; what was accepted stays."""
+    store = await SqliteStore.open(path)
+    await store.accept_job(job("job-1"), request_digest="a", accepted_at=T0)
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(TransientError, match="full"):
+        await store.accept_job(job("more"), request_digest="a" * 1_000_000, accepted_at=T0)
+    assert await store.job(job("more").job_id) is None
+    assert await store.job(job("job-1").job_id) is not None
+    await store.close()
+
+
+async def test_commits_reach_the_disk_before_they_return(path: Path) -> None:
+    """FULL: an accepted job survives a power cut."""
+    store = await SqliteStore.open(path)
+    assert store._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    await store.close()
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    """Each is applied once, in order."""
+    assert [number for number, _ in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+def test_scripts_are_split_into_their_statements() -> None:
+    """A semicolon in a comment or a text ends nothing."""
+    script = "-- one; two\nCREATE TABLE a (b TEXT DEFAULT ';');\nCREATE TABLE c (d);\n"
+    assert len(statements(script)) == 2
+
+
+@pytest.mark.parametrize("url", ["mysql://db", "sqlite://file", "sqlite:///", "file.db"])
+def test_other_urls_are_refused(url: str) -> None:
+    """The message shows what a URL looks like."""
+    with pytest.raises(ConfigError, match="sqlite:///<file>"):
+        path_of(url)
+
+
+def test_three_slashes_are_relative_and_four_absolute() -> None:
+    """As in other tools that name SQLite files by URL."""
+    assert path_of("sqlite:///a/b.db") == Path("a/b.db")
+    assert path_of("sqlite:////a/b.db") == Path("/a/b.db")
