@@ -40,7 +40,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     quiet_seconds_max: float = QUIET_SECONDS_MAX
 
 
-async def run_demo(options: DemoOptions, say: Callable[[str], None]) -> Report:
+async def run_demo(options: DemoOptions, say: Callable[[str], None], *, on_report: Callable[[Report], None]) -> Report:
     """Run it; the report is also written to `report.json` in the folder. Raises what start-up raises."""
     pods = None if options.trace is None else read_pods(find_pod_list(options.trace), options.pods)
     policy = load_policy(DEMO_POLICY)
@@ -75,6 +75,7 @@ async def run_demo(options: DemoOptions, say: Callable[[str], None]) -> Report:
             )
         await bus.close()
         (options.folder / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        on_report(report)
         if options.is_kept_up:
             say(f"everything stays up at {system.gateway_url}; Ctrl-C ends it")
             await asyncio.Event().wait()
