@@ -115,6 +115,8 @@ class PodWatcher:
             ),
         }
         self._running: set[str] = set()  # uids of Jobs whose members all run, as last told
+        # The last item of each kind and what it said: the runner asks again where the broker did not take it.
+        self._last: dict[str, tuple[WatchItem, list[Fact]]] = {}
 
     def sources(self) -> Sequence[AsyncIterator[WatchItem]]:
         """The four watches; of Jobs only those that the binder made."""
@@ -122,10 +124,16 @@ class PodWatcher:
         return [*watched, self._kube.watch(JOBS, label_selector=labels.JOB_ID)]
 
     async def on_item(self, item: WatchItem) -> Sequence[Fact]:
-        """Return what the item says that was not said before."""
+        """Return what the item says that was not said before; the same again for the same item."""
+        last = self._last.get(item.kind.plural)
+        if last is not None and last[0] is item:
+            return last[1]
         desk = self._desks.get(item.kind.plural)
-        if desk is None:
-            return self._on_job_item(item)
+        facts = self._on_job_item(item) if desk is None else self._on_desk_item(desk, item)
+        self._last[item.kind.plural] = (item, facts)
+        return facts
+
+    def _on_desk_item(self, desk: _Desk, item: WatchItem) -> list[Fact]:
         match item:
             case Listed():
                 return self._on_listed(desk, item)
@@ -153,7 +161,9 @@ class PodWatcher:
             fact = desk.observed(thing, epoch=self._epoch)
         except PermanentError as exc:
             if uid not in desk.told:  # once, not with each of its heartbeats
-                log.warning("object not understood, decisions do not see it", object=thing.metadata.name, error=str(exc))
+                log.warning(
+                    "object not understood, decisions do not see it", object=thing.metadata.name, error=str(exc)
+                )
             desk.told[uid] = None
             return []
         content = msgspec.structs.replace(fact, version=0)

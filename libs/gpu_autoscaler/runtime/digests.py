@@ -1,0 +1,27 @@
+"""Digests that say which code and which policy a plan was made with. Computed once, at start."""
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+import gpu_autoscaler
+from gpu_autoscaler.core.policy import ScalingPolicy
+
+# All that a plan is computed by: nouns, facts, decisions. Nothing else is asked while planning.
+_SOURCES = ("model", "events", "core")
+
+
+def core_digest() -> str:
+    """Return 32 hex digits over the source of everything that decides; equal source, equal digest, on any machine."""
+    root = Path(gpu_autoscaler.__file__).parent
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(path for folder in _SOURCES for path in (root / folder).rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
+        digest.update(path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+    return digest.hexdigest()
+
+
+def policy_digest(policy: ScalingPolicy) -> str:
+    """Return 32 hex digits over every value of the policy, defaults included."""
+    return hashlib.blake2b(msgspec.json.encode(policy, order="sorted"), digest_size=16).hexdigest()

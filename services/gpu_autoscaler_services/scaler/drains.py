@@ -1,0 +1,222 @@
+"""The executor's half that deals with Kubernetes: cordon, evict, uncordon.
+
+Chooses nothing; every pass bears repeating.
+"""
+
+from collections.abc import Sequence
+
+import structlog
+
+from gpu_autoscaler.core.state import DrainRecord
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.scaling import (
+    ScalingDrainCancelled,
+    ScalingDrainStarted,
+    ScalingNodeDrained,
+    ScalingPodEvicted,
+)
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.protocol import NODES, Conflict, KubeApi, NotFound
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
+from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid
+from gpu_autoscaler.model.reasons import NodeIdle
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.service import Outcome
+from gpu_autoscaler_services.scaler import eviction_order
+
+PASS_SECONDS = 1.0  # cluster time between two looks at a draining node
+PASS_WALL_SECONDS_MIN = 0.2
+
+log = structlog.get_logger()
+
+
+class Drains:
+    """Nodes are emptied, or left alone again."""
+
+    def __init__(self, view: StateView, kube: KubeApi, clock: Clock) -> None:
+        self._view = view
+        self._kube = kube
+        self._clock = clock
+
+    async def start(self, decision: DrainNode, plan_id: PlanId) -> list[Fact]:
+        """Cordon the node; tell the pods of an involuntary drain to save their work. Raises TransientError.
+
+        A voluntary drain looks once more at what is there now that nothing new can land: a node that is not idle any
+        more, or has a protected pod, is uncordoned at once and stays.
+        """
+        record = self._record(decision.action_id)
+        if record is not None and (record.started or record.cancel or record.cancelled or record.terminated):
+            return []
+        now = self._clock.now()
+        if not await self._cordon(decision.node_name, decision.node_uid, is_cordoned=True):
+            return [self._drained(decision, plan_id)]  # the node object is gone, and its pods with it
+        pods = eviction_order.leaving(await self._kube.pods_on(decision.node_name))
+        if decision.is_voluntary:
+            if why := self._objection(pods, decision):
+                return await self._give_up(decision, plan_id, why)
+        else:
+            deadline = {labels.CHECKPOINT_REQUESTED: decision.deadline_at.isoformat()}
+            for pod in pods:
+                await self._kube.annotate_pod(pod, deadline)
+        started = ScalingDrainStarted(
+            action_id=decision.action_id,
+            plan_id=plan_id,
+            node_uid=decision.node_uid,
+            node_name=decision.node_name,
+            provider_id=decision.provider_id,
+            is_voluntary=decision.is_voluntary,
+            deadline_at=decision.deadline_at,
+            started_at=now,
+        )
+        return [started]
+
+    async def proceed(self, started: ScalingDrainStarted) -> Outcome:
+        """One pass over the node: evict whose turn it is; come again until it is empty, given up, or cancelled.
+
+        Raises TransientError, which also brings the next pass.
+        """
+        record = self._record(started.action_id)
+        if record is not None and (record.cancel or record.cancelled or record.drained or record.terminated):
+            return Outcome()
+        if not await self._exists(started.node_name, started.node_uid):
+            return Outcome(facts=(self._drained(started, started.plan_id),))
+        now = self._clock.now()
+        pods = eviction_order.leaving(await self._kube.pods_on(started.node_name))
+        if not started.is_voluntary and now >= started.deadline_at:
+            pods = [pod for pod in pods if not eviction_order.is_overdue(pod, now)]
+        if not pods:
+            return Outcome(facts=(self._drained(started, started.plan_id),))
+        if started.is_voluntary:
+            why = self._objection(pods, None if record is None else record.decision)
+            if now >= started.deadline_at:
+                why = f"{len(pods)} pods are still there at the deadline"
+            if why:
+                return Outcome(facts=tuple(await self._give_up(started, started.plan_id, why)))
+        facts: list[Fact] = []
+        for pod in eviction_order.due(pods, started.deadline_at, now):
+            facts += await self._evict(pod, started)
+        if not started.is_voluntary and now >= started.deadline_at:
+            for pod in pods:
+                facts += await self._force(pod, started)
+        return Outcome(facts=tuple(facts), again_after_seconds=self._pass_wall_seconds())
+
+    async def cancel(self, decision: CancelDrain, plan_id: PlanId) -> list[Fact]:
+        """Uncordon the node, unless the drain is over: an empty node on its way out is not called back."""
+        record = self._record(decision.drain_action_id)
+        if record is not None and (record.drained or record.cancelled or record.terminated):
+            return []
+        await self._cordon(decision.node_name, decision.node_uid, is_cordoned=False)
+        cancelled = ScalingDrainCancelled(
+            action_id=decision.action_id,
+            plan_id=plan_id,
+            drain_action_id=decision.drain_action_id,
+            node_uid=decision.node_uid,
+            node_name=decision.node_name,
+            cancelled_at=self._clock.now(),
+        )
+        return [cancelled]
+
+    # ---- steps
+
+    def _record(self, action_id: ActionId) -> DrainRecord | None:
+        return self._view.state.drains.get(action_id)
+
+    @staticmethod
+    def _objection(pods: Sequence[wire.Pod], decision: object) -> str:
+        """Why a voluntary drain must not go on; empty where nothing speaks against it."""
+        waiting = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
+        if waiting and isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle):
+            return f"pod {waiting[0].metadata.namespace}/{waiting[0].metadata.name} has come: not idle any more"
+        for pod in waiting:
+            if (key := eviction_order.protection(pod)) is not None:
+                return f"pod {pod.metadata.namespace}/{pod.metadata.name} is protected by {key}"
+        return ""
+
+    async def _evict(self, pod: wire.Pod, started: ScalingDrainStarted) -> list[Fact]:
+        """Ask nicely; an involuntary drain that is told no insists as soon as the pod's grace period is all that is
+        left of the time."""
+        eviction = await self._kube.evict_pod(pod)
+        if eviction.answer == "accepted":
+            return [self._evicted(pod, started, is_forced=False)]
+        if eviction.answer == "gone":
+            return []
+        if not started.is_voluntary and self._clock.now() >= eviction_order.last_call(pod, started.deadline_at):
+            return await self._force(pod, started)
+        say = log.warning if eviction.answer == "refused" else log.info
+        say(
+            "eviction held up, the node waits for it",
+            pod=f"{pod.metadata.namespace}/{pod.metadata.name}",
+            node=started.node_name,
+            action_id=started.action_id,
+            outcome=eviction.answer,
+            reason=eviction.message,
+            deadline_at=started.deadline_at.isoformat(),
+        )
+        return []
+
+    async def _force(self, pod: wire.Pod, started: ScalingDrainStarted) -> list[Fact]:
+        """Delete the pod with what grace is left; a shorter grace than it has already, never a longer one."""
+        now = self._clock.now()
+        seconds = eviction_order.grace_seconds(pod, started.deadline_at, now)
+        ends_at = pod.metadata.deletion_timestamp
+        if ends_at is not None and (ends_at - now).total_seconds() <= seconds:
+            return []
+        if not await self._kube.delete_pod(pod, grace_seconds=seconds):
+            return []
+        return [self._evicted(pod, started, is_forced=True)]
+
+    async def _give_up(self, drain: DrainNode | ScalingDrainStarted, plan_id: PlanId, why: str) -> list[Fact]:
+        log.info("drain given up, the node stays", node=drain.node_name, action_id=drain.action_id, reason=why)
+        await self._cordon(drain.node_name, drain.node_uid, is_cordoned=False)
+        cancelled = ScalingDrainCancelled(
+            action_id=drain.action_id,
+            plan_id=plan_id,
+            drain_action_id=drain.action_id,
+            node_uid=drain.node_uid,
+            node_name=drain.node_name,
+            cancelled_at=self._clock.now(),
+        )
+        return [cancelled]
+
+    async def _cordon(self, node_name: str, node_uid: NodeUid, *, is_cordoned: bool) -> bool:
+        """False where that very node is gone; the UID in the patch is a precondition."""
+        # None takes the field away, as kubectl uncordon does (RFC 7386, section 2).
+        patch = {"metadata": {"uid": node_uid}, "spec": {"unschedulable": True if is_cordoned else None}}
+        try:
+            await self._kube.patch_node(node_name, patch)
+        except (NotFound, Conflict):
+            return False
+        return True
+
+    async def _exists(self, node_name: str, node_uid: NodeUid) -> bool:
+        try:
+            node = await self._kube.get(NODES, "", node_name)
+        except NotFound:
+            return False
+        return node.metadata.uid == node_uid
+
+    def _drained(self, drain: DrainNode | ScalingDrainStarted, plan_id: PlanId) -> ScalingNodeDrained:
+        return ScalingNodeDrained(
+            action_id=drain.action_id,
+            plan_id=plan_id,
+            node_uid=drain.node_uid,
+            node_name=drain.node_name,
+            provider_id=drain.provider_id,
+            drained_at=self._clock.now(),
+        )
+
+    def _evicted(self, pod: wire.Pod, started: ScalingDrainStarted, *, is_forced: bool) -> ScalingPodEvicted:
+        return ScalingPodEvicted(
+            action_id=started.action_id,
+            plan_id=started.plan_id,
+            node_name=started.node_name,
+            pod_uid=PodUid(pod.metadata.uid),
+            pod=f"{pod.metadata.namespace}/{pod.metadata.name}",
+            is_forced=is_forced,
+            evicted_at=self._clock.now(),
+        )
+
+    def _pass_wall_seconds(self) -> float:
+        return max(self._clock.wall_seconds(PASS_SECONDS), PASS_WALL_SECONDS_MIN)

@@ -1,0 +1,39 @@
+"""The cloud's list of our instances as a source that never ends. Reads the cloud, decides nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import structlog
+
+from gpu_autoscaler.model.errors import AutoscalerError
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.providers.protocol import CapacityProvider, Instance
+from gpu_autoscaler.runtime.clock import Clock
+
+LIST_SECONDS = 10.0  # cluster time between two lists
+LIST_WALL_SECONDS_MIN = 1.0  # a fast clock does not make the cloud's rate limits any wider
+
+log = structlog.get_logger()
+
+
+class InstancesListed(msgspec.Struct, frozen=True, kw_only=True):
+    """Every instance with this installation's tag."""
+
+    instances: tuple[Instance, ...]
+    listed_at: Instant
+
+
+async def watch_instances(
+    provider: CapacityProvider, installation: str, clock: Clock
+) -> AsyncIterator[InstancesListed]:
+    """Yield a whole list every LIST_SECONDS. A list that fails is skipped: it proves nothing, least of all absence."""
+    while True:
+        listed_at = clock.now()  # before the call: what is launched meanwhile may be missing
+        try:
+            instances = await provider.instances(installation)
+        except AutoscalerError as exc:
+            log.warning("instances not listed, what depends on the list holds still", error=str(exc))
+        else:
+            yield InstancesListed(instances=tuple(instances), listed_at=listed_at)
+        await asyncio.sleep(max(clock.wall_seconds(LIST_SECONDS), LIST_WALL_SECONDS_MIN))

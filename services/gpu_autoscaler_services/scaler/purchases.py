@@ -1,0 +1,165 @@
+"""The executor's half that deals with the cloud: launch, terminate, release.
+
+Chooses nothing; every call bears repeating.
+"""
+
+from datetime import timedelta
+
+from gpu_autoscaler.core.state import ClusterState, DrainRecord
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.scaling import (
+    ScalingLaunchRefused,
+    ScalingNodeDrained,
+    ScalingNodeLaunched,
+    ScalingNodeOrdered,
+    ScalingNodeTerminated,
+)
+from gpu_autoscaler.kube.protocol import Now
+from gpu_autoscaler.model.decisions import BuyNode, ReleaseInstance
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.ids import ActionId, PlanId, ProviderId
+from gpu_autoscaler.providers.protocol import CapacityProvider, Instance, LaunchRefused, Order
+from gpu_autoscaler.runtime.projection import StateView
+
+
+class Purchases:
+    """Orders become instances, and instances end."""
+
+    def __init__(self, view: StateView, provider: CapacityProvider, installation: str, now: Now) -> None:
+        """`installation` is the UID that our instances are tagged with."""
+        self._view = view
+        self._provider = provider
+        self._installation = installation
+        self._now = now
+
+    def order(self, decision: BuyNode, plan_id: PlanId) -> list[Fact]:
+        """Return the order as a fact: from here on the launch resumes by redelivery, whatever crashes."""
+        record = self._view.state.orders.get(decision.action_id)
+        if record is not None and record.ordered is not None:
+            return []
+        ordered = ScalingNodeOrdered(
+            action_id=decision.action_id,
+            plan_id=plan_id,
+            pool=decision.pool,
+            offer=decision.offer,
+            deadline_at=decision.deadline_at,
+            labels=decision.labels,
+            gang=decision.gang,
+        )
+        return [ordered]
+
+    async def launch(self, ordered: ScalingNodeOrdered) -> list[Fact]:
+        """Make the instance, or return the one that this order has made already. Raises TransientError.
+
+        Nothing is launched for an order that is settled, given back, or past its deadline: the next plan knows.
+        """
+        record = self._view.state.orders.get(ordered.action_id)
+        if record is not None and (record.launched or record.refused or record.terminated):
+            return []
+        if release_of(self._view.state, ordered.action_id) is not None or self._now() >= ordered.deadline_at:
+            return []
+        if record is None or record.decision is None:
+            raise PermanentError(
+                f"order {ordered.action_id}: plan {ordered.plan_id} has aged out, its taints are unknown; nothing is"
+                " launched, and the next plan releases the order"
+            )
+        order = Order(
+            action_id=ordered.action_id,
+            installation=self._installation,
+            pool=ordered.pool,
+            offer=ordered.offer,
+            labels=ordered.labels,
+            taints=record.decision.taints,
+        )
+        try:
+            instance = await self._provider.launch(order)
+        except LaunchRefused as refused:
+            return [self._refused(ordered, refused)]
+        launched = ScalingNodeLaunched(
+            action_id=ordered.action_id,
+            plan_id=ordered.plan_id,
+            provider_id=instance.provider_id,
+            instance_type=instance.instance_type,
+            zone=instance.zone,
+            capacity_type=instance.capacity_type,
+            price_micro_usd_per_hour=instance.price_micro_usd_per_hour,
+            launched_at=instance.launched_at,
+        )
+        # The release may have looked for the instance while it was being made, and found nothing.
+        released = release_of(self._view.state, ordered.action_id)
+        if released is None:
+            return [launched]
+        return [launched, await self._ended(instance.provider_id, released.action_id, released.plan_id, None)]
+
+    def _refused(self, ordered: ScalingNodeOrdered, refused: LaunchRefused) -> ScalingLaunchRefused:
+        now = self._now()
+        return ScalingLaunchRefused(
+            action_id=ordered.action_id,
+            plan_id=ordered.plan_id,
+            offer=ordered.offer,
+            code=refused.code,
+            message=str(refused),
+            scope=refused.scope,
+            refused_at=now,
+            retry_at=now + timedelta(seconds=refused.retry_after_seconds or 0.0),
+        )
+
+    async def release(self, decision: ReleaseInstance, plan_id: PlanId) -> list[Fact]:
+        """End the instance of an order, whether or not anybody has heard of it. Raises TransientError."""
+        provider_id = decision.provider_id or await self._find(decision.order_action_id)
+        return [await self._ended(provider_id, decision.action_id, plan_id, decision.order_action_id)]
+
+    async def terminate(self, drained: ScalingNodeDrained) -> list[Fact]:
+        """End the instance of a node that is empty now. Raises TransientError until the cloud says that it is gone."""
+        record = self._view.state.drains.get(drained.action_id)
+        if record is not None and (record.cancel or record.cancelled):
+            return []
+        if drained.provider_id is None:
+            return []  # not ours to end
+        ended = await self._ended(
+            drained.provider_id, drained.action_id, drained.plan_id, None, node_name=drained.node_name
+        )
+        return [ended]
+
+    async def _find(self, order_action_id: ActionId) -> ProviderId | None:
+        record = self._view.state.orders.get(order_action_id)
+        if record is not None and record.launched is not None:
+            return record.launched.provider_id
+        listed = await self._provider.instances(self._installation)
+        return next((one.provider_id for one in listed if one.action_id == order_action_id), None)
+
+    async def _ended(
+        self,
+        provider_id: ProviderId | None,
+        action_id: ActionId,
+        plan_id: PlanId,
+        order_action_id: ActionId | None,
+        node_name: str | None = None,
+    ) -> ScalingNodeTerminated:
+        """Terminate, and say so once the cloud does. Raises TransientError while it is still ending."""
+        now = self._now()
+        instance: Instance | None = None
+        if provider_id is not None:
+            instance = await self._provider.terminate(provider_id, now=now)
+            if instance is not None and instance.state != "terminated":
+                raise TransientError(f"instance {provider_id} is {instance.state}; asked again", retry_after_seconds=1)
+        return ScalingNodeTerminated(
+            action_id=action_id,
+            plan_id=plan_id,
+            provider_id=provider_id,
+            order_action_id=order_action_id or (instance.action_id if instance is not None else None),
+            node_name=node_name,
+            terminated_at=(instance.terminated_at if instance is not None else None) or now,
+        )
+
+
+def release_of(state: ClusterState, order_action_id: ActionId) -> DrainRecord | None:
+    """Return the decision to give this order back, None where there is none."""
+    return next(
+        (
+            drain
+            for drain in state.drains.values()
+            if isinstance(drain.decision, ReleaseInstance) and drain.decision.order_action_id == order_action_id
+        ),
+        None,
+    )

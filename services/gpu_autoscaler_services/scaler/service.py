@@ -1,0 +1,198 @@
+"""The scaler: folds everything, plans on each tick, has the plan checked, publishes it behind its fence."""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import ClassVar, Protocol
+
+import msgspec
+import structlog
+from gpu_autoscaler.core.check import check
+
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreempted, JobQueued
+from gpu_autoscaler.events.node import INSTANCE_STATE_VERSION, NodeGone, NodeInstanceListed, NodeInstanceObserved
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.events.scaling import (
+    ScalingDrainCancelled,
+    ScalingDrainStarted,
+    ScalingLaunchRefused,
+    ScalingNodeDrained,
+    ScalingNodeLaunched,
+    ScalingNodeOrdered,
+    ScalingNodeTerminated,
+    ScalingPlanMade,
+    ScalingPodEvicted,
+)
+from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
+from gpu_autoscaler.model.decisions import Cut, Plan
+from gpu_autoscaler.model.ids import PlanId, derive_id
+from gpu_autoscaler.runtime.metrics import package_version
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.service import Outcome, Outputs
+from gpu_autoscaler_services.scaler.executor import Executor
+from gpu_autoscaler_services.scaler.inventory import InstancesListed
+
+# An instance's life is the cloud's to count and never starts over, whatever becomes of the cluster.
+INSTANCE_EPOCH = 0
+_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "scaling"})
+
+log = structlog.get_logger()
+
+
+class Alarm(Protocol):
+    """Counts what must never happen, e.g. a counter of `runtime/metrics.py`."""
+
+    def inc(self) -> None:
+        """Count one."""
+        ...
+
+
+class Digests(msgspec.Struct, frozen=True, kw_only=True):
+    """Which policy and which code plans are made with (`runtime/digests.py`)."""
+
+    policy: str
+    core: str
+
+
+class Scaler:
+    """Plans and executes. Of two of it one plan is refused by the stream; every step of execution bears repeating."""
+
+    name: ClassVar[str] = "scaler"
+    consumes: ClassVar[tuple[type[Fact], ...]] = (
+        ScalingPlanMade,
+        ScalingNodeOrdered,
+        ScalingDrainStarted,
+        ScalingNodeDrained,
+    )
+    folds: ClassVar[tuple[type[Fact], ...]] = (
+        *(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS),
+        GpuNodeSummarised,
+    )
+    publishes: ClassVar[tuple[type[Fact], ...]] = (
+        ScalingPlanMade,
+        ScalingNodeOrdered,
+        ScalingNodeLaunched,
+        ScalingLaunchRefused,
+        ScalingDrainStarted,
+        ScalingPodEvicted,
+        ScalingNodeDrained,
+        ScalingDrainCancelled,
+        ScalingNodeTerminated,
+        NodeInstanceObserved,
+        NodeInstanceListed,
+    )
+    urgent: ClassVar[tuple[type[Fact], ...]] = (
+        JobQueued,
+        JobPreempted,
+        JobCancelRequested,
+        JobFinished,
+        PodObserved,  # by type: one that is unschedulable cannot wait, and the others come in bursts anyway
+        NodeGone,
+        SpotNoticeReceived,
+        SpotNoticeWithdrawn,
+        ScalingLaunchRefused,
+    )
+    tick_seconds: ClassVar[float | None] = 5.0
+
+    def __init__(
+        self,
+        view: StateView,
+        policy: ScalingPolicy,
+        executor: Executor,
+        instances: AsyncIterator[InstancesListed],
+        *,
+        digests: Digests,
+        plans_refused: Alarm,
+    ) -> None:
+        """`instances` is `scaler/inventory.py: watch_instances` of the same provider as the executor's."""
+        self._view = view
+        self._policy = policy
+        self._executor = executor
+        self._instances = instances
+        self._digests = digests
+        self._plans_refused = plans_refused
+        self._last_said: tuple[int, frozenset[tuple[str, str, str]]] = (-1, frozenset())  # parent, what was held back
+
+    # ---- planning
+
+    async def on_tick(self, now: datetime) -> Outputs:
+        """Return the plan of this instant, fenced by its parent; nothing where it adds nothing to the last one."""
+        state, cut = self._view.state, self._view.cut
+        made = plan(state, self._policy, now)
+        if mistakes := check(made, state, self._policy):
+            self._plans_refused.inc()
+            log.error("plan refused by the second opinion, nothing is done", mistakes=mistakes, as_of=now.isoformat())
+            return ()
+        if not self._is_news(made, state):
+            return ()
+        return Outcome(facts=(self._plan_made(made, cut),), expected_last_sequence=made.parent_sequence)
+
+    def _is_news(self, made: Plan, state: ClusterState) -> bool:
+        """True unless the plan decides nothing and holds back the same as its parent, for the same kinds of reason.
+
+        How long a node has been idle changes with every tick; that it is not idle for long enough is said once. A
+        parent that has not moved means that the stream never took what was said: it is said again.
+        """
+        held = frozenset((one.step, one.subject, one.reason.tag()) for one in made.held_back)
+        said_after, said = self._last_said
+        is_news = bool(made.decisions) or held != said or (said_after == state.last_plan_sequence and bool(held))
+        if is_news:
+            self._last_said = (state.last_plan_sequence, held)
+        return is_news
+
+    def _plan_made(self, made: Plan, cut: Cut) -> ScalingPlanMade:
+        digests = self._digests
+        plan_id = derive_id(msgspec.json.encode(cut).hex(), made.as_of.isoformat(), digests.policy, digests.core)
+        return ScalingPlanMade(
+            plan_id=PlanId(plan_id),
+            plan=made,
+            cut=cut,
+            policy_digest=digests.policy,
+            core_digest=digests.core,
+            service_version=package_version(),
+        )
+
+    # ---- executing
+
+    async def on_fact(self, recorded: Recorded) -> Outputs:
+        """Take the next step of what was decided."""
+        return await self._executor.step(recorded)
+
+    # ---- seeing what the cloud has
+
+    def sources(self) -> Sequence[AsyncIterator[InstancesListed]]:
+        """The cloud's list of our instances."""
+        return [self._instances]
+
+    async def on_item(self, item: InstancesListed) -> Outputs:
+        """Return each instance whose state is further than what is known of it, then the list as a whole."""
+        known = self._view.state.instances
+        facts: list[Fact] = []
+        for one in item.instances:
+            version = INSTANCE_STATE_VERSION[one.state]
+            before = known.get(one.provider_id)
+            if before is not None and before.version >= version:
+                continue
+            facts.append(
+                NodeInstanceObserved(
+                    epoch=INSTANCE_EPOCH,
+                    version=version,
+                    provider_id=one.provider_id,
+                    action_id=one.action_id,
+                    state=one.state,
+                    instance_type=one.instance_type,
+                    zone=one.zone,
+                    capacity_type=one.capacity_type,
+                    price_micro_usd_per_hour=one.price_micro_usd_per_hour,
+                    launched_at=one.launched_at,
+                    terminated_at=one.terminated_at,
+                )
+            )
+        uids = tuple(sorted(one.provider_id for one in item.instances))
+        return [*facts, NodeInstanceListed(provider_ids=uids, listed_at=item.listed_at)]
