@@ -1,0 +1,112 @@
+"""Nodes as bins: what is there, what is coming, and what could be bought, in the terms of the placement engine."""
+
+from collections.abc import Iterator, Mapping
+
+from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.placement import Bin, Standing
+from gpu_autoscaler.core.policy import NodePool
+from gpu_autoscaler.core.views import is_workload
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.resources import Resources
+
+PodsByNode = Mapping[str, tuple[PodObserved, ...]]
+
+
+def current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> Iterator[Bin]:
+    """Yield a bin for each node on which work may be planned: usable ones, and ordered ones until their deadline.
+
+    A drain that is being cancelled gives its node back. Nodes under notice are no room, nor are those that leave, nor
+    foreign ones that never were usable: nobody knows whether they will be.
+    """
+    for view in views:
+        if view.notice is not None or not _stays(view):
+            continue
+        if view.is_usable:
+            yield node_bin(view, pods, Standing.READY)
+        elif view.drain is not None or (view.is_booting and view.order is not None):
+            yield node_bin(view, pods, Standing.COMING)
+
+
+def node_bin(view: NodeView, pods: PodsByNode, standing: Standing) -> Bin:
+    """The node's bin with what its pods leave free."""
+    return Bin(
+        key=bin_key(view),
+        name=view.name,
+        free=free_room(view, pods),
+        has_gpus=view.allocatable.gpu_count > 0 or view.gpu_model is not None,
+        standing=standing,
+        labels=view.labels,
+        taints=view.taints,
+        gpu_model=view.gpu_model,
+        gpu_memory_bytes=view.gpu_memory_bytes,
+        capacity_type=view.capacity_type,
+        expected_at=view.expected_at,
+    )
+
+
+def bin_key(view: NodeView) -> str:
+    """`node/<uid>` once it is registered, `action/<action id>` before."""
+    return f"action/{view.action_id}" if view.node_uid is None else f"node/{view.node_uid}"
+
+
+def free_room(view: NodeView, pods: PodsByNode) -> Resources:
+    """Allocatable less what the pods there ask for.
+
+    An offer is promised after what DaemonSets take, so on a node that still boots only workloads are subtracted.
+    """
+    bound = pods.get(view.name, ())
+    if view.is_booting:
+        bound = tuple(pod for pod in bound if is_workload(pod))
+    cpu_milli = memory_bytes = gpu_count = ephemeral_storage_bytes = 0
+    for pod in bound:  # added up by hand: this is the planning run's only loop over all pods that run
+        requests = pod.requests
+        cpu_milli += requests.cpu_milli
+        memory_bytes += requests.memory_bytes
+        gpu_count += requests.gpu_count
+        ephemeral_storage_bytes += requests.ephemeral_storage_bytes
+    return view.allocatable - Resources(
+        cpu_milli=cpu_milli,
+        memory_bytes=memory_bytes,
+        gpu_count=gpu_count,
+        ephemeral_storage_bytes=ephemeral_storage_bytes,
+        pod_count=len(bound),
+    )
+
+
+def offered_bin(pool: NodePool, offer: Offer, action_id: ActionId) -> Bin:
+    """What a node of this offer would be, if it were bought now."""
+    return Bin(
+        key=f"action/{action_id}",
+        name=action_id,
+        free=offer.resources,
+        has_gpus=offer.resources.gpu_count > 0,
+        standing=Standing.BOUGHT,
+        labels={
+            **ordered_labels(pool, offer, action_id),
+            labels.INSTANCE_TYPE: offer.instance_type,
+            labels.ZONE: offer.zone,
+        },
+        taints=pool.taints,
+        gpu_model=offer.gpu_model,
+        gpu_memory_bytes=offer.gpu_memory_bytes,
+        capacity_type=offer.capacity_type,
+    )
+
+
+def ordered_labels(pool: NodePool, offer: Offer, action_id: ActionId) -> dict[str, str]:
+    """Labels that the node must carry when it registers."""
+    ours = {
+        labels.ACTION_ID: action_id,
+        labels.POOL: pool.name,
+        labels.CAPACITY_TYPE: str(offer.capacity_type),
+    }
+    model = {} if offer.gpu_model is None else {labels.GPU_MODEL: offer.gpu_model}
+    return {**pool.labels, **ours, **model}
+
+
+def _stays(view: NodeView) -> bool:
+    """False for a node that leaves, unless it is being called back."""
+    return view.drain is None or view.drain.cancel is not None

@@ -1,0 +1,185 @@
+"""What work wants room: one item type, a gang, from every source. Read by the plan and by the scheduler.
+
+Computed from the state, in the order in which it is served: what is on its way first, then by priority, wait and key.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.placement import Shape
+from gpu_autoscaler.core.state import ClusterState, JobRecord
+from gpu_autoscaler.core.views import counts_for_idleness, is_waiting, is_workload
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.ids import JobId, NodeUid
+from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT, PRIORITY_NAMES, JobSpec
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.resources import GPU_RESOURCE
+from gpu_autoscaler.model.scheduling import NO_DEMANDS, NodeDemands, Toleration
+
+# Kubernetes reserves priorities from here on for critical system pods
+# (Kubernetes documentation, "Pod Priority and Preemption", read 2026-11-21).
+_CRITICAL_POD_PRIORITY_MIN = 2_000_000_000
+
+# The nodes' GPU taint, which the API server's ExtendedResourceToleration tolerates for pods that ask for GPUs
+# (Kubernetes documentation, "Admission Control in Kubernetes", read 2026-11-21).
+_GPU_DEMANDS = NodeDemands(tolerations=(Toleration(key=GPU_RESOURCE, operator="Exists"),))
+
+
+class DemandSource(enum.StrEnum):
+    """Where an item comes from, which says whether nodes are bought for it."""
+
+    QUEUED_JOB = "queued_job"  # waits for a place
+    PENDING_POD = "pending_pod"  # Kubernetes found no node for it
+    DOOMED_POD = "doomed_pod"  # runs on a node that the cloud takes; comes back as another pod
+    PLACED_JOB = "placed_job"  # released, but its pods do not exist yet
+    ARRIVING_POD = "arriving_pod"  # new: Kubernetes has not said yet whether it fits
+    MOVING_POD = "moving_pod"  # runs on a node that we drain by choice
+    MINIMUM = "minimum"  # nobody yet: the policy wants a node
+
+
+_BOUGHT_FOR = frozenset({DemandSource.QUEUED_JOB, DemandSource.PENDING_POD, DemandSource.DOOMED_POD})
+
+
+class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A gang: members of one shape that are placed all together or not at all. A single pod is a gang of one."""
+
+    key: str  # job/<id> or pod/<uid>
+    source: DemandSource
+    shape: Shape  # of each member
+    member_count: int
+    priority: int  # 0..1000, higher goes first
+    since: Instant
+    job_id: JobId | None = None
+    project: str | None = None
+    leaves: NodeUid | None = None  # the doomed or drained node that it has to leave
+    prefers: tuple[str, ...] = ()  # keys of the bins that it was released for
+
+    @property
+    def is_bought_for(self) -> bool:
+        """False for work that only keeps room from others: it has a place, or may get one without us."""
+        return self.source in _BOUGHT_FOR
+
+
+def demand(state: ClusterState, views: tuple[NodeView, ...]) -> tuple[DemandItem, ...]:
+    """Return all work that has no lasting place, in the order in which it is to be served.
+
+    Work that is on its way to a place comes first: it takes its room whatever waits.
+    """
+    leaving = {view.name: view for view in views if view.node is not None and (view.notice or view.drain)}
+    pods_per_job: Counter[JobId] = Counter()
+    items: list[DemandItem] = []
+    for pod in state.pods.values():
+        if pod.job_id is not None and pod.deleting_since is None and counts_for_idleness(pod):
+            pods_per_job[pod.job_id] += 1
+        source = _source(pod, leaving)
+        if source is not None:
+            items.append(_pod_item(pod, source, state, leaving))
+    items.extend(_job_items(state, pods_per_job))
+    return tuple(sorted(items, key=lambda item: (item.is_bought_for, -item.priority, item.since, item.key)))
+
+
+def job_shape(spec: JobSpec) -> Shape:
+    """What each member of a job needs; the Kubernetes Job made for it carries the same demands."""
+    return Shape(
+        resources=msgspec.structs.replace(spec.member_resources, pod_count=1),
+        gpu_model=spec.gpu_model,
+        gpu_memory_bytes_min=spec.gpu_memory_bytes_min,
+        demands=_GPU_DEMANDS if spec.member_resources.gpu_count else NO_DEMANDS,
+        is_spot_allowed=spec.is_preemptible,
+    )
+
+
+def pod_shape(pod: PodObserved, spec: JobSpec | None) -> Shape:
+    """What a pod needs; `spec` is that of its job, where it has one of ours."""
+    return Shape(
+        resources=msgspec.structs.replace(pod.requests, pod_count=1),
+        gpu_model=pod.gpu_model or (None if spec is None else spec.gpu_model),
+        gpu_memory_bytes_min=None if spec is None else spec.gpu_memory_bytes_min,
+        demands=pod.demands,
+        is_spot_allowed=pod.priority < _CRITICAL_POD_PRIORITY_MIN if spec is None else spec.is_preemptible,
+    )
+
+
+def job_spec(state: ClusterState, job_id: JobId | None) -> JobSpec | None:
+    """Return the accepted job, None where there is none or it has aged out."""
+    job = None if job_id is None else state.jobs.get(job_id)
+    return None if job is None or job.queued is None else job.queued.spec
+
+
+def pod_priority(pod: PodObserved, spec: JobSpec | None) -> int:
+    """The job's priority; for other pods Kubernetes' own, whose scale is everybody's own: below, at, or above zero."""
+    if spec is not None:
+        return spec.priority
+    if pod.priority == 0:
+        return PRIORITY_DEFAULT
+    return PRIORITY_NAMES["high"] if pod.priority > 0 else PRIORITY_NAMES["low"]
+
+
+def _source(pod: PodObserved, leaving: Mapping[str, NodeView]) -> DemandSource | None:
+    if pod.deleting_since is not None or pod.is_gated or not counts_for_idleness(pod):
+        return None
+    if pod.node_name is None:
+        return DemandSource.ARRIVING_POD if pod.unschedulable_since is None else DemandSource.PENDING_POD
+    view = leaving.get(pod.node_name)
+    # A bare pod does not come back, so it needs no other place.
+    if view is None or pod.owner_kind is None or not is_workload(pod):
+        return None
+    return DemandSource.DOOMED_POD if view.notice is not None else DemandSource.MOVING_POD
+
+
+def _pod_item(
+    pod: PodObserved, source: DemandSource, state: ClusterState, leaving: Mapping[str, NodeView]
+) -> DemandItem:
+    spec = job_spec(state, pod.job_id)
+    job = None if pod.job_id is None else state.jobs.get(pod.job_id)
+    view = None if pod.node_name is None else leaving.get(pod.node_name)
+    return DemandItem(
+        key=f"pod/{pod.pod_uid}",
+        source=source,
+        shape=pod_shape(pod, spec),
+        member_count=1,
+        priority=pod_priority(pod, spec),
+        since=pod.unschedulable_since or pod.created_at,
+        job_id=pod.job_id,
+        project=None if spec is None else spec.project_id,
+        leaves=None if view is None else view.node_uid,
+        prefers=_placed_on(job) if source is DemandSource.ARRIVING_POD else (),
+    )
+
+
+def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterator[DemandItem]:
+    """Jobs whose members do not exist as pods yet. Members that do exist speak for themselves."""
+    for job_id, job in state.jobs.items():
+        if job.queued is None or job.finished is not None or job.cancel_requested is not None:
+            continue
+        spec = job.queued.spec
+        missing_count = spec.member_count - pods_per_job.get(job_id, 0)
+        is_queued = is_waiting(job)
+        if missing_count > 0 and (is_queued or is_unbound(job)):
+            yield DemandItem(
+                key=f"job/{job_id}",
+                source=DemandSource.QUEUED_JOB if is_queued else DemandSource.PLACED_JOB,
+                shape=job_shape(spec),
+                member_count=missing_count,
+                priority=spec.priority,
+                since=job.queued.queued_at,
+                job_id=job_id,
+                project=spec.project_id,
+                prefers=() if is_queued else _placed_on(job),
+            )
+
+
+def _placed_on(job: JobRecord | None) -> tuple[str, ...]:
+    """Bins of the job's placement, each once."""
+    if job is None or job.placed is None:
+        return ()
+    return tuple(dict.fromkeys(f"node/{node_uid}" for node_uid in job.placed.node_uids))
+
+
+def is_unbound(job: JobRecord) -> bool:
+    """True for a placed job that has not started since: pods that are missing are still to come."""
+    return job.placed is not None and (job.started is None or job.started.started_at < job.placed.placed_at)

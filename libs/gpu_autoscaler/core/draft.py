@@ -1,0 +1,114 @@
+"""A plan in the making: what the steps of `plan` hand on to each other.
+
+Frozen, except for the two scratch pads of one planning run: `room`, which steps fill so that later steps see what is
+left, and `numbers`, which are given out once.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+
+import msgspec
+
+from gpu_autoscaler.core.bins import current_bins
+from gpu_autoscaler.core.demand import DemandItem, demand
+from gpu_autoscaler.core.life import NodeView, node_views
+from gpu_autoscaler.core.placement import Room
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.views import pods_by_node
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, Plan, ReleaseInstance
+from gpu_autoscaler.model.ids import ActionId, NodeUid, derive_id
+
+
+class Purchase(msgspec.Struct, frozen=True, kw_only=True):
+    """A node to buy, with what it stands and falls with."""
+
+    decision: BuyNode
+    transaction: str  # purchases of one transaction are made together or not at all
+    needs: frozenset[str] = frozenset()  # transactions whose nodes this one counts on
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything decided and held back so far, and the picture it was decided on."""
+
+    as_of: datetime
+    parent_sequence: int
+    views: tuple[NodeView, ...]  # sorted by name
+    pods: Mapping[str, tuple[PodObserved, ...]]  # unfinished, by node name
+    demand: tuple[DemandItem, ...]  # in the order in which it is served
+    room: Room
+    removals: tuple[DrainNode | ReleaseInstance, ...] = ()
+    returns: tuple[CancelDrain, ...] = ()
+    purchases: tuple[Purchase, ...] = ()
+    held_back: tuple[HeldBack, ...] = ()
+    claimed: frozenset[str] = frozenset()  # keys of the bins on which waiting work is counted
+    is_demand_met: bool = True  # False where work waits for nodes, bought just now or held back
+    numbers: Iterator[int] = msgspec.field(default_factory=itertools.count)
+
+    @classmethod
+    def start(cls, state: ClusterState, as_of: datetime) -> "Draft":
+        """Nothing decided yet."""
+        views, pods = node_views(state, as_of), pods_by_node(state)
+        return cls(
+            as_of=as_of,
+            parent_sequence=state.last_plan_sequence,
+            views=views,
+            pods=pods,
+            demand=demand(state, views),
+            room=Room(current_bins(views, pods)),
+        )
+
+    def next_action_id(self) -> ActionId:
+        """The id of one more decision. Equal drafts give out equal ids in equal order."""
+        return ActionId(derive_id("action", self.as_of.isoformat(), self.parent_sequence, next(self.numbers)))
+
+    def adding(
+        self,
+        *,
+        removals: Iterable[DrainNode | ReleaseInstance] = (),
+        returns: Iterable[CancelDrain] = (),
+        purchases: Iterable[Purchase] = (),
+        held_back: Iterable[HeldBack] = (),
+    ) -> "Draft":
+        """The draft with more in it."""
+        return msgspec.structs.replace(
+            self,
+            removals=(*self.removals, *removals),
+            returns=(*self.returns, *returns),
+            purchases=(*self.purchases, *purchases),
+            held_back=(*self.held_back, *held_back),
+        )
+
+    def leaving(self) -> frozenset[str]:
+        """Names of our counted nodes that are on their way out, by earlier plans or this one, for whatever reason."""
+        node_uids = {each.node_uid for each in self.removals if isinstance(each, DrainNode)}
+        orders = {each.order_action_id for each in self.removals if isinstance(each, ReleaseInstance)}
+        return frozenset(
+            view.name
+            for view in self.views
+            if view.is_ours
+            and view.is_counted
+            and (view.is_leaving or view.node_uid in node_uids or view.action_id in orders)
+        )
+
+    def disturbing(self) -> frozenset[NodeUid]:
+        """Nodes whose pods are being told to go by our choice: drains not finished, and those of this draft."""
+        drains = [view.drain.decision for view in self.views if view.drain is not None and view.drain.drained is None]
+        stopped = {each.node_uid for each in self.returns}
+        return frozenset(
+            drain.node_uid
+            for drain in (*drains, *self.removals)
+            if isinstance(drain, DrainNode) and drain.is_voluntary and drain.node_uid not in stopped
+        )
+
+    def finished(self) -> Plan:
+        """The plan: what saves nodes first, then what replaces and adds, then what removes."""
+        decisions: tuple[AnyDecision, ...] = (
+            *self.returns,
+            *(purchase.decision for purchase in self.purchases),
+            *self.removals,
+        )
+        return Plan(
+            as_of=self.as_of, parent_sequence=self.parent_sequence, decisions=decisions, held_back=self.held_back
+        )

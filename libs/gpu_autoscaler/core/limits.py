@@ -1,0 +1,162 @@
+"""What the policy allows at most, and what already counts against it.
+
+Counted are the nodes that we bought: each from the plan that decided it until the cloud confirmed that it is gone or
+never was. Foreign nodes are room, but the limits are about what this system may buy.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gpu_autoscaler.core.draft import Draft, Purchase
+from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, HeldBack, ReleaseInstance
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.reasons import (
+    BelowMinimum,
+    BudgetLimit,
+    Frozen,
+    GpusLimit,
+    HoldReason,
+    NodesLimit,
+    PriceUnknown,
+)
+
+_CLUSTER = None  # the key of the whole cluster beside those of pools
+
+
+class Account:
+    """How much of each limit is used up. A scratch pad, like the room: what is bought is added, or taken back."""
+
+    def __init__(self, views: Iterable[NodeView], policy: ScalingPolicy) -> None:
+        self._policy = policy
+        self._pools = {pool.name: pool for pool in policy.pools}
+        self._nodes: Counter[str | None] = Counter()
+        self._gpus: Counter[str | None] = Counter()
+        self._price_micro_usd_per_hour = 0
+        self._unpriced: list[str] = []
+        for view in views:
+            if not (view.is_ours and view.is_counted):
+                continue
+            for owner in {_CLUSTER, view.pool}:
+                self._nodes[owner] += 1
+                self._gpus[owner] += bought_gpu_count(view)
+            if view.price_micro_usd_per_hour is None:
+                self._unpriced.append(view.name)
+            else:
+                self._price_micro_usd_per_hour += view.price_micro_usd_per_hour
+
+    @property
+    def nodes_count(self) -> int:
+        """Nodes of ours, orders in flight counted."""
+        return self._nodes[_CLUSTER]
+
+    def add(self, pool: str, offer: Offer, count: int = 1) -> None:
+        """Count this many nodes of the offer more; a negative count takes them back."""
+        for owner in (_CLUSTER, pool):
+            self._nodes[owner] += count
+            self._gpus[owner] += count * offer.resources.gpu_count
+        self._price_micro_usd_per_hour += count * (offer.price_micro_usd_per_hour or 0)
+
+    def excess(self, pool_name: str, offer: Offer) -> HoldReason | None:
+        """Return the limit that one more node of the offer would pass; None: it may be bought."""
+        policy, pool = self._policy, self._pools[pool_name]
+        for owner, nodes_max, gpus_max in (
+            (_CLUSTER, policy.nodes_count_max, policy.gpu_count_max),
+            (pool.name, pool.nodes_count_max, pool.gpu_count_max),
+        ):
+            if nodes_max is not None and self._nodes[owner] + 1 > nodes_max:
+                return NodesLimit(nodes_count=self._nodes[owner], nodes_count_max=nodes_max)
+            # A node without GPUs passes no limit of GPUs, not even one that is passed already.
+            more = offer.resources.gpu_count
+            if gpus_max is not None and more and self._gpus[owner] + more > gpus_max:
+                return GpusLimit(gpu_count=self._gpus[owner], gpu_count_max=gpus_max)
+        return self._excess_of_money(offer)
+
+    def _excess_of_money(self, offer: Offer) -> HoldReason | None:
+        price_max, price = self._policy.price_micro_usd_per_hour_max, offer.price_micro_usd_per_hour
+        if price_max is None:
+            return None
+        if self._unpriced or price is None:  # a node of unknown price is not free: nothing is proven while it runs
+            return PriceUnknown(offers=tuple(sorted(self._unpriced)) or (offer.key,))
+        if self._price_micro_usd_per_hour + price > price_max:
+            return BudgetLimit(price_micro_usd_per_hour=price, price_micro_usd_per_hour_max=price_max)
+        return None
+
+
+def bought_gpu_count(view: NodeView) -> int:
+    """GPUs that were paid for, also while some of them are not allocatable."""
+    decision = None if view.order is None else view.order.decision
+    return view.allocatable.gpu_count if decision is None else decision.offer.resources.gpu_count
+
+
+def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
+    """Nothing in the draft passes a limit: whole transactions go, those of lowest priority first.
+
+    Involuntary drains stay: what the cloud takes is not ours to keep. So do cancelled drains, which change nothing.
+    """
+    kept, dropped = _within_limits(draft.purchases, Account(draft.views, policy), is_frozen=policy.is_frozen)
+    held = [
+        HeldBack(step="trim", subject=subject, reason=reason)
+        for purchase, reason in dropped
+        for subject in subjects(purchase.decision)
+    ]
+    removals = draft.removals
+    if policy.is_frozen:
+        removals = tuple(each for each in removals if isinstance(each, DrainNode) and not each.is_voluntary)
+        held += [
+            HeldBack(step="trim", subject=_removed(each), reason=Frozen())
+            for each in draft.removals
+            if each not in removals
+        ]
+    return msgspec.structs.replace(draft, purchases=kept, removals=removals).adding(held_back=held)
+
+
+def subjects(decision: BuyNode) -> tuple[str, ...]:
+    """What a purchase is for, as subjects of what is held back with it."""
+    return ("cluster",) if isinstance(decision.reason, BelowMinimum) else decision.reason.demand
+
+
+def _within_limits(
+    purchases: Iterable[Purchase], account: Account, *, is_frozen: bool
+) -> tuple[tuple[Purchase, ...], list[tuple[Purchase, HoldReason]]]:
+    """Split purchases, which come by priority, into those within the limits and those beyond, with the limit."""
+    transactions: dict[str, list[Purchase]] = {}
+    for purchase in purchases:
+        transactions.setdefault(purchase.transaction, []).append(purchase)
+    kept: list[Purchase] = []
+    dropped: list[tuple[Purchase, HoldReason]] = []
+    beyond: dict[str, HoldReason] = {}
+    for name, members in transactions.items():
+        reason = Frozen() if is_frozen else _excess_of_all(members, account, beyond)
+        if reason is None:
+            kept += members
+        else:
+            beyond[name] = reason
+            dropped += [(purchase, reason) for purchase in members]
+    return tuple(kept), dropped
+
+
+def _excess_of_all(members: list[Purchase], account: Account, beyond: Mapping[str, HoldReason]) -> HoldReason | None:
+    """Count all members, or none of them and return the first limit they pass."""
+    needed = sorted(set().union(*(purchase.needs for purchase in members)))
+    reason: HoldReason | None = next((beyond[name] for name in needed if name in beyond), None)
+    counted: list[BuyNode] = []
+    for purchase in members:
+        reason = reason or account.excess(purchase.decision.pool, purchase.decision.offer)
+        if reason is not None:
+            break
+        account.add(purchase.decision.pool, purchase.decision.offer)
+        counted.append(purchase.decision)
+    if reason is not None:
+        for decision in counted:
+            account.add(decision.pool, decision.offer, -1)
+    return reason
+
+
+def _removed(removal: DrainNode | ReleaseInstance) -> str:
+    if isinstance(removal, DrainNode):
+        return f"node/{removal.node_uid}"
+    return f"action/{removal.order_action_id}"

@@ -1,0 +1,144 @@
+"""What can be bought: every offer in every pool that allows it, and why an offer cannot be had now.
+
+A refusal reaches one offer, its zone, or its region: a zone out of addresses refuses everything there, a region's quota
+refuses the capacity type there. It is remembered until its `retry_at`.
+"""
+
+from datetime import datetime
+
+import msgspec
+
+from gpu_autoscaler.core.bins import offered_bin
+from gpu_autoscaler.core.placement import Shape, accepts, members_that_fit
+from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.reasons import HoldReason, NoOfferFits, OffersRefused, PriceUnknown, WatchStale
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One offer in one pool, as a purchase for one shape."""
+
+    pool: NodePool
+    offer: Offer
+    price_micro_usd_per_hour: int
+    members_count: int  # of the shape, that a new node takes
+
+
+class Assortment(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be bought for one shape, or why that is nothing."""
+
+    candidates: tuple[Candidate, ...]
+    hold_reason: HoldReason | None = None  # set where there are no candidates
+
+
+class Market:
+    """All that is for sale at one instant, asked by shape. Answers are kept, as shapes repeat."""
+
+    def __init__(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
+        self._watch_seconds_max = policy.watch_seconds_max
+        self._offers = None if state.offers is None else state.offers.offers
+        self._on_sale = [
+            (pool, offer, offered_bin(pool, offer, ActionId("offered")))
+            for offer in sorted(self._offers or (), key=lambda offer: offer.key)
+            for pool in sorted(policy.pools, key=lambda pool: pool.name)
+            if allows(pool, offer)
+        ]
+        self._refusals = _standing_refusals(state, as_of)
+        self._answers: dict[Shape, Assortment] = {}
+
+    @property
+    def offers_count(self) -> int:
+        """How many purchases are possible in principle, whatever stands against them."""
+        return len(self._on_sale)
+
+    def for_shape(self, shape: Shape) -> Assortment:
+        """Return every purchase that takes at least one member of this shape, in order of offer and pool."""
+        answer = self._answers.get(shape)
+        if answer is None:
+            answer = self._answers[shape] = self._look_up(shape)
+        return answer
+
+    def _look_up(self, shape: Shape) -> Assortment:
+        if self._offers is None:  # no list of offers is not an empty list
+            reason = WatchStale(source="offers", age_seconds=None, age_seconds_max=self._watch_seconds_max)
+            return Assortment(candidates=(), hold_reason=reason)
+        buyable: list[Candidate] = []
+        unpriced: set[str] = set()
+        refused: dict[str, Instant] = {}
+        for pool, offer, node in self._on_sale:
+            members_count = members_that_fit(shape, node)
+            if members_count == 0:
+                continue
+            price, retry_at = offer.price_micro_usd_per_hour, self.refused_until(offer)
+            if retry_at is not None:
+                refused[offer.key] = retry_at
+            elif price is None:
+                unpriced.add(offer.key)
+            else:
+                candidate = Candidate(
+                    pool=pool, offer=offer, price_micro_usd_per_hour=price, members_count=members_count
+                )
+                buyable.append(candidate)
+        if buyable:
+            return Assortment(candidates=tuple(buyable))
+        if refused:
+            reason_refused = OffersRefused(offers=tuple(sorted(refused)), retry_at=min(refused.values()))
+            return Assortment(candidates=(), hold_reason=reason_refused)
+        if unpriced:
+            return Assortment(candidates=(), hold_reason=PriceUnknown(offers=tuple(sorted(unpriced))))
+        return Assortment(candidates=(), hold_reason=NoOfferFits(detail=self._what_is_missing(shape)))
+
+    def refused_until(self, offer: Offer) -> Instant | None:
+        """Return when the offer may be asked for again; None: now."""
+        scopes = (("offer", offer.key), ("zone", offer.zone), ("region", _regional(offer)))
+        return max((self._refusals[scope] for scope in scopes if scope in self._refusals), default=None)
+
+    def _what_is_missing(self, shape: Shape) -> str:
+        """Say what no offer has: the first thing that, taken alone, rules all of them out."""
+        if not self._on_sale:
+            return "no pool allows any offer"
+        wanted, model = shape.resources.gpu_count, shape.gpu_model
+        if wanted:
+            of_model = "" if model is None else f" of model {model}"
+            offers = [offer for _, offer, _ in self._on_sale if model in (None, offer.gpu_model)]
+            most = max((offer.resources.gpu_count for offer in offers), default=0)
+            if most < wanted:
+                return f"no offer has {wanted} GPUs{of_model} on one node (most: {most})"
+        if not any(accepts(shape, node) for _, _, node in self._on_sale):
+            return "no offer has the labels, taints, GPU memory and capacity type that this asks for"
+        return "no offer that is otherwise right has this much CPU, memory, disk and GPUs on one node"
+
+
+def allows(pool: NodePool, offer: Offer) -> bool:
+    """True when the pool's filters let this offer in."""
+    return (
+        (not pool.instance_types or offer.instance_type in pool.instance_types)
+        and (not pool.gpu_models or offer.gpu_model in pool.gpu_models)
+        and (not pool.zones or offer.zone in pool.zones)
+        and (not pool.capacity_types or offer.capacity_type in pool.capacity_types)
+    )
+
+
+def _standing_refusals(state: ClusterState, as_of: datetime) -> dict[tuple[str, str], Instant]:
+    """The latest `retry_at` still ahead, by scope and name."""
+    standing: dict[tuple[str, str], Instant] = {}
+    for order in state.orders.values():
+        refused = order.refused
+        if refused is None or refused.retry_at <= as_of:
+            continue
+        names = {"offer": refused.offer.key, "zone": refused.offer.zone, "region": _regional(refused.offer)}
+        scope = (refused.scope, names[refused.scope])
+        standing[scope] = max(refused.retry_at, standing.get(scope, refused.retry_at))
+    return standing
+
+
+def _regional(offer: Offer) -> str:
+    """Region and capacity type of an offer: quotas count each capacity type of a region for itself.
+
+    Zones are named after their region plus one character, with or without a dash: `eu-west-1a`, `europe-west1-b`,
+    `westeurope-1` (documentation of AWS, Google Cloud and Azure on regions and zones, read 2026-11-21).
+    """
+    return f"{offer.zone[:-1].removesuffix('-')}/{offer.capacity_type}"

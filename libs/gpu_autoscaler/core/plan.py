@@ -1,0 +1,23 @@
+"""`plan`: what the cluster should become, step by step as the policy reads. Called by the scaler and by recompute."""
+
+from datetime import datetime
+
+from gpu_autoscaler.core import forecast, limits, scale_down, scale_up, spot
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.model.decisions import Plan
+
+
+def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
+    """What the cluster should become, and why. Nothing has happened yet.
+
+    Equal state, policy and `as_of` give an equal plan, byte for byte, in whichever order the state's mappings came.
+    """
+    draft = Draft.start(state, as_of)
+    draft = spot.replace_doomed(draft, state, policy)
+    draft = scale_up.cover_demand(draft, state, policy)
+    draft = forecast.prepare(draft, state, policy)
+    draft = scale_down.release_idle(draft, state, policy)
+    draft = scale_down.consolidate(draft, state, policy)
+    return limits.trim(draft, policy).finished()

@@ -1,0 +1,254 @@
+"""Steps `release_idle` and `consolidate`: what is not needed goes, never on missing data, never many at once.
+
+Only nodes that we bought are ever removed. That a node is empty comes from pods alone; telemetry has no say here.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from math import ceil
+
+from gpu_autoscaler.core.bins import PodsByNode, bin_key, free_room
+from gpu_autoscaler.core.demand import job_spec, pod_shape
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.freshness import stale_instances, stale_watch
+from gpu_autoscaler.core.life import NodePhase, NodeView
+from gpu_autoscaler.core.placement import Standing
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.protection import covering_budgets, node_protection, pod_protection
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.views import counts_for_idleness
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.decisions import DrainNode, HeldBack, ReleaseInstance
+from gpu_autoscaler.model.ids import PodUid
+from gpu_autoscaler.model.reasons import (
+    BootTimedOut,
+    Cooldown,
+    DisruptionBudget,
+    DrainReason,
+    HoldReason,
+    MinimumReached,
+    NodeIdle,
+    NodeOrphaned,
+    NodeProtected,
+    NodeUnderused,
+    NotYetIdle,
+    PodProtected,
+    PodsFitNowhere,
+    PriceUnknown,
+    SavingTooSmall,
+)
+
+_RELEASE = "release_idle"
+_CONSOLIDATE = "consolidate"
+
+
+def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Nodes that were empty for long enough drain; instances that never became usable, or nobody's, are given back."""
+    stale = stale_watch(state, policy, draft.as_of)
+    if stale is not None:
+        return draft.adding(held_back=[HeldBack(step=_RELEASE, subject="cluster", reason=stale)])
+    draft = _give_back(draft, state, policy)
+    # The dearest go first, so that a small budget saves most.
+    for view in sorted(draft.views, key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name)):
+        if view.empty_since is None or not _may_leave(view) or bin_key(view) in draft.claimed:
+            continue
+        idle_seconds = (draft.as_of - view.empty_since).total_seconds()
+        reason: HoldReason | None
+        if idle_seconds < policy.idle_seconds_max:
+            reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=policy.idle_seconds_max)
+        else:
+            reason = _blocker(view, draft, policy)
+        if reason is not None:
+            held = HeldBack(step=_RELEASE, subject=f"node/{view.node_uid}", reason=reason)
+            draft = draft.adding(held_back=[held])
+        else:
+            idle = NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=policy.idle_seconds_max)
+            draft = draft.adding(removals=_drain(view, draft, policy, idle))
+    return draft
+
+
+def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """At most one little used node drains: every pod on it may be disturbed and has a place on a usable node.
+
+    Not while work waits for nodes, nor while pods of an earlier drain still move: the room may be theirs.
+    """
+    is_quiet = draft.is_demand_met and not draft.disturbing() and stale_watch(state, policy, draft.as_of) is None
+    if not policy.is_consolidation_on or not is_quiet:
+        return draft
+    for view in sorted(_underused(draft, policy), key=lambda view: (len(draft.pods.get(view.name, ())), view.name)):
+        pods = tuple(pod for pod in draft.pods.get(view.name, ()) if counts_for_idleness(pod))
+        reason = _blocker(view, draft, policy) or _protected(pods, state, draft.as_of)
+        saving_micro_usd_per_hour = 0
+        if reason is None:
+            reason, saving_micro_usd_per_hour = _move_all(view, pods, draft, state, policy)
+        if reason is None:
+            underused = NodeUnderused(
+                pods=tuple(pod.pod_uid for pod in pods), saving_micro_usd_per_hour=saving_micro_usd_per_hour
+            )
+            return draft.adding(removals=_drain(view, draft, policy, underused))
+        held = HeldBack(step=_CONSOLIDATE, subject=f"node/{view.node_uid}", reason=reason)
+        draft = draft.adding(held_back=[held])
+    return draft
+
+
+# ---- what may go, and what keeps it
+
+
+def _give_back(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Purchases that missed their deadline, and instances that no decision stands behind."""
+    late = [_late(view, draft, policy) for view in draft.views]
+    draft = draft.adding(removals=[each for each in late if each is not None])
+    orphans = [view for view in draft.views if _orphaned_seconds(view, draft) > policy.boot_seconds_max]
+    if not orphans:
+        return draft
+    stale = stale_instances(state, policy, draft.as_of)
+    if stale is not None:
+        return draft.adding(held_back=[HeldBack(step=_RELEASE, subject="cluster", reason=stale)])
+    return draft.adding(
+        removals=[
+            ReleaseInstance(
+                action_id=draft.next_action_id(),
+                provider_id=view.provider_id,
+                order_action_id=view.action_id,
+                reason=NodeOrphaned(seen_seconds=_orphaned_seconds(view, draft)),
+            )
+            for view in orphans
+            if view.action_id is not None
+        ]
+    )
+
+
+def _late(view: NodeView, draft: Draft, policy: ScalingPolicy) -> ReleaseInstance | None:
+    order = view.order
+    if view.phase is not NodePhase.FAILED or not view.is_counted or view.drain is not None or order is None:
+        return None
+    booting_seconds = 0.0 if order.planned_at is None else (draft.as_of - order.planned_at).total_seconds()
+    return ReleaseInstance(
+        action_id=draft.next_action_id(),
+        provider_id=view.provider_id,
+        order_action_id=order.action_id,
+        reason=BootTimedOut(booting_seconds=booting_seconds, boot_seconds_max=policy.boot_seconds_max),
+    )
+
+
+def _orphaned_seconds(view: NodeView, draft: Draft) -> float:
+    """How long an instance with our tag has run without order and node; 0 for one that has either, or no tag."""
+    instance = view.instance
+    if view.order is not None or view.node is not None or view.drain is not None:
+        return 0.0
+    if instance is None or view.action_id is None or instance.state not in ("pending", "running"):
+        return 0.0
+    return (draft.as_of - instance.launched_at).total_seconds()
+
+
+def _may_leave(view: NodeView) -> bool:
+    """Only a usable node of ours goes by choice, and not twice."""
+    return view.is_ours and view.is_usable and view.drain is None and view.notice is None
+
+
+def _blocker(view: NodeView, draft: Draft, policy: ScalingPolicy) -> HoldReason | None:
+    """What keeps a node that could go: its own marks, its youth, the minimum, or others that are going."""
+    mark = None if view.node is None else node_protection(view.node, draft.as_of)
+    if mark is not None:
+        return NodeProtected(protection=mark)
+    usable_seconds = 0.0 if view.usable_since is None else (draft.as_of - view.usable_since).total_seconds()
+    if usable_seconds < policy.scale_down_cooldown_seconds:
+        return Cooldown(remaining_seconds=policy.scale_down_cooldown_seconds - usable_seconds)
+    ours = [each for each in draft.views if each.is_ours and each.is_counted]
+    staying_count = len(ours) - len(draft.leaving())
+    if staying_count <= policy.nodes_count_min:
+        return MinimumReached(nodes_count=staying_count, nodes_count_min=policy.nodes_count_min)
+    disturbing_count = len(draft.disturbing())
+    disturbing_count_max = ceil(policy.disruption_ratio_max * sum(1 for each in ours if each.usable_since is not None))
+    if disturbing_count >= disturbing_count_max:
+        return DisruptionBudget(disrupting_count=disturbing_count, disrupting_count_max=disturbing_count_max)
+    return None
+
+
+def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy, reason: DrainReason) -> Iterator[DrainNode]:
+    """The drain of a registered node; nothing for one that is not."""
+    if view.node_uid is not None:
+        yield DrainNode(
+            action_id=draft.next_action_id(),
+            node_uid=view.node_uid,
+            node_name=view.name,
+            provider_id=view.provider_id,
+            is_voluntary=True,
+            deadline_at=draft.as_of + timedelta(seconds=policy.drain_seconds_max),
+            reason=reason,
+        )
+
+
+# ---- consolidation
+
+
+def _underused(draft: Draft, policy: ScalingPolicy) -> Iterator[NodeView]:
+    """Nodes with work on them, of which little is asked, and on which this plan counts for nothing more."""
+    for view in draft.views:
+        if view.empty_since is not None or not _may_leave(view) or bin_key(view) in draft.claimed:
+            continue
+        if _requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max:
+            yield view
+
+
+def _requested_ratio(view: NodeView, pods: PodsByNode) -> float:
+    """Share of the node that its pods ask for: of its GPUs where it has any, else the larger of CPU and memory.
+
+    Source: cluster-autoscaler FAQ, "How does scale-down work?" (read 2026-11-21).
+    """
+    total, free = view.allocatable, free_room(view, pods)
+    if total.gpu_count:
+        return 1 - free.gpu_count / total.gpu_count
+    shares = (
+        (total.cpu_milli, free.cpu_milli),
+        (total.memory_bytes, free.memory_bytes),
+    )
+    return max((1 - left / whole for whole, left in shares if whole), default=1.0)
+
+
+def _protected(pods: tuple[PodObserved, ...], state: ClusterState, as_of: datetime) -> PodProtected | None:
+    """Return the first pod that may not be moved by choice; budgets must allow all the moves together."""
+    budgets = state.budgets.values()
+    moved: Counter[str] = Counter()
+    for pod in pods:
+        spec = job_spec(state, pod.job_id)
+        protection = pod_protection(pod, budgets, as_of)
+        if protection is None and spec is not None and not spec.is_preemptible:
+            protection = "its job is not preemptible"
+        for budget in covering_budgets(pod, budgets):
+            moved[budget.budget_uid] += 1
+            if protection is None and moved[budget.budget_uid] > budget.disruptions_allowed:
+                protection = f"disruption budget {budget.namespace}/{budget.name} allows fewer disruptions"
+        if protection is not None:
+            return PodProtected(pod_uid=pod.pod_uid, pod=f"{pod.namespace}/{pod.name}", protection=protection)
+    return None
+
+
+def _move_all(
+    view: NodeView, pods: tuple[PodObserved, ...], draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> tuple[HoldReason | None, int]:
+    """Place all pods on other usable nodes and return the saving an hour; or place none and say why."""
+    room, mark = draft.room, draft.room.mark()
+    room.remove(bin_key(view))
+    hosts: set[str] = set()
+    homeless: list[PodUid] = []
+    for pod in sorted(pods, key=lambda pod: (-pod.requests.gpu_count, -pod.requests.cpu_milli, pod.pod_uid)):
+        placed = room.place_gang(pod_shape(pod, job_spec(state, pod.job_id)), 1)
+        if placed is None or room[placed[0]].standing is not Standing.READY:
+            homeless.append(pod.pod_uid)
+            break
+        hosts.update(placed)
+    reason: HoldReason | None = PodsFitNowhere(pods=tuple(homeless)) if homeless else None
+    prices = [each.price_micro_usd_per_hour for each in draft.views if each is view or bin_key(each) in hosts]
+    saving = view.price_micro_usd_per_hour
+    if reason is None and (saving is None or None in prices):
+        reason = PriceUnknown(offers=(view.instance_type or view.name,))
+    whole = sum(price for price in prices if price is not None)
+    if reason is None and (saving or 0) < policy.consolidation_saving_ratio_min * whole:
+        reason = SavingTooSmall(
+            saving_ratio=(saving or 0) / whole, saving_ratio_min=policy.consolidation_saving_ratio_min
+        )
+    if reason is not None:
+        room.rollback(mark)
+    return reason, saving or 0

@@ -1,0 +1,174 @@
+"""Step `cover_demand`: waiting work gets room that is there or coming, else room that is bought.
+
+Room is never waited for unless it is expected: how long running work takes is unknown, so nothing is gained by hoping.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import groupby
+
+import msgspec
+
+from gpu_autoscaler.core.basket import Basket
+from gpu_autoscaler.core.bins import node_bin
+from gpu_autoscaler.core.demand import DemandItem, DemandSource
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.freshness import stale_watch
+from gpu_autoscaler.core.life import NodePhase, NodeView
+from gpu_autoscaler.core.market import Market
+from gpu_autoscaler.core.placement import Bin, Shape, Standing, fits
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, HeldBack
+from gpu_autoscaler.model.reasons import DemandReturned, HoldReason, RoomExpected
+
+_STEP = "cover_demand"
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Every waiting item has room, is bought for, or is held back with the reason; gangs whole or not at all."""
+    cover = _Cover(draft, Basket(draft, Market(state, policy, draft.as_of), policy))
+    closed_reason = stale_watch(state, policy, draft.as_of)
+    for lot in _lots(draft.demand):
+        cover.serve(lot, closed_reason)
+    return msgspec.structs.replace(
+        draft.adding(returns=cover.returns, purchases=cover.basket.purchases(), held_back=cover.held),
+        claimed=draft.claimed | cover.claimed,
+        is_demand_met=draft.is_demand_met and cover.is_met,
+    )
+
+
+class _Lot(msgspec.Struct, frozen=True, kw_only=True):
+    """Items served together: one gang, or single pods that are alike and may share what is bought."""
+
+    items: tuple[DemandItem, ...]
+
+    @property
+    def first(self) -> DemandItem:
+        return self.items[0]
+
+    @property
+    def shape(self) -> Shape:
+        return self.first.shape
+
+    @property
+    def members_count(self) -> int:
+        return sum(item.member_count for item in self.items)
+
+
+def _lots(demand: tuple[DemandItem, ...]) -> Iterator[_Lot]:
+    """Group the demand, which comes in the order of service, without putting lower priority before higher."""
+    for _, equals in groupby(demand, key=lambda item: (item.is_bought_for, item.priority)):
+        alike: dict[object, list[DemandItem]] = {}
+        for item in equals:
+            key = item.key if item.member_count > 1 else (item.source, item.shape, item.leaves, item.prefers)
+            alike.setdefault(key, []).append(item)
+        for items in alike.values():
+            yield _Lot(items=tuple(items))
+
+
+class _Cover:
+    """What became of the demand so far."""
+
+    def __init__(self, draft: Draft, basket: Basket) -> None:
+        self.basket = basket
+        self.returns: list[CancelDrain] = []
+        self.held: list[HeldBack] = []
+        self.claimed: set[str] = set()
+        self.is_met = True
+        self._draft = draft
+        self._room = draft.room
+        drains = ((view, _callable_drain(view)) for view in draft.views)
+        self._callable_back = {drain.node_uid: (view, drain) for view, drain in drains if drain is not None}
+
+    def serve(self, lot: _Lot, closed_reason: HoldReason | None) -> None:
+        """Place the lot on what is there, then on what can be called back, then on what can be bought."""
+        first, count, mark, returns_count = lot.first, lot.members_count, self._room.mark(), len(self.returns)
+        placed = self._place_where_preferred(lot)
+        placed += self._room.place_most(lot.shape, count - len(placed))
+        if first.source is DemandSource.MOVING_POD and len(placed) < count:
+            self._stop_moving(lot)
+        reason: HoldReason | None = None
+        if first.is_bought_for and len(placed) < count:
+            placed += self._call_back(lot, count - len(placed))
+        if first.is_bought_for and len(placed) < count:
+            covered, reason = (0, closed_reason) if closed_reason else self.basket.buy(first, count - len(placed))
+            placed += self._room.place_most(lot.shape, covered)
+        if first.member_count > 1 and len(placed) < count:
+            self._room.rollback(mark)
+            del self.returns[returns_count:]
+            placed = ()
+        self._settle(lot, placed, reason)
+
+    def _place_where_preferred(self, lot: _Lot) -> tuple[str, ...]:
+        """Members of a released job go where its placement said, as long as there is room."""
+        placed: list[str] = []
+        for key in lot.first.prefers:
+            while len(placed) < lot.members_count and self._room.place_on(lot.shape, key):
+                placed.append(key)
+        return tuple(placed)
+
+    def _call_back(self, lot: _Lot, count: int) -> tuple[str, ...]:
+        """Cancel drains by choice whose nodes take members of the lot, and place them there."""
+        placed: tuple[str, ...] = ()
+        for view, drain in self._callable_back.values():
+            node = node_bin(view, self._draft.pods, Standing.READY)
+            if len(placed) < count and node.key not in self._room and fits(lot.shape, node):
+                self._cancel(drain, node, lot)
+                placed += self._room.place_most(lot.shape, count - len(placed))
+        return placed
+
+    def _stop_moving(self, lot: _Lot) -> None:
+        """Pods have no place besides the node that they were to leave: it stays."""
+        if lot.first.leaves not in self._callable_back:
+            return
+        view, drain = self._callable_back[lot.first.leaves]
+        node = node_bin(view, self._draft.pods, Standing.READY)
+        if node.key not in self._room:
+            self._cancel(drain, node, lot)
+
+    def _cancel(self, drain: DrainNode, node: Bin, lot: _Lot) -> None:
+        self._room.put(node)
+        self.returns.append(
+            CancelDrain(
+                action_id=self._draft.next_action_id(),
+                drain_action_id=drain.action_id,
+                node_uid=drain.node_uid,
+                node_name=drain.node_name,
+                reason=DemandReturned(demand=tuple(item.key for item in lot.items)),
+            )
+        )
+
+    def _settle(self, lot: _Lot, placed: tuple[str, ...], reason: HoldReason | None) -> None:
+        """Note for each item where it counts on room, or why it has none."""
+        position = 0
+        for item in lot.items:
+            keys = placed[position : position + item.member_count]
+            position += item.member_count
+            bins = [self._room[key] for key in keys]
+            self.claimed.update(keys)
+            self.basket.assign(item, keys)
+            if not item.is_bought_for:
+                continue
+            self.is_met = self.is_met and bool(bins) and all(each.standing is Standing.READY for each in bins)
+            if not bins and reason is not None:
+                self.held.append(HeldBack(step=_STEP, subject=item.key, reason=reason))
+            elif bins and all(each.standing is not Standing.BOUGHT for each in bins):
+                self.held.append(HeldBack(step=_STEP, subject=item.key, reason=_expected(bins)))
+
+
+def _callable_drain(view: NodeView) -> DrainNode | None:
+    """Return the drain that can still be cancelled: of a node that leaves by our choice alone and is not empty yet."""
+    record, node = view.drain, view.node
+    if record is None or record.drained is not None or record.cancel is not None or view.notice is not None:
+        return None
+    if node is None or not node.is_ready or view.phase not in (NodePhase.CORDONED, NodePhase.DRAINING):
+        return None
+    return record.decision if isinstance(record.decision, DrainNode) and record.decision.is_voluntary else None
+
+
+def _expected(bins: list[Bin]) -> RoomExpected:
+    """The last of the bins to be usable; those that are ready wait only for the scheduler."""
+    last = max(bins, key=lambda each: (each.standing, each.expected_at or _LONG_AGO, each.key))
+    return RoomExpected(node=last.name, expected_at=last.expected_at)

@@ -1,0 +1,72 @@
+"""Step `replace_doomed`: a node that the cloud takes back is emptied before its deadline.
+
+Its pods are demand from now on (`core/demand.py`), so that the same plan places them or buys for them.
+"""
+
+from datetime import datetime, timedelta
+
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.life import NodePhase, NodeView
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState, NoticeRecord
+from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.reasons import NoticeWithdrawn, SpotReclaim
+
+
+def replace_doomed(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Every node under notice drains until its deadline; one whose notice was withdrawn stays."""
+    drains = (_drain(view, draft, policy) for view in draft.views)
+    returns = (_return(view, draft, state) for view in draft.views)
+    return draft.adding(
+        removals=[drain for drain in drains if drain is not None],
+        returns=[each for each in returns if each is not None],
+    )
+
+
+def reclaim_deadline(notice: NoticeRecord, policy: ScalingPolicy) -> datetime:
+    """The notice's own deadline, else the shortest that clouds give, from when it was first read."""
+    if notice.notice.reclaim_at is not None:
+        return notice.notice.reclaim_at
+    return notice.first_received_at + timedelta(seconds=policy.notice_seconds_default)
+
+
+def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy) -> DrainNode | None:
+    notice = view.notice
+    if notice is None or view.node_uid is None or view.phase in (NodePhase.DRAINED, NodePhase.TERMINATING):
+        return None
+    deadline_at = reclaim_deadline(notice, policy)
+    decided = None if view.drain is None else view.drain.decision
+    if isinstance(decided, DrainNode) and not decided.is_voluntary and decided.deadline_at <= deadline_at:
+        return None
+    return DrainNode(
+        action_id=draft.next_action_id(),
+        node_uid=view.node_uid,
+        node_name=view.name,
+        provider_id=view.provider_id if view.is_ours else None,
+        is_voluntary=False,
+        deadline_at=deadline_at,
+        reason=SpotReclaim(
+            notice_id=notice.notice.notice_id, kind=notice.notice.kind, reclaim_at=notice.notice.reclaim_at
+        ),
+    )
+
+
+def _return(view: NodeView, draft: Draft, state: ClusterState) -> CancelDrain | None:
+    """A drain whose only cause was a notice that stands no more is cancelled, unless the node is empty already."""
+    drain = view.drain
+    if drain is None or view.notice is not None or drain.cancel is not None or drain.drained is not None:
+        return None
+    decided = drain.decision
+    if not isinstance(decided, DrainNode) or not isinstance(decided.reason, SpotReclaim):
+        return None
+    notice = state.notices.get(decided.reason.notice_id)
+    if notice is None or notice.withdrawn is None or view.phase is NodePhase.TERMINATING:
+        return None
+    return CancelDrain(
+        action_id=draft.next_action_id(),
+        drain_action_id=ActionId(drain.action_id),
+        node_uid=decided.node_uid,
+        node_name=decided.node_name,
+        reason=NoticeWithdrawn(notice_id=decided.reason.notice_id),
+    )
