@@ -1,0 +1,1 @@
+"""Turns DCGM exporter pages into facts about GPUs."""

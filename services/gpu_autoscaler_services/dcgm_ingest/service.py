@@ -1,0 +1,82 @@
+"""Reads the DCGM exporter of every GPU node and says what it says. Decides nothing; silence is never idleness."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import ClassVar, Protocol
+
+from gpu_autoscaler.dcgm.parse import Page
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.gpu import GpuNodeSampled, GpuNodeSummarised
+from gpu_autoscaler.events.node import NodeGone, NodeListed, NodeObserved
+from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.runtime.addresses import NodeUrl
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler_services.dcgm_ingest.windows import Window, window_start
+
+
+class Exporters(Protocol):
+    """Where pages come from; `dcgm.scrape.Scraper` in real life."""
+
+    async def scrape(self, urls: Mapping[str, str]) -> dict[str, Page | None]:
+        """Return the page of each name's URL, None for one that did not answer."""
+        ...
+
+
+class DcgmIngest:
+    """One fact a node and scrape, one a node and minute. Keeps the current minute only; a restart starts it anew."""
+
+    name: ClassVar[str] = "dcgm_ingest"
+    consumes: ClassVar[tuple[type[Fact], ...]] = ()
+    folds: ClassVar[tuple[type[Fact], ...]] = (NodeObserved, NodeGone, NodeListed)
+    publishes: ClassVar[tuple[type[Fact], ...]] = (GpuNodeSampled, GpuNodeSummarised)
+    urgent: ClassVar[tuple[type[Fact], ...]] = ()
+    tick_seconds: ClassVar[float | None] = 1.0  # the shortest interval that may be set; most ticks find nothing due
+
+    def __init__(self, view: StateView, exporters: Exporters, *, dcgm_url: str, scrape_seconds: float = 10.0) -> None:
+        """`dcgm_url` is a template of `NodeUrl`; `scrape_seconds` is cluster time (S127). Raises ConfigError."""
+        self._view = view
+        self._exporters = exporters
+        self._url = NodeUrl(dcgm_url)
+        self._interval = timedelta(seconds=scrape_seconds)
+        self._due_at: datetime | None = None
+        self._windows: dict[NodeUid, Window] = {}
+
+    async def on_tick(self, now: datetime) -> list[Fact]:
+        """Scrape when it is time; close the minutes that have passed."""
+        facts: list[Fact] = self._close_windows(window_start(now))
+        if self._due_at is None or now >= self._due_at:
+            self._due_at = now + self._interval
+            facts += await self._scrape(now)
+        return facts
+
+    async def _scrape(self, now: datetime) -> list[Fact]:
+        nodes = {node.node_uid: node for node in self._view.state.nodes.values() if _has_exporter(node)}
+        urls = {str(uid): url for uid, node in nodes.items() if (url := self._url.of(node)) is not None}
+        facts: list[Fact] = []
+        for uid, page in (await self._exporters.scrape(urls)).items():
+            node = nodes[NodeUid(uid)]
+            window = self._windows.get(node.node_uid)
+            if window is None:
+                window = self._windows[node.node_uid] = Window(node.node_uid, node.name, window_start(now))
+            window.add(None if page is None else page.gpus)
+            if page is not None:
+                facts.append(
+                    GpuNodeSampled(
+                        node_uid=node.node_uid,
+                        node_name=node.name,
+                        sampled_at=now,
+                        gpus=page.gpus,
+                        lines_broken_count=page.lines_broken_count,
+                    )
+                )
+        return facts
+
+    def _close_windows(self, current: datetime) -> list[Fact]:
+        """Return the summaries of minutes before `current`. A node that is gone has its last one told too."""
+        ended = [uid for uid, window in self._windows.items() if window.started_at < current]
+        return [self._windows.pop(uid).summary() for uid in sorted(ended)]
+
+
+def _has_exporter(node: NodeObserved) -> bool:
+    """Return whether an exporter is to be expected: not while a node boots, nor on one without GPUs."""
+    return node.is_ready and node.allocatable.gpu_count > 0
