@@ -1,0 +1,45 @@
+"""`make bench`: figures as ratios within one run, printed and written to `out/bench.json`.
+
+Absolute times move with the machine; what is held is the ratio to something measured beside it in the same run.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from tests.bench import decision, folding
+from tests.bench.line import Line
+
+CASES: dict[str, Callable[[], list[Line]]] = {
+    "FOLD": folding.measure,
+    "DECISION": decision.measure,
+}
+
+
+def main() -> int:
+    """Measure, print, write. Exits 1 where a ratio misses its target."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", choices=sorted(CASES), help="measure only this")
+    parser.add_argument("--out", type=Path, default=Path("out/bench.json"))
+    options = parser.parse_args()
+    names = [options.case] if options.case else list(CASES)
+    lines = [line for name in names for line in CASES[name]()]
+    table = Table(box=None)
+    for column in ("case", "value", "unit", "against", "target", "met"):
+        table.add_column(column)
+    for line in lines:
+        met = "-" if line.met is None else ("yes" if line.met else "NO")
+        table.add_row(line.case, f"{line.value:,.4g}", line.unit, line.against, line.target or "-", met)
+    Console(width=140).print(table)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps([msgspec.to_builtins(line) for line in lines], indent=2) + "\n")
+    return 1 if any(line.met is False for line in lines) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,14 @@
+"""One line of the table."""
+
+import msgspec
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured, against what. `met` is None where nothing is promised."""
+
+    case: str
+    value: float
+    unit: str
+    against: str
+    target: str | None = None
+    met: bool | None = None
