@@ -1,0 +1,181 @@
+"""Nodes that fall silent, pods that must leave, pods that stop, budgets, garbage."""
+
+import pytest
+from tests.support.kube_objects import PREFIX, budget, pod
+from tests.unit.simcluster.conftest import Cluster
+
+from gpu_autoscaler.simcluster.api import DeleteOptions
+from gpu_autoscaler.simcluster.kinds import BUDGETS, EVENTS, NAMESPACES, NODES, PODS
+from gpu_autoscaler.simcluster.objects import condition, is_terminating, is_true
+
+
+def taints(cluster: Cluster, name: str) -> set[tuple[str, str]]:
+    """The node's taints as (key, effect)."""
+    found = cluster.api.record(NODES, name).object["spec"].get("taints") or ()
+    return {(taint["key"], taint["effect"]) for taint in found}
+
+
+def test_a_silent_node_is_unreachable_after_forty_seconds(cluster: Cluster) -> None:
+    """Not before: then Ready is Unknown, it is tainted, and it takes no pods."""
+    cluster.node("n")
+    cluster.settle(60)
+    cluster.heartbeats.clear()
+    cluster.settle(38)
+    early = is_true(cluster.api.record(NODES, "n").object, "Ready")
+    cluster.settle(10)
+    cluster.make(PODS, pod("p"))
+    cluster.settle()
+
+    ready = condition(cluster.api.record(NODES, "n").object, "Ready")
+    assert early
+    assert ready is not None
+    assert (ready["status"], ready["reason"]) == ("Unknown", "NodeStatusUnknown")
+    unreachable = "node.kubernetes.io/unreachable"
+    assert taints(cluster, "n") == {(unreachable, "NoSchedule"), (unreachable, "NoExecute")}
+    assert cluster.where() == {"p": None}
+
+
+def test_a_node_that_speaks_again_is_welcome(cluster: Cluster) -> None:
+    """Its taints go with the next ready status."""
+    cluster.node("n")
+    cluster.heartbeats.clear()
+    cluster.settle(60)
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    cluster.api.patch(NODES, "n", ready, "application/merge-patch+json", status=True)
+    cluster.heartbeats.add("n")
+    cluster.settle(10)
+
+    assert taints(cluster, "n") == set()
+
+
+def test_pods_leave_a_dead_node_when_their_toleration_ends(cluster: Cluster) -> None:
+    """After 300 s they are told to go; they stay terminating, for nobody there can stop them."""
+    cluster.node("n")
+    cluster.make(PODS, pod("p"))
+    cluster.settle(5)
+    cluster.world.kubelets.power_off("n")
+    cluster.heartbeats.clear()
+    cluster.settle(320, step_seconds=5)
+    early = is_terminating(cluster.pod("p"))
+    cluster.settle(60, step_seconds=5)
+
+    assert not early
+    assert is_terminating(cluster.pod("p"))
+    mark = condition(cluster.pod("p"), "DisruptionTarget")
+    assert mark is not None
+    assert mark["reason"] == "DeletionByTaintManager"
+
+
+def test_pods_of_a_removed_node_are_collected(cluster: Cluster) -> None:
+    """The node object is gone: after the quarantine its pods are, too."""
+    cluster.node("n")
+    cluster.make(PODS, pod("p"))
+    cluster.settle(5)
+    cluster.heartbeats.clear()
+    cluster.api.delete(NODES, "n")
+    cluster.settle(35)
+    early = dict(cluster.phases())
+    cluster.settle(10)
+
+    assert early == {"p": "Running"}
+    assert cluster.phases() == {}
+
+
+@pytest.mark.parametrize(
+    ("stop_seconds", "grace", "gone_after"), [(None, 30, 1), (20, 30, 20), (60, 30, 30), (0, 30, 0)]
+)
+def test_a_pod_stops_within_its_grace(
+    cluster: Cluster, stop_seconds: float | None, grace: int, gone_after: int
+) -> None:
+    """It takes the time it says it takes, and never more than its grace period."""
+    annotations = {} if stop_seconds is None else {f"{PREFIX}stop-seconds": str(stop_seconds)}
+    cluster.node("n")
+    cluster.make(PODS, pod("p", annotations=annotations, terminationGracePeriodSeconds=grace))
+    cluster.settle(5)
+    cluster.api.delete(PODS, "default/p")
+    if gone_after:
+        cluster.settle(gone_after - 0.5)
+        assert cluster.phases() == {"p": "Running"}
+    cluster.settle(0.5)
+
+    assert cluster.phases() == {}
+
+
+def test_a_pod_ends_when_its_work_does(cluster: Cluster) -> None:
+    """run-seconds of cluster time, then Succeeded; its place is free again."""
+    cluster.node("n")
+    cluster.make(PODS, pod("p", gpus=8, annotations={f"{PREFIX}run-seconds": "100"}))
+    cluster.settle(90)
+    early = dict(cluster.phases())
+    cluster.settle(15)
+    cluster.make(PODS, pod("q", gpus=8))
+    cluster.settle()
+
+    assert early == {"p": "Running"}
+    assert cluster.phases()["p"] == "Succeeded"
+    assert cluster.where()["q"] == "n"
+
+
+def test_nothing_happens_on_a_machine_without_power(cluster: Cluster) -> None:
+    """A pod bound just before stays pending, and starts once power is back."""
+    cluster.node("n")
+    cluster.world.kubelets.power_off("n")
+    cluster.make(PODS, pod("p"))
+    cluster.settle(5)
+    before = dict(cluster.phases())
+    cluster.world.kubelets.power_on("n")
+    cluster.settle(5)
+
+    assert before == {"p": "Pending"}
+    assert cluster.phases() == {"p": "Running"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "allowed"),
+    [
+        ({"minAvailable": 3}, 1),
+        ({"minAvailable": "50%"}, 2),
+        ({"minAvailable": "51%"}, 1),
+        ({"maxUnavailable": 1}, 1),
+        ({"maxUnavailable": "50%"}, 2),
+        ({"minAvailable": 9}, 0),
+    ],
+)
+def test_a_budget_counts_what_may_go(cluster: Cluster, spec: dict[str, object], allowed: int) -> None:
+    """Of four healthy pods; percentages round up."""
+    cluster.node("n")
+    cluster.make(PODS, *(pod(f"p{index}", labels={"app": "a"}) for index in range(4)), pod("other"))
+    cluster.make(BUDGETS, budget("b", "a", **spec))
+    cluster.settle(5)
+
+    status = cluster.api.record(BUDGETS, "default/b").object["status"]
+    assert (status["expectedPods"], status["currentHealthy"]) == (4, 4)
+    assert status["disruptionsAllowed"] == allowed
+
+
+def test_a_deleted_namespace_takes_everything_along(cluster: Cluster) -> None:
+    """It ends once its last object is gone, and takes nothing new meanwhile."""
+    cluster.node("n")
+    cluster.api.create(NAMESPACES, None, {"metadata": {"name": "team"}})
+    cluster.api.create(PODS, "team", pod("p"))
+    cluster.settle(5)
+    cluster.api.delete(NAMESPACES, "team")
+    cluster.settle()
+    during = cluster.api.record(NAMESPACES, "team").object["status"]["phase"]
+    cluster.settle(5)
+
+    assert during == "Terminating"
+    assert cluster.api.find(NAMESPACES, "team") is None
+    assert cluster.api.objects(PODS, "team") == []
+
+
+def test_old_events_are_forgotten(cluster: Cluster) -> None:
+    """An event lives an hour after it was last seen."""
+    cluster.make(PODS, pod("p", gpus=8))
+    cluster.settle(10)
+    fresh = len(cluster.api.objects(EVENTS, "default"))
+    cluster.api.delete(PODS, "default/p", DeleteOptions(grace_seconds=0))
+    cluster.settle(3700, step_seconds=30)
+
+    assert fresh == 1
+    assert cluster.api.objects(EVENTS, "default") == []
