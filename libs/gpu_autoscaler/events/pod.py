@@ -56,6 +56,7 @@ class PodGone(Versioned, frozen=True, kw_only=True):
     name: str
     node_name: str | None = None
     job_id: JobId | None = None
+    phase: PodPhase | None = None  # its last one: what ended before it went has lost nothing. None: not known
 
     def condition(self) -> str | None:
         """A pod goes once."""

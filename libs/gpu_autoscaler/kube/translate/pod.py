@@ -75,6 +75,7 @@ def pod_gone(pod: wire.Pod, *, epoch: int) -> PodGone:
         name=pod.metadata.name,
         node_name=pod.spec.node_name or None,
         job_id=_job_id(pod.metadata),
+        phase=_PHASES[pod.status.phase],
     )
 
 
