@@ -1,0 +1,92 @@
+"""Simulated DCGM pages: real format, values that follow the pods, faults."""
+
+from datetime import timedelta
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.support.kube_objects import pod
+from tests.unit.simcluster.conftest import NOON
+
+from gpu_autoscaler.dcgm.parse import parse_page
+from gpu_autoscaler.simcluster.exporter import COUNTERS, Telemetry
+from gpu_autoscaler.simcluster.objects import Json
+from gpu_autoscaler.simcluster.offers import CATALOGUE
+
+KIND = next(kind for kind in CATALOGUE if kind.name == "g4dn.12xlarge")
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    """The exporter of a node with four GPUs."""
+    return Telemetry("n1", KIND)
+
+
+def running(name: str, gpus: int) -> Json:
+    """A pod that runs on the node."""
+    made = pod(name, gpus=gpus)
+    made["metadata"] |= {"uid": f"uid-{name}", "namespace": "default"}
+    return made | {"status": {"phase": "Running"}}
+
+
+def page(telemetry: Telemetry, *pods: Json, after_seconds: float = 0) -> str:
+    """The page that long after noon."""
+    text = telemetry.page(pods, NOON + timedelta(seconds=after_seconds))
+    assert text is not None
+    return text
+
+
+def busy(text: str) -> list[bool]:
+    """Which GPUs of a page work."""
+    return [(gpu.utilization_ratio or 0) > 0.5 for gpu in parse_page(text).gpus]
+
+
+def test_a_page_is_what_prometheus_reads(telemetry: Telemetry) -> None:
+    """Every default counter with its type, one line a GPU."""
+    families = list(text_string_to_metric_families(page(telemetry)))
+    assert len(families) == len(COUNTERS) == 25
+    assert {len(family.samples) for family in families} == {4}
+    types = {family.name: family.type for family in families}
+    assert types["DCGM_FI_DEV_GPU_UTIL"] == "gauge"
+    assert types["DCGM_FI_DEV_PCIE_REPLAY_COUNTER"] == "counter"
+
+
+def test_idle_gpus_read_zero_and_belong_to_nobody(telemetry: Telemetry) -> None:
+    """Zero is said, and the pod labels are there, empty."""
+    text = page(telemetry)
+    assert 'container="",namespace="",pod=""' in text
+    for gpu in parse_page(text).gpus:
+        assert (gpu.utilization_ratio, gpu.memory_used_bytes, gpu.pod) == (0.0, 0, None)
+
+
+def test_gpus_follow_their_pods(telemetry: Telemetry) -> None:
+    """Those of a running pod work hard and name it; they stay its own when a neighbour comes and goes."""
+    one, two = running("one", 1), running("two", 2)
+    assert busy(page(telemetry, one)) == [True, False, False, False]
+    gpus = parse_page(page(telemetry, two, one)).gpus
+    assert [gpu.pod for gpu in gpus] == ["default/one", "default/two", "default/two", None]
+    assert busy(page(telemetry, two)) == [False, True, True, False]
+    assert all(0.85 <= (gpu.utilization_ratio or 0) <= 0.98 for gpu in gpus[:3])
+    assert gpus[0].memory_used_bytes is not None
+    assert gpus[0].memory_total_bytes == 16 * 2**30
+
+
+def test_pages_repeat(telemetry: Telemetry) -> None:
+    """The same instant gives the same page; a later one another."""
+    one = running("one", 4)
+    assert page(telemetry, one) == page(telemetry, one)
+    assert page(telemetry, one) != page(telemetry, one, after_seconds=30)
+
+
+def test_faults_are_as_told(telemetry: Telemetry) -> None:
+    """Silent, frozen, all zero, absurd; and whole again afterwards."""
+    one = running("one", 4)
+    telemetry.break_with("silent")
+    assert telemetry.page([one], NOON) is None
+    telemetry.break_with("frozen")
+    assert page(telemetry, one) == page(telemetry, after_seconds=600)
+    telemetry.break_with("zero")
+    assert busy(page(telemetry, one)) == [False] * 4
+    telemetry.break_with("absurd")
+    assert {gpu.utilization_ratio for gpu in parse_page(page(telemetry, one)).gpus} == {None}
+    telemetry.break_with(None)
+    assert busy(page(telemetry, one)) == [True] * 4

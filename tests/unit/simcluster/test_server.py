@@ -1,0 +1,230 @@
+"""The server's own doors: tokens, faults on demand, lost history, health, and the process itself."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from datetime import datetime
+
+import aiohttp
+import pytest
+from tests.contract.kube.test_captures import CAPTURES, Replay, recorded
+from tests.support.kube_http import KubeHttp
+from tests.support.kube_objects import pod
+
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.simcluster.server import start
+from gpu_autoscaler.simcluster.store import Change
+from gpu_autoscaler.simcluster.world import World
+
+PODS = "/api/v1/namespaces/default/pods"
+HELD = [{"name": "example.invalid/hold"}]
+TOKEN = "let-me-in"
+
+needs_captures = pytest.mark.skipif(not CAPTURES.is_dir(), reason=f"no recorded Kubernetes answers in {CAPTURES}")
+
+
+@pytest.fixture
+def world() -> World:
+    """A cluster in real time with a short memory."""
+    return World(Clock(), history_changes_max=50)
+
+
+@pytest.fixture
+async def kube(world: World) -> AsyncIterator[KubeHttp]:
+    """A client of the served world."""
+    runner, url = await start(world)
+    async with aiohttp.ClientSession() as session:
+        yield KubeHttp(session, url)
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[KubeHttp]:
+    """A client with the right token of a server that asks for one."""
+    runner, url = await start(World(Clock()), token=TOKEN)
+    async with aiohttp.ClientSession() as session:
+        yield KubeHttp(session, url, TOKEN)
+    await runner.cleanup()
+
+
+async def test_a_token_opens_and_others_do_not(guarded: KubeHttp) -> None:
+    """The right token reads, a wrong one is 401, none is 403; health is open to all."""
+    answers = [await guarded.send("GET", PODS, token=token) for token in (None, "wrong", "")]
+    health = await guarded.send("GET", "/healthz", token="")
+
+    assert [answer.status for answer in answers] == [200, 401, 403]
+    assert (health.status, health.body) == (200, "ok")
+
+
+@needs_captures
+async def test_refusals_of_strangers_read_as_recorded(guarded: KubeHttp) -> None:
+    """401 and 403 have the recorded bodies, to the letter."""
+    for name, token in (("401", "wrong"), ("403", "")):
+        answer = await guarded.send("GET", PODS, token=token)
+        assert answer.body == recorded(name)["response"]["body"]
+
+
+@needs_captures
+async def test_lost_history_reads_as_recorded(kube: KubeHttp) -> None:
+    """After a compaction: a page is 410 with a new token, an exact list is 410, a watch says 410 inside 200."""
+    replay = Replay(kube)
+    for name in ("a", "b", "c"):
+        await kube.made(PODS, pod(name, schedulingGates=HELD))
+    token = (await kube.read(f"{PODS}?limit=1"))["metadata"]["continue"]
+    await kube.made(PODS, pod("d", schedulingGates=HELD))
+    await kube.send("POST", "/admin/history/compact")
+
+    page = await kube.send("GET", f"{PODS}?limit=1&continue={token}")
+    replay.compare("continue-token-expired", recorded("continue-token-expired")["response"], page)
+    await replay.request("list-exact-version-gone")
+    await replay.watch("watch-410-too-old", f"{PODS}?watch=1&resourceVersion=2&timeoutSeconds=1")
+    rest = await kube.read(f"{PODS}?continue={page.body['metadata']['continue']}")
+
+    assert not replay.wrong, "\n".join(replay.wrong)
+    assert [item["metadata"]["name"] for item in rest["items"]] == ["b", "c", "d"]
+
+
+async def test_history_forgets_by_itself(kube: KubeHttp) -> None:
+    """A watch from before the log's length is told 410; one from now goes on."""
+    await kube.made(PODS, pod("a", schedulingGates=HELD))
+    for index in range(60):
+        await kube.patched(f"{PODS}/a", {"metadata": {"labels": {"index": str(index)}}})
+    version = (await kube.read(PODS))["metadata"]["resourceVersion"]
+    old = await kube.watch(f"{PODS}?watch=1&resourceVersion=2&timeoutSeconds=1")
+    current = await kube.watch(f"{PODS}?watch=1&resourceVersion={version}&timeoutSeconds=1")
+
+    assert [(line["type"], line["object"]["code"]) for line in old] == [("ERROR", 410)]
+    assert current == []
+
+
+async def test_dropped_watches_break_off(kube: KubeHttp) -> None:
+    """Every open watch ends in the middle, as when a connection dies; new ones work."""
+    watching = asyncio.create_task(kube.watch(f"{PODS}?watch=1&timeoutSeconds=30"))
+    await asyncio.sleep(0.2)
+    dropped = await kube.send("POST", "/admin/watches/drop")
+    with pytest.raises(aiohttp.ClientError):
+        await asyncio.wait_for(watching, 5)
+
+    assert dropped.body == {"dropped": 1}
+    assert await kube.watch(f"{PODS}?watch=1&timeoutSeconds=1") == []
+
+
+async def test_an_open_watch_hears_that_history_is_lost(kube: KubeHttp) -> None:
+    """A watch behind a compaction gets the error line instead of a gap."""
+    await kube.made(PODS, pod("a", schedulingGates=HELD))
+    await kube.send("POST", "/admin/history/compact")
+    await kube.made(PODS, pod("b", schedulingGates=HELD))
+    lines = await kube.watch(f"{PODS}?watch=1&resourceVersion=1&timeoutSeconds=1")
+
+    assert [line["type"] for line in lines] == ["ERROR"]
+
+
+async def test_the_next_requests_can_be_refused(kube: KubeHttp) -> None:
+    """So many, of that method and path, with that status and Retry-After; then all is well."""
+    fault = {"method": "GET", "path": PODS, "status": 429, "count": 2, "retryAfterSeconds": 3}
+    await kube.send("POST", "/admin/faults", fault)
+    other = await kube.send("GET", "/api/v1/nodes")
+    answers = [await kube.send("GET", PODS) for _ in range(3)]
+
+    assert other.status == 200
+    assert [answer.status for answer in answers] == [429, 429, 200]
+    assert answers[0].headers["retry-after"] == "3"
+
+
+async def test_an_answer_can_be_lost_after_the_deed(kube: KubeHttp) -> None:
+    """Performed, but answered 500: the retry finds the object there."""
+    await kube.send("POST", "/admin/faults", {"method": "POST", "path": PODS, "status": 500, "performed": True})
+    first = await kube.send("POST", PODS, pod("a"))
+    second = await kube.send("POST", PODS, pod("a"))
+
+    assert (first.status, second.status) == (500, 409)
+
+
+async def test_answers_can_be_slow_until_cleared(kube: KubeHttp) -> None:
+    """Latency is wall time, for one path prefix."""
+    loop = asyncio.get_running_loop()
+    await kube.send("POST", "/admin/latency", {"path": "/api/v1/nodes", "seconds": 0.3})
+    began = loop.time()
+    await kube.send("GET", "/api/v1/nodes")
+    slow_seconds = loop.time() - began
+    shown = await kube.send("DELETE", "/admin/faults")
+
+    assert slow_seconds >= 0.3
+    assert shown.body == {"refusals": [], "latencies": []}
+
+
+@pytest.mark.parametrize("body", [b"{", {"path": PODS, "status": 200}, {"path": PODS, "status": 500, "cuont": 3}])
+async def test_a_fault_that_makes_no_sense_is_refused(kube: KubeHttp, body: object) -> None:
+    """400 says what is wrong; nothing is switched on."""
+    answer = await kube.send("POST", "/admin/faults", body)
+
+    assert answer.status == 400
+    assert (await kube.read("/admin/faults"))["refusals"] == []
+
+
+async def test_a_broken_controller_shows_in_health() -> None:
+    """A bug ends the loop; the server says so instead of living on half alive."""
+
+    class Broken:
+        """A controller with a bug."""
+
+        def hear(self, change: Change) -> None:
+            """Nothing."""
+
+        def step(self, now: datetime) -> None:  # noqa: ARG002 - the protocol
+            """Fail."""
+            raise RuntimeError("a bug")
+
+    world = World(Clock())
+    world.add_controller(Broken())
+    runner, url = await start(world)
+    async with aiohttp.ClientSession() as session:
+        answer = await KubeHttp(session, url).send("GET", "/readyz")
+    with pytest.raises(RuntimeError, match="a bug"):
+        await runner.cleanup()
+
+    assert answer.status == 500
+
+
+async def test_discovery_lists_what_is_served(kube: KubeHttp) -> None:
+    """Clients that look before they ask find every resource and its subresources."""
+    core = await kube.read("/api/v1")
+    groups = await kube.read("/apis")
+    nothing = await kube.send("GET", "/apis/example.invalid/v1")
+
+    assert {"pods", "pods/eviction", "pods/binding", "nodes/status"} <= {entry["name"] for entry in core["resources"]}
+    assert {"batch", "policy", "coordination.k8s.io"} <= {group["name"] for group in groups["groups"]}
+    assert nothing.status == 404
+
+
+async def test_bookmarks_move_a_quiet_watch_forward(world: World, kube: KubeHttp) -> None:
+    """Bookmarks move a quiet watch forward, past what happens to other kinds."""
+    version = (await kube.read(PODS))["metadata"]["resourceVersion"]
+    await kube.made("/api/v1/nodes", {"metadata": {"name": "n"}})
+    query = f"watch=1&resourceVersion={version}&allowWatchBookmarks=true&timeoutSeconds=1"
+    lines = await kube.watch(f"{PODS}?{query}")
+
+    assert [line["type"] for line in lines] == ["BOOKMARK"]
+    assert int(lines[0]["object"]["metadata"]["resourceVersion"]) > int(version)
+    assert world.faults.watches == set()
+
+
+def test_the_process_starts_fast_and_ends_cleanly() -> None:
+    """Up and answering within seconds even on a busy machine; SIGTERM ends it with 0; a taken port is 78."""
+    command = [sys.executable, "-m", "gpu_autoscaler.simcluster"]
+    began = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        started_seconds = time.monotonic() - began
+        taken = subprocess.run(
+            [*command, "--port", url.rpartition(":")[2]], capture_output=True, text=True, check=False, timeout=30
+        )
+        process.terminate()
+
+    assert started_seconds < 10
+    assert process.returncode == 0
+    assert taken.returncode == 78
+    assert "choose another --port" in taken.stderr
