@@ -31,7 +31,11 @@ Outputs = Sequence[Fact] | Outcome
 
 
 class Service(Protocol):
-    """Declarations that every service makes. Doors are the protocols below; a service has those it needs."""
+    """Declarations that every service makes. Doors are the protocols below; a service has those it needs.
+
+    Facts are handled one at a time, unless the class says `handles_at_once: ClassVar[int]`: then so many at once, in no
+    promised order.
+    """
 
     name: ClassVar[str]
     consumes: ClassVar[tuple[type[Fact], ...]]  # effect: each handled once in effect, shared between replicas
@@ -56,6 +60,15 @@ class TickDoor(Protocol):
 
     async def on_tick(self, now: datetime) -> Outputs:
         """Return what is to be said now. `now` is cluster time."""
+        ...
+
+
+@runtime_checkable
+class FoldDoor(Protocol):
+    """Sees what goes into the state, for memory that the state does not keep. No effects: nothing is published here."""
+
+    def on_folded(self, recorded: Sequence[Recorded]) -> None:
+        """Take note of facts of one stream, in its order, each once: from the oldest on, again after every start."""
         ...
 
 

@@ -120,6 +120,14 @@ class Store(Protocol):
         """Return how far each instance is charged."""
         ...
 
+    async def confirm_charge(self, span: CostAccrued) -> None:
+        """Commit that the stream has this span."""
+        ...
+
+    async def unconfirmed_charges(self) -> Sequence[CostAccrued]:
+        """Return committed spans of which nobody knows whether the stream has them, oldest first."""
+        ...
+
     async def spent_by_job(self) -> Mapping[JobId, int]:
         """Return what each job was allocated so far, in micro-dollars."""
         ...

@@ -164,24 +164,31 @@ class SqliteStore:
     async def last_charges(self) -> Mapping[ProviderId, LastCharge]:
         """See Store."""
         rows = await self._rows(
-            "SELECT entry.provider_id, entry.fact, sums.from_at, sums.total FROM ledger AS entry JOIN ("
-            "SELECT provider_id, MIN(from_at) AS from_at, MAX(from_at) AS last, SUM(total_micro_usd) AS total "
-            "FROM ledger GROUP BY provider_id) AS sums "
-            "ON entry.provider_id = sums.provider_id AND entry.from_at = sums.last",
+            "SELECT charged.provider_id, charged.from_at, charged.total_micro_usd, ledger.fact "
+            "FROM charged_instances AS charged JOIN ledger ON ledger.number = charged.last_number",
             (),
         )
         return {
             ProviderId(str(provider_id)): LastCharge(
                 last=_span_decoder.decode(str(fact)), from_at=_instant(from_at), total_micro_usd=_integer(total)
             )
-            for provider_id, fact, from_at, total in rows
+            for provider_id, from_at, total, fact in rows
         }
+
+    async def confirm_charge(self, span: CostAccrued) -> None:
+        """See Store."""
+        update = "UPDATE ledger SET is_confirmed = 1 WHERE provider_id = ? AND from_at = ?"
+        values = (span.provider_id, _number(span.from_at))
+        await self._write(lambda connection: connection.execute(update, values))
+
+    async def unconfirmed_charges(self) -> Sequence[CostAccrued]:
+        """See Store."""
+        rows = await self._rows("SELECT number, fact FROM ledger WHERE is_confirmed = 0 ORDER BY number", ())
+        return [_span(row) for row in rows]
 
     async def spent_by_job(self) -> Mapping[JobId, int]:
         """See Store."""
-        rows = await self._rows(
-            "SELECT job_id, SUM(allocated_micro_usd) FROM ledger_shares WHERE job_id IS NOT NULL GROUP BY job_id", ()
-        )
+        rows = await self._rows("SELECT job_id, allocated_micro_usd FROM charged_jobs", ())
         return {JobId(str(job_id)): _integer(spent) for job_id, spent in rows}
 
     async def begin_request(self, key: str, *, request_digest: str, begun_at: datetime) -> RequestRow | None:
@@ -286,7 +293,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _charge(connection: sqlite3.Connection, span: CostAccrued) -> int:
-    """Add the span and its shares; 1 when it is new, else 0."""
+    """Add the span to the ledger and its sums; 1 when it is new, else 0."""
     added = connection.execute(
         "INSERT INTO ledger (provider_id, from_at, to_at, total_micro_usd, idle_micro_usd, fact) "
         "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -301,13 +308,16 @@ def _charge(connection: sqlite3.Connection, span: CostAccrued) -> int:
     )
     if not added.rowcount:
         return 0
+    connection.execute(
+        "INSERT INTO charged_instances (provider_id, from_at, last_number, total_micro_usd) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (provider_id) DO UPDATE SET last_number = excluded.last_number, "
+        "total_micro_usd = total_micro_usd + excluded.total_micro_usd",
+        (span.provider_id, _number(span.from_at), added.lastrowid, span.total_micro_usd),
+    )
     connection.executemany(
-        "INSERT INTO ledger_shares (entry_number, job_id, project_id, namespace, allocated_micro_usd) "
-        "VALUES (?, ?, ?, ?, ?)",
-        [
-            (added.lastrowid, share.job_id, share.project_id, share.namespace, share.allocated_micro_usd)
-            for share in span.shares
-        ],
+        "INSERT INTO charged_jobs (job_id, allocated_micro_usd) VALUES (?, ?) ON CONFLICT (job_id) "
+        "DO UPDATE SET allocated_micro_usd = allocated_micro_usd + excluded.allocated_micro_usd",
+        [(share.job_id, share.allocated_micro_usd) for share in span.shares if share.job_id is not None],
     )
     return 1
 

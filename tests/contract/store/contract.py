@@ -176,6 +176,12 @@ class StoreContract:
             await store.charge([span(0), broken])
         assert (await store.ledger()).rows == ()
 
+    async def test_a_charge_waits_for_the_word_that_the_stream_has_it(self, store: Store) -> None:
+        """What a crash kept from the stream is known afterwards, oldest first."""
+        await store.charge([span(0), span(1), span(2)])
+        await store.confirm_charge(span(1))
+        assert list(await store.unconfirmed_charges()) == [span(0), span(2)]
+
     async def test_a_request_is_answered_once(self, store: Store) -> None:
         """The first claim of a key is free; a repeat gets the claim, later the answer."""
         assert await store.begin_request("k", request_digest="a", begun_at=T0) is None

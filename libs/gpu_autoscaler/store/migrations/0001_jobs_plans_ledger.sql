@@ -29,18 +29,25 @@ CREATE TABLE ledger (
     total_micro_usd INTEGER NOT NULL,
     idle_micro_usd INTEGER NOT NULL,
     fact TEXT NOT NULL,
+    is_confirmed INTEGER NOT NULL DEFAULT 0,
     UNIQUE (provider_id, from_at)
 );
 
-CREATE TABLE ledger_shares (
-    entry_number INTEGER NOT NULL REFERENCES ledger (number),
-    job_id TEXT,
-    project_id TEXT,
-    namespace TEXT,
-    allocated_micro_usd INTEGER NOT NULL
+-- What is not yet known to be on the stream: its own word coming back confirms it.
+CREATE INDEX ledger_unconfirmed ON ledger (number) WHERE is_confirmed = 0;
+
+-- Sums of the ledger, kept in the same transaction, so that a start does not read years of it.
+CREATE TABLE charged_instances (
+    provider_id TEXT PRIMARY KEY,
+    from_at INTEGER NOT NULL,
+    last_number INTEGER NOT NULL REFERENCES ledger (number),
+    total_micro_usd INTEGER NOT NULL
 );
 
-CREATE INDEX ledger_shares_by_job ON ledger_shares (job_id);
+CREATE TABLE charged_jobs (
+    job_id TEXT PRIMARY KEY,
+    allocated_micro_usd INTEGER NOT NULL
+);
 
 CREATE TABLE requests (
     idempotency_key TEXT PRIMARY KEY,
