@@ -73,13 +73,18 @@ def demand(state: ClusterState, views: tuple[NodeView, ...]) -> tuple[DemandItem
     pods_per_job: Counter[JobId] = Counter()
     items: list[DemandItem] = []
     for pod in state.pods.values():
-        if pod.job_id is not None and pod.deleting_since is None and counts_for_idleness(pod):
+        if pod.job_id is not None and is_member(pod):
             pods_per_job[pod.job_id] += 1
         source = _source(pod, leaving)
         if source is not None:
             items.append(_pod_item(pod, source, state, leaving))
     items.extend(_job_items(state, pods_per_job))
     return tuple(sorted(items, key=lambda item: (item.is_bought_for, -item.priority, item.since, item.key)))
+
+
+def is_member(pod: PodObserved) -> bool:
+    """True for a pod that stands for a member of its job: it waits, runs, or has done its part."""
+    return pod.deleting_since is None and pod.phase != "failed"
 
 
 def job_shape(spec: JobSpec) -> Shape:

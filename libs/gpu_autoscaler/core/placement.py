@@ -149,33 +149,36 @@ class Room:
             key, before = self._undo.pop()
             self._write(key, before)
 
-    def place_gang(self, shape: Shape, count: int) -> tuple[str, ...] | None:
+    def place_gang(self, shape: Shape, count: int, prefers: tuple[str, ...] = ()) -> tuple[str, ...] | None:
         """Place all members and return their bins' keys in order, or return None and change nothing."""
         mark = self.mark()
-        placed = self.place_most(shape, count)
+        placed = self.place_most(shape, count, prefers)
         if len(placed) == count:
             return placed
         self.rollback(mark)
         return None
 
-    def place_most(self, shape: Shape, count: int) -> tuple[str, ...]:
-        """Place as many members as fit, at most `count`, and return their bins' keys in order."""
+    def place_most(self, shape: Shape, count: int, prefers: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Place as many members as fit, at most `count`, and return their bins' keys in order.
+
+        Bins in `prefers` are filled first, in their order.
+        """
         placed: list[str] = []
-        while len(placed) < count:
-            best = self._best(shape)
-            if best is None:
-                break
+        for key in prefers:
+            while len(placed) < count and (target := self._bins.get(key)) is not None and fits(shape, target):
+                self._fill(target, shape)
+                placed.append(key)
+        while len(placed) < count and (best := self._best(shape)) is not None:
             self._fill(best, shape)
             placed.append(best.key)
         return tuple(placed)
 
-    def place_on(self, shape: Shape, key: str) -> bool:
-        """Place one member on this very bin; False, and nothing is changed, where it does not fit."""
-        target = self._bins.get(key)
-        if target is None or not fits(shape, target):
-            return False
-        self._fill(target, shape)
-        return True
+    def count_places(self, shape: Shape, count: int) -> int:
+        """How many members have room, at most `count`; nothing is placed."""
+        mark = self.mark()
+        placed_count = len(self.place_most(shape, count))
+        self.rollback(mark)
+        return placed_count
 
     def _fill(self, target: Bin, shape: Shape) -> None:
         self._set(target.key, msgspec.structs.replace(target, free=target.free - shape.resources))

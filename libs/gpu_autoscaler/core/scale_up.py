@@ -85,8 +85,7 @@ class _Cover:
     def serve(self, lot: _Lot, closed_reason: HoldReason | None) -> None:
         """Place the lot on what is there, then on what can be called back, then on what can be bought."""
         first, count, mark, returns_count = lot.first, lot.members_count, self._room.mark(), len(self.returns)
-        placed = self._place_where_preferred(lot)
-        placed += self._room.place_most(lot.shape, count - len(placed))
+        placed = self._room.place_most(lot.shape, count, first.prefers)
         if first.source is DemandSource.MOVING_POD and len(placed) < count:
             self._stop_moving(lot)
         reason: HoldReason | None = None
@@ -95,19 +94,11 @@ class _Cover:
         if first.is_bought_for and len(placed) < count:
             covered, reason = (0, closed_reason) if closed_reason else self.basket.buy(first, count - len(placed))
             placed += self._room.place_most(lot.shape, covered)
-        if first.member_count > 1 and len(placed) < count:
+        if first.is_bought_for and first.member_count > 1 and len(placed) < count:
             self._room.rollback(mark)
             del self.returns[returns_count:]
             placed = ()
         self._settle(lot, placed, reason)
-
-    def _place_where_preferred(self, lot: _Lot) -> tuple[str, ...]:
-        """Members of a released job go where its placement said, as long as there is room."""
-        placed: list[str] = []
-        for key in lot.first.prefers:
-            while len(placed) < lot.members_count and self._room.place_on(lot.shape, key):
-                placed.append(key)
-        return tuple(placed)
 
     def _call_back(self, lot: _Lot, count: int) -> tuple[str, ...]:
         """Cancel drains by choice whose nodes take members of the lot, and place them there."""

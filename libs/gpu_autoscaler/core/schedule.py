@@ -1,0 +1,128 @@
+"""Which queued jobs start now, and where. Called by the scheduler on each tick; the same engine as the plan's.
+
+The rule of the queue: jobs are looked at by priority, then by waiting time. A job starts when all its members fit on
+usable nodes. A job that will start once nodes that are on their way are usable keeps its room there and on usable
+nodes; smaller jobs of lower priority go around it. A job that has no room in sight keeps nothing, so that it never
+idles a cluster that it cannot use.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+import msgspec
+
+from gpu_autoscaler.core.bins import current_bins
+from gpu_autoscaler.core.demand import DemandItem, DemandSource, demand, is_member
+from gpu_autoscaler.core.freshness import stale_watch
+from gpu_autoscaler.core.life import NodeView, node_views
+from gpu_autoscaler.core.placement import Room, Standing
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState, JobRecord
+from gpu_autoscaler.core.views import pods_by_node, queue
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.decisions import HeldBack
+from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
+from gpu_autoscaler.model.reasons import GangIncomplete, HoldReason, RoomExpected
+
+_STEP = "schedule"
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that may start: all its members have room now."""
+
+    job_id: JobId
+    attempt: int  # 1 for the first placement
+    node_uids: tuple[NodeUid, ...]  # one for each member, repeated where members share a node
+    node_names: tuple[str, ...]
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """What starts, in order, and why the rest of the queue waits."""
+
+    placements: tuple[Placement, ...] = ()
+    held_back: tuple[HeldBack, ...] = ()
+
+
+def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Schedule:
+    """Return the jobs that start now; every other job of the queue is held back with its reason.
+
+    Equal state, policy and `as_of` give an equal schedule. Nothing starts on an old picture of pods or nodes.
+    """
+    waiting = {job.queued.job_id: job for job in queue(state) if job.queued is not None}
+    stale = stale_watch(state, policy, as_of)
+    if stale is not None:
+        return Schedule(held_back=tuple(_held(job_id, stale) for job_id in waiting))
+    views = node_views(state, as_of)
+    room = Room(current_bins(views, pods_by_node(state)))
+    nodes = {f"node/{view.node_uid}": view for view in views}
+    found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}
+    for item in demand(state, views):
+        if item.source is not DemandSource.QUEUED_JOB or item.job_id is None:
+            room.place_most(item.shape, item.member_count, item.prefers)
+            continue
+        keys = room.place_gang(item.shape, item.member_count) or ()
+        found[item.job_id] = _why_not_now(item.job_id, item, keys, room) or tuple(nodes[key] for key in keys)
+    found.update(_released(state, waiting, {view.name: view for view in views if view.node is not None}))
+    placements: list[Placement] = []
+    held: list[HeldBack] = []
+    for job_id, job in waiting.items():
+        outcome = found.get(job_id)
+        if isinstance(outcome, tuple):
+            placements.append(_placement(job_id, job, outcome))
+        elif outcome is not None:
+            held.append(_held(job_id, outcome))
+    return Schedule(placements=tuple(placements), held_back=tuple(held))
+
+
+def _why_not_now(job_id: JobId, item: DemandItem, keys: tuple[str, ...], room: Room) -> HoldReason | None:
+    """Return why a gang does not start now; None: every member has a place on a usable node."""
+    if len(keys) < item.member_count:
+        placed_count = room.count_places(item.shape, item.member_count)
+        return GangIncomplete(job_id=job_id, members_placed=placed_count, members_count=item.member_count)
+    coming = [room[key] for key in keys if room[key].standing is not Standing.READY]
+    if not coming:
+        return None
+    last = max(coming, key=lambda each: (each.expected_at is None, each.expected_at, each.key))
+    return RoomExpected(node=last.name, expected_at=last.expected_at)
+
+
+def _released(
+    state: ClusterState, waiting: Mapping[JobId, JobRecord], nodes: Mapping[str, NodeView]
+) -> dict[JobId, tuple[NodeView, ...] | HoldReason]:
+    """Jobs of the queue whose pods exist: Kubernetes has them already, after a preemption, and binds them by itself.
+
+    Such a job has its place once all members are bound; until then there is nothing for us to choose.
+    """
+    members_bound: dict[JobId, list[NodeView]] = {}
+    for pod in sorted(state.pods.values(), key=_by_uid):
+        if pod.job_id is not None and pod.job_id in waiting and is_member(pod):
+            bound = members_bound.setdefault(pod.job_id, [])
+            if pod.node_name is not None and pod.node_name in nodes:
+                bound.append(nodes[pod.node_name])
+    found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}
+    for job_id, bound in members_bound.items():
+        queued = waiting[job_id].queued
+        count = len(bound) if queued is None else queued.spec.member_count
+        if len(bound) >= count:
+            found[job_id] = tuple(bound[:count])
+        else:
+            found[job_id] = GangIncomplete(job_id=job_id, members_placed=len(bound), members_count=count)
+    return found
+
+
+def _by_uid(pod: PodObserved) -> PodUid:
+    return pod.pod_uid
+
+
+def _placement(job_id: JobId, job: JobRecord, members: tuple[NodeView, ...]) -> Placement:
+    attempts = (said.attempt for said in (job.placed, job.preempted) if said is not None)
+    return Placement(
+        job_id=job_id,
+        attempt=max(attempts, default=0) + 1,
+        node_uids=tuple(view.node_uid for view in members if view.node_uid is not None),
+        node_names=tuple(view.name for view in members),
+    )
+
+
+def _held(job_id: JobId, reason: HoldReason) -> HeldBack:
+    return HeldBack(step=_STEP, subject=f"job/{job_id}", reason=reason)
