@@ -1,4 +1,4 @@
-"""Digests that say which code and which policy a plan was made with. Computed once, at start."""
+"""Digests that say which code and which policy a plan was made with, and whether two requests are the same."""
 
 import hashlib
 from pathlib import Path
@@ -7,6 +7,7 @@ import msgspec
 
 import gpu_autoscaler
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.events.job import JobRequested
 
 # All that a plan is computed by: nouns, facts, decisions. Nothing else is asked while planning.
 _SOURCES = ("model", "events", "core")
@@ -25,3 +26,9 @@ def core_digest() -> str:
 def policy_digest(policy: ScalingPolicy) -> str:
     """Return 32 hex digits over every value of the policy, defaults included."""
     return hashlib.blake2b(msgspec.json.encode(policy, order="sorted"), digest_size=16).hexdigest()
+
+
+def request_digest(request: JobRequested) -> str:
+    """Return 32 hex digits over what is asked for; the job's id apart: who repeats a request may leave it to us."""
+    asked = msgspec.structs.replace(request, job_id=None)
+    return hashlib.blake2b(msgspec.json.encode(asked, order="sorted"), digest_size=16).hexdigest()

@@ -1,0 +1,238 @@
+"""What the gateway shows: nodes, plans, facts, money, the cluster in numbers, and why things are as they are."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+
+from gpu_autoscaler.core import explain
+from gpu_autoscaler.events import envelope as envelopes
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model import decisions
+from gpu_autoscaler_services.gateway import screens, wire
+from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.reading import READ_MODEL
+from gpu_autoscaler_services.gateway.routes import Route, answer, read_query
+from gpu_autoscaler_services.gateway.subjects import SubjectFilter
+from gpu_autoscaler_services.gateway.tail import RING_COUNT_MAX, Entry
+
+LIMIT_DEFAULT = 50
+HOUR_SECONDS = 3600
+PLANS = SubjectFilter([ScalingPlanMade.subject_root()])
+
+Limit = Annotated[int, msgspec.Meta(ge=1, le=RING_COUNT_MAX, description="How many at most, newest first.")]
+
+
+class PlansQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which plans."""
+
+    limit: Limit = LIMIT_DEFAULT
+
+
+class FactsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which facts."""
+
+    subject: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(description="Subject filter with NATS wildcards, e.g. scaling.>; may be repeated. Default: all."),
+    ] = ()
+    limit: Limit = LIMIT_DEFAULT
+
+
+class CostQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """How to add money up."""
+
+    span_seconds: Annotated[
+        int,
+        msgspec.Meta(ge=60, le=30 * 24 * HOUR_SECONDS, multiple_of=60, description="Width of a span; cluster time."),
+    ] = HOUR_SECONDS
+
+
+async def status_handler(request: web.Request) -> web.Response:
+    """The cluster in numbers."""
+    model = request.app[READ_MODEL]
+    return answer(
+        request,
+        screens.status(
+            model.view.state,
+            model.view.cut,
+            model.clock.now(),
+            clock_factor=model.clock.factor,
+            is_broker_connected=model.bus.is_connected,
+        ),
+    )
+
+
+async def nodes_handler(request: web.Request) -> web.Response:
+    """Every node that is not gone."""
+    model = request.app[READ_MODEL]
+    as_of = model.clock.now()
+    return answer(request, wire.NodeList(as_of=as_of, items=screens.nodes(model.view.state, as_of, explain.sentence)))
+
+
+async def plans_handler(request: web.Request) -> web.Response:
+    """The newest plans."""
+    query = read_query(request, PlansQuery)
+    entries = request.app[READ_MODEL].tail.recent(PLANS, query.limit)
+    return answer(request, wire.PlanList(items=tuple(_plan(entry) for entry in entries)))
+
+
+async def plan_handler(request: web.Request) -> web.Response:
+    """One plan by its id."""
+    plan_id = request.match_info["plan_id"]
+    for entry in request.app[READ_MODEL].tail.recent(PLANS, RING_COUNT_MAX):
+        plan = _plan(entry)
+        if plan.plan_id == plan_id:
+            return answer(request, plan)
+    raise Problem(HTTPStatus.NOT_FOUND, f"no plan {plan_id!r} among the newest; older ones are in the stream SCALING")
+
+
+def _plan(entry: Entry) -> wire.Plan:
+    fact = entry.recorded.fact
+    assert isinstance(fact, ScalingPlanMade), f"{entry.place} is on the subject of plans"  # noqa: S101 - a bug of ours
+    return wire.Plan(
+        plan_id=fact.plan_id,
+        sequence=entry.recorded.sequence,
+        as_of=fact.plan.as_of,
+        decisions=tuple(
+            wire.Decision(
+                decision=str(decision.__struct_config__.tag),
+                action_id=decision.action_id,
+                subject=_about(decision),
+                reason=decision.reason.tag(),
+                sentence=explain.sentence(decision.reason),
+            )
+            for decision in fact.plan.decisions
+        ),
+        held_back=tuple(
+            wire.HeldBack(
+                step=held.step,
+                subject=held.subject,
+                reason=held.reason.tag(),
+                sentence=explain.sentence(held.reason),
+            )
+            for held in fact.plan.held_back
+        ),
+        cut=dict(fact.cut.last_sequences),
+        policy_digest=fact.policy_digest,
+        core_digest=fact.core_digest,
+    )
+
+
+def _about(decision: decisions.AnyDecision) -> str:
+    match decision:
+        case decisions.BuyNode():
+            return decision.offer.key
+        case decisions.DrainNode() | decisions.CancelDrain():
+            return decision.node_name
+        case decisions.ReleaseInstance():
+            return decision.provider_id or f"order {decision.order_action_id}"
+
+
+async def facts_handler(request: web.Request) -> web.Response:
+    """The newest facts that match."""
+    query = read_query(request, FactsQuery)
+    entries = request.app[READ_MODEL].tail.recent(SubjectFilter(query.subject), query.limit)
+    return answer(
+        request,
+        wire.FactList(
+            items=tuple(
+                wire.RecordedFact(
+                    place=entry.place,
+                    subject=entry.subject,
+                    event=msgspec.json.decode(envelopes.encode(entry.recorded.envelope)),
+                )
+                for entry in entries
+            )
+        ),
+    )
+
+
+async def cost_handler(request: web.Request) -> web.Response:
+    """Money by time and by project."""
+    query = read_query(request, CostQuery)
+    return answer(request, request.app[READ_MODEL].ledger.cost(query.span_seconds))
+
+
+async def why_handler(request: web.Request) -> web.Response:
+    """The story of a node, pod or job back to its first cause."""
+    kind, name = request.match_info["kind"], request.match_info["name"]
+    tell = {"node": explain.why_node, "pod": explain.why_pod, "job": explain.why_job}.get(kind)
+    if tell is None:
+        raise Problem(HTTPStatus.NOT_FOUND, f"no stories are told about a {kind!r}; there are node, pod, job")
+    model = request.app[READ_MODEL]
+    sentences = tuple(tell(model.view.state, name, model.clock.now()))
+    if not sentences:
+        raise Problem(HTTPStatus.NOT_FOUND, f"no {kind} {name!r} is known, by name or by id")
+    return answer(request, wire.Why(kind=kind, name=name, sentences=sentences))
+
+
+_UNREADABLE = (HTTPStatus.UNPROCESSABLE_ENTITY,)
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/api/v1/status",
+        handler=status_handler,
+        summary="The cluster in numbers",
+        tag="cluster",
+        answers={HTTPStatus.OK: wire.Status},
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/nodes",
+        handler=nodes_handler,
+        summary="Every node from its order to its end",
+        tag="cluster",
+        answers={HTTPStatus.OK: wire.NodeList},
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/plans",
+        handler=plans_handler,
+        summary="The newest plans: decisions and what was held back, with reasons",
+        tag="decisions",
+        answers={HTTPStatus.OK: wire.PlanList},
+        problems=_UNREADABLE,
+        query=PlansQuery,
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/plans/{plan_id}",
+        handler=plan_handler,
+        summary="One plan",
+        tag="decisions",
+        answers={HTTPStatus.OK: wire.Plan},
+        problems=(HTTPStatus.NOT_FOUND,),
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/facts",
+        handler=facts_handler,
+        summary="The newest facts",
+        tag="facts",
+        answers={HTTPStatus.OK: wire.FactList},
+        problems=_UNREADABLE,
+        query=FactsQuery,
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/cost",
+        handler=cost_handler,
+        summary="Money by time and by project",
+        tag="money",
+        answers={HTTPStatus.OK: wire.Cost},
+        problems=_UNREADABLE,
+        query=CostQuery,
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/why/{kind}/{name}",
+        handler=why_handler,
+        summary="The story of a node, pod or job back to its first cause",
+        tag="decisions",
+        answers={HTTPStatus.OK: wire.Why},
+        problems=(HTTPStatus.NOT_FOUND,),
+    ),
+)

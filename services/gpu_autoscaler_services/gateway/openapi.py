@@ -1,0 +1,108 @@
+"""The OpenAPI 3.1 document, generated from the routes and their types. Written to `schemas/openapi.yaml` as well.
+
+Source: OpenAPI Specification 3.1.1, "Operation Object", "Parameter Object" (read 2026-11-21).
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gpu_autoscaler_services.gateway.api import ROUTES
+from gpu_autoscaler_services.gateway.problems import ProblemDocument
+from gpu_autoscaler_services.gateway.routes import JSON, READ, Route
+
+_REF = "#/components/schemas/{name}"
+_PATH_PARAMETER = re.compile(r"{(\w+)}")
+_DESCRIPTION = (
+    "Jobs that want GPUs, and what the autoscaler does about them. Every refusal is an `application/problem+json`."
+)
+
+
+def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
+    """The document as plain data, in a stable order."""
+    types = {declared for route in routes for declared in (*route.answers.values(), route.body) if declared is not None}
+    ordered = sorted(types | {ProblemDocument}, key=lambda declared: declared.__name__)
+    _, components = msgspec.json.schema_components(ordered, ref_template=_REF)
+    paths: dict[str, Any] = {}
+    for route in routes:
+        for path in (route.path, *route.aliases):
+            paths.setdefault(path, {})[route.method.lower()] = _operation(route, is_alias=path != route.path)
+    return {
+        "openapi": "3.1.1",
+        "info": {
+            "title": "gpu-autoscaler",
+            "version": "1.0.0",
+            "description": _DESCRIPTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/", "description": "the gateway that serves this document"}],
+        "security": [{}, {"bearer": []}],
+        "paths": paths,
+        "components": {
+            "schemas": dict(sorted(components.items())),
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A token of the gateway's settings, or a Kubernetes token where review is on.",
+                }
+            },
+        },
+    }
+
+
+def _operation(route: Route, *, is_alias: bool) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.operation_id + ("_alias" if is_alias else ""),
+        "summary": route.summary,
+        "tags": [route.tag],
+        "responses": _responses(route),
+    }
+    if is_alias:
+        operation["description"] = f"The same as `{route.path}`."
+    if parameters := _parameters(route):
+        operation["parameters"] = parameters
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": _ref(route.body)}}}
+    return operation
+
+
+def _responses(route: Route) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    for status, declared in route.answers.items():
+        responses[str(status.value)] = {"description": status.phrase}
+        if declared is not None:
+            responses[str(status.value)]["content"] = {route.media_type: {"schema": _ref(declared)}}
+    for status in sorted({*route.problems, *READ}):
+        responses[str(status.value)] = {
+            "description": status.phrase,
+            "content": {"application/problem+json": {"schema": _ref(ProblemDocument)}},
+        }
+    return responses
+
+
+def _parameters(route: Route) -> list[dict[str, Any]]:
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PATH_PARAMETER.findall(route.path)
+    ]
+    if route.query is not None:
+        (_,), components = msgspec.json.schema_components([route.query], ref_template=_REF)
+        properties = components[route.query.__name__]["properties"]
+        for name, schema in properties.items():
+            shown = dict(schema)
+            description = shown.pop("description", "")
+            parameters.append({"name": name, "in": "query", "description": description, "schema": shown})
+    parameters.extend(
+        {"name": name, "in": "header", "description": purpose, "schema": {"type": "string"}}
+        for name, purpose in route.headers.items()
+    )
+    return parameters
+
+
+def _ref(declared: type) -> dict[str, Any]:
+    if issubclass(declared, msgspec.Struct):
+        return {"$ref": _REF.format(name=declared.__name__)}
+    return {"type": "string"}

@@ -1,0 +1,1 @@
+"""The live page: static files, served as they are."""

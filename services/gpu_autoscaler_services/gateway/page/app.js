@@ -1,0 +1,137 @@
+// The live page: asks the gateway once, then again whenever a fact says that something changed.
+
+import { clockTime, usd } from "./format.js";
+import * as panels from "./panels.js";
+import { Refused, follow, read, rememberToken } from "./stream.js";
+
+const SUBJECTS = ["job.>", "scaling.>", "spot.notice_received", "spot.notice_withdrawn", "pod.observed", "pod.gone", "node.observed", "node.gone", "node.instance_observed", "cost.>", "gpu.node_summarised.*"];
+const QUIET = /^(gpu|cost)\./; // counted and drawn, but not worth a line in the list of facts
+const REFRESH_MILLISECONDS = 700;
+const REFRESH_MILLISECONDS_MAX = 10000; // countdowns and ages need one now and then
+const EVENTS_COUNT_MAX = 60;
+const JOBS_SHOWN = 200;
+
+const place = (id) => document.getElementById(id);
+const events = [];
+let clock = { asOf: Date.now(), at: performance.now(), factor: 1 };
+let timer = 0;
+let isReading = false;
+let isStale = false; // a fact came since the last reading began
+let latest = {};
+
+/** Cluster time as far as this page knows it. */
+const now = () => clock.asOf + (performance.now() - clock.at) * clock.factor;
+
+function setConnection(state) {
+  const words = { live: "live", lost: "connection lost, trying again", connecting: "connecting" };
+  place("connection").dataset.state = state;
+  place("connection").querySelector("span").textContent = words[state];
+}
+
+async function liveJobs() {
+  const wanted = ["running", "provisioning", "preempted", "queued", "pending"];
+  const pages = await Promise.all(wanted.map((state) => read(`api/v1/gpu/jobs?state=${state}&limit=${JOBS_SHOWN}`)));
+  const items = pages.flatMap((page) => page.value.items);
+  return items.sort((one, other) => (one.queue_position || 0) - (other.queue_position || 0));
+}
+
+async function refresh() {
+  isReading = true;
+  isStale = false;
+  try {
+    const [status, nodes, plans, cost, jobs] = await Promise.all([
+      read("api/v1/status"), read("api/v1/nodes"), read("api/v1/plans?limit=12"), readCost(), liveJobs(),
+    ]);
+    clock = { asOf: Date.parse(status.value.as_of), at: performance.now(), factor: status.value.clock_factor };
+    latest = { status: status.value, nodes: nodes.value, plans: plans.value, cost, jobs };
+    draw();
+  } catch (error) {
+    if (error instanceof Refused) {
+      isReading = false;
+      return askForToken();
+    }
+    setConnection("lost");
+  }
+  isReading = false;
+  timer = setTimeout(refresh, isStale ? REFRESH_MILLISECONDS : REFRESH_MILLISECONDS_MAX);
+}
+
+async function readCost() {
+  const hourly = (await read("api/v1/cost")).value;
+  return hourly.spans.length > 3 ? hourly : (await read("api/v1/cost?span_seconds=300")).value;
+}
+
+function draw() {
+  const { status, nodes, plans, cost, jobs } = latest;
+  place("factor").hidden = status.clock_factor === 1;
+  place("factor").textContent = `time runs × ${status.clock_factor}`;
+  place("summary").replaceChildren(...panels.summary(status));
+  place("nodes").classList.toggle("dense", panels.isDense(nodes));
+  redraw("nodes", panels.nodes(nodes, now()));
+  redraw("plans", panels.plans(plans));
+  redraw("jobs", panels.jobs(jobs, now()));
+  place("jobs-note").textContent = jobs.length >= JOBS_SHOWN ? `the first ${JOBS_SHOWN} of each state` : "";
+  place("plans-note").textContent = plans.items.length ? "newest first, with what was held back" : "";
+  place("money").replaceChildren(...panels.money(cost));
+  const total = cost.allocated_micro_usd + cost.idle_micro_usd;
+  const width = cost.span_seconds === 3600 ? "by the hour" : `by ${cost.span_seconds / 60} minutes`;
+  place("money-note").textContent = total ? `${usd(total)} in all, ${width}` : "";
+}
+
+/** New children, old scroll. */
+function redraw(id, children) {
+  const { scrollTop, scrollLeft } = place(id);
+  place(id).replaceChildren(...children);
+  Object.assign(place(id), { scrollTop, scrollLeft });
+}
+
+/** Read again in a moment; a burst of facts is one reading. */
+function soon() {
+  if (!isReading && !isStale) {
+    clearTimeout(timer);
+    timer = setTimeout(refresh, REFRESH_MILLISECONDS);
+  }
+  isStale = true;
+}
+
+function onFact(fact) {
+  if (!QUIET.test(fact.type)) {
+    events.unshift(fact);
+    events.length = Math.min(events.length, EVENTS_COUNT_MAX);
+    redraw("events", events.map((one) => panels.event(one, one === fact)));
+  }
+  soon();
+}
+
+function askForToken() {
+  setConnection("lost");
+  place("login").hidden = false;
+  place("token").focus();
+}
+
+place("login").addEventListener("submit", (submitted) => {
+  submitted.preventDefault();
+  rememberToken(place("token").value);
+  place("login").hidden = true;
+  start();
+});
+
+async function start() {
+  await refresh();
+  try {
+    const facts = (await read(`api/v1/facts?limit=${EVENTS_COUNT_MAX}`)).value.items.map((item) => item.event);
+    events.splice(0, events.length, ...facts.filter((fact) => !QUIET.test(fact.type)));
+    place("events").replaceChildren(...events.map((one) => panels.event(one, false)));
+    await follow(SUBJECTS, onFact, (state) => { setConnection(state); if (state === "live") soon(); });
+  } catch (error) {
+    if (error instanceof Refused) askForToken();
+    else setTimeout(start, REFRESH_MILLISECONDS_MAX);
+  }
+}
+
+place("nodes-legend").replaceChildren(...panels.nodesLegend());
+setInterval(() => {
+  place("clock").textContent = clockTime(now());
+  if (latest.nodes && latest.nodes.items.some((node) => node.notice)) redraw("nodes", panels.nodes(latest.nodes, now()));
+}, 1000);
+start();

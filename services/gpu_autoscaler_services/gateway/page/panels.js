@@ -1,0 +1,233 @@
+// Each panel of the page: an answer of the gateway in, elements out. Nothing here asks, waits or remembers.
+
+import { clockTime, count, h, s, short, shortTime, span, usd } from "./format.js";
+
+const NODES_DENSE = 24; // from here on a node is a small card
+const BOOTING = new Set(["planned", "ordered", "launched", "registered"]);
+const LEAVING = new Set(["cordoned", "draining", "drained", "terminating", "gone", "failed", "lost"]);
+const WAITING = ["pending", "queued", "provisioning", "preempted"];
+const JOB_TONE = { running: "work", provisioning: "boot", preempted: "danger", failed: "danger", completed: "good" };
+
+const sum = (record, names) => names.reduce((total, name) => total + (record[name] || 0), 0);
+
+export function summary(status) {
+  const nodes = Object.values(status.nodes_by_phase).reduce((total, number) => total + number, 0);
+  const booting = sum(status.nodes_by_phase, [...BOOTING]);
+  const kinds = Object.entries(status.nodes_by_capacity_type).map(([kind, number]) => `${number} ${kind}`);
+  const waiting = sum(status.jobs_by_status, WAITING);
+  const running = status.jobs_by_status.running || 0;
+  const ended = sum(status.jobs_by_status, ["completed", "failed", "cancelled"]);
+  const share = status.gpu_count ? Math.round((100 * status.gpu_busy_count) / status.gpu_count) : 0;
+  const meter = h("span");
+  meter.style.width = `${share}%`;
+  return [
+    tile("Nodes", [String(nodes)], [kinds.join(", ") || "none yet", booting ? `, ${booting} on the way` : ""].join("")),
+    tile(
+      "GPUs busy",
+      [`${status.gpu_busy_count} `, h("small", {}, `of ${status.gpu_count}`)],
+      status.gpu_booting_count ? `${count(status.gpu_booting_count, "more GPU")} booting` : `${share} % of what is there`,
+      h("dd", { class: "meter", "aria-hidden": "true" }, meter),
+    ),
+    tile("Jobs waiting", [String(waiting)], unschedulable(status.pods_unschedulable_count)),
+    tile("Jobs running", [String(running)], `${ended} ended`),
+    tile(
+      "Price now",
+      [`${usd(status.price_micro_usd_per_hour)} `, h("small", {}, "an hour")],
+      status.price_unknown_count ? `${count(status.price_unknown_count, "instance")} of unknown price` : "all prices known",
+    ),
+  ];
+}
+
+const unschedulable = (number) => (number ? `${count(number, "pod")} find no room` : "every pod has its room");
+
+function tile(label, figure, detail, meter = null) {
+  return h(
+    "div",
+    { class: "tile" },
+    h("dt", {}, label),
+    h("dd", { class: "figure" }, ...figure),
+    meter,
+    h("dd", { class: "detail" }, detail),
+  );
+}
+
+export function nodesLegend() {
+  const kinds = [["busy", "busy"], ["", "free"], ["booting", "booting"], ["leaving", "leaving"]];
+  return kinds.map(([name, label]) => h("li", {}, h("i", { class: `gpu ${name}`, "aria-hidden": "true" }), label));
+}
+
+export function nodes(list, now) {
+  if (!list.items.length) return [h("li", { class: "empty" }, "No nodes. The first job that needs one brings it.")];
+  return list.items.map((node) => nodeCard(node, now));
+}
+
+export const isDense = (list) => list.items.length > NODES_DENSE;
+
+function nodeCard(node, now) {
+  const title = node.node_uid ? node.name : `order ${short(node.action_id || node.name)}`;
+  const type = [node.instance_type, node.zone].filter(Boolean).join(" · ");
+  const doing = node.pods.map((pod) => pod.pod).join(", ");
+  return h(
+    "li",
+    { class: `node${node.notice ? " noticed" : ""}${LEAVING.has(node.phase) ? " gone" : ""}`, title: [node.name, type, node.reason, doing].filter(Boolean).join("\n") },
+    h("div", { class: "line" }, h("span", { class: "name" }, title), phaseChip(node)),
+    h("div", { class: "what" }, type || "not yet known"),
+    h("div", { class: "gpus", role: "img", "aria-label": gpusLabel(node) }, squares(node)),
+    h("div", { class: "chips" }, chips(node, now)),
+  );
+}
+
+function phaseChip(node) {
+  const tone = BOOTING.has(node.phase) ? "boot" : node.phase === "ready" ? "good" : "";
+  return h("span", { class: `chip ${tone}` }, node.phase);
+}
+
+function gpusLabel(node) {
+  if (BOOTING.has(node.phase)) return `${count(node.gpu_count, "GPU")} booting`;
+  return `${node.gpu_busy_count} of ${count(node.gpu_count, "GPU")} busy`;
+}
+
+function squares(node) {
+  const free = BOOTING.has(node.phase) ? "booting" : LEAVING.has(node.phase) ? "leaving" : "";
+  return Array.from({ length: node.gpu_count }, (_, index) =>
+    h("i", { class: `gpu ${index < node.gpu_busy_count ? "busy" : free}` }),
+  );
+}
+
+function chips(node, now) {
+  const price = node.price_micro_usd_per_hour;
+  const seconds = node.notice && node.notice.reclaim_at ? (new Date(node.notice.reclaim_at) - now) / 1000 : null;
+  const load = node.gpu_utilization_ratio;
+  return [
+    node.notice && h("span", { class: "chip danger" }, seconds === null ? "notice" : seconds > 0 ? `reclaim in ${span(seconds)}` : "deadline passed"),
+    node.capacity_type && h("span", { class: `chip ${node.capacity_type === "spot" ? "work" : "quiet"}` }, node.capacity_type),
+    node.gpu_model && h("span", { class: "chip quiet" }, `${node.gpu_count} × ${node.gpu_model}`),
+    load !== null && h("span", { class: "chip quiet", title: "mean GPU utilisation of the last minute" }, `${Math.round(100 * load)} % used`),
+    price !== null && h("span", { class: "chip quiet" }, `${usd(price)}/h`),
+  ].filter(Boolean);
+}
+
+export function jobs(items, now) {
+  const columns = ["Job", "State", "GPUs", "Where", "Waits / runs", "Up to"];
+  const head = h("thead", {}, h("tr", {}, columns.map((name) => h("th", { scope: "col", class: name === "Up to" ? "number" : null }, name))));
+  if (!items.length) return [head, h("tbody", {}, h("tr", {}, h("td", { class: "empty", colspan: columns.length }, "Nothing waits and nothing runs.")))];
+  return [head, h("tbody", {}, items.map((job) => jobRow(job, now)))];
+}
+
+function jobRow(job, now) {
+  const gpus = `${job.members > 1 ? `${job.members} × ` : ""}${job.gpu_count}${job.gpu_type ? ` ${job.gpu_type}` : ""}`;
+  const where = job.node_names.length > 2 ? count(job.node_names.length, "node") : job.node_names.join(", ");
+  return h(
+    "tr",
+    {},
+    h("td", { class: "grow" }, job.job_name, h("span", { class: "under" }, `${job.project_id} · priority ${job.priority}`)),
+    h("td", {}, h("span", { class: `chip ${JOB_TONE[job.status] || ""}` }, job.status), job.queue_position ? ` ${job.queue_position}.` : ""),
+    h("td", {}, gpus),
+    h("td", { class: "grow" }, where || "—", job.message ? h("span", { class: "under" }, job.message) : null),
+    h("td", {}, jobTime(job, now)),
+    h("td", { class: "number" }, job.estimated_cost_usd === null ? "—" : usd(job.estimated_cost_usd * 1e6)),
+  );
+}
+
+function jobTime(job, now) {
+  const from = job.status === "running" && job.started_at ? job.started_at : job.created_at;
+  return span((now - new Date(from)) / 1000);
+}
+
+const VERBS = { buy_node: ["buy", "buy"], drain_node: ["drain", "drain"], cancel_drain: ["keep", "buy"], release_instance: ["release", "drain"] };
+
+export function plans(list) {
+  if (!list.items.length) return [h("li", { class: "empty" }, "No plan yet. The first one comes with the first change.")];
+  return list.items.map((plan) =>
+    h(
+      "li",
+      {},
+      h("div", { class: "when" }, h("time", { datetime: plan.as_of }, clockTime(plan.as_of)), h("span", { class: "mono", title: plan.plan_id }, `plan ${plan.sequence}`)),
+      plan.decisions.map((decision) => decisionLine(...VERBS[decision.decision], decision)),
+      plan.held_back.map((held) => decisionLine("not yet", "held", held)),
+    ),
+  );
+}
+
+function decisionLine(word, tone, { subject, sentence }) {
+  const isHeld = tone === "held";
+  return h(
+    "div",
+    { class: "decision" },
+    h("span", { class: `verb ${tone}` }, word),
+    h("span", { class: isHeld ? "sentence held-sentence" : "sentence" }, sentence, h("span", { class: "about" }, subject)),
+  );
+}
+
+export function money(cost) {
+  const spans = cost.spans.slice(-24);
+  if (!spans.length) return [h("p", { class: "empty" }, "Nothing was charged yet.")];
+  const width = 420, height = 150, left = 44, bottom = 18, top = 8;
+  const high = niceCeiling(Math.max(...spans.map((part) => part.allocated_micro_usd + part.idle_micro_usd)));
+  const y = (micro) => top + (height - top - bottom) * (1 - micro / high);
+  const step = (width - left) / Math.max(spans.length, 8);
+  const label = `Money by ${cost.span_seconds === 3600 ? "hour" : span(cost.span_seconds)}: ${usd(cost.allocated_micro_usd)} allocated, ${usd(cost.idle_micro_usd)} idle in all`;
+  const picture = s(
+    "svg",
+    { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+    [0, high / 2, high].map((mark) => [
+      s("line", { class: "grid", x1: left, x2: width, y1: y(mark), y2: y(mark) }),
+      s("text", { x: left - 6, y: y(mark) + 4, "text-anchor": "end" }, usd(mark)),
+    ]),
+    spans.map((part, index) => bar(part, left + index * step, step, y, index % Math.ceil(spans.length / 6) === 0 ? height - 4 : null)),
+  );
+  const legend = [["allocated", "allocated to work"], ["idle", "idle"]].map(([name, text]) =>
+    h("li", {}, h("i", { class: `gpu ${name}`, "aria-hidden": "true" }), text),
+  );
+  return [picture, h("figcaption", {}, h("ul", { class: "legend" }, legend))];
+}
+
+function bar(part, x, step, y, labelY) {
+  const total = part.allocated_micro_usd + part.idle_micro_usd;
+  const wide = Math.min(step * 0.72, 34);
+  return s(
+    "g",
+    {},
+    s("title", {}, `${shortTime(part.from_at)}: ${usd(part.allocated_micro_usd)} allocated, ${usd(part.idle_micro_usd)} idle`),
+    s("rect", { class: "allocated", x, width: wide, y: y(part.allocated_micro_usd), height: y(0) - y(part.allocated_micro_usd) }),
+    s("rect", { class: "idle", x, width: wide, y: y(total), height: y(part.allocated_micro_usd) - y(total) }),
+    labelY ? s("text", { x, y: labelY }, shortTime(part.from_at)) : null,
+  );
+}
+
+function niceCeiling(value) {
+  const unit = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
+  return [1, 2, 4, 5, 10].map((factor) => factor * unit).find((mark) => mark >= value);
+}
+
+const SAY = {
+  "job.requested": (fact) => `${fact.job_name} was asked for`,
+  "job.queued": (fact) => `${fact.spec.job_name} waits for ${count(fact.spec.member_count * fact.spec.member_resources.gpu_count, "GPU")}`,
+  "job.rejected": (fact) => `${fact.job_name || "a request"} was refused: ${fact.mistakes.map((one) => `${one.field} ${one.reason}`).join("; ")}`,
+  "job.placed": (fact) => `placed on ${[...new Set(fact.node_names)].join(", ")}`,
+  "job.preempted": (fact) => `lost its place: ${fact.cause}`,
+  "job.finished": (fact) => `${fact.outcome}${fact.message ? `: ${fact.message}` : ""}`,
+  "scaling.plan_made": (fact) => `${count(fact.plan.decisions.length, "decision")}, ${fact.plan.held_back.length} held back`,
+  "scaling.node_ordered": (fact) => `${fact.offer.instance_type} in ${fact.offer.zone}, ${fact.offer.capacity_type}`,
+  "scaling.node_launched": (fact) => `${fact.instance_type} in ${fact.zone}, ${fact.capacity_type}`,
+  "scaling.launch_refused": (fact) => `${fact.offer.instance_type} in ${fact.offer.zone}: ${fact.code}`,
+  "scaling.drain_started": (fact) => `${fact.node_name}${fact.is_voluntary ? "" : ", not by choice"}`,
+  "scaling.pod_evicted": (fact) => `${fact.pod} from ${fact.node_name}`,
+  "spot.notice_received": (fact) => `${fact.node_name || fact.provider_id}: ${fact.kind}`,
+  "cost.accrued": (fact) => `${usd(fact.total_micro_usd)} for ${fact.node_name || fact.provider_id}`,
+  "pod.observed": (fact) => `${fact.namespace}/${fact.name} ${fact.phase}${fact.node_name ? ` on ${fact.node_name}` : ""}`,
+  "node.observed": (fact) => `${fact.name} ${fact.is_ready ? "ready" : "not ready"}, ${count(fact.allocatable.gpu_count || 0, "GPU")}`,
+  "node.instance_observed": (fact) => `${fact.instance_type} ${fact.state}`,
+};
+
+export function event(fact, isFresh) {
+  const subject = fact.type.replace(/\.v\d+$/, "");
+  const data = fact.data;
+  const say = SAY[subject] || (() => data.node_name || data.name || data.job_id || "");
+  return h(
+    "li",
+    { class: isFresh ? "fresh" : null },
+    h("time", { datetime: fact.time }, clockTime(fact.time)),
+    h("span", { class: "text" }, h("span", { class: "subject" }, subject), " ", say(data)),
+  );
+}

@@ -1,0 +1,49 @@
+"""What handlers share: everything that the gateway knows and the doors it may use, under one key of the app."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.model.gpu import GPU_MODELS
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.publisher import Publisher
+from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler_services.gateway.ledger import Ledger
+from gpu_autoscaler_services.gateway.tail import Tail
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadModel:
+    """The gateway's collaborators; made by the wiring, read by the handlers."""
+
+    view: StateView
+    tail: Tail
+    ledger: Ledger
+    store: Store
+    bus: Bus
+    publisher: Publisher
+    policy: ScalingPolicy
+    clock: Clock
+
+    def gpu_models(self) -> frozenset[str]:
+        """Names of GPU models that may be asked for: those we know, and those that are for sale."""
+        offers = self.view.state.offers
+        sold = () if offers is None else (offer.gpu_model for offer in offers.offers if offer.gpu_model is not None)
+        return frozenset(GPU_MODELS) | frozenset(sold)
+
+
+READ_MODEL: web.AppKey[ReadModel] = web.AppKey("read_model", ReadModel)
+
+# Kept here because every answer carries it: browsers are told to trust nothing but this gateway (CSP Level 3).
+SECURITY_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}

@@ -1,0 +1,133 @@
+"""The gateway's HTTP server: routes, the live page, and the tail that feeds both. Opened by the wiring."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from http import HTTPStatus
+from importlib.resources import files
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.runtime.config import GatewaySettings
+from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler_services.gateway import openapi
+from gpu_autoscaler_services.gateway.api import ROUTES
+from gpu_autoscaler_services.gateway.auth import Authenticator, guard
+from gpu_autoscaler_services.gateway.problems import Problem, problems
+from gpu_autoscaler_services.gateway.reading import READ_MODEL, SECURITY_HEADERS, ReadModel
+from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX, answer
+
+READING = "state"  # the runtime's condition: the record is read up to now
+READING_RETRY_SECONDS = 1.0
+SHUTDOWN_SECONDS_MAX = 5.0
+
+_PAGE = "gpu_autoscaler_services.gateway.page"
+_CONTENT_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+def make_app(
+    model: ReadModel, *, authenticators: Sequence[Authenticator] = (), readiness: Readiness | None = None
+) -> web.Application:
+    """The app with all routes and the page. Without `readiness` every request is answered at once."""
+    page = _page_files()
+    open_paths = frozenset({*page, "/openapi.json"})
+    middlewares = [secured, problems, guard(authenticators, open_paths=open_paths)]
+    if readiness is not None:
+        middlewares.append(patient(readiness, open_paths))
+    app = web.Application(middlewares=middlewares, client_max_size=BODY_BYTES_MAX)
+    app[READ_MODEL] = model
+    for route in ROUTES:
+        for path in (route.path, *route.aliases):
+            if route.method == "GET":
+                app.router.add_get(path, route.handler)
+            else:
+                app.router.add_route(route.method, path, route.handler)
+    for path, (body, content_type) in page.items():
+        app.router.add_get(path, _serve(body, content_type))
+    app.router.add_get("/openapi.json", _document())
+    app.on_shutdown.append(_end_streams)
+    return app
+
+
+async def _end_streams(app: web.Application) -> None:
+    app[READ_MODEL].tail.close("the gateway is stopping")
+
+
+@web.middleware
+async def secured(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Tell browsers what this gateway's answers may do: load from here, and be framed nowhere."""
+    response = await handler(request)
+    if not response.prepared:
+        response.headers.update(SECURITY_HEADERS)
+    return response
+
+
+def patient(readiness: Readiness, open_paths: frozenset[str]) -> Middleware:
+    """A middleware that answers nothing from a record that is only half read: an empty answer would be a lie."""
+    is_read = False
+
+    @web.middleware
+    async def waiting(request: web.Request, handler: Handler) -> web.StreamResponse:
+        nonlocal is_read
+        is_read = is_read or readiness.conditions.get(READING, "not begun") is None
+        if not is_read and request.path not in open_paths:
+            detail = "still reading the record; ask again in a moment"
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=READING_RETRY_SECONDS)
+        return await handler(request)
+
+    return waiting
+
+
+def _page_files() -> dict[str, tuple[bytes, str]]:
+    """Path -> body and content type of each file of the page."""
+    found = {}
+    for file in files(_PAGE).iterdir():
+        suffix = "." + file.name.rpartition(".")[2]
+        if suffix in _CONTENT_TYPES:
+            path = "/" if file.name == "index.html" else f"/{file.name}"
+            found[path] = (file.read_bytes(), _CONTENT_TYPES[suffix])
+    return found
+
+
+def _serve(body: bytes, content_type: str) -> Handler:
+    async def page_handler(_: web.Request) -> web.Response:
+        headers = {"Cache-Control": "no-cache"}
+        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
+
+    return page_handler
+
+
+def _document() -> Handler:
+    document = openapi.document()
+
+    async def openapi_handler(request: web.Request) -> web.Response:
+        return answer(request, document)
+
+    return openapi_handler
+
+
+@contextlib.asynccontextmanager
+async def serving(app: web.Application, settings: GatewaySettings) -> AsyncIterator[str]:
+    """Serve the app and follow the streams until the context ends; the value is the address.
+
+    Raises ConfigError when the port is taken, or the gateway would be open to a network without knowing its callers.
+    """
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS_MAX)
+    await runner.setup()
+    tail = asyncio.create_task(app[READ_MODEL].tail.run(), name="tail")
+    try:
+        try:
+            await web.TCPSite(runner, settings.host, settings.port).start()
+        except OSError as error:
+            raise ConfigError(
+                "gateway",
+                [f"port: {settings.host}:{settings.port} cannot be listened on ({error}); free it or set gateway.port"],
+            ) from error
+        yield f"http://{settings.host}:{runner.addresses[0][1]}"
+    finally:
+        tail.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await tail
+        await runner.cleanup()

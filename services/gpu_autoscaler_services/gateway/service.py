@@ -1,0 +1,23 @@
+"""The gateway's declarations. Its doors are HTTP: `server.py` opens them, the handlers stand in `api_*.py`."""
+
+from typing import ClassVar
+
+from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.gpu import GpuNodeSampled
+from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+
+# Raw samples and money are no part of the folded state: the tail (`tail.py`) and the ledger read them.
+_NOT_FOLDED = frozenset({GpuNodeSampled, CostAccrued, CostBudgetCrossed})
+
+
+class Gateway:
+    """The door for people and programs. Shows what the record says; asks for jobs on behalf of those who cannot."""
+
+    name: ClassVar[str] = "gateway"
+    consumes: ClassVar[tuple[type[Fact], ...]] = ()
+    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact not in _NOT_FOLDED)
+    publishes: ClassVar[tuple[type[Fact], ...]] = (JobRequested, JobCancelRequested)
+    urgent: ClassVar[tuple[type[Fact], ...]] = ()
+    tick_seconds: ClassVar[float | None] = None

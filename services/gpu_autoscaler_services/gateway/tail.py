@@ -1,0 +1,174 @@
+"""The newest facts of every stream, in memory: for lists of recent facts and for those who listen as they arrive.
+
+One `Tail` a process reads each stream once, however many listen. It has no effects, so it is a projection; it keeps a
+bounded ring a stream, so that chatty telemetry does not push rare decisions out.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+import structlog
+
+from gpu_autoscaler.bus.protocol import Bus, Message
+from gpu_autoscaler.events import door
+from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.model.errors import InvalidFact, TransientError
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler_services.gateway.subjects import SubjectFilter
+
+STREAMS = tuple(sorted({fact.stream() for fact in FACTS}))
+RING_COUNT_MAX = 500  # facts kept of each stream
+RECONNECT_SECONDS = 1.0  # wall time between attempts to open a stream that cannot be read now
+
+Observe = Callable[[Recorded], None]
+
+log = structlog.get_logger()
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact as it was recorded, with the subject and the stream's own instant."""
+
+    recorded: Recorded
+    subject: str
+    stored_at: datetime
+
+    @property
+    def place(self) -> str:
+        """Where it stands in the record: `SCALING:12`."""
+        return f"{self.recorded.stream}:{self.recorded.sequence}"
+
+
+class Listener:
+    """One who listens. A queue that overflows ends the listening: a slow reader never holds up the others."""
+
+    def __init__(self, subjects: SubjectFilter, buffer_count_max: int) -> None:
+        self.subjects = subjects
+        self.closed_because: str | None = None
+        self._queue: asyncio.Queue[Entry | None] = asyncio.Queue()
+        self._buffer_count_max = buffer_count_max
+
+    def offer(self, entry: Entry) -> None:
+        """Take an entry that matches; close when too many wait."""
+        if self.closed_because is not None or not self.subjects.matches(entry.subject):
+            return
+        if self._queue.qsize() >= self._buffer_count_max:
+            self.close(f"{self._buffer_count_max} facts waited unread; resume with Last-Event-ID and a narrower filter")
+        else:
+            self._queue.put_nowait(entry)
+
+    def close(self, reason: str) -> None:
+        """End the listening; what waits is still read, then `next` returns None."""
+        if self.closed_because is None:
+            self.closed_because = reason
+            self._queue.put_nowait(None)
+
+    async def next(self, wait_seconds_max: float) -> Entry | None:
+        """The next entry; None at the end. Raises TimeoutError when nothing came for so long (wall time)."""
+        return await asyncio.wait_for(self._queue.get(), wait_seconds_max)
+
+
+class Tail:
+    """Follows all streams and hands entries to listeners."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        *,
+        streams: Sequence[str] = STREAMS,
+        observers: Mapping[str, Observe] | None = None,
+        ring_count_max: int = RING_COUNT_MAX,
+    ) -> None:
+        """`observers` (by stream) hear every fact that their stream still has, from its beginning."""
+        self.streams = tuple(streams)
+        self._bus = bus
+        self._clock = clock
+        self._observers = dict(observers or {})
+        self._ring_count_max = ring_count_max
+        self._rings: dict[str, deque[Entry]] = {stream: deque(maxlen=ring_count_max) for stream in streams}
+        self._positions = dict.fromkeys(streams, 0)
+        self._listeners: set[Listener] = set()
+
+    async def run(self) -> None:
+        """Follow every stream until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for stream in self.streams:
+                group.create_task(self._follow(stream), name=f"tail {stream}")
+
+    def position(self, stream: str) -> int:
+        """Last sequence of the stream that was read here; 0: none yet."""
+        return self._positions[stream]
+
+    def recent(self, subjects: SubjectFilter, count_max: int) -> list[Entry]:
+        """The newest entries that match, newest first."""
+        newest_first = heapq.merge(
+            *(reversed(ring) for ring in self._rings.values()), key=lambda entry: entry.stored_at, reverse=True
+        )
+        matching = (entry for entry in newest_first if subjects.matches(entry.subject))
+        return [entry for entry, _ in zip(matching, range(count_max), strict=False)]
+
+    def listen(self, subjects: SubjectFilter, buffer_count_max: int) -> Listener:
+        """Start listening from now on; give the listener back with `forget`."""
+        listener = Listener(subjects, buffer_count_max)
+        self._listeners.add(listener)
+        return listener
+
+    def forget(self, listener: Listener) -> None:
+        """Stop handing entries to this listener."""
+        self._listeners.discard(listener)
+
+    @property
+    def listeners_count(self) -> int:
+        """How many listen now."""
+        return len(self._listeners)
+
+    def close(self, reason: str) -> None:
+        """End every listening."""
+        for listener in self._listeners:
+            listener.close(reason)
+
+    def entry(self, message: Message) -> Entry | None:
+        """The message as an entry; None when it is no valid fact (its effect consumer sets it aside)."""
+        try:
+            envelope = door.read(
+                message.subject,
+                message.payload,
+                message_id=message.message_id,
+                arrived_at=self._clock.at(message.stored_at),
+            )
+        except InvalidFact:
+            return None
+        recorded = Recorded(envelope=envelope, stream=message.stream, sequence=message.sequence)
+        return Entry(recorded=recorded, subject=message.subject, stored_at=message.stored_at)
+
+    async def _follow(self, stream: str) -> None:
+        while True:
+            try:
+                last = await self._bus.last_sequence(stream)
+                start = 0 if stream in self._observers else max(0, last - self._ring_count_max)
+                after = self._positions[stream] or start
+                projection = await self._bus.projection(stream, after_sequence=after)
+                try:
+                    async for batch in projection:
+                        self._take(batch)
+                finally:
+                    await projection.close()
+            except TransientError as error:
+                log.warning("stream cannot be read, screens stand still", stream=stream, error=str(error))
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    def _take(self, batch: Sequence[Message]) -> None:
+        for message in batch:
+            entry = self.entry(message)
+            self._positions[message.stream] = message.sequence
+            if entry is not None:
+                self._rings[message.stream].append(entry)
+                if (observe := self._observers.get(message.stream)) is not None:
+                    observe(entry.recorded)
+                for listener in self._listeners:
+                    listener.offer(entry)

@@ -1,0 +1,194 @@
+"""What the gateway says, as types: the JSON of every answer, and the schemas of the OpenAPI document.
+
+Field names of jobs are contracts (S33). None means unknown or not yet, never zero.
+"""
+
+from typing import Any
+
+import msgspec
+
+from gpu_autoscaler.model.jobs import JobState
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import CapacityType
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, its state and its outlook."""
+
+    job_id: str
+    status: JobState
+    queue_position: int | None  # 1 is next; None: not waiting
+    estimated_start_time: Instant | None  # None: nothing that is known says when
+    estimated_cost_usd: float | None  # at the cheapest offer that fits, for the longest it may run; None: no price
+    created_at: Instant
+    job_name: str
+    project_id: str
+    priority: int
+    gpu_type: str | None
+    gpu_count: int  # of each member
+    members: int
+    preemptible: bool
+    attempt: int = 0  # placements so far
+    node_names: tuple[str, ...] = ()
+    started_at: Instant | None = None
+    finished_at: Instant | None = None
+    message: str = ""  # why it waits, or why it ended
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some jobs, newest first, and where the next ones begin."""
+
+    items: tuple[Job, ...]
+    next_cursor: str | None  # None: these were the last
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """The cloud will take the node."""
+
+    kind: str
+    reclaim_at: Instant | None
+    received_at: Instant
+
+
+class NodePod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod on a node."""
+
+    pod: str  # namespace/name
+    gpu_count: int
+    job_id: str | None
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A node from its order to its end."""
+
+    name: str  # of the Kubernetes node; before there is one, the action that ordered it
+    phase: str
+    pool: str | None
+    instance_type: str | None
+    zone: str | None
+    capacity_type: CapacityType | None
+    gpu_model: str | None
+    gpu_count: int
+    gpu_busy_count: int
+    gpu_utilization_ratio: float | None  # mean of the last minute; None: no telemetry
+    price_micro_usd_per_hour: int | None
+    node_uid: str | None = None
+    action_id: str | None = None
+    provider_id: str | None = None
+    since: Instant | None = None  # ordered, launched or made: the first instant that is known
+    usable_by: Instant | None = None  # a booting node is given back when it is not usable by then
+    notice: Notice | None = None
+    pods: tuple[NodePod, ...] = ()
+    reason: str = ""  # why it was bought, as a sentence
+
+
+class NodeList(msgspec.Struct, frozen=True, kw_only=True):
+    """All nodes that are not gone."""
+
+    as_of: Instant
+    items: tuple[Node, ...]
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a plan decided."""
+
+    decision: str  # buy_node, drain_node, cancel_drain, release_instance
+    action_id: str
+    subject: str  # what is bought or which node it is about
+    reason: str  # the reason's tag
+    sentence: str
+
+
+class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a plan did not do."""
+
+    step: str
+    subject: str
+    reason: str
+    sentence: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan with everything it decided and held back."""
+
+    plan_id: str
+    sequence: int
+    as_of: Instant
+    decisions: tuple[Decision, ...]
+    held_back: tuple[HeldBack, ...]
+    cut: dict[str, int]
+    policy_digest: str
+    core_digest: str
+
+
+class PlanList(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest plans, newest first."""
+
+    items: tuple[Plan, ...]
+
+
+class RecordedFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact as it was recorded."""
+
+    place: str  # stream:sequence
+    subject: str
+    event: dict[str, Any]  # CloudEvent in structured JSON
+
+
+class FactList(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest facts, newest first."""
+
+    items: tuple[RecordedFact, ...]
+
+
+class CostSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Money of one span of time; allocated and idle add up to what is billed."""
+
+    from_at: Instant
+    allocated_micro_usd: int
+    idle_micro_usd: int
+
+
+class ProjectCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Money of one project over all spans."""
+
+    project_id: str | None  # None: pods without a job of ours
+    allocated_micro_usd: int
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Money by time and by project."""
+
+    span_seconds: int
+    allocated_micro_usd: int
+    idle_micro_usd: int
+    spans: tuple[CostSpan, ...]  # oldest first
+    projects: tuple[ProjectCost, ...]  # dearest first
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster in numbers."""
+
+    as_of: Instant
+    clock_factor: float
+    is_broker_connected: bool
+    nodes_by_phase: dict[str, int]
+    nodes_by_capacity_type: dict[str, int]
+    gpu_count: int  # of usable nodes
+    gpu_busy_count: int
+    gpu_booting_count: int
+    jobs_by_status: dict[str, int]
+    pods_unschedulable_count: int
+    notices_count: int
+    price_micro_usd_per_hour: int  # of all instances that cost money and whose price is known
+    price_unknown_count: int  # instances without a known price
+    last_plan_at: Instant | None
+    cut: dict[str, int]  # last sequence of each stream that this answer knows
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """The story of a thing back to its first cause."""
+
+    kind: str
+    name: str
+    sentences: tuple[str, ...]
