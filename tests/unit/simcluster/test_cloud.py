@@ -30,11 +30,11 @@ def cloud(cluster: Cluster) -> Cloud:
     return made
 
 
-def order(cloud: Cloud, token: str = "a1", key: str = f"{TYPE}/sim-a/spot", installation: str = "ours") -> Order:
+def order(cloud: Cloud, action: str = "a1", key: str = f"{TYPE}/sim-a/spot", installation: str = "ours") -> Order:
     """An order for one node."""
     offer = next(offer for offer in cloud.offers() if offer.key == key)
     return Order(
-        action_id=ActionId(token),
+        action_id=ActionId(action),
         installation=installation,
         pool="training",
         offer=offer,
@@ -43,10 +43,10 @@ def order(cloud: Cloud, token: str = "a1", key: str = f"{TYPE}/sim-a/spot", inst
     )
 
 
-def bought(cloud: Cloud, token: str = "a1", **more: str) -> Machine:
+def bought(cloud: Cloud, action: str = "a1", **more: str) -> Machine:
     """The machine of a launch that worked."""
-    cloud.launch(order(cloud, token, **more))
-    return next(machine for machine in cloud.machines if machine.action_id == token)
+    cloud.launch(order(cloud, action, **more))
+    return next(machine for machine in cloud.machines if machine.action_id == action)
 
 
 def node_of(cluster: Cluster, machine: Machine) -> Json | None:
@@ -195,9 +195,9 @@ def test_a_noticed_machine_is_taken_at_its_deadline(cluster: Cluster, cloud: Clo
     cluster.settle(150, step_seconds=5)
     reclaim_at = cloud.give_notice(machine, seconds=120)
     cluster.settle((reclaim_at - cluster.clock.now()).total_seconds() - 1)
-    assert machine.state == "running"
+    assert machine.is_alive
     cluster.settle(8)
-    assert machine.state == "terminated"
+    assert machine.shown().state == "terminated"
     assert node_of(cluster, machine) is not None
     cluster.settle(60, step_seconds=5)
     assert node_of(cluster, machine) is None
@@ -231,7 +231,7 @@ def test_ended_machines_are_shown_for_an_hour(cluster: Cluster, cloud: Cloud) ->
     cloud.terminate(machine.instance_id, "ours")
     cluster.settle(3000, step_seconds=100)
     assert [shown.state for shown in cloud.instances("ours")] == ["terminated"]
-    cluster.settle(700, step_seconds=100)
+    cluster.settle(800, step_seconds=100)
     assert cloud.instances("ours") == []
 
 
