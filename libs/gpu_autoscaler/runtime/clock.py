@@ -47,9 +47,11 @@ class Clock:
 
     def now(self) -> datetime:
         """Cluster time, UTC."""
-        if self.factor == 1.0:
-            return self.wall_now()
-        return self.origin + (self.wall_now() - self.origin) * self.factor
+        return self.at(self.wall_now())
+
+    def at(self, wall: datetime) -> datetime:
+        """Cluster time at an instant of wall time, such as a broker's or a database's own stamp."""
+        return wall if self.factor == 1.0 else self.origin + (wall - self.origin) * self.factor
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds` of cluster time."""

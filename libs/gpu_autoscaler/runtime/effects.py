@@ -1,0 +1,182 @@
+"""Gives consumed facts their effect: decode, call the door, store what it says, and only then acknowledge.
+
+A crash anywhere in between makes the message come again; derived ids make the repeat harmless.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Awaitable
+
+import structlog
+
+from gpu_autoscaler.bus.protocol import Delivery, EffectConsumer
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.model.errors import PermanentError, StalePlan, TransientError
+from gpu_autoscaler.runtime.plumbing import Plumbing, set_aside_reason
+from gpu_autoscaler.runtime.service import FactDoor
+
+log = structlog.get_logger()
+
+TRIES_REMEMBERED_MAX = 10_000  # messages of which this process knows how often they failed here
+STALE_SECONDS = 0.1  # the fact that beat this one arrives within this
+ERROR_LENGTH_MAX = 500  # of an error in a log line; a dead letter carries it whole
+
+
+class EffectLoop:
+    """One durable consumer's messages on their way through the service's fact door."""
+
+    def __init__(self, plumbing: Plumbing, door: FactDoor, durable: str, domain: str, turns: asyncio.Semaphore) -> None:
+        self._plumbing = plumbing
+        self._door = door
+        self._durable = durable
+        self._domain = domain
+        self._turns = turns  # shared by the service's loops: how many facts are in its door at once
+        self._in_hand: dict[asyncio.Task[None], Delivery] = {}
+        # Failures by message. The broker's own count also counts waits that were asked for, so it says nothing.
+        self._tries: OrderedDict[tuple[str, int], int] = OrderedDict()
+
+    async def run(self) -> None:
+        """Take messages until it is time to stop, then finish what is in hand. Raises TransientError, ConfigError."""
+        limits, stop = self._plumbing.limits, self._plumbing.stop
+        consumer = await self._plumbing.bus.effect_consumer(self._durable)
+        alive = asyncio.create_task(self._keep_alive(consumer))
+        try:
+            while not stop.is_set():
+                room = limits.in_hand_count_max - len(self._in_hand)
+                if room <= 0:
+                    await asyncio.wait(self._in_hand, return_when=asyncio.FIRST_COMPLETED)
+                    continue
+                deliveries = await self._fetch(consumer, room)
+                self._plumbing.readiness.clear(f"consumer {self._durable}")
+                for delivery in deliveries:
+                    task = asyncio.create_task(self._handle(delivery))
+                    self._in_hand[task] = delivery
+                    task.add_done_callback(self._in_hand.pop)
+        finally:
+            await self._finish()
+            alive.cancel()
+
+    async def _fetch(self, consumer: EffectConsumer, room: int) -> list[Delivery]:
+        """Fetch, but leave at once when it is time to stop: what is delivered to nobody comes again by itself."""
+        fetching = asyncio.ensure_future(consumer.fetch(room, self._plumbing.limits.fetch_seconds_max))
+        stopping = asyncio.create_task(self._plumbing.stop.wait())
+        try:
+            await asyncio.wait((fetching, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return list(fetching.result()) if fetching.done() else []
+        finally:
+            stopping.cancel()
+            fetching.cancel()
+
+    async def _finish(self) -> None:
+        """Wait for what is in hand, within the limit; what is left is delivered again to somebody else."""
+        if not self._in_hand:
+            return
+        tasks = list(self._in_hand)
+        _, late = await asyncio.wait(tasks, timeout=self._plumbing.limits.shutdown_seconds_max)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep_alive(self, consumer: EffectConsumer) -> None:
+        """Tell the broker that work goes on, and count what waits, until cancelled."""
+        while True:
+            await asyncio.sleep(self._plumbing.limits.heartbeat_seconds)
+            with contextlib.suppress(TransientError):
+                for delivery in tuple(self._in_hand.values()):
+                    await delivery.in_progress()
+                lag = await consumer.pending_count()
+                self._plumbing.metrics.consumer_lag.labels(self._domain).set(lag)
+
+    async def _handle(self, delivery: Delivery) -> None:
+        async with self._turns:
+            if self._plumbing.stop.is_set():  # fetched, but not begun: somebody else's
+                await self._tell(delivery.nak(0.0))
+                return
+            await self._attempt(delivery)
+
+    async def _attempt(self, delivery: Delivery) -> None:
+        """One try of one message, from reading to its end, with its canonical log line."""
+        plumbing, message = self._plumbing, delivery.message
+        started = plumbing.clock.monotonic_seconds()
+        line = log.bind(subject=message.subject, sequence=message.sequence, delivered_count=delivery.delivered_count)
+        error: Exception | None = None
+        try:
+            recorded = plumbing.read(message)
+            line = line.bind(fact_type=recorded.envelope.type, fact_id=recorded.envelope.id)
+            outcome, again_after_seconds = "done", await self._effect(recorded)
+            if again_after_seconds is None:
+                await self._tell(delivery.ack())
+            else:
+                outcome = "again"
+                await self._tell(delivery.nak(again_after_seconds))
+            self._tries.pop((message.stream, message.sequence), None)
+            plumbing.readiness.clear(f"facts {self._domain}")
+        except StalePlan as exc:
+            outcome, error = "stale", exc
+            plumbing.metrics.plans_stale.inc()
+            await self._tell(delivery.nak(STALE_SECONDS))
+        except TransientError as exc:
+            outcome, error = "retried", exc
+            await self._tell(delivery.nak(plumbing.limits.backoff.wait_seconds(self._count_try(delivery), exc)))
+        except PermanentError as exc:
+            outcome, error = "set_aside", exc
+            await self._set_aside(delivery, exc)
+        except Exception as exc:  # noqa: BLE001 - whatever a door raises, the next fact must have its turn
+            outcome, error = "bug", exc
+            await self._after_bug(delivery, exc)
+        seconds = plumbing.clock.monotonic_seconds() - started
+        plumbing.metrics.facts_handled.labels(self._domain, outcome).inc()
+        plumbing.metrics.handle_seconds.labels(self._domain).observe(seconds)
+        say = line.info if error is None else line.warning
+        told = {} if error is None else {"error": str(error)[:ERROR_LENGTH_MAX]}
+        say("fact handled", outcome=outcome, duration_seconds=round(seconds, 6), **told)
+
+    async def _effect(self, recorded: Recorded) -> float | None:
+        """Call the door and store what it says; the seconds after which it wants the fact again, if it does."""
+        plumbing = self._plumbing
+        await plumbing.folded.wait_for_fact(recorded, plumbing.limits.fold_seconds_max)
+        outcome = await plumbing.within_limit(self._door.on_fact(recorded))
+        await plumbing.publish(outcome, recorded.envelope)
+        if outcome.set_aside_reason is not None:
+            raise PermanentError(outcome.set_aside_reason)
+        return outcome.again_after_seconds
+
+    def _count_try(self, delivery: Delivery) -> int:
+        key = (delivery.message.stream, delivery.message.sequence)
+        tries = self._tries.pop(key, 0) + 1
+        self._tries[key] = tries
+        if len(self._tries) > TRIES_REMEMBERED_MAX:
+            self._tries.popitem(last=False)
+        return tries
+
+    async def _after_bug(self, delivery: Delivery, bug: Exception) -> None:
+        """Log the traceback once, try again up to the limit, then set the message aside."""
+        plumbing, message = self._plumbing, delivery.message
+        tries = self._count_try(delivery)
+        if tries == 1:
+            log.error("fact door failed", subject=message.subject, sequence=message.sequence, exc_info=bug)
+        plumbing.readiness.hold(f"facts {self._domain}", f"{message.subject} #{message.sequence}: {bug!r}")
+        if tries >= plumbing.limits.bug_tries_count_max:
+            await self._set_aside(delivery, bug)
+            plumbing.readiness.clear(f"facts {self._domain}")
+            return
+        await self._tell(delivery.nak(plumbing.limits.backoff.wait_seconds(tries)))
+
+    async def _set_aside(self, delivery: Delivery, error: Exception) -> None:
+        """Store the dead letter, then give the message up; while that fails the message stays."""
+        plumbing = self._plumbing
+        try:
+            await plumbing.set_aside(delivery.message, error, delivered_count=delivery.delivered_count)
+        except TransientError as exc:
+            await self._tell(delivery.nak(plumbing.limits.backoff.wait_seconds(delivery.delivered_count, exc)))
+            return
+        self._tries.pop((delivery.message.stream, delivery.message.sequence), None)
+        await self._tell(delivery.term(set_aside_reason(error)))
+
+    async def _tell(self, word: Awaitable[None]) -> None:
+        """Tell the broker how it went; if it is away the message comes again, which is harmless."""
+        try:
+            await word
+        except TransientError as exc:
+            log.debug("acknowledgement lost", durable=self._durable, error=str(exc))

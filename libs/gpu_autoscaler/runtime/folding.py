@@ -1,0 +1,146 @@
+"""Folds streams into the StateView, strictly in order, without effects. One loop a stream."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+import structlog
+
+from gpu_autoscaler.bus.protocol import Message, Projection
+from gpu_autoscaler.bus.streams import subject_filter
+from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.model.errors import InvalidFact, TransientError
+from gpu_autoscaler.runtime.plumbing import Plumbing
+from gpu_autoscaler.runtime.retry import pause
+from gpu_autoscaler.runtime.service import FoldDoor
+
+log = structlog.get_logger()
+
+CATCH_UP_POLL_SECONDS = 0.05
+SLICE_COUNT_MAX = 1000  # facts folded before the loop lets others run
+FRESH = timedelta(seconds=240)  # less than the streams' duplicate window
+# Dead letters are stored beside the fold, which waits for nothing; more than these wait for the next start's reading.
+DEAD_LETTERS_WAITING_COUNT_MAX = 1000
+
+
+class FoldingLoop:
+    """One stream on its way into the state."""
+
+    def __init__(
+        self,
+        plumbing: Plumbing,
+        door: FoldDoor | None,
+        stream: str,
+        folds: Sequence[type[Fact]],
+        urgent: Sequence[type[Fact]],
+    ) -> None:
+        self._plumbing = plumbing
+        self._view = plumbing.view
+        self._door = door
+        self._stream = stream
+        self._folds = frozenset(folds)
+        self._subjects = tuple(sorted({subject_filter(fact) for fact in folds}))
+        self._urgent = frozenset(urgent)
+        self._is_caught_up = False
+        self._is_folding = False  # a batch was given and is not in the state yet
+        self._broken: asyncio.Queue[tuple[Message, InvalidFact]] = asyncio.Queue(DEAD_LETTERS_WAITING_COUNT_MAX)
+
+    async def run(self) -> None:
+        """Fold until it is time to stop. Raises TransientError when the stream cannot be opened."""
+        projection = await self._plumbing.bus.projection(
+            self._stream, subjects=self._subjects, after_sequence=self._view.last_sequence(self._stream)
+        )
+        reading = asyncio.create_task(self._read(projection))
+        others = [
+            asyncio.create_task(self._watch_lag(projection)),
+            asyncio.create_task(self._store_broken()),
+            asyncio.create_task(self._plumbing.stop.wait()),
+        ]
+        try:
+            done, _ = await asyncio.wait((reading, *others), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            if not self._plumbing.stop.is_set():
+                raise TransientError(f"the projection of {self._stream} ended; opening it again")
+        finally:
+            for task in (reading, *others):
+                task.cancel()
+            await asyncio.gather(reading, *others, return_exceptions=True)
+            await projection.close()
+
+    async def _read(self, projection: Projection) -> None:
+        async for batch in projection:
+            self._is_folding = True
+            for start in range(0, len(batch), SLICE_COUNT_MAX):
+                self._fold(batch[start : start + SLICE_COUNT_MAX])
+                await asyncio.sleep(0)
+            self._is_folding = False
+
+    def _fold(self, messages: Sequence[Message]) -> None:
+        """Fold one slice; what is no valid fact goes aside and never holds the rest up."""
+        recorded: list[Recorded] = []
+        aside: list[tuple[str, int]] = []
+        for message in messages:
+            try:
+                item = self._plumbing.read(message)
+            except InvalidFact as exc:
+                aside.append((message.stream, message.sequence))
+                self._remember(message, exc)
+                continue
+            if type(item.fact) in self._folds:
+                recorded.append(item)
+        before = self._view.state
+        after = fold(before, recorded) if recorded else before
+        if messages:
+            self._view.advance(after, {self._stream: messages[-1].sequence}, aside)
+        self._plumbing.metrics.facts_folded.labels(self._stream.lower()).inc(len(recorded))
+        if recorded and self._door is not None:
+            self._door.on_folded(recorded)
+        self._plumbing.folded.advanced()
+        if self._is_caught_up:  # history is no news: it was observed and acted upon when it came
+            self._plumbing.observer.folded(before, recorded)
+            if any(type(item.fact) in self._urgent for item in recorded):
+                self._plumbing.folded.urgent.set()
+
+    def _remember(self, message: Message, error: InvalidFact) -> None:
+        log.warning(
+            "message set aside; see `gpu-autoscaler dead-letters`",
+            subject=message.subject,
+            sequence=message.sequence,
+            error=str(error),
+        )
+        age = self._plumbing.clock.wall_now() - message.stored_at
+        # What is older than the broker's memory of ids was set aside when it came; saying so again would be news.
+        if age < FRESH and not self._broken.full():
+            self._broken.put_nowait((message, error))
+
+    async def _store_broken(self) -> None:
+        """Store dead letters one after the other, as long as it takes."""
+        while True:
+            message, error = await self._broken.get()
+            tries = 0
+            while True:
+                try:
+                    await self._plumbing.set_aside(message, error, delivered_count=1)
+                    break
+                except TransientError as exc:
+                    tries += 1
+                    await asyncio.sleep(self._plumbing.limits.backoff.wait_seconds(tries, exc))
+
+    async def _watch_lag(self, projection: Projection) -> None:
+        """Say when the stream is caught up, then how far behind it is."""
+        while True:
+            try:
+                lag = await projection.lag_count()
+            except TransientError:
+                await asyncio.sleep(CATCH_UP_POLL_SECONDS)
+                continue
+            self._plumbing.metrics.consumer_lag.labels(self._stream.lower()).set(lag)
+            if lag == 0 and not self._is_folding and not self._is_caught_up:
+                self._is_caught_up = True
+                self._plumbing.folded.caught_up_with(self._stream)
+            wait = self._plumbing.limits.heartbeat_seconds if self._is_caught_up else CATCH_UP_POLL_SECONDS
+            if await pause(self._plumbing.stop, wait):
+                return

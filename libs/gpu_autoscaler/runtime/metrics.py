@@ -1,0 +1,154 @@
+"""Every metric there is, declared once, with names that dashboards of the field know (CHECKLIST S122, S156 to S158).
+
+Labels come from LABELS alone; ids never. What is not known is NaN, never zero; counters and reasons start at zero.
+A new metric is one line here.
+"""
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons import BuyReason, DrainReason, HoldReason, KeepReason, ReleaseReason
+
+PREFIX = "gpu_autoscaler"
+LABELS = frozenset({"service", "domain", "pool", "gpu_kind", "capacity_type", "direction", "reason", "outcome"})
+
+FACT_OUTCOMES = ("done", "again", "retried", "stale", "set_aside", "bug")
+TICK_OUTCOMES = ("done", "stale", "retried", "bug")
+SET_ASIDE_REASONS = ("unknown_type", "invalid_fact", "permanent_error", "bug")
+DIRECTIONS = ("up", "down")
+
+_FAST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_WAIT_SECONDS = (1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 3600.0)
+_NAN = float("nan")
+
+
+def reason_tags(*unions: Any) -> tuple[str, ...]:  # noqa: ANN401 - a union of reasons has no type of its own
+    """Return the names of all reasons in these unions."""
+    return tuple(reason.tag() for union in unions for reason in get_args(union))
+
+
+_HELD_BACK_TAGS = reason_tags(HoldReason)
+
+
+def package_version() -> str:
+    """The version of this distribution that is installed."""
+    try:
+        return version("gpu-autoscaler")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "unknown"
+
+
+class Metrics:
+    """The metrics of one process, in a registry of their own, so that two may live in one test."""
+
+    def __init__(self, service: str, registry: CollectorRegistry | None = None) -> None:
+        self.service = service
+        self.registry = CollectorRegistry() if registry is None else registry
+        self._declare_plumbing()
+        self._declare_decisions()
+        self._declare_fleet()
+        self._declare_waits_and_money()
+
+    def _declare_plumbing(self) -> None:
+        build = self._gauge("build_info", "Always 1; the labels say what runs.", "service", "version", "python")
+        build.labels(self.service, package_version(), platform.python_version()).set(1)
+        self.is_ready = self._gauge("ready", "1 while /readyz says yes.")
+        self.is_bus_connected = self._gauge("bus_connected", "1 while the broker answers.")
+        self.facts_handled = self._counter(
+            "facts_handled", "Facts given to doors, by how it went.", "domain", "outcome"
+        )
+        self.facts_published = self._counter("facts_published", "Facts stored by the broker.", "domain")
+        self.facts_folded = self._counter("facts_folded", "Facts folded into the state.", "domain")
+        self.handle_seconds = self._histogram(
+            "handle_seconds", "Time of one fact in its door.", _FAST_SECONDS, "domain"
+        )
+        self.consumer_lag = self._gauge("consumer_lag", "Messages that wait for this consumer.", "domain")
+        self.ticks = self._counter("ticks", "Ticks, by how they went.", "outcome")
+        self.dead_letters = self._counter("dead_letters", "Messages set aside.", "domain", "reason")
+        for outcome in TICK_OUTCOMES:
+            self.ticks.labels(outcome)
+
+    def declare_domain(self, domain: str) -> None:
+        """Start the counters of a domain at zero: a rate from the first event on."""
+        for outcome in FACT_OUTCOMES:
+            self.facts_handled.labels(domain, outcome)
+        for reason in SET_ASIDE_REASONS:
+            self.dead_letters.labels(domain, reason)
+        self.facts_published.labels(domain)
+        self.facts_folded.labels(domain)
+
+    def _declare_decisions(self) -> None:
+        self.decision_seconds = self._histogram("decision_seconds", "Time of one tick in its door.", _FAST_SECONDS)
+        self.reconcile_errors = self._counter("reconcile_errors", "Ticks that failed.")
+        self.decisions = self._counter("decisions", "Decisions of accepted plans.", "reason")
+        self.held_back = self._gauge("held_back", "What the last plan held back.", "reason")
+        self.plans_stale = self._counter("plans_stale", "Plans refused by the stream: another was first.")
+        self.plans_refused = self._counter("plans_refused", "Plans that the second opinion refused. Must stay zero.")
+        self.scaling_actions = self._counter("scaling_actions", "Nodes made or removed.", "direction")
+        self.scaling_duration = self._histogram(
+            "scaling_duration_seconds", "From decision to the cloud's confirmation.", _WAIT_SECONDS, "direction"
+        )
+        self.scale_up_cooldown = self._gauge("scale_up_cooldown_remaining_seconds", "Until purchases are free again.")
+        self.scale_down_cooldown = self._gauge(
+            "scale_down_cooldown_remaining_seconds", "Until removals are free again."
+        )
+        for tag in reason_tags(BuyReason, DrainReason, ReleaseReason, KeepReason):
+            self.decisions.labels(tag)
+        self.tell_held_back({})
+        for direction in DIRECTIONS:
+            self.scaling_actions.labels(direction)
+
+    def tell_held_back(self, counts: Mapping[str, int]) -> None:
+        """Say what the last plan held back, by reason; reasons that are not in `counts` are none."""
+        for tag in _HELD_BACK_TAGS:
+            self.held_back.labels(tag).set(counts.get(tag, 0))
+
+    def _declare_fleet(self) -> None:
+        self.nodes = self._gauge("nodes", "Nodes in the cluster.", "capacity_type")
+        self.node_count = self._gauge("node_count", "Alias of nodes, all capacity types together.")
+        self.desired_nodes = self._gauge("desired_node_count", "Nodes that count, orders in flight included.")
+        self.cluster_utilization = self._unknown("cluster_utilization", "Mean GPU utilisation, 0 to 1.")
+        self.pending_pods = self._gauge("pending_pods", "Pods that the cluster's scheduler finds no room for.")
+        self.underutilized_nodes = self._unknown("underutilized_nodes", "Nodes with GPUs used below 20 %.")
+        self.spot_interruptions = self._counter("spot_interruptions", "Notices received.")
+        self.spot_warnings = self._gauge("spot_termination_warnings", "Notices that stand.")
+        self.spot_savings = self._unknown("spot_savings_percentage", "Saved against on-demand, 0 to 100.")
+        self.monthly_cost = self._gauge(
+            "estimated_monthly_cost_usd", "Of what runs now, for 730 hours.", "capacity_type"
+        )
+        self.monthly_savings = self._unknown("estimated_monthly_savings_usd", "By spot, for 730 hours.")
+        self.predicted_utilization = self._unknown("predicted_utilization", "Forecast, 0 to 1; NaN without one.")
+        self.prediction_confidence = self._unknown("prediction_confidence", "Of the forecast; NaN without one.")
+        for capacity_type in CapacityType:
+            self.nodes.labels(capacity_type.value)
+            self.monthly_cost.labels(capacity_type.value)
+
+    def _declare_waits_and_money(self) -> None:
+        self.queue_wait = self._histogram("queue_wait_seconds", "From request to placement (S157).", _WAIT_SECONDS)
+        self.time_to_gpu = self._histogram("time_to_gpu_seconds", "From request to running (S156).", _WAIT_SECONDS)
+        self.node_ready = self._histogram(
+            "node_ready_seconds", "From decision to GPUs that pods can use (S158).", _WAIT_SECONDS
+        )
+        self.cost = self._counter("cost_micro_usd", "Charged so far: allocated and idle add up.", "outcome")
+        self.instances_without_price = self._gauge("instances_without_price", "Running, but nobody says the price.")
+        for outcome in ("allocated", "idle"):
+            self.cost.labels(outcome)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, namespace=PREFIX, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, namespace=PREFIX, registry=self.registry)
+
+    def _unknown(self, name: str, text: str) -> Gauge:
+        gauge = self._gauge(name, text)
+        gauge.set(_NAN)
+        return gauge
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, text, labels, namespace=PREFIX, registry=self.registry, buckets=buckets)

@@ -1,0 +1,123 @@
+"""What the loops of one service share: its bus, clock, voice, limits, and where messages go that nobody can read."""
+
+import asyncio
+from collections.abc import Awaitable
+
+import msgspec
+
+from gpu_autoscaler.bus.dead_letters import ORIGINAL_ID, DeadLetters
+from gpu_autoscaler.bus.protocol import Ack, Bus, Message
+from gpu_autoscaler.events.door import read
+from gpu_autoscaler.events.envelope import Envelope, Recorded
+from gpu_autoscaler.model.errors import InvalidFact, PermanentError, TransientError, UnknownType
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.observing import Observer
+from gpu_autoscaler.runtime.progress import FoldProgress
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.publisher import Publisher, as_outcome
+from gpu_autoscaler.runtime.retry import Backoff
+from gpu_autoscaler.runtime.service import Outcome, Outputs, Service
+
+READERS = "readers"  # in whose name a message is set aside that is no valid fact for anybody
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Where every wait, queue and retry of the runtime ends. Seconds are wall time. Source: our own."""
+
+    in_hand_count_max: int = 16  # messages of a consumer fetched and not ended
+    fetch_seconds_max: float = 1.0
+    effect_seconds_max: float = 120.0  # one call of a door
+    heartbeat_seconds: float = 5.0  # well below the broker's ack_wait
+    fold_seconds_max: float = 5.0  # for the projection to reach a fact that a door is to handle, or a plan of its own
+    bug_tries_count_max: int = 5
+    quiet_seconds_min: float = 0.02  # between a tick and the next urgent one: a burst is decided on once
+    quiet_seconds_max: float = 0.25
+    tick_failures_count_max: int = 3  # in a row, until the process says that it is not ready
+    shutdown_seconds_max: float = 10.0
+    backoff: Backoff = Backoff()
+
+
+class Plumbing:
+    """Made by the runner, handed to each loop."""
+
+    def __init__(
+        self,
+        service: Service,
+        bus: Bus,
+        *,
+        view: StateView,
+        clock: Clock,
+        metrics: Metrics,
+        readiness: Readiness,
+        instance: str,
+        limits: Limits,
+    ) -> None:
+        self.service = service.name
+        self.bus = bus
+        self.view = view
+        self.clock = clock
+        self.metrics = metrics
+        self.readiness = readiness
+        self.limits = limits
+        self.stop = asyncio.Event()
+        self._dead_letters = DeadLetters(bus)
+        self.folded = FoldProgress(view, service.folds)
+        self.observer = Observer(metrics, view)
+        self._publisher = Publisher(
+            bus, clock, metrics, service=service.name, instance=instance, publishes=service.publishes
+        )
+
+    def read(self, message: Message) -> Recorded:
+        """Return the fact of a message with its place in the record. Raises InvalidFact, UnknownType."""
+        envelope = read(
+            message.subject,
+            message.payload,
+            message_id=message.headers.get(ORIGINAL_ID, message.message_id),
+            arrived_at=self.clock.at(message.stored_at),
+        )
+        return Recorded(envelope=envelope, stream=message.stream, sequence=message.sequence)
+
+    async def publish(self, outputs: Outputs, cause: Envelope | None = None) -> tuple[Ack, ...]:
+        """Store what a door said. Raises what `Bus.publish` raises."""
+        outcome = as_outcome(outputs)
+        acks = await self._publisher.publish(outcome, cause)
+        for fact, ack in zip(outcome.facts, acks, strict=True):
+            if not ack.is_duplicate:
+                self.observer.published(fact)
+        return acks
+
+    async def within_limit(self, door: Awaitable[Outputs]) -> Outcome:
+        """Return what a door says. Raises TransientError when it takes longer than any door may."""
+        limit = asyncio.timeout(self.limits.effect_seconds_max)
+        try:
+            async with limit:
+                return as_outcome(await door)
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise
+            raise TransientError(f"a door of {self.service} took over {self.limits.effect_seconds_max:g} s") from exc
+
+    async def set_aside(self, message: Message, error: Exception, *, delivered_count: int) -> None:
+        """Store the message as a dead letter with its reason. Raises TransientError while the broker is away."""
+        reason = str(error) if isinstance(error, PermanentError) else f"bug in {self.service}: {error!r}"
+        await self._dead_letters.set_aside(
+            message,
+            # What nobody can read is set aside once, whoever comes upon it first.
+            service=READERS if isinstance(error, InvalidFact) else self.service,
+            reason=reason,
+            error_kind=type(error).__name__,
+            delivered_count=delivered_count,
+            at=self.clock.now(),
+        )
+        self.metrics.dead_letters.labels(message.stream.lower(), set_aside_reason(error)).inc()
+
+
+def set_aside_reason(error: Exception) -> str:
+    """Return the metric label for why a message was set aside."""
+    if isinstance(error, UnknownType):
+        return "unknown_type"
+    if isinstance(error, InvalidFact):
+        return "invalid_fact"
+    return "permanent_error" if isinstance(error, PermanentError) else "bug"

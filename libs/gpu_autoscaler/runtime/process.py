@@ -1,0 +1,139 @@
+"""A service as a process: logs, health, composition, signals, exit code. Called by the command line alone."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import msgspec
+import structlog
+
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.config import Settings
+from gpu_autoscaler.runtime.health import HealthServer, Readiness
+from gpu_autoscaler.runtime.logs import configure_logs
+from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.retry import Backoff, pause
+from gpu_autoscaler.runtime.runner import Runner, instance_name
+from gpu_autoscaler.runtime.service import Service
+
+log = structlog.get_logger()
+
+EXIT_STOPPED = 0
+EXIT_FAILED = 1
+EXIT_MISCONFIGURED = 2
+START_BACKOFF = Backoff(first_seconds=0.2, seconds_max=5.0)
+
+
+class Workplace(msgspec.Struct, frozen=True, kw_only=True):
+    """What a service is composed from. Adapters that are opened are put on `closing`, and closed in reverse."""
+
+    settings: Settings
+    clock: Clock
+    view: StateView
+    metrics: Metrics
+    readiness: Readiness
+    closing: AsyncExitStack
+
+
+Compose = Callable[[Workplace], Awaitable[tuple[Service, Bus]]]
+
+
+def run_process(service_name: str, settings: Settings, compose: Compose) -> int:
+    """Run a service until SIGTERM or SIGINT and return the exit code: 0 stopped, 1 failed, 2 misconfigured."""
+    configure_logs(settings.log, service=service_name, instance=instance_name(settings.instance))
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: PLC0415 - not there on every platform
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(service_name, settings, compose))
+    return asyncio.run(serve(service_name, settings, compose))
+
+
+async def serve(service_name: str, settings: Settings, compose: Compose) -> int:
+    """As `run_process`, on the running loop and with the logs as they are."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        return await _serve(service_name, settings, compose, stop)
+    except ConfigError as exc:
+        log.error("not started", error=str(exc))  # noqa: TRY400 - the operator's mistake has no traceback
+        return EXIT_MISCONFIGURED
+    except Exception:
+        log.exception("service failed")
+        return EXIT_FAILED
+
+
+async def _serve(service_name: str, settings: Settings, compose: Compose, stop: asyncio.Event) -> int:
+    metrics, readiness = Metrics(service_name), Readiness()
+    readiness.hold("running", "starting")
+    health = HealthServer(settings.http, readiness, metrics.registry)
+    port = await health.start()
+    log.info("listening", host=settings.http.host, port=port)
+    try:
+        runner, closing = await _composed(settings, compose, metrics, readiness, stop)
+        if runner is not None:
+            async with closing:
+                readiness.clear("running")
+                log.info("service started")
+                await _run_until(runner, stop)
+    finally:
+        await health.close()
+    log.info("service stopped")
+    return EXIT_STOPPED
+
+
+async def _composed(
+    settings: Settings, compose: Compose, metrics: Metrics, readiness: Readiness, stop: asyncio.Event
+) -> tuple[Runner | None, AsyncExitStack]:
+    """Put the service together, again and again while something outside is not there yet; None when told to stop."""
+    clock, tries = Clock.from_environment(), 0
+    while True:
+        view, closing = StateView(), AsyncExitStack()
+        workplace = Workplace(
+            settings=settings, clock=clock, view=view, metrics=metrics, readiness=readiness, closing=closing
+        )
+        try:
+            service, bus = await compose(workplace)
+            runner = Runner(
+                service,
+                bus,
+                view=view,
+                clock=clock,
+                metrics=metrics,
+                readiness=readiness,
+                instance=settings.instance,
+            )
+        except TransientError as exc:
+            await closing.aclose()
+            tries += 1
+            readiness.hold("running", f"starting: {exc}")
+            log.warning("cannot start yet; trying again", error=str(exc), tries_count=tries)
+            if await pause(stop, START_BACKOFF.wait_seconds(tries, exc)):
+                return None, AsyncExitStack()
+        except BaseException:
+            await closing.aclose()
+            raise
+        else:
+            return runner, closing
+
+
+async def _run_until(runner: Runner, stop: asyncio.Event) -> None:
+    """Run until the event; a runner that ends by itself has failed, and says why."""
+    running = asyncio.create_task(runner.run())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if stop.is_set():
+        log.info("stopping")
+        runner.stop()
+    try:
+        await running
+    except* ConfigError as group:
+        raise group.exceptions[0] from group

@@ -1,0 +1,147 @@
+"""Runs one service on a bus: its facts, ticks, sources and state, until it is told to stop.
+
+Doors of a kind are called one at a time, so a service needs no locks between two facts, two ticks or two items. Doors
+of different kinds may take turns at an `await`, so that a slow cloud never keeps a decision waiting. A service that can
+handle several facts at once says so by `handles_at_once`.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.bus.streams import consumers_for
+from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.effects import EffectLoop
+from gpu_autoscaler.runtime.folding import FoldingLoop
+from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.plumbing import Limits, Plumbing
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.retry import pause
+from gpu_autoscaler.runtime.service import FactDoor, FoldDoor, Service, TickDoor, WatchDoor
+from gpu_autoscaler.runtime.ticking import TickLoop
+from gpu_autoscaler.runtime.watching import WatchLoop
+
+log = structlog.get_logger()
+
+BUS_POLL_SECONDS = 0.25
+
+
+def instance_name(configured: str) -> str:
+    """The name of this replica: as configured, else host and process."""
+    return configured or f"{socket.gethostname()}-{os.getpid()}"
+
+
+class Runner:
+    """One service at work. `view` is the one that the service was made with."""
+
+    def __init__(
+        self,
+        service: Service,
+        bus: Bus,
+        *,
+        view: StateView,
+        clock: Clock,
+        metrics: Metrics | None = None,
+        readiness: Readiness | None = None,
+        instance: str = "",
+        limits: Limits | None = None,
+    ) -> None:
+        self.service = service
+        self.bus = bus
+        self.view = view
+        self.metrics = Metrics(service.name) if metrics is None else metrics
+        self.readiness = Readiness() if readiness is None else readiness
+        self._plumbing = Plumbing(
+            service,
+            bus,
+            view=view,
+            clock=clock,
+            metrics=self.metrics,
+            readiness=self.readiness,
+            instance=instance_name(instance),
+            limits=Limits() if limits is None else limits,
+        )
+
+    def stop(self) -> None:
+        """Take no more work; `run` returns when what is in hand is finished."""
+        self._plumbing.stop.set()
+
+    async def run(self) -> None:
+        """Work until `stop`. Raises ConfigError when what the bus holds is not what was declared."""
+        for domain in sorted({fact.domain() for fact in (*self.service.consumes, *self.service.folds)}):
+            self.metrics.declare_domain(domain)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_bus())
+            for name, loop in self._loops():
+                group.create_task(self._keep(name, loop))
+
+    def _loops(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+        service, plumbing = self.service, self._plumbing
+        loops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+        fold_door = service if isinstance(service, FoldDoor) else None
+        for stream in sorted({fact.stream() for fact in service.folds}):
+            folds = [fact for fact in service.folds if fact.stream() == stream]
+            loops.append((f"fold {stream}", FoldingLoop(plumbing, fold_door, stream, folds, service.urgent).run))
+        if service.consumes:
+            assert isinstance(service, FactDoor), f"{service.name} consumes facts but has no on_fact"  # noqa: S101
+            turns = asyncio.Semaphore(getattr(service, "handles_at_once", 1))
+            for consumer in consumers_for(service.name, service.consumes):
+                effects = EffectLoop(plumbing, service, consumer.durable, consumer.stream.lower(), turns)
+                loops.append((f"consumer {consumer.durable}", effects.run))
+        if service.tick_seconds is not None:
+            assert isinstance(service, TickDoor), f"{service.name} has tick_seconds but no on_tick"  # noqa: S101
+            loops.append(("ticks", TickLoop(plumbing, service, service.tick_seconds).run))
+        if isinstance(service, WatchDoor):
+            turn = asyncio.Semaphore(1)
+            loops += [
+                (f"source {number}", WatchLoop(plumbing, service, source, str(number), turn).run)
+                for number, source in enumerate(service.sources())
+            ]
+        return loops
+
+    async def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run a loop until it is time to stop. One that fails is told on `/readyz` and begun again after a wait."""
+        plumbing = self._plumbing
+        tries = 0
+        while not plumbing.stop.is_set():
+            began = plumbing.clock.monotonic_seconds()
+            try:
+                await loop()
+            except TransientError as exc:
+                log.warning("loop interrupted; it begins again", loop=name, error=str(exc))
+                reason: Exception = exc
+            except ConfigError:
+                raise
+            except Exception as exc:
+                log.exception("loop failed; it begins again", loop=name)
+                reason = exc
+            else:
+                continue
+            if plumbing.clock.monotonic_seconds() - began > plumbing.limits.backoff.seconds_max:
+                tries = 0
+            tries += 1
+            self.readiness.hold(name, str(reason) or repr(reason))
+            await pause(plumbing.stop, plumbing.limits.backoff.wait_seconds(tries, reason))
+
+    async def _watch_bus(self) -> None:
+        """Keep the broker's and the projections' conditions up to date."""
+        while True:
+            if self.bus.is_connected:
+                self.readiness.clear("bus")
+            else:
+                self.readiness.hold("bus", "the broker does not answer; trying again")
+            if self._plumbing.folded.caught_up.is_set():
+                self.readiness.clear("state")
+            else:
+                self.readiness.hold("state", f"reading {', '.join(self._plumbing.folded.behind)} up to now")
+            self.metrics.is_bus_connected.set(self.bus.is_connected)
+            self.metrics.is_ready.set(self.readiness.is_ready)
+            if await pause(self._plumbing.stop, BUS_POLL_SECONDS):
+                self.readiness.hold("running", "stopping")
+                return

@@ -1,0 +1,107 @@
+"""Calls the tick door every `tick_seconds` of cluster time, and at once after an urgent fact."""
+
+import asyncio
+
+import structlog
+
+from gpu_autoscaler.bus.protocol import Ack
+from gpu_autoscaler.model.errors import StalePlan, TransientError
+from gpu_autoscaler.runtime.plumbing import Plumbing
+from gpu_autoscaler.runtime.service import TickDoor
+
+log = structlog.get_logger()
+
+
+class TickLoop:
+    """One service's ticks, one at a time. The first comes when the projections have caught up."""
+
+    def __init__(self, plumbing: Plumbing, door: TickDoor, tick_seconds: float) -> None:
+        self._plumbing = plumbing
+        self._door = door
+        self._tick_seconds = tick_seconds
+        self._failures_count = 0  # in a row
+
+    async def run(self) -> None:
+        """Tick until it is time to stop."""
+        plumbing = self._plumbing
+        await self._either(plumbing.folded.caught_up, None)
+        while not plumbing.stop.is_set():
+            # Cleared before the tick reads the state: an urgent fact that comes meanwhile brings another tick.
+            plumbing.folded.urgent.clear()
+            seconds = await self._tick()
+            # A burst is decided on once: urgent facts wait as long as the last tick took, within bounds.
+            limits = plumbing.limits
+            quiet_seconds = min(max(seconds, limits.quiet_seconds_min), limits.quiet_seconds_max)
+            interval_seconds = self._interval_seconds()
+            await self._either(plumbing.stop, min(quiet_seconds, interval_seconds))
+            await self._either(plumbing.folded.urgent, max(0.0, interval_seconds - quiet_seconds))
+
+    def _interval_seconds(self) -> float:
+        """Wall time to the next regular tick: as declared, less after a failure, and growing again."""
+        regular = self._plumbing.clock.wall_seconds(self._tick_seconds)
+        if self._failures_count == 0:
+            return regular
+        return min(regular, self._plumbing.limits.backoff.wait_seconds(self._failures_count))
+
+    async def _either(self, event: asyncio.Event, seconds: float | None) -> None:
+        """Wait for the event, the end of the wait, or the time to stop, whichever comes first."""
+        waits = [asyncio.create_task(event.wait()), asyncio.create_task(self._plumbing.stop.wait())]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _tick(self) -> float:
+        """One tick with its canonical log line; the seconds that its door took."""
+        plumbing = self._plumbing
+        started = plumbing.clock.monotonic_seconds()
+        now = plumbing.clock.now()
+        facts_count, seconds = 0, 0.0
+        error: Exception | None = None
+        try:
+            outcome = await plumbing.within_limit(self._door.on_tick(now))
+            seconds = plumbing.clock.monotonic_seconds() - started
+            plumbing.metrics.decision_seconds.observe(seconds)
+            facts_count = len(outcome.facts)
+            acks = await plumbing.publish(outcome)
+            if outcome.expected_last_sequence is not None:
+                await self._see_own(acks)
+            ended = "done"
+        except StalePlan as exc:
+            ended, error = "stale", exc
+            plumbing.metrics.plans_stale.inc()
+        except TransientError as exc:
+            ended, error = "retried", exc
+        except Exception as exc:
+            ended, error = "bug", exc
+            if self._failures_count == 0:
+                log.exception("tick failed")
+        self._count(ended, error)
+        if error is None:
+            plumbing.observer.ticked(now)
+            say = log.info if facts_count else log.debug
+            say("tick", outcome=ended, facts_count=facts_count, duration_seconds=round(seconds, 6))
+        else:
+            log.warning("tick", outcome=ended, error=str(error))
+        return seconds
+
+    def _count(self, ended: str, error: Exception | None) -> None:
+        plumbing = self._plumbing
+        plumbing.metrics.ticks.labels(ended).inc()
+        if ended in {"done", "stale"}:
+            self._failures_count = 0
+            plumbing.readiness.clear("ticks")
+            return
+        self._failures_count += 1
+        plumbing.metrics.reconcile_errors.inc()
+        if ended == "bug" or self._failures_count >= plumbing.limits.tick_failures_count_max:
+            plumbing.readiness.hold("ticks", f"{self._failures_count} failed in a row, the last with {error!r}")
+
+    async def _see_own(self, acks: tuple[Ack, ...]) -> None:
+        """After a fenced fact the next tick must know of it, else it decides the same again."""
+        for ack in acks:
+            if not await self._plumbing.folded.wait_for(
+                ack.stream, ack.sequence, self._plumbing.limits.fold_seconds_max
+            ):
+                log.warning("state has not reached our own plan; ticking without it", sequence=ack.sequence)

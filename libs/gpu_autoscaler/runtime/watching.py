@@ -1,0 +1,74 @@
+"""Takes items from a watched source through the watch door, one at a time and in order, and stores what they stand for.
+
+The source is pulled only when the last item is stored: while the broker is away nothing piles up here.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.runtime.plumbing import Plumbing
+from gpu_autoscaler.runtime.retry import pause
+from gpu_autoscaler.runtime.service import WatchDoor
+
+log = structlog.get_logger()
+
+ITEM_LENGTH_MAX = 500  # of an item in a log line
+
+
+class WatchLoop:
+    """One source of a service."""
+
+    def __init__(
+        self, plumbing: Plumbing, door: WatchDoor, source: AsyncIterator[Any], name: str, turns: asyncio.Semaphore
+    ) -> None:
+        self._plumbing = plumbing
+        self._door = door
+        self._source = source
+        self._name = name
+        self._turns = turns
+
+    async def run(self) -> None:
+        """Take items until it is time to stop. A source that ends or fails is our bug."""
+        stopping = asyncio.create_task(self._plumbing.stop.wait())
+        try:
+            while not self._plumbing.stop.is_set():
+                pulling = asyncio.ensure_future(anext(self._source))
+                await asyncio.wait((pulling, stopping), return_when=asyncio.FIRST_COMPLETED)
+                if not pulling.done():
+                    pulling.cancel()
+                    await asyncio.gather(pulling, return_exceptions=True)
+                    return
+                try:
+                    item = pulling.result()
+                except StopAsyncIteration as exc:
+                    raise RuntimeError(f"source {self._name} ended; sources go on until they are closed") from exc
+                await self._take(item)
+        finally:
+            stopping.cancel()
+            close = getattr(self._source, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _take(self, item: Any) -> None:  # noqa: ANN401 - each service knows its own items
+        """Give the item its effect; tried again, in its place, until the broker has what came of it."""
+        tries = 0
+        while True:
+            try:
+                async with self._turns:
+                    outcome = await self._plumbing.within_limit(self._door.on_item(item))
+                await self._plumbing.publish(outcome)
+                self._plumbing.readiness.clear(f"source {self._name}")
+            except TransientError as exc:
+                tries += 1
+                self._plumbing.readiness.hold(f"source {self._name}", str(exc))
+                if await pause(self._plumbing.stop, self._plumbing.limits.backoff.wait_seconds(tries, exc)):
+                    return
+            except PermanentError:
+                log.exception("watched item set aside", source=self._name, item=repr(item)[:ITEM_LENGTH_MAX])
+                return
+            else:
+                return
