@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from gpu_autoscaler.bus.streams import consumers_for, streams_document
+from gpu_autoscaler.bus.streams import streams_document
 from gpu_autoscaler.tools.schemas import asyncapi, fact_files, to_json, to_yaml
 from gpu_autoscaler_services.gateway import openapi
 from gpu_autoscaler_services.registry import SERVICES
@@ -16,12 +16,12 @@ README = "README.md"  # the only file below schemas/ that is written by hand
 def contract_files() -> dict[str, str]:
     """Everything below `schemas/`: path -> text."""
     operations = {service.name: ((*service.consumes, *service.folds), service.publishes) for service in SERVICES}
-    consumers = [consumer for service in SERVICES for consumer in consumers_for(service.name, service.consumes)]
+    consumed = {service.name: service.consumes for service in SERVICES}
     return {
         **fact_files(),
         "asyncapi.yaml": to_yaml(asyncapi(version("gpu-autoscaler"), operations)),
         "openapi.yaml": to_yaml(openapi.document()),
-        "streams.json": to_json(streams_document(consumers)),
+        "streams.json": to_json(streams_document(consumed)),
     }
 
 

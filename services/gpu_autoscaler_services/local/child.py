@@ -16,6 +16,7 @@ READY_SECONDS_MAX = 60.0  # a cold start of eight processes on two slow cores ta
 STOP_SECONDS_MAX = 15.0  # after this SIGTERM becomes SIGKILL
 RESTART_SECONDS_MIN, RESTART_SECONDS_MAX = 0.2, 5.0
 RESTARTS_COUNT_MAX = 20  # a process that dies this often has a reason that another start does not mend
+STARTS_BEFORE_READY_MAX = 3  # one that ends so often before it was ready will not get ready by itself
 _LINES_SHOWN = 15
 
 
@@ -76,7 +77,7 @@ class Child:
         deadline = asyncio.get_running_loop().time() + seconds_max
         last = "no answer yet"
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-            while asyncio.get_running_loop().time() < deadline:
+            while asyncio.get_running_loop().time() < deadline and self.starts_count <= STARTS_BEFORE_READY_MAX:
                 try:
                     async with session.get(self.ready_url) as answer:
                         if answer.status == 200:
@@ -86,7 +87,8 @@ class Child:
                     last = repr(exc)
                 await asyncio.sleep(0.1)
         raise TransientError(
-            f"{self.name} is not ready after {seconds_max:g} s ({last}); its log {self.log} ends:\n{self.log_end()}"
+            f"{self.name} is not ready after {self.starts_count} start(s) within {seconds_max:g} s ({last}); "
+            f"its log {self.log} ends:\n{self.log_end()}"
         )
 
     def log_end(self) -> str:

@@ -60,7 +60,7 @@ class LocalSystem:
 
     async def start(self, say: Callable[[str], None]) -> None:
         """Start everything; returns when all of it is ready. What was started is ended again if anything fails."""
-        for folder in (self.folder, self.folder / "logs"):
+        for folder in (self.folder / "nats", self.folder / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
         try:
             say("starting the NATS server")

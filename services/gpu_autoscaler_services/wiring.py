@@ -1,0 +1,167 @@
+"""Settings become real adapters, adapters become a service. The only file that names NatsBus, KubeClient and the like.
+
+A service's parts are imported where it is composed, so that a process loads only what it is.
+"""
+# ruff: noqa: PLC0415 - see above
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+
+from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.bus.streams import BUCKETS, Declared, consumers_for, streams
+from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
+from gpu_autoscaler.kube.client import KubeClient
+from gpu_autoscaler.kube.connection import Connection, from_environment
+from gpu_autoscaler.kube.protocol import Cluster
+from gpu_autoscaler.providers.protocol import CapacityProvider
+from gpu_autoscaler.runtime.config import KubeSettings, Settings
+from gpu_autoscaler.runtime.policies import load_policy
+from gpu_autoscaler.runtime.process import Compose, Workplace
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.store.sqlite import SqliteStore, path_of
+
+
+async def pod_watcher(place: Workplace) -> tuple[Service, Bus]:
+    """Kubernetes -> facts."""
+    from gpu_autoscaler_services.pod_watcher.service import PodWatcher
+
+    kube, cluster = await _kube(place)
+    return PodWatcher(kube, cluster), await _bus(place, PodWatcher)
+
+
+async def dcgm_ingest(place: Workplace) -> tuple[Service, Bus]:
+    """Exporters -> facts."""
+    from gpu_autoscaler.dcgm.scrape import Scraper
+    from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
+
+    sensing = place.settings.sensing
+    scraper = Scraper()
+    place.closing.push_async_callback(scraper.close)
+    service = DcgmIngest(place.view, scraper, dcgm_url=sensing.dcgm_url, scrape_seconds=sensing.dcgm_scrape_seconds)
+    return service, await _bus(place, DcgmIngest)
+
+
+async def spot_watcher(place: Workplace) -> tuple[Service, Bus]:
+    """Metadata or provider -> facts, by role."""
+    from gpu_autoscaler.cloudmeta.aws import LINK_LOCAL_URL, AwsMetadata
+    from gpu_autoscaler_services.spot_watcher.offers import CentralOffers
+    from gpu_autoscaler_services.spot_watcher.polls import NodeNotices, NodesNotices
+    from gpu_autoscaler_services.spot_watcher.service import SpotWatcher, Watch
+
+    sensing = place.settings.sensing
+    watch: Watch
+    if sensing.role == "central":
+        watch = CentralOffers(place.view, (await _provider(place))[0])
+    else:
+        session = await place.closing.enter_async_context(aiohttp.ClientSession())
+        url = sensing.metadata_url or LINK_LOCAL_URL
+        if sensing.role == "node":
+            watch = NodeNotices(place.view, AwsMetadata(session, url), node_name=sensing.node_name)
+        else:
+            watch = NodesNotices(place.view, lambda address: AwsMetadata(session, address), metadata_url=url)
+    return SpotWatcher(watch), await _bus(place, SpotWatcher)
+
+
+async def scaler(place: Workplace) -> tuple[Service, Bus]:
+    """State -> plan -> effect."""
+    from gpu_autoscaler.runtime.digests import core_digest, policy_digest
+    from gpu_autoscaler_services.scaler.drains import Drains
+    from gpu_autoscaler_services.scaler.executor import Executor
+    from gpu_autoscaler_services.scaler.inventory import watch_instances
+    from gpu_autoscaler_services.scaler.purchases import Purchases
+    from gpu_autoscaler_services.scaler.service import Digests, Scaler
+
+    policy = _policy(place.settings)
+    kube, _ = await _kube(place)
+    provider, installation = await _provider(place)
+    executor = Executor(
+        Purchases(place.view, provider, installation, place.clock.now),
+        Drains(place.view, kube, place.clock),
+        await _store(place),
+    )
+    service = Scaler(
+        place.view,
+        policy,
+        executor,
+        watch_instances(provider, installation, place.clock),
+        digests=Digests(policy=policy_digest(policy), core=core_digest()),
+        plans_refused=place.metrics.plans_refused,
+    )
+    return service, await _bus(place, Scaler)
+
+
+COMPOSE: Mapping[str, Compose] = {
+    "pod_watcher": pod_watcher,
+    "dcgm_ingest": dcgm_ingest,
+    "spot_watcher": spot_watcher,
+    "scaler": scaler,
+}
+
+
+# ---- adapters, each closed when the process ends
+
+
+async def _bus(place: Workplace, service: type[Service]) -> NatsBus:
+    """The broker, with everything that this service needs made or found to be as declared."""
+    nats = place.settings.nats
+    bus = await NatsBus.connect(
+        [url.strip() for url in nats.url.split(",")],
+        name=service.name,
+        declared=Declared(
+            streams=streams(replicas_count=nats.replicas_count),
+            consumers=consumers_for(service.name, service.consumes),
+            buckets=BUCKETS,
+        ),
+        credentials=None if nats.credentials_path is None else Path(nats.credentials_path),
+    )
+    place.closing.push_async_callback(bus.close)
+    await bus.ensure()
+    return bus
+
+
+async def _kube(place: Workplace) -> tuple[KubeClient, Cluster]:
+    client = KubeClient(await _connection(place.settings.kube), now=place.clock.now)
+    place.closing.push_async_callback(client.close)
+    return client, await client.cluster()
+
+
+async def _connection(kube: KubeSettings) -> Connection:
+    if kube.url is None:
+        return await from_environment(kube.kubeconfig_path, kube.context)
+    if kube.token is None:
+        return Connection(base_url=kube.url.rstrip("/"))
+    header = f"Bearer {kube.token}"
+
+    async def authorize() -> str:
+        return header
+
+    return Connection(base_url=kube.url.rstrip("/"), authorize=authorize)
+
+
+async def _provider(place: Workplace) -> tuple[CapacityProvider, str]:
+    """The provider, and the installation whose instances it makes."""
+    from gpu_autoscaler.providers.registry import ProviderOptions, open_provider
+
+    _, cluster = await _kube(place)
+    provider = place.settings.provider
+    opened = open_provider(
+        provider.name,
+        ProviderOptions(
+            installation=cluster.installation, url=provider.url, call_seconds_max=provider.call_seconds_max
+        ),
+    )
+    place.closing.push_async_callback(opened.close)
+    return opened, cluster.installation
+
+
+async def _store(place: Workplace) -> SqliteStore:
+    store = await SqliteStore.open(path_of(place.settings.store.url))
+    place.closing.push_async_callback(store.close)
+    return store
+
+
+def _policy(settings: Settings) -> ScalingPolicy:
+    return DEFAULT_POLICY if settings.policy.path is None else load_policy(Path(settings.policy.path))
