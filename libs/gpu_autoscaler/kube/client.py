@@ -31,6 +31,7 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 CALL_SECONDS_MAX = 10.0  # wall time of one read or write
 CONNECTIONS_COUNT_MAX = 32
 MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"  # merges conditions by their type
 _LIST_PAGE_COUNT_MAX = 500
 
 
@@ -143,7 +144,26 @@ class KubeClient:
         raise refusal(code, status, headers, what)
 
     async def delete_pod(self, pod: wire.Pod, *, grace_seconds: int) -> bool:
-        """Delete that very pod; a grace of 0 would break the promise that a pod runs at most once."""
+        """Delete that very pod; a grace of 0 would break the promise that a pod runs at most once.
+
+        Unlike an eviction a deletion does not mark the pod as disrupted, and its Job would count it as a failure; so
+        it is marked first, as the node life-cycle controllers do (Kubernetes, "Pod disruption conditions", read
+        2026-11-21).
+        """
+        mark = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "DeletionAtDeadline",
+            "message": "gpu-autoscaler: the node goes before the pod could be evicted",
+            "lastTransitionTime": self._now(),
+        }
+        path = PODS.path(pod.metadata.namespace, pod.metadata.name)
+        body = {"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [mark]}}
+        what = f"mark pod {pod.metadata.namespace}/{pod.metadata.name} as disrupted"
+        try:
+            await self._call("PATCH", f"{path}/status", what, body=body, content_type=STRATEGIC_PATCH)
+        except (NotFound, Conflict):
+            return False
         return await self._delete(PODS, pod, {"gracePeriodSeconds": max(1, grace_seconds)})
 
     async def create_job(self, namespace: str, manifest: Mapping[str, Any]) -> wire.Job:

@@ -4,9 +4,11 @@ Chooses nothing; every pass bears repeating.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 
 import structlog
 
+from gpu_autoscaler.core.protection import pod_protection
 from gpu_autoscaler.core.state import DrainRecord
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
@@ -17,6 +19,7 @@ from gpu_autoscaler.events.scaling import (
 )
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import NODES, Conflict, KubeApi, NotFound
+from gpu_autoscaler.kube.translate.pod import pod_observed
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid
@@ -54,7 +57,7 @@ class Drains:
             return [self._drained(decision, plan_id)]  # the node object is gone, and its pods with it
         pods = eviction_order.leaving(await self._kube.pods_on(decision.node_name))
         if decision.is_voluntary:
-            if why := self._objection(pods, decision):
+            if why := self._objection(pods, decision, now):
                 return await self._give_up(decision, plan_id, why)
         else:
             deadline = {labels.CHECKPOINT_REQUESTED: decision.deadline_at.isoformat()}
@@ -89,7 +92,7 @@ class Drains:
         if not pods:
             return Outcome(facts=(self._drained(started, started.plan_id),))
         if started.is_voluntary:
-            why = self._objection(pods, None if record is None else record.decision)
+            why = self._objection(pods, None if record is None else record.decision, now)
             if now >= started.deadline_at:
                 why = f"{len(pods)} pods are still there at the deadline"
             if why:
@@ -124,14 +127,15 @@ class Drains:
         return self._view.state.drains.get(action_id)
 
     @staticmethod
-    def _objection(pods: Sequence[wire.Pod], decision: object) -> str:
-        """Why a voluntary drain must not go on; empty where nothing speaks against it."""
+    def _objection(pods: Sequence[wire.Pod], decision: object, now: datetime) -> str:
+        """Why a voluntary drain must not go on; empty where nothing speaks against it. Budgets speak for themselves."""
         waiting = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
         if waiting and isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle):
             return f"pod {waiting[0].metadata.namespace}/{waiting[0].metadata.name} has come: not idle any more"
         for pod in waiting:
-            if (key := eviction_order.protection(pod)) is not None:
-                return f"pod {pod.metadata.namespace}/{pod.metadata.name} is protected by {key}"
+            # The version means nothing here: this pod is compared with nothing.
+            if (what := pod_protection(pod_observed(pod, epoch=0), (), now)) is not None:
+                return f"pod {pod.metadata.namespace}/{pod.metadata.name} is protected: {what}"
         return ""
 
     async def _evict(self, pod: wire.Pod, started: ScalingDrainStarted) -> list[Fact]:

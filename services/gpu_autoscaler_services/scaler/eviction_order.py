@@ -65,18 +65,6 @@ def is_overdue(pod: wire.Pod, now: datetime) -> bool:
     return deleted_at is not None and now >= deleted_at + timedelta(seconds=OVERDUE_SECONDS)
 
 
-def protection(pod: wire.Pod) -> str | None:
-    """Return the annotation that forbids a voluntary eviction, None where there is none.
-
-    A duration instead of `true` protects as well: that it has passed is for the plan to see, not for the executor.
-    """
-    annotations = pod.metadata.annotations
-    for key in (labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT):
-        if annotations.get(key, "") not in ("", "false"):
-            return key
-    return labels.SAFE_TO_EVICT if annotations.get(labels.SAFE_TO_EVICT) == "false" else None
-
-
 def _counts(pod: wire.Pod) -> bool:
     owner = next((owner.kind for owner in pod.metadata.owner_references if owner.controller), None)
     is_bound_to_node = owner in ("DaemonSet", "Node") or MIRROR in pod.metadata.annotations

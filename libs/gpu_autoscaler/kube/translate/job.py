@@ -56,3 +56,9 @@ def job_removed(job: wire.Job, job_id: JobId, *, seen_at: datetime) -> JobFinish
     """Return the end of a job whose Job somebody deleted before it was done."""
     message = f"Kubernetes Job {job.metadata.namespace}/{job.metadata.name} was deleted"
     return JobFinished(job_id=job_id, outcome="cancelled", finished_at=seen_at, message=message)
+
+
+def is_over(job: wire.Job) -> bool:
+    """True for a Job that is Complete or Failed."""
+    ends = (condition(job.status.conditions, condition_type) for condition_type in _OUTCOMES)
+    return any(end is not None and end.status == "True" for end in ends)

@@ -14,7 +14,7 @@ from gpu_autoscaler.model.scheduling import Taint
 
 # Each maker of nodes has a label and words of its own: Karpenter "Well-Known Labels", EKS managed node groups,
 # GKE "Spot VMs", AKS "Spot node pool" (read 2026-11-21). Ours first.
-_CAPACITY_TYPES: dict[str, dict[str, CapacityType]] = {
+CAPACITY_TYPE_LABELS: dict[str, dict[str, CapacityType]] = {
     labels.CAPACITY_TYPE: {one.value: one for one in CapacityType},
     "karpenter.sh/capacity-type": {one.value: one for one in CapacityType},
     "eks.amazonaws.com/capacityType": {
@@ -80,7 +80,7 @@ def _provider_id(node: wire.Node) -> ProviderId | None:
 
 
 def _capacity_type(node_labels: Mapping[str, str]) -> CapacityType | None:
-    for key, words in _CAPACITY_TYPES.items():
+    for key, words in CAPACITY_TYPE_LABELS.items():
         if (found := words.get(node_labels.get(key, ""))) is not None:
             return found
     return None

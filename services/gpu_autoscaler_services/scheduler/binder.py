@@ -1,0 +1,58 @@
+"""Makes, releases and takes back Kubernetes Jobs. Chooses nothing; every call bears repeating."""
+
+import structlog
+
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.events.job import JobPlaced
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.protocol import JOBS, Conflict, KubeApi, NotFound
+from gpu_autoscaler.kube.translate.job import is_over, job_id_of
+from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler_services.scheduler.manifest import job_manifest, job_name, release_patch
+
+log = structlog.get_logger()
+
+
+class Binder:
+    """The scheduler's hand in Kubernetes. Its Jobs live in one namespace."""
+
+    def __init__(self, kube: KubeApi, namespace: str) -> None:
+        self._kube = kube
+        self._namespace = namespace
+
+    async def create(self, spec: JobSpec, state: ClusterState) -> wire.Job:
+        """Make the suspended Job, or return the one that is there. Raises PermanentError where that is another's."""
+        try:
+            return await self._kube.create_job(self._namespace, job_manifest(spec, state))
+        except Conflict:
+            return await self._own(spec.job_id)
+
+    async def release(self, spec: JobSpec, placed: JobPlaced, state: ClusterState) -> None:
+        """Let the Job go. One that runs already (it lost a member and is whole again) is left as it is."""
+        try:
+            job = await self._own(spec.job_id)
+        except NotFound:
+            job = await self.create(spec, state)
+        if job.spec.suspend and not is_over(job):
+            await self._kube.patch_job(
+                self._namespace, job.metadata.name, release_patch(spec, placed.node_names, state)
+            )
+
+    async def withdraw(self, job_id: JobId) -> None:
+        """Delete the Job with its pods, unless it ended by itself: then it is kept to be looked at for a while."""
+        try:
+            job = await self._own(job_id)
+        except NotFound:
+            return
+        if not is_over(job):
+            await self._kube.delete_job(job)
+
+    async def _own(self, job_id: JobId) -> wire.Job:
+        job = await self._kube.get(JOBS, self._namespace, job_name(job_id))
+        if job_id_of(job) != job_id:
+            raise PermanentError(
+                f"Kubernetes Job {self._namespace}/{job.metadata.name} is not that of job {job_id}; delete or rename it"
+            )
+        return job

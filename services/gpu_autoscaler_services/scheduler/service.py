@@ -1,0 +1,171 @@
+"""The scheduler: accepts jobs, finds out when each may start, and hears when one is lost."""
+
+from datetime import datetime
+from typing import ClassVar
+
+from gpu_autoscaler.core.admission import admit
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.views import queue
+from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.job import (
+    JobCancelRequested,
+    JobFinished,
+    JobPlaced,
+    JobPreempted,
+    JobQueued,
+    JobRejected,
+    JobRequested,
+)
+from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.events.pod import PodGone
+from gpu_autoscaler.kube.protocol import Now
+from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.gpu import GPU_MODELS
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import JobSpec, Mistake
+from gpu_autoscaler.runtime.digests import request_digest
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.service import Outcome, Outputs
+from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler_services.scheduler.attempts import after_loss
+from gpu_autoscaler_services.scheduler.binder import Binder
+
+# A job that is being accepted is soon in the store; wall time.
+ACCEPTANCE_SECONDS = 0.5
+_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "scaling"})
+
+
+class Scheduler:
+    """Lets jobs in and lets them go. Of two of it both say the same under the same ids."""
+
+    name: ClassVar[str] = "scheduler"
+    consumes: ClassVar[tuple[type[Fact], ...]] = (
+        JobRequested,
+        JobCancelRequested,
+        JobQueued,
+        JobPlaced,
+        JobFinished,
+        PodGone,
+    )
+    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
+    publishes: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobRejected, JobPlaced, JobPreempted, JobFinished)
+    urgent: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobPreempted, JobFinished, NodeObserved, PodGone)
+    tick_seconds: ClassVar[float | None] = 2.0
+
+    def __init__(self, view: StateView, policy: ScalingPolicy, store: Store, binder: Binder, now: Now) -> None:
+        """`now` is cluster time."""
+        self._view = view
+        self._policy = policy
+        self._store = store
+        self._binder = binder
+        self._now = now
+
+    # ---- placing
+
+    async def on_tick(self, now: datetime) -> Outputs:
+        """Return a placement for every job that may start now."""
+        return [
+            JobPlaced(
+                job_id=placement.job_id,
+                attempt=placement.attempt,
+                node_uids=placement.node_uids,
+                node_names=placement.node_names,
+                placed_at=now,
+            )
+            for placement in schedule(self._view.state, self._policy, now).placements
+        ]
+
+    # ---- facts
+
+    async def on_fact(self, recorded: Recorded) -> Outputs:
+        """Accept, make, release, cancel, take back. Raises TransientError, PermanentError."""
+        match recorded.fact:
+            case JobRequested() as request:
+                return await self._admit(request, recorded)
+            case JobQueued() as queued:
+                return await self._make(queued)
+            case JobPlaced() as placed:
+                return await self._release(placed)
+            case JobCancelRequested() as request:
+                return await self._cancel(request)
+            case JobFinished() as finished:
+                return await self._end(finished)
+            case PodGone() as gone:
+                return after_loss(self._view.state, gone, recorded.envelope.time, self._policy)
+            case other:
+                raise PermanentError(f"{other.type_name()} is none of ours: the consumer's filter is too wide")
+
+    async def _admit(self, request: JobRequested, recorded: Recorded) -> Outputs:
+        """Put the job on record, then say so: a job that is queued is never lost."""
+        envelope = recorded.envelope
+        spec = admit(
+            request, event_id=envelope.id, at=envelope.time, policy=self._policy, gpu_models=frozenset(GPU_MODELS)
+        )
+        if not isinstance(spec, JobSpec):
+            return _refused(request, envelope.id, spec)
+        job = self._view.state.jobs.get(spec.job_id)
+        waiting_count = len(queue(self._view.state))
+        if (job is None or job.queued is None) and waiting_count >= self._policy.queue_count_max:
+            reason = f"{waiting_count} jobs wait already, the policy allows {self._policy.queue_count_max}; try later"
+            return _refused(request, envelope.id, (Mistake("queue", reason),))
+        now = self._now()
+        acceptance = await self._store.accept_job(spec, request_digest=request_digest(request), accepted_at=now)
+        if acceptance == "conflict":
+            reason = f"{spec.job_id!r} is taken by another request with another body"
+            return _refused(request, envelope.id, (Mistake("job_id", reason),))
+        return (JobQueued(job_id=spec.job_id, spec=spec, queued_at=now),)
+
+    async def _make(self, queued: JobQueued) -> Outputs:
+        if self._is_ending(queued.job_id):
+            return ()
+        await self._binder.create(queued.spec, self._view.state)
+        return ()
+
+    async def _release(self, placed: JobPlaced) -> Outputs:
+        job = self._view.state.jobs.get(placed.job_id)
+        if self._is_ending(placed.job_id) or job is None or job.queued is None:
+            return ()
+        await self._binder.release(job.queued.spec, placed, self._view.state)
+        return ()
+
+    async def _cancel(self, request: JobCancelRequested) -> Outputs:
+        """End the job on record; its Kubernetes Job goes as the effect of that."""
+        row = await self._store.job(request.job_id)
+        if row is None:
+            job = self._view.state.jobs.get(request.job_id)
+            if job is not None and job.requested is not None and job.rejected is None:
+                return Outcome(again_after_seconds=ACCEPTANCE_SECONDS)
+            raise PermanentError(f"job {request.job_id} was never accepted: there is nothing to cancel")
+        if row.outcome is not None:
+            return ()
+        by = f" by {request.requested_by}" if request.requested_by else ""
+        note = f": {request.note}" if request.note else ""
+        message = f"cancelled{by}{note}"
+        return (JobFinished(job_id=request.job_id, outcome="cancelled", finished_at=self._now(), message=message),)
+
+    async def _end(self, finished: JobFinished) -> Outputs:
+        await self._store.finish_job(finished.job_id, outcome=finished.outcome, finished_at=finished.finished_at)
+        if finished.outcome != "completed":
+            await self._binder.withdraw(finished.job_id)
+        return ()
+
+    def _is_ending(self, job_id: JobId) -> bool:
+        """True for a job that is over or to be cancelled: nothing more is made for it."""
+        job = self._view.state.jobs.get(job_id)
+        return job is not None and (job.finished is not None or job.cancel_requested is not None)
+
+
+def _refused(request: JobRequested, event_id: str, mistakes: tuple[Mistake, ...]) -> Outcome:
+    """Tell who asked, and keep the request where somebody can look at it."""
+    reason = "; ".join(f"{mistake.field}: {mistake.reason}" for mistake in mistakes)
+    rejected = JobRejected(
+        request_id=event_id,
+        mistakes=mistakes,
+        # An id that is taken belongs to another job, about which this says nothing.
+        job_id=None if any(mistake.field == "job_id" for mistake in mistakes) else request.job_id,
+        job_name=request.job_name,
+    )
+    return Outcome(facts=(rejected,), set_aside_reason=f"job refused: {reason}")
