@@ -6,7 +6,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.protocol import Bus, Message
+from gpu_autoscaler.bus.streams import STREAMS as STREAM_SPECS
+from gpu_autoscaler.bus.streams import Declared
 from gpu_autoscaler.events import door
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import Recorded
@@ -14,13 +17,19 @@ from gpu_autoscaler.model.errors import InvalidFact
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.demo.record import Record, Seen
 
+
+async def connect(nats_url: str) -> NatsBus:
+    """A connection that binds no consumer of any service."""
+    return await NatsBus.connect(nats_url, name="demo", declared=Declared(streams=STREAM_SPECS))
+
+
 STREAMS = tuple(sorted({fact.stream() for fact in FACTS}))
 
 
 class Follower:
     """Follows all streams from their beginning; `on_seen` hears each fact once, in the order of its stream."""
 
-    def __init__(self, bus: Bus, clock: Clock, on_seen: Callable[[Seen], None]) -> None:
+    def __init__(self, bus: Bus, clock: Clock, on_seen: Callable[[Seen], None] = lambda _: None) -> None:
         self.record = Record()
         self._bus = bus
         self._clock = clock

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from gpu_autoscaler.bus.nats import NatsBus
 
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
-from gpu_autoscaler_services.demo.follow import Follower
+from gpu_autoscaler_services.demo.follow import Follower, connect
 from gpu_autoscaler_services.demo.narrate import Narrator
 from gpu_autoscaler_services.demo.promises import jobs_have_ended, money_adds_up
 from gpu_autoscaler_services.demo.record import Record, Seen
@@ -52,7 +51,7 @@ async def run_demo(options: DemoOptions, say: Callable[[str], None], *, on_repor
     await system.start(say)
     say(f"dashboard: {system.gateway_url}")
     try:
-        bus = await NatsBus.connect(system.nats_url)
+        bus = await connect(system.nats_url)
         narrator = Narrator()
 
         def on_seen(seen: Seen) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 from gpu_autoscaler.bus.server import NatsServer
-
 from gpu_autoscaler.runtime.clock import CLOCK_ENVIRONMENT, Clock
 from gpu_autoscaler.runtime.config import (
     GatewaySettings,

@@ -40,6 +40,10 @@ class SimulatedWorld:
         """The next launch of an offer like this (a pattern of type/zone/capacity type) finds no capacity."""
         await self._call("POST", "/admin/refusals", {"offer": offer, "times": 1})
 
+    async def slow_down(self, path: str, *, seconds: float) -> None:
+        """Every answer below this path takes so much longer, in wall time; 0 switches it off."""
+        await self._call("POST", "/admin/latency", {"path": path, "seconds": seconds})
+
     async def send_notice(self, seconds: float) -> str | None:
         """Take back a busy spot node after `seconds` of cluster time; returns its name, None if there is none."""
         try:

@@ -1,0 +1,174 @@
+"""The demo's story on real processes, and each of them killed in the middle of it."""
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from tests.support.running import Running, running
+
+from gpu_autoscaler.events.cost import CostAccrued
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.gpu import GpuNodeSampled
+from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobQueued, JobRequested, JobStarted
+from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingNodeLaunched, ScalingNodeOrdered, ScalingPlanMade
+from gpu_autoscaler.events.spot import SpotNoticeReceived
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
+from gpu_autoscaler_services.demo.record import Record
+from gpu_autoscaler_services.demo.report import Report
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+QUIET_SECONDS_MAX = 120.0
+
+
+def request(name: str, *, gpus: int = 1, members: int = 1, run_seconds: float = 240.0) -> JobRequested:
+    """A job for T4s; the run time is cluster time."""
+    return JobRequested(
+        job_id=JobId(name),
+        job_name=name,
+        project_id="e2e",
+        gpu_requirements=GpuRequirements(gpu_type="T4", gpu_count=gpus),
+        container=ContainerRequest(image="registry.example/e2e:1"),
+        resources=ResourceRequest(cpu="2", memory="8Gi", ephemeral_storage="1Gi"),
+        members=members,
+        run_seconds=run_seconds,
+    )
+
+
+def has(record: Record, kind: type[Fact], **fields: object) -> bool:
+    """Whether a fact of this kind with these fields was seen."""
+    return any(all(getattr(fact, name) == value for name, value in fields.items()) for fact, _ in record.of(kind))
+
+
+def kept(report: Report, *jobs: str) -> None:
+    """Every promise was kept, and these jobs completed."""
+    assert report.broken_promises == ()
+    assert report.jobs_completed == len(jobs)
+    assert report.bill_micro_usd == report.allocated_micro_usd + report.idle_micro_usd > 0
+
+
+async def test_the_scheduler_dies_with_requests_unread(tmp_path: Path) -> None:
+    """Requests that it had not answered are answered by the one that starts again, once each."""
+    async with running(tmp_path) as cluster:
+        cluster.freeze("scheduler")
+        for number in range(3):
+            await cluster.script.request(request(f"job-{number}"), "nats")
+        await cluster.until_unacknowledged("JOB", "scheduler-job-act")
+        assert not has(cluster.record, JobQueued)
+        await cluster.kill("scheduler")
+        await cluster.until(lambda record: record.count(JobPlaced) >= 1, "a placement")
+        await cluster.kill("scheduler")
+        kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0", "job-1", "job-2")
+
+
+async def test_the_scaler_dies_in_the_middle_of_a_launch_and_of_a_drain(tmp_path: Path) -> None:
+    """The launch is asked for again under the same token, and makes no second instance; the drain goes on."""
+    async with running(tmp_path) as cluster:
+        await cluster.world.slow_down("/cloud/instances", seconds=2.0)
+        await cluster.script.request(request("job-0"), "nats")
+        await cluster.until(lambda record: has(record, ScalingNodeOrdered), "an order")
+        await asyncio.sleep(0.5)  # the call to the cloud is under way now, and takes two seconds
+        assert await cluster.unacknowledged_count("SCALING", "scaler-scaling-act") > 0
+        assert not has(cluster.record, ScalingNodeLaunched)
+        await cluster.kill("scaler")
+        await cluster.world.slow_down("/cloud/instances", seconds=0.0)
+        await cluster.until(lambda record: has(record, JobStarted), "the job runs")
+        assert await cluster.world.send_notice(120.0) is not None
+        await cluster.until(lambda record: has(record, ScalingDrainStarted), "a cordoned node")
+        await cluster.kill("scaler")
+        report = await cluster.report_when_quiet(QUIET_SECONDS_MAX)
+        kept(report, "job-0")
+        assert report.notices_answered == 1
+
+
+async def test_the_pod_watcher_dies_while_things_change(tmp_path: Path) -> None:
+    """What changed while it was dead is told by the list that it starts with, also what is gone by then."""
+    async with running(tmp_path) as cluster:
+        await cluster.script.request(request("job-0", run_seconds=60.0), "nats")
+        await cluster.until(lambda record: has(record, JobPlaced), "a placement")
+        cluster.freeze("pod-watcher")
+        await asyncio.sleep(60.0 / cluster.clock.factor + 4)  # the job runs and ends, and nobody tells
+        assert not has(cluster.record, JobFinished)
+        await cluster.kill("pod-watcher")
+        kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0")
+
+
+async def test_the_spot_watcher_dies_with_a_notice_unread(tmp_path: Path) -> None:
+    """The notice still stands when it starts again, and is answered by its deadline."""
+    async with running(tmp_path) as cluster:
+        await cluster.script.request(request("job-0", run_seconds=400.0), "nats")
+        await cluster.until(lambda record: has(record, JobStarted), "the job runs")
+        cluster.freeze("spot-watcher-notices")
+        assert await cluster.world.send_notice(120.0) is not None
+        assert not has(cluster.record, SpotNoticeReceived)
+        await cluster.kill("spot-watcher-notices")
+        report = await cluster.report_when_quiet(QUIET_SECONDS_MAX)
+        kept(report, "job-0")
+        assert (report.notices_received, report.notices_answered) == (1, 1)
+
+
+async def test_the_senses_and_the_cost_tracker_die_with_money_open(tmp_path: Path) -> None:
+    """Nothing is charged twice and nothing is forgotten; offers, telemetry and charges go on."""
+    async with running(tmp_path) as cluster:
+        await cluster.script.request(request("job-0", run_seconds=400.0), "nats")
+        await cluster.until(lambda record: has(record, CostAccrued) and has(record, GpuNodeSampled), "charges, samples")
+        cluster.freeze("cost-tracker")
+        await asyncio.sleep(120.0 / cluster.clock.factor)
+        truth = await cluster.world.truth()
+        charged = sum(fact.total_micro_usd for fact, _ in cluster.record.of(CostAccrued))
+        assert charged < sum(truth.bill_micro_usd.values())
+        for process in ("cost-tracker", "dcgm-ingest", "spot-watcher-offers"):
+            await cluster.kill(process)
+        samples_count = cluster.record.count(GpuNodeSampled)
+        await cluster.until(lambda record: record.count(GpuNodeSampled) > samples_count, "a sample after the kill")
+        kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0")
+
+
+async def test_the_gateway_dies_with_a_request_in_hand(tmp_path: Path) -> None:
+    """The user got no answer and asks again: it is one job."""
+    async with running(tmp_path) as cluster:
+        cluster.freeze("gateway")
+        body = msgspec.json.encode(request("job-0"))
+        asked = asyncio.create_task(post(cluster, body, seconds_max=20))
+        await asyncio.sleep(0.5)
+        assert not asked.done()
+        await cluster.kill("gateway")
+        assert await asked is None, "the connection died with the process"
+        assert await post(cluster, body, seconds_max=20) == 202
+        assert await post(cluster, body, seconds_max=20) == 202
+        report = await cluster.report_when_quiet(QUIET_SECONDS_MAX)
+        kept(report, "job-0")
+        assert report.jobs_requested == 1
+
+
+async def post(cluster: Running, body: bytes, *, seconds_max: float) -> int | None:
+    """Ask the gateway for a job; None where there was no answer."""
+    timeout = aiohttp.ClientTimeout(total=seconds_max)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(
+                f"{cluster.system.gateway_url}/api/v1/gpu/jobs",
+                data=body,
+                headers={"Content-Type": "application/json", "Idempotency-Key": "the-one"},
+            ) as answer,
+        ):
+            return answer.status
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+
+
+async def test_the_nats_server_dies_in_the_middle(tmp_path: Path) -> None:
+    """Publishers wait, consumers go on where they were, and nothing acknowledged is lost."""
+    async with running(tmp_path) as cluster:
+        await cluster.script.request(request("gang-0", gpus=4, members=2), "nats")
+        await cluster.until(lambda record: has(record, ScalingPlanMade) and has(record, ScalingNodeOrdered), "an order")
+        await cluster.system.nats.kill()
+        await asyncio.sleep(2.0)  # nodes boot and register meanwhile, and nobody can say so
+        await cluster.system.nats.start()
+        await cluster.until(lambda record: has(record, NodeObserved, is_ready=True), "a ready node")
+        await cluster.script.request(request("job-0"), "rest")
+        kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "gang-0", "job-0")

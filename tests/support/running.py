@@ -1,0 +1,109 @@
+"""A whole system of processes under test: started, watched through the bus, ended."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from nats.aio.client import Client
+
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.policies import load_policy
+from gpu_autoscaler_services.demo.follow import Follower, connect
+from gpu_autoscaler_services.demo.record import Record
+from gpu_autoscaler_services.demo.report import Report, make_report
+from gpu_autoscaler_services.demo.run import DEMO_POLICY, wait_until_quiet
+from gpu_autoscaler_services.demo.script import Script
+from gpu_autoscaler_services.local.system import LocalSystem
+from gpu_autoscaler_services.local.world import SimulatedWorld
+
+CLOCK_FACTOR = 15.0
+_LOOK_SECONDS = 0.02
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """Handles on everything that a test of the whole system needs."""
+
+    system: LocalSystem
+    script: Script
+    world: SimulatedWorld
+    record: Record
+    clock: Clock
+    policy: ScalingPolicy
+
+    async def report_when_quiet(self, seconds_max: float) -> Report:
+        """Wait until every job has ended and the cluster is empty, or for the limit; then report."""
+        truth = await wait_until_quiet(self.record, self.world, seconds_max)
+        return make_report(self.record, truth, self.policy, clock_factor=self.clock.factor, wall_seconds=0.0)
+
+    async def until(self, is_so: Callable[[Record], bool], what: str, seconds_max: float = 60.0) -> None:
+        """Wait until the record shows it; fails with the words of `what`."""
+        try:
+            async with asyncio.timeout(seconds_max):
+                while not is_so(self.record):
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except TimeoutError:
+            raise AssertionError(f"not seen within {seconds_max:g} s: {what}") from None
+
+    def freeze(self, process: str) -> int:
+        """Stop a process where it stands (SIGSTOP); returns its pid."""
+        pid = self.system.children[process].pid
+        assert pid is not None, f"{process} does not run"
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+    async def kill(self, process: str) -> None:
+        """SIGKILL, and wait until it has been started again and is ready."""
+        child = self.system.children[process]
+        starts_count = child.starts_count
+        child.kill()
+        async with asyncio.timeout(30):
+            while child.starts_count == starts_count:
+                await asyncio.sleep(_LOOK_SECONDS)
+        await child.wait_ready()
+
+    async def unacknowledged_count(self, stream: str, durable: str) -> int:
+        """Messages of a durable consumer that nobody has acknowledged: delivered or still to come."""
+        connection = Client()
+        await connection.connect(self.system.nats_url)
+        try:
+            info = await connection.jetstream().consumer_info(stream, durable)
+        finally:
+            await connection.close()
+        return (info.num_pending or 0) + (info.num_ack_pending or 0)
+
+    async def until_unacknowledged(self, stream: str, durable: str) -> None:
+        """Wait until the consumer has something open."""
+        async with asyncio.timeout(30):
+            while not await self.unacknowledged_count(stream, durable):
+                await asyncio.sleep(_LOOK_SECONDS)
+
+
+@asynccontextmanager
+async def running(folder: Path, say: Callable[[str], Any] = lambda _: None) -> AsyncIterator[Running]:
+    """A system with the demo's policy and clock, followed from its first fact; all of it is ended afterwards."""
+    clock = Clock(CLOCK_FACTOR)
+    system = LocalSystem(folder, clock=clock, policy=DEMO_POLICY, gateway_port=0)
+    await system.start(say)
+    try:
+        bus = await connect(system.nats_url)
+        try:
+            async with SimulatedWorld(system.simcluster_url) as world, Follower(bus, clock) as follower:
+                script = Script(bus=bus, gateway_url=system.gateway_url, world=world, clock=clock, say=say)
+                yield Running(
+                    system=system,
+                    script=script,
+                    world=world,
+                    record=follower.record,
+                    clock=clock,
+                    policy=load_policy(DEMO_POLICY),
+                )
+        finally:
+            await bus.close()
+    finally:
+        await system.stop()
