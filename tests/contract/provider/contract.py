@@ -1,0 +1,200 @@
+"""What every provider promises. Each provider's test module inherits `ProviderContract` and says how to build it."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import Counter
+from datetime import datetime
+
+import pytest
+
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.ids import ActionId, ProviderId
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.scheduling import Taint
+from gpu_autoscaler.providers.protocol import CapacityProvider, Instance, LaunchRefused, Order
+
+OURS = "installation-ours"
+THEIRS = "installation-theirs"
+
+
+class Rig(ABC):
+    """A cloud under test: our provider, a stranger's, and the hand that makes it misbehave."""
+
+    ours: CapacityProvider
+    theirs: CapacityProvider
+
+    @abstractmethod
+    def now(self) -> datetime:
+        """Cluster time."""
+
+    @abstractmethod
+    async def refuse(self, pattern: str) -> None:
+        """Refuse offers whose key matches the pattern."""
+
+    @abstractmethod
+    async def refuse_nothing(self) -> None:
+        """Sell everything again."""
+
+    @abstractmethod
+    async def lose_next_answer(self) -> None:
+        """Do what the next call asks for, and lose the answer."""
+
+    @abstractmethod
+    async def wait(self, seconds: float) -> None:
+        """Let that much cluster time pass."""
+
+
+async def order(rig: Rig, action: str = "a1", *, installation: str = OURS, index: int = 0) -> Order:
+    """An order for the offer at this place of the list."""
+    offers = sorted(await rig.ours.offers(), key=lambda offer: offer.key)
+    return Order(
+        action_id=ActionId(action),
+        installation=installation,
+        pool="default",
+        offer=offers[index],
+        labels=(("team", "vision"),),
+        taints=(Taint("nvidia.com/gpu", "NoSchedule", "true"),),
+    )
+
+
+async def shown(rig: Rig, provider_id: ProviderId) -> Instance:
+    """Our instance of that name, as the list shows it."""
+    return next(each for each in await rig.ours.instances(OURS) if each.provider_id == provider_id)
+
+
+class ProviderContract:
+    """The promises. A subclass has a fixture `rig`."""
+
+    async def test_offers_are_whole(self, rig: Rig) -> None:
+        """Every offer has a name of its own, room for pods, and the provider a name."""
+        offers: list[Offer] = list(await rig.ours.offers())
+        assert offers
+        assert max(Counter(offer.key for offer in offers).values()) == 1
+        assert all(offer.resources.cpu_milli > 0 and offer.resources.memory_bytes > 0 for offer in offers)
+        assert rig.ours.name
+
+    async def test_a_launch_is_what_was_ordered(self, rig: Rig) -> None:
+        """Offer, price, token; alive; billed from an instant that is not in the future."""
+        wanted = await order(rig)
+        made = await rig.ours.launch(wanted)
+        assert (made.instance_type, made.zone, made.capacity_type) == (
+            wanted.offer.instance_type,
+            wanted.offer.zone,
+            wanted.offer.capacity_type,
+        )
+        assert (made.action_id, made.terminated_at) == (wanted.action_id, None)
+        assert made.price_micro_usd_per_hour == wanted.offer.price_micro_usd_per_hour
+        assert made.state in ("pending", "running")
+        assert made.launched_at <= rig.now()
+
+    async def test_one_token_is_one_instance(self, rig: Rig) -> None:
+        """Ordered again, in turn or at once, it is the same instance."""
+        wanted = await order(rig)
+        first = await rig.ours.launch(wanted)
+        again = await asyncio.gather(*(rig.ours.launch(wanted) for _ in range(5)))
+        assert {each.provider_id for each in again} == {first.provider_id}
+        assert [each.provider_id for each in await rig.ours.instances(OURS)] == [first.provider_id]
+
+    async def test_a_lost_answer_is_no_second_instance(self, rig: Rig) -> None:
+        """The launch was done and not told: the second try returns what the first one made."""
+        wanted = await order(rig)
+        await rig.lose_next_answer()
+        with pytest.raises(TransientError):
+            await rig.ours.launch(wanted)
+        made = await rig.ours.launch(wanted)
+        assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
+
+    async def test_a_token_buys_one_thing(self, rig: Rig) -> None:
+        """The same token for another offer is a mistake, and makes nothing."""
+        await rig.ours.launch(await order(rig))
+        with pytest.raises(PermanentError):
+            await rig.ours.launch(await order(rig, index=1))
+        assert len(await rig.ours.instances(OURS)) == 1
+
+    async def test_a_used_token_never_buys_again(self, rig: Rig) -> None:
+        """After its instance has ended it returns the ended one."""
+        wanted = await order(rig)
+        made = await rig.ours.launch(wanted)
+        await rig.ours.terminate(made.provider_id, now=rig.now())
+        await rig.wait(60)
+        again = await rig.ours.launch(wanted)
+        assert (again.provider_id, again.state) == (made.provider_id, "terminated")
+
+    async def test_a_refusal_makes_nothing(self, rig: Rig) -> None:
+        """It carries code, scope and a wait; the token is free to buy later."""
+        wanted = await order(rig)
+        await rig.refuse(wanted.offer.key)
+        with pytest.raises(LaunchRefused) as refused:
+            await rig.ours.launch(wanted)
+        nothing = await rig.ours.instances(OURS)
+        await rig.refuse_nothing()
+        made = await rig.ours.launch(wanted)
+
+        assert refused.value.code == "InsufficientInstanceCapacity"
+        assert refused.value.scope == "offer"
+        assert refused.value.retry_after_seconds > 0
+        assert not nothing
+        assert made.action_id == wanted.action_id
+
+    async def test_only_the_named_offer_is_refused(self, rig: Rig) -> None:
+        """Others sell meanwhile."""
+        wanted = await order(rig)
+        await rig.refuse(wanted.offer.key)
+        assert (await rig.ours.launch(await order(rig, "a2", index=1))).action_id == "a2"
+
+    async def test_an_end_is_final_and_dated(self, rig: Rig) -> None:
+        """Ended twice is no error; the bill ends once, after it began, and the list shows it."""
+        made = await rig.ours.launch(await order(rig))
+        await rig.wait(10)
+        first = await rig.ours.terminate(made.provider_id, now=rig.now())
+        await rig.wait(60)
+        second = await rig.ours.terminate(made.provider_id, now=rig.now())
+        listed = await shown(rig, made.provider_id)
+
+        assert first is not None
+        assert first.state in ("terminating", "terminated")
+        assert second == listed
+        assert listed.state == "terminated"
+        assert listed.terminated_at is not None
+        assert made.launched_at < listed.terminated_at <= rig.now()
+
+    async def test_a_lost_answer_to_an_end_is_no_error_the_second_time(self, rig: Rig) -> None:
+        """The end was begun; asked again it is told."""
+        made = await rig.ours.launch(await order(rig))
+        await rig.lose_next_answer()
+        with pytest.raises(TransientError):
+            await rig.ours.terminate(made.provider_id, now=rig.now())
+        ended = await rig.ours.terminate(made.provider_id, now=rig.now())
+        assert ended is not None
+        assert ended.state in ("terminating", "terminated")
+
+    async def test_what_never_was_is_told(self, rig: Rig) -> None:
+        """Ending an instance that never was returns None."""
+        made = await rig.ours.launch(await order(rig))
+        never = ProviderId(made.provider_id.rpartition("/")[0] + "/i-0123456789abcdef0")
+        assert await rig.ours.terminate(never, now=rig.now()) is None
+
+    async def test_what_is_not_ours_is_left_alone(self, rig: Rig) -> None:
+        """Another installation's instance is neither listed nor ended."""
+        made = await rig.theirs.launch(await order(rig, installation=THEIRS))
+        with pytest.raises(PermanentError):
+            await rig.ours.terminate(made.provider_id, now=rig.now())
+        assert not await rig.ours.instances(OURS)
+        (left,) = await rig.theirs.instances(THEIRS)
+        assert left.state in ("pending", "running")
+
+    async def test_installations_do_not_share_tokens(self, rig: Rig) -> None:
+        """The same token of two installations is two instances."""
+        ours = await rig.ours.launch(await order(rig))
+        theirs = await rig.theirs.launch(await order(rig, installation=THEIRS))
+        assert ours.provider_id != theirs.provider_id
+
+    async def test_ended_instances_are_listed_for_an_hour(self, rig: Rig) -> None:
+        """Long enough to learn of an end that was missed, then no more."""
+        made = await rig.ours.launch(await order(rig))
+        await rig.ours.terminate(made.provider_id, now=rig.now())
+        await rig.wait(3000)
+        listed = await rig.ours.instances(OURS)
+        await rig.wait(1500)
+        assert [each.state for each in listed] == ["terminated"]
+        assert not await rig.ours.instances(OURS)

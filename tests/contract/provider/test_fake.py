@@ -1,0 +1,48 @@
+"""The fake cloud keeps the promises of a real one."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from tests.contract.provider.contract import OURS, ProviderContract, Rig
+
+from gpu_autoscaler.providers.fake import FakeCapacity
+from gpu_autoscaler.simcluster.offers import CATALOGUE, offers_of
+
+
+class FakeRig(Rig):
+    """Two installations, one fake: the stranger's calls go through the same books."""
+
+    def __init__(self) -> None:
+        self._at = datetime(2026, 11, 21, 12, tzinfo=UTC)
+        self.cloud = FakeCapacity(offers_of(CATALOGUE[:2]), installation=OURS, now=self.now)
+        self.ours = self.cloud
+        self.theirs = self.cloud
+
+    def now(self) -> datetime:
+        """Moves in `wait` alone."""
+        return self._at
+
+    async def refuse(self, pattern: str) -> None:
+        """As the fake can."""
+        self.cloud.refuse(pattern)
+
+    async def refuse_nothing(self) -> None:
+        """As the fake can."""
+        self.cloud.refuse_nothing()
+
+    async def lose_next_answer(self) -> None:
+        """As the fake can."""
+        self.cloud.lose_answers(1)
+
+    async def wait(self, seconds: float) -> None:
+        """At once."""
+        self._at += timedelta(seconds=seconds)
+
+
+class TestFake(ProviderContract):
+    """The inherited promises."""
+
+    @pytest.fixture
+    def rig(self) -> Rig:
+        """A fake cloud."""
+        return FakeRig()

@@ -1,0 +1,135 @@
+"""The simulated cloud's driver, over HTTP to a started simcluster."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, Rig, order
+
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.providers.sim import SimCapacity
+from gpu_autoscaler.simcluster.cloud import RefusalRule
+from gpu_autoscaler.simcluster.cloud_http import attach_cloud
+from gpu_autoscaler.simcluster.faults import Latency, Refusal
+from gpu_autoscaler.simcluster.server import start
+from gpu_autoscaler.simcluster.world import World
+
+
+class TurnedClock:
+    """Cluster time that the test turns; the server's loop goes on in wall time."""
+
+    def __init__(self) -> None:
+        self.at = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+    def now(self) -> datetime:
+        """Where the test left it."""
+        return self.at
+
+    async def sleep(self, seconds: float) -> None:  # noqa: ARG002 - steps follow wall time
+        """A moment."""
+        await asyncio.sleep(0.01)
+
+
+class SimRig(Rig):
+    """A served cluster with its cloud, and two installations that buy from it."""
+
+    def __init__(self) -> None:
+        self.clock = TurnedClock()
+        self.world = World(self.clock, seed=1)
+        self.cloud, self.routes = attach_cloud(self.world)
+
+    async def open(self) -> None:
+        """Serve, and connect both installations."""
+        self._runner, self.url = await start(self.world, extensions=[self.routes])
+        self.sim = SimCapacity(self.url, installation=OURS, call_seconds_max=5.0)
+        self.ours = self.sim
+        self.theirs = SimCapacity(self.url, installation=THEIRS, call_seconds_max=5.0)
+
+    async def close(self) -> None:
+        """Disconnect both and stop serving."""
+        await self.ours.close()
+        await self.theirs.close()
+        await self._runner.cleanup()
+
+    def now(self) -> datetime:
+        """Moves in `wait` alone."""
+        return self.clock.now()
+
+    async def refuse(self, pattern: str) -> None:
+        """Until told otherwise."""
+        self.cloud.refuse(
+            RefusalRule(pattern=pattern, code="InsufficientInstanceCapacity", left_count=None, until=None)
+        )
+
+    async def refuse_nothing(self) -> None:
+        """All rules go."""
+        self.cloud.rules.clear()
+
+    async def lose_next_answer(self) -> None:
+        """Performed, then answered 503."""
+        self.world.faults.refuse(
+            Refusal(method="*", path_prefix="/cloud/instances", status=503, left_count=1, performed=True)
+        )
+
+    async def wait(self, seconds: float) -> None:
+        """In steps, each of which the cloud takes its turn in."""
+        for _ in range(10):
+            self.clock.at += timedelta(seconds=seconds / 10)
+            self.world.step()
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[SimRig]:
+    """A simulated cloud behind HTTP."""
+    made = SimRig()
+    await made.open()
+    yield made
+    await made.close()
+
+
+class TestSim(ProviderContract):
+    """The inherited promises; the fixture is the module's."""
+
+
+async def test_a_slow_answer_is_a_transient_error(rig: SimRig) -> None:
+    """The call ends at its limit, and says that it may be made again."""
+    hasty = SimCapacity(rig.url, installation=OURS, call_seconds_max=0.1)
+    rig.world.faults.slow(Latency(path_prefix="/cloud", wait_seconds=1.0))
+    with pytest.raises(TransientError, match="may be made again"):
+        await hasty.offers()
+    await hasty.close()
+
+
+async def test_throttling_says_how_long_to_wait(rig: SimRig) -> None:
+    """429 is transient, with the server's own wait."""
+    rig.world.faults.refuse(Refusal(method="*", path_prefix="/cloud", status=429, left_count=1, retry_after_seconds=7))
+    with pytest.raises(TransientError) as throttled:
+        await rig.ours.instances(OURS)
+    assert throttled.value.retry_after_seconds == 7
+
+
+async def test_a_cloud_that_is_down_is_a_transient_error() -> None:
+    """Nobody listens: not an empty list."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        provider = SimCapacity(f"http://127.0.0.1:{held.getsockname()[1]}", installation=OURS)
+        with pytest.raises(TransientError):
+            await provider.instances(OURS)
+        await provider.close()
+
+
+async def test_an_instance_of_another_cloud_is_left_alone(rig: SimRig) -> None:
+    """Its name alone tells; nothing is asked."""
+    with pytest.raises(PermanentError, match="no instance of this cloud"):
+        await rig.ours.terminate(ProviderId("aws:///eu-west-1a/i-0123456789abcdef0"), now=rig.now())
+
+
+async def test_something_else_at_the_address_is_told(rig: SimRig) -> None:
+    """A server that is no capacity API gives an error that says what to look at."""
+    provider = SimCapacity(rig.url + "/elsewhere", installation=OURS)
+    with pytest.raises(PermanentError, match="is this the capacity API"):
+        await provider.launch(await order(rig))
+    await provider.close()

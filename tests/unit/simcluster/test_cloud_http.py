@@ -1,0 +1,207 @@
+"""The cloud over HTTP: instance metadata as EC2 answers it, exporter addresses, and the admin doors."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from tests.support.kube_objects import pod
+from tests.unit.simcluster.conftest import NOON, Cluster, StillClock
+
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.providers.protocol import Order
+from gpu_autoscaler.simcluster.cloud import Cloud
+from gpu_autoscaler.simcluster.cloud_http import attach_cloud
+from gpu_autoscaler.simcluster.kinds import PODS
+from gpu_autoscaler.simcluster.server import start
+
+TTL = "X-aws-ec2-metadata-token-ttl-seconds"
+TOKEN = "X-aws-ec2-metadata-token"
+
+
+class Rig:
+    """A served cluster whose time moves only in `cluster.settle`."""
+
+    def __init__(self, cluster: Cluster, cloud: Cloud, session: aiohttp.ClientSession) -> None:
+        self.cluster = cluster
+        self.cloud = cloud
+        self.session = session
+
+    async def send(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
+        """Send one request; JSON bodies are decoded."""
+        async with self.session.request(method, path, json=body, headers=headers) as answer:
+            text = await answer.text()
+            return answer.status, msgspec.json.decode(text) if "json" in answer.content_type else text
+
+    def node(self, action: str = "a1") -> str:
+        """Buy a spot node with four GPUs, let it boot, and return its name."""
+        offer = next(offer for offer in self.cloud.offers() if offer.key == "g4dn.12xlarge/sim-a/spot")
+        self.cloud.launch(
+            Order(action_id=ActionId(action), installation="ours", pool="p", offer=offer, labels=(), taints=())
+        )
+        self.cluster.settle(140, step_seconds=5)
+        return self.cloud.machines[-1].node_name
+
+    async def metadata_token(self, name: str) -> dict[str, str]:
+        """The header that opens the node's metadata."""
+        status, token = await self.send("PUT", f"/nodes/{name}/latest/api/token", **{TTL: "60"})
+        assert status == 200
+        return {TOKEN: token}
+
+
+class HeldClock(StillClock):
+    """The test's time, in which whoever waits waits for ever: the server makes no steps of its own."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def now(self) -> datetime:
+        """Where the test left it."""
+        return self._cluster.clock.now()
+
+    async def sleep(self, seconds: float) -> None:  # noqa: ARG002 - no wait ever ends
+        """Never ends."""
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def rig(cluster: Cluster) -> AsyncIterator[Rig]:
+    """The cluster with its cloud, served on a free port."""
+    cluster.world.clock = HeldClock(cluster)
+    cloud, routes = attach_cloud(cluster.world, seed=1)
+    runner, url = await start(cluster.world, extensions=[routes])
+    async with aiohttp.ClientSession(url) as session:
+        yield Rig(cluster, cloud, session)
+    await runner.cleanup()
+
+
+async def test_metadata_asks_for_a_token(rig: Rig) -> None:
+    """Without one 401, with a made-up one 401; a token needs a lifetime within bounds."""
+    path = f"/nodes/{rig.node()}/latest"
+    assert (await rig.send("GET", f"{path}/meta-data/instance-id"))[0] == 401
+    assert (await rig.send("GET", f"{path}/meta-data/instance-id", **{TOKEN: "made-up"}))[0] == 401
+    assert (await rig.send("PUT", f"{path}/api/token"))[0] == 400
+    assert (await rig.send("PUT", f"{path}/api/token", **{TTL: "21601"}))[0] == 400
+
+
+async def test_metadata_says_who_it_is(rig: Rig) -> None:
+    """Instance, zone and type; a path that is not there is 404."""
+    name = rig.node()
+    token = await rig.metadata_token(name)
+    read = [
+        await rig.send("GET", f"/nodes/{name}/latest/meta-data/{path}", **token)
+        for path in ("instance-id", "placement/availability-zone", "instance-type", "ami-id")
+    ]
+    assert read[:3] == [(200, rig.cloud.machines[0].instance_id), (200, "sim-a"), (200, "g4dn.12xlarge")]
+    assert read[3][0] == 404
+
+
+async def test_no_notice_is_404_and_a_notice_is_its_json(rig: Rig) -> None:
+    """The deadline in whole seconds, UTC; gone again when it is withdrawn."""
+    name = rig.node()
+    token = await rig.metadata_token(name)
+    path = f"/nodes/{name}/latest/meta-data/spot/instance-action"
+    assert (await rig.send("GET", path, **token))[0] == 404
+    status, told = await rig.send("POST", "/admin/notices", {"node": name})
+    status, text = await rig.send("GET", path, **token)
+
+    assert status == 200
+    assert msgspec.json.decode(text) == {"action": "terminate", "time": "2026-11-21T12:04:20Z"}
+    assert told["reclaim_at"] == "2026-11-21T12:04:20Z"
+    await rig.send("DELETE", f"/admin/notices/{name}")
+    assert (await rig.send("GET", path, **token))[0] == 404
+
+
+async def test_a_rebalance_hint_has_its_instant(rig: Rig) -> None:
+    """Told as EC2 tells it, without any notice."""
+    name = rig.node()
+    token = await rig.metadata_token(name)
+    await rig.send("POST", "/admin/rebalances", {"node": name, "after_seconds": 10})
+    rig.cluster.settle(11)
+    status, text = await rig.send("GET", f"/nodes/{name}/latest/meta-data/events/recommendations/rebalance", **token)
+    assert (status, msgspec.json.decode(text)) == (200, {"noticeTime": "2026-11-21T12:02:30Z"})
+
+
+async def test_a_machine_that_is_gone_answers_nothing(rig: Rig) -> None:
+    """Neither metadata nor telemetry, and no 404 that would mean "no notice"."""
+    name = rig.node()
+    token = await rig.metadata_token(name)
+    rig.cloud.terminate(rig.cloud.machines[0].instance_id, "ours")
+    rig.cluster.settle(10)
+    assert (await rig.send("GET", f"/nodes/{name}/latest/meta-data/spot/instance-action", **token))[0] == 502
+    assert (await rig.send("GET", f"/nodes/{name}/metrics"))[0] == 502
+
+
+async def test_the_first_busy_spot_node_gets_the_notice(rig: Rig) -> None:
+    """Without a name the cloud finds one; without a busy one it says so."""
+    name = rig.node()
+    assert (await rig.send("POST", "/admin/notices", {}))[0] == 404
+    rig.cluster.make(PODS, pod("train", gpus=1))
+    rig.cluster.settle(5)
+    status, told = await rig.send("POST", "/admin/notices", {"seconds": 30, "after_seconds": 20})
+    assert (status, told["node"], told["reclaim_at"]) == (200, name, None)
+    assert rig.cloud.machines[0].notice is None
+    rig.cluster.settle(21)
+    assert rig.cloud.machines[0].notice is not None
+
+
+async def test_telemetry_breaks_and_heals_on_demand(rig: Rig) -> None:
+    """A silent exporter answers nothing; healed, it is a page again."""
+    name = rig.node()
+    await rig.send("POST", "/admin/telemetry", {"node": name, "fault": "silent"})
+    assert (await rig.send("GET", f"/nodes/{name}/metrics"))[0] == 502
+    await rig.send("POST", "/admin/telemetry", {"node": name, "fault": None})
+    status, page = await rig.send("GET", f"/nodes/{name}/metrics")
+    assert status == 200
+    assert page.startswith("# HELP DCGM_FI_DEV_SM_CLOCK")
+
+
+async def test_the_cloud_keeps_books(rig: Rig) -> None:
+    """The true instances, what made them, and the bill that adds up."""
+    name = rig.node()
+    (shown,) = (await rig.send("GET", "/admin/instances"))[1]
+    bill = (await rig.send("GET", "/admin/invoice"))[1]
+    assert (shown["node_name"], shown["instance"]["action_id"], shown["installation"]) == (name, "a1", "ours")
+    assert bill["as_of"] == (NOON + timedelta(seconds=140)).isoformat().replace("+00:00", "Z")
+    assert bill["total_micro_usd"] == sum(line["cost_micro_usd"] for line in bill["lines"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/admin/refusals", {"code": "NoSuchCode"}, "NoSuchCode"),
+        ("/admin/refusals", {"times": 0}, "times"),
+        ("/admin/notices", {"node": "nobody"}, "nobody"),
+        ("/admin/notices", {"kind": "explode"}, "kind"),
+        ("/admin/telemetry", {"node": "nobody"}, "nobody"),
+        ("/admin/telemetry", {"node": "n", "fault": "odd"}, "fault"),
+    ],
+)
+async def test_admin_doors_name_what_is_wrong(rig: Rig, path: str, body: object, told: str) -> None:
+    """A mistake is a 4xx that names the field or the thing."""
+    status, answer = await rig.send("POST", path, body)
+    assert 400 <= status < 500
+    assert told in answer["message"]
+
+
+async def test_launches_are_refused_by_the_hour_and_by_the_name(rig: Rig) -> None:
+    """What /admin/refusals takes is what the capacity API then answers."""
+    await rig.send("POST", "/admin/refusals", {"offer": "g4dn.*", "seconds": 60})
+    offer = next(offer for offer in rig.cloud.offers() if offer.key == "g4dn.xlarge/sim-b/spot")
+    wanted = msgspec.to_builtins(
+        Order(action_id=ActionId("a"), installation="ours", pool="p", offer=offer, labels=(), taints=())
+    )
+    status, answer = await rig.send("POST", "/cloud/instances", wanted)
+    assert (status, answer["error"]["code"]) == (409, "InsufficientInstanceCapacity")
+    await rig.send("DELETE", "/admin/refusals")
+    assert (await rig.send("POST", "/cloud/instances", wanted))[0] == 200
+
+
+async def test_the_capacity_api_names_what_it_cannot_read(rig: Rig) -> None:
+    """An order without a token, a list of nobody's instances."""
+    status, answer = await rig.send("POST", "/cloud/instances", {"pool": "p"})
+    assert (status, answer["error"]["code"]) == (400, "InvalidParameterValue")
+    assert (await rig.send("GET", "/cloud/instances"))[0] == 400
