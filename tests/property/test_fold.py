@@ -1,0 +1,94 @@
+"""`fold` over drawn histories: whatever a broker may do to the streams, the state is the same."""
+
+from datetime import timedelta
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.support.histories import histories, retellings
+
+from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.life import TRANSITIONS, NodePhase, node_views
+from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.model.ids import ActionId
+
+History = tuple[Recorded, ...]
+
+_SETTINGS = settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+@_SETTINGS
+@given(data=st.data())
+def test_no_interleaving_and_no_repeat_changes_the_state(data: st.DataObject) -> None:
+    """Any order of the streams, any repeat within the tombstones' life, any cut into batches: equal state."""
+    history = data.draw(histories())
+    state = EMPTY_STATE
+    for batch in data.draw(retellings(history)):
+        state = fold(state, batch)
+
+    assert state == fold(EMPTY_STATE, history)
+
+
+@_SETTINGS
+@given(history=histories())
+def test_folding_again_what_was_folded_changes_nothing(history: History) -> None:
+    """The last six hours of a history, told again as a whole, leave the state as it is."""
+    state = fold(EMPTY_STATE, history)
+    recent = [each for each in history if _is_recent(each, state)]
+
+    assert fold(state, recent) == state
+
+
+@_SETTINGS
+@given(history=histories())
+def test_a_state_is_never_changed_in_place(history: History) -> None:
+    """Whoever reads a state may keep it: folding on leaves it alone."""
+    half = fold(EMPTY_STATE, history[: len(history) // 2])
+    again = fold(EMPTY_STATE, history[: len(history) // 2])
+    fold(half, history[len(history) // 2 :])
+
+    assert half == again
+    assert EMPTY_STATE.pods == {}
+
+
+@_SETTINGS
+@given(history=histories())
+def test_nodes_live_along_the_arrows(history: History) -> None:
+    """Told as it happened, each purchase moves along the table; a late stream may skip phases, never go against."""
+    state, phases = EMPTY_STATE, dict[ActionId, NodePhase]()
+    for each in history:
+        state = fold(state, [each])
+        now = {view.action_id: view.phase for view in node_views(state, each.envelope.time) if view.action_id}
+        for action_id in phases.keys() | now.keys():
+            before = phases.get(action_id, NodePhase.PLANNED)
+            phase = now.get(action_id, NodePhase.GONE)
+            assert phase is before or phase in _REACHABLE[before], f"{action_id} went from {before} to {phase}"
+            phases[action_id] = phase
+
+
+def _is_recent(recorded: Recorded, state: ClusterState) -> bool:
+    newest = state.newest.get(recorded.stream.lower())
+    return newest is not None and newest - recorded.envelope.time < timedelta(hours=6)
+
+
+def _reachable(phase: NodePhase) -> frozenset[NodePhase]:
+    found: set[NodePhase] = set()
+    ahead = [phase]
+    while ahead:
+        news = TRANSITIONS[ahead.pop()] - found
+        found |= news
+        ahead += news
+    return frozenset(found)
+
+
+_REACHABLE = {phase: _reachable(phase) for phase in NodePhase}
+
+
+def test_every_phase_can_be_reached_and_every_life_can_end() -> None:
+    """The table has no island, and `gone` is the one end that every phase can come to."""
+    assert _REACHABLE[NodePhase.PLANNED] == set(NodePhase) - {NodePhase.PLANNED}
+    assert all(NodePhase.GONE in _REACHABLE[phase] for phase in NodePhase if phase is not NodePhase.GONE)
+    assert TRANSITIONS.keys() == set(NodePhase)
+    assert not TRANSITIONS[NodePhase.GONE]
