@@ -1,0 +1,228 @@
+"""The second opinion on a plan, before it is published. It shares no code with `plan`, so that no mistake is shared.
+
+It reads the state and the views of nodes, counts by itself, and refuses only what is certainly wrong: where it cannot
+know (whether pods fit together, say) it checks what no arrangement could do without.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from gpu_autoscaler.core.check_removals import removal_mistakes
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.ids import JobId, ProviderId
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.resources import Resources
+
+
+def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, ...]:
+    """Return sentences that say what is wrong with the plan; empty: nothing was found."""
+    rules: tuple[Callable[[Plan, ClusterState, ScalingPolicy], Iterator[str]], ...] = (
+        _identity,
+        _offers,
+        _limits,
+        _gangs,
+        _everything_accounted,
+        removal_mistakes,
+    )
+    return tuple(sentence for rule in rules for sentence in rule(plan, state, policy))
+
+
+def _bought(plan: Plan) -> list[BuyNode]:
+    return [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
+
+
+def _identity(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
+    """Every decision has an id of its own, and the plan follows the last one."""
+    counts = Counter(decision.action_id for decision in plan.decisions)
+    yield from (
+        f"{count} decisions share the action id {action_id}" for action_id, count in counts.items() if count > 1
+    )
+    known = sorted(action_id for action_id in counts if action_id in state.orders or action_id in state.drains)
+    yield from (f"action id {action_id} belongs to a decision of an earlier plan" for action_id in known)
+    if plan.parent_sequence != state.last_plan_sequence:
+        yield f"the plan follows plan {plan.parent_sequence}, but the last one is {state.last_plan_sequence}"
+
+
+# ---- purchases
+
+
+def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    """Only what is for sale at a known price, in a pool that allows it, and was not refused lately, is bought."""
+    bought = _bought(plan)
+    if bought and policy.is_frozen:
+        yield f"{len(bought)} nodes are bought while the policy is frozen"
+    on_sale = set() if state.offers is None else {_sale(offer) for offer in state.offers.offers}
+    pools = {pool.name: pool for pool in policy.pools}
+    for decision in bought:
+        offer, pool = decision.offer, pools.get(decision.pool)
+        if _sale(offer) not in on_sale:
+            yield f"{offer.key} is bought, but is not for sale like that"
+        if offer.price_micro_usd_per_hour is None:
+            yield f"{offer.key} is bought at an unknown price"
+        if pool is None:
+            yield f"{offer.key} is bought for pool {decision.pool}, which the policy does not have"
+            continue
+        for wanted, value in (
+            (pool.instance_types, offer.instance_type),
+            (pool.gpu_models, offer.gpu_model),
+            (pool.zones, offer.zone),
+            (pool.capacity_types, offer.capacity_type),
+        ):
+            if wanted and value not in wanted:
+                yield f"{offer.key} is bought for pool {pool.name}, which allows only {', '.join(wanted)}"
+        if pool.taints != decision.taints or not set(pool.labels) <= {key for key, _ in decision.labels}:
+            yield f"{offer.key} is bought without the labels and taints of pool {pool.name}"
+        if _is_refused(offer, plan, state):
+            yield f"{offer.key} is bought, but was refused and is not to be asked for yet"
+
+
+def _sale(offer: Offer) -> tuple[str, str, str, int | None, Resources]:
+    return (offer.instance_type, offer.zone, offer.capacity_type, offer.price_micro_usd_per_hour, offer.resources)
+
+
+def _is_refused(offer: Offer, plan: Plan, state: ClusterState) -> bool:
+    """A refusal of an offer is about that type in that zone; of a zone, about all in it (regions: the plan's word)."""
+    for order in state.orders.values():
+        said = order.refused
+        if said is None or said.retry_at <= plan.as_of or said.offer.zone != offer.zone:
+            continue
+        if said.scope == "zone":
+            return True
+        same = (said.offer.instance_type, said.offer.capacity_type) == (offer.instance_type, offer.capacity_type)
+        if same or (said.scope == "region" and said.offer.capacity_type == offer.capacity_type):
+            return True
+    return False
+
+
+class _InFlight:
+    """What counts against limits: what was bought and is not known to be gone, counted from the orders up."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self.nodes: Counter[str] = Counter()  # by pool, and under "" all of them
+        self.gpus: Counter[str] = Counter()
+        self.price_micro_usd_per_hour = 0
+        said_over = [record.terminated for record in state.drains.values()]
+        ended = {said.provider_id for said in said_over if said is not None}
+        instances = {each.action_id: each for each in state.instances.values()}
+        self._count_strays(state, ended)
+        for action_id, order in state.orders.items():
+            said = order.decision or order.ordered
+            instance = instances.get(action_id)
+            launched = None if order.launched is None else order.launched.provider_id
+            if launched is not None:
+                instance = state.instances.get(launched, instance)
+            provider_id = launched if instance is None else instance.provider_id
+            is_over = order.terminated is not None or (provider_id is not None and provider_id in ended)
+            never_was = order.refused is not None and instance is None
+            if is_over or never_was or (instance is not None and instance.state == "terminated") or said is None:
+                continue
+            self.add(said.pool, said.offer)
+
+    def _count_strays(self, state: ClusterState, ended: set[ProviderId | None]) -> None:
+        """Instances and nodes with our tag whose order has aged out: they cost money all the same."""
+        launched = {order.launched.provider_id for order in state.orders.values() if order.launched is not None}
+        known = {*ended, *launched}
+        for instance in state.instances.values():
+            has_order = instance.action_id is None or instance.action_id in state.orders
+            if not has_order and instance.provider_id not in known and instance.state != "terminated":
+                self.nodes[""] += 1
+        for node in state.nodes.values():
+            has_order = node.action_id is None or node.action_id in state.orders
+            if not has_order and node.provider_id not in known and node.provider_id not in state.instances:
+                self.nodes[""] += 1
+
+    def add(self, pool: str, offer: Offer) -> None:
+        """Count one node more."""
+        for owner in ("", pool):
+            self.nodes[owner] += 1
+            self.gpus[owner] += offer.resources.gpu_count
+        self.price_micro_usd_per_hour += offer.price_micro_usd_per_hour or 0
+
+
+def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    """A purchase passes no limit. A limit that was lowered below what runs is no fault of the plan."""
+    bought = _bought(plan)
+    if not bought:
+        return
+    count = _InFlight(state)
+    for decision in bought:
+        count.add(decision.pool, decision.offer)
+    pools = {decision.pool for decision in bought}
+    bounds: list[tuple[str, int | None, int | None]] = [("", policy.nodes_count_max, policy.gpu_count_max)]
+    bounds += [(pool.name, pool.nodes_count_max, pool.gpu_count_max) for pool in policy.pools if pool.name in pools]
+    for owner, nodes_max, gpus_max in bounds:
+        where = f"pool {owner}" if owner else "the cluster"
+        if nodes_max is not None and count.nodes[owner] > nodes_max:
+            yield f"{where} would have {count.nodes[owner]} nodes of at most {nodes_max}, orders in flight counted"
+        buys_gpus = any(each.offer.resources.gpu_count for each in bought if owner in ("", each.pool))
+        if gpus_max is not None and buys_gpus and count.gpus[owner] > gpus_max:
+            yield f"{where} would have {count.gpus[owner]} GPUs of at most {gpus_max}, orders in flight counted"
+    price, price_max = count.price_micro_usd_per_hour, policy.price_micro_usd_per_hour_max
+    if price_max is not None and price > price_max:
+        yield f"the fleet would cost {price} micro-dollars an hour of at most {price_max}"
+
+
+def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
+    """Part of a gang is never bought: with what is bought, and whatever is there, every member has room."""
+    bought = _bought(plan)
+    for key in sorted({decision.gang for decision in bought if decision.gang is not None}):
+        job = state.jobs.get(JobId(key.removeprefix("job/")))
+        if job is None or job.queued is None or job.finished is not None:
+            yield f"nodes are bought for gang {key}, which does not wait"
+            continue
+        spec = job.queued.spec
+        members_count = sum(1 for pod in state.pods.values() if pod.job_id == spec.job_id and pod.phase != "failed")
+        rooms = [decision.offer.resources for decision in bought]
+        rooms += _rooms_there(plan, state)
+        places = members_count + sum(_places(spec.member_resources, room) for room in rooms)
+        if places < spec.member_count:
+            yield f"gang {key} of {spec.member_count} would have room for {places}: part of a gang is never bought"
+
+
+def _rooms_there(plan: Plan, state: ClusterState) -> Iterator[Resources]:
+    """Free room of nodes, and of orders that have no node yet."""
+    asked: dict[str | None, Resources] = {}
+    for pod in state.pods.values():
+        if pod.node_name is not None and pod.phase in ("pending", "running", "unknown"):
+            asked[pod.node_name] = asked.get(pod.node_name, Resources()) + pod.requests
+    registered = {node.action_id for node in state.nodes.values()}
+    for node in state.nodes.values():
+        order = None if node.action_id is None else state.orders.get(node.action_id)
+        promised = node.allocatable if order is None or order.decision is None else order.decision.offer.resources
+        # A node that still boots shows fewer GPUs than were bought; the larger word is the room to come.
+        whole = promised if node.allocatable.gpu_count < promised.gpu_count else node.allocatable
+        yield whole - asked.get(node.name, Resources())
+    for action_id, order in state.orders.items():
+        is_open = order.refused is None and order.terminated is None and action_id not in registered
+        if is_open and order.decision is not None and order.decision.deadline_at > plan.as_of:
+            yield order.decision.offer.resources
+
+
+def _places(member: Resources, room: Resources) -> int:
+    """How many members the room could take at most, by its scarcest amount."""
+    amounts = (
+        (member.gpu_count, room.gpu_count),
+        (member.cpu_milli, room.cpu_milli),
+        (member.memory_bytes, room.memory_bytes),
+        (member.ephemeral_storage_bytes, room.ephemeral_storage_bytes),
+    )
+    return max(0, min((have // need for need, have in amounts if need > 0), default=room.pod_count))
+
+
+def _everything_accounted(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
+    """Work that waits is bought for or held back with a reason: nothing is passed over in silence."""
+    spoken_for = {held.subject for held in plan.held_back}
+    for decision in _bought(plan):
+        spoken_for.update(getattr(decision.reason, "demand", ()))
+    with_pods = {pod.job_id for pod in state.pods.values()}
+    for job_id, job in state.jobs.items():
+        over = job.finished is not None or job.cancel_requested is not None or job.placed is not None
+        if job.queued is not None and not over and job_id not in with_pods and f"job/{job_id}" not in spoken_for:
+            yield f"job {job_id} waits, and the plan neither buys for it nor says why not"
+    for uid, pod in state.pods.items():
+        waits = pod.phase == "pending" and pod.node_name is None and pod.unschedulable_since is not None
+        is_wanted = not pod.is_gated and pod.deleting_since is None and pod.owner_kind not in ("DaemonSet", "Node")
+        if waits and is_wanted and f"pod/{uid}" not in spoken_for:
+            yield f"pod {pod.namespace}/{pod.name} waits, and the plan neither buys for it nor says why not"

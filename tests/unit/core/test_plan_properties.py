@@ -1,0 +1,101 @@
+"""What holds for every plan, whatever the cluster looks like."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import msgspec
+from hypothesis import given as for_all
+from hypothesis import settings
+from hypothesis import strategies as st
+from tests.support.situations import Situation, situations
+
+from gpu_autoscaler.core.check import check
+from gpu_autoscaler.core.life import node_views
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode
+from gpu_autoscaler.model.jobs import JobSpec
+
+
+def shuffled(state: ClusterState, seed: int) -> ClusterState:
+    """The same state with every mapping in another order."""
+    order = random.Random(seed)  # noqa: S311 - order, not secrets
+
+    def mixed(mapping: dict[Any, Any]) -> dict[Any, Any]:
+        items = list(mapping.items())
+        order.shuffle(items)
+        return dict(items)
+
+    fields = {name: getattr(state, name) for name in state.__struct_fields__}
+    return msgspec.structs.replace(
+        state, **{name: mixed(value) for name, value in fields.items() if isinstance(value, dict)}
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@for_all(situations())
+def test_the_second_opinion_agrees_with_every_plan(situation: Situation) -> None:
+    """`check` finds nothing in what `plan` makes."""
+    made = plan(situation.state, situation.policy, situation.as_of)
+
+    assert check(made, situation.state, situation.policy) == ()
+
+
+@settings(max_examples=150, deadline=None)
+@for_all(situations(), st.integers())
+def test_equal_states_give_equal_plans_byte_for_byte(situation: Situation, seed: int) -> None:
+    """The order in which mappings were filled leaves no trace."""
+    mixed = shuffled(situation.state, seed)
+    args = (situation.policy, situation.as_of)
+
+    assert msgspec.json.encode(plan(mixed, *args)) == msgspec.json.encode(plan(situation.state, *args))
+    assert msgspec.json.encode(schedule(mixed, *args)) == msgspec.json.encode(schedule(situation.state, *args))
+
+
+@settings(max_examples=200, deadline=None)
+@for_all(situations())
+def test_no_limit_is_ever_passed_by_a_purchase(situation: Situation) -> None:
+    """Nodes and GPUs, with all orders in flight, stay at or below the limits once anything is bought."""
+    bought = [
+        each for each in plan(situation.state, situation.policy, situation.as_of).decisions if isinstance(each, BuyNode)
+    ]
+    views = [view for view in node_views(situation.state, situation.as_of) if view.is_ours and view.is_counted]
+
+    if bought:
+        assert len(views) + len(bought) <= situation.policy.nodes_count_max
+    gpus_bought = sum(each.offer.resources.gpu_count for each in bought)
+    if gpus_bought and situation.policy.gpu_count_max is not None:
+        gpus = sum(view.allocatable.gpu_count for view in views)
+        assert gpus + gpus_bought <= situation.policy.gpu_count_max
+
+
+@settings(max_examples=200, deadline=None)
+@for_all(situations())
+def test_a_schedule_fills_no_node_twice(situation: Situation) -> None:
+    """What starts fits into what is free, all jobs together."""
+    started = schedule(situation.state, situation.policy, situation.as_of).placements
+    asked: Counter[str] = Counter()
+    for placement in started:
+        queued = situation.state.jobs[placement.job_id].queued
+        assert queued is not None
+        spec: JobSpec = queued.spec
+        assert len(placement.node_uids) == spec.member_count
+        for name in placement.node_names:
+            asked[name] += spec.member_resources.gpu_count
+    for pod in situation.state.pods.values():
+        if pod.node_name is not None:
+            asked[pod.node_name] += pod.requests.gpu_count
+    nodes = {node.name: node for node in situation.state.nodes.values()}
+
+    assert all(count <= nodes[name].allocatable.gpu_count for name, count in asked.items())
+
+
+@settings(max_examples=200, deadline=None)
+@for_all(situations())
+def test_what_is_bought_for_is_not_removed_in_the_same_plan(situation: Situation) -> None:
+    """A plan that buys does not at the same time merge nodes that could have stayed."""
+    decisions = plan(situation.state, situation.policy, situation.as_of).decisions
+    if any(isinstance(each, BuyNode) and each.reason.tag() == "unmet_demand" for each in decisions):
+        assert not any(isinstance(each, DrainNode) and each.reason.tag() == "node_underused" for each in decisions)
