@@ -4,9 +4,227 @@ Called by the scheduler for each `job.requested`, and by the gateway before it p
 cluster's state (the queue is full, the id is taken) is theirs to say.
 """
 
+import math
+import re
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from datetime import datetime
+from difflib import get_close_matches
+
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS, gpu_model_name
 from gpu_autoscaler.model.ids import JobId, derive_id
+from gpu_autoscaler.model.jobs import PRIORITY_NAMES, JobSpec, Mistake
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+from gpu_autoscaler.model.resources import Resources, parse_quantity, parse_quantity_milli
+
+# The job's id names Kubernetes objects (63 characters at most) and leaves room for what their controllers append
+# (Kubernetes documentation, "Object Names and IDs", read 2026-11-21).
+JOB_ID_LENGTH_MAX = 50
+JOB_NAME_LENGTH_MAX = 128  # our own: it goes into tables and log lines
+IMAGE_LENGTH_MAX = 512  # our own: a registry, a path and a digest fit several times
+PRIORITY_MAX = max(PRIORITY_NAMES.values())
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+# Values of labels (Kubernetes documentation, "Labels and Selectors", syntax; read 2026-11-21).
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+# Names of environment variables (Kubernetes API reference, EnvVar; read 2026-11-21).
+_ENV_KEY = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+
+# More of one member than any machine has, by far: such a number is a slip of the unit (`64Ti` for `64Gi`).
+_QUANTITY_MAX = {"cpu": 10_000 * 1000, "memory": 64 * 2**40, "ephemeral_storage": 512 * 2**40}
+_BUDGET_USD_MAX = 1e9
 
 
 def job_id_of(asked: JobId | None, event_id: str) -> JobId:
     """Return the id that was asked for, else one derived from the event: the same request is the same job."""
     return asked if asked is not None else JobId(f"job-{derive_id('job', event_id)[:12]}")
+
+
+def admit(
+    request: JobRequested,
+    *,
+    event_id: str,
+    at: datetime,
+    policy: ScalingPolicy,
+    gpu_models: AbstractSet[str],
+    gpus_per_node_max: int | None,
+) -> JobSpec | tuple[Mistake, ...]:
+    """Return the job, checked and with every default filled in, or everything that is wrong with the request.
+
+    `gpu_models` are the models that can be had; empty means not known yet, and then every model that we have a name
+    for will do. `gpus_per_node_max` is the most GPUs that one node has; None means not known yet.
+    """
+    models = gpu_models or GPU_MODELS.keys()
+    mistakes = (
+        *_names(request),
+        *_gpus(request, policy, models, gpus_per_node_max),
+        *_container(request),
+        *_priority(request),
+        *_resources(request),
+        *_limits(request, policy),
+    )
+    return mistakes or _spec(request, event_id, at, policy)
+
+
+def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPolicy) -> JobSpec:
+    """The job in our units; the request has no mistakes."""
+    gpus, asked, budget_usd = request.gpu_requirements, request.resources, request.budget_limit_usd
+    default_hours = min(policy.job_duration_hours_default, policy.job_duration_hours_max)
+    hours = default_hours if request.max_duration_hours is None else request.max_duration_hours
+    memory_gib, priority = gpus.gpu_memory_gb, request.priority
+    return JobSpec(
+        job_id=job_id_of(request.job_id, event_id),
+        job_name=request.job_name,
+        project_id=request.project_id,
+        priority=PRIORITY_NAMES[priority.lower()] if isinstance(priority, str) else priority,
+        member_count=request.members,
+        member_resources=Resources(
+            cpu_milli=parse_quantity_milli(asked.cpu),
+            memory_bytes=parse_quantity(asked.memory),
+            gpu_count=gpus.gpu_count,
+            ephemeral_storage_bytes=parse_quantity(asked.ephemeral_storage),
+            pod_count=1,
+        ),
+        gpu_model=None if gpus.gpu_type is None else gpu_model_name(gpus.gpu_type) or gpus.gpu_type,
+        gpu_memory_bytes_min=None if memory_gib is None else math.ceil(memory_gib * GIBIBYTE),
+        image=request.container.image,
+        command=request.container.command,
+        env=request.container.env,
+        workload_type=request.workload_type,
+        is_preemptible=request.preemptible,
+        budget_limit_micro_usd=None if budget_usd is None else round(budget_usd * MICRO_USD_PER_USD),
+        duration_seconds_max=hours * 3600.0,
+        requested_at=at,
+        run_seconds=request.run_seconds,
+    )
+
+
+def _names(request: JobRequested) -> Iterator[Mistake]:
+    if not request.job_name.strip():
+        yield Mistake("job_name", "is empty; give the job a name")
+    elif len(request.job_name) > JOB_NAME_LENGTH_MAX:
+        yield Mistake("job_name", f"has {len(request.job_name)} characters; at most {JOB_NAME_LENGTH_MAX} are allowed")
+    elif not request.job_name.isprintable():
+        yield Mistake("job_name", "contains characters that cannot be printed")
+    if not request.project_id.strip():
+        yield Mistake("project_id", "is empty; name the project that the job is charged to")
+    elif not _LABEL_VALUE.fullmatch(request.project_id):
+        yield Mistake("project_id", _label_rule(request.project_id))
+    if request.workload_type is not None and not _LABEL_VALUE.fullmatch(request.workload_type):
+        yield Mistake("workload_type", _label_rule(request.workload_type))
+    job_id = request.job_id
+    if job_id is not None and (len(job_id) > JOB_ID_LENGTH_MAX or not _DNS_LABEL.fullmatch(job_id)):
+        yield Mistake(
+            "job_id",
+            f"{_quoted(job_id)} is no DNS label of at most {JOB_ID_LENGTH_MAX} characters: lower-case letters, digits "
+            "and `-`, with a letter or digit at both ends",
+        )
+
+
+def _gpus(
+    request: JobRequested, policy: ScalingPolicy, models: AbstractSet[str], gpus_per_node_max: int | None
+) -> Iterator[Mistake]:
+    gpus, members = request.gpu_requirements, request.members
+    field = "gpu_requirements.gpu_count"
+    if members < 1:
+        yield Mistake("members", f"is {members}; a job has at least one member")
+    if gpus.gpu_count < 1:
+        yield Mistake(field, f"is {gpus.gpu_count}; a job asks for at least one GPU for each member")
+    elif gpus_per_node_max is not None and gpus.gpu_count > gpus_per_node_max:
+        hint = "spread the job over more members"
+        yield Mistake(field, f"is {gpus.gpu_count}, but no node has more than {gpus_per_node_max} GPUs; {hint}")
+    elif members >= 1 and gpus.gpu_count * members > policy.max_gpus_per_job:
+        total = gpus.gpu_count * members
+        yield Mistake(field, f"times {members} members is {total} GPUs; a job may have {policy.max_gpus_per_job}")
+    model = None if gpus.gpu_type is None else gpu_model_name(gpus.gpu_type) or gpus.gpu_type
+    if model is not None and model not in models:
+        yield Mistake("gpu_requirements.gpu_type", _unknown_model(gpus.gpu_type or "", models))
+    elif gpus.gpu_memory_gb is not None:
+        yield from _gpu_memory(gpus.gpu_memory_gb, [model] if model is not None else sorted(models))
+
+
+def _gpu_memory(memory_gib: float, models: list[str]) -> Iterator[Mistake]:
+    field = "gpu_requirements.gpu_memory_gb"
+    if not math.isfinite(memory_gib) or memory_gib <= 0:
+        yield Mistake(field, f"is {memory_gib:g}; it must be a number above zero")
+        return
+    sizes = [GPU_MODELS[name].memory_bytes if name in GPU_MODELS else None for name in models]
+    known = [size for size in sizes if size is not None]
+    # A model that was sold in several sizes, or that we do not know, may have enough.
+    if len(known) < len(sizes) or not known or memory_gib * GIBIBYTE <= max(known):
+        return
+    whose = f"one {models[0]} has" if len(models) == 1 else "the largest GPU has"
+    yield Mistake(field, f"is {memory_gib:g}, but {whose} {max(known) / GIBIBYTE:g} GiB")
+
+
+def _unknown_model(asked: str, models: AbstractSet[str]) -> str:
+    names = sorted(models)
+    nearest = get_close_matches(asked.upper(), names, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"{_quoted(asked)} is no GPU model that can be had here (known: {', '.join(names)}){hint}"
+
+
+def _container(request: JobRequested) -> Iterator[Mistake]:
+    image = request.container.image
+    if not image.strip():
+        yield Mistake("container.image", "is empty; name the image to run")
+    elif len(image) > IMAGE_LENGTH_MAX or any(character.isspace() for character in image):
+        yield Mistake("container.image", f"{_quoted(image)} is no image reference of {IMAGE_LENGTH_MAX} characters")
+    for key in sorted(request.container.env):
+        if not _ENV_KEY.fullmatch(key):
+            reason = "is no name of a variable: letters, digits, `_`, `-` and `.`, not starting with a digit"
+            yield Mistake("container.env", f"{_quoted(key)} {reason}")
+
+
+def _priority(request: JobRequested) -> Iterator[Mistake]:
+    priority = request.priority
+    rule = f"use {', '.join(sorted(PRIORITY_NAMES, key=lambda name: PRIORITY_NAMES[name]))}, or 0 to {PRIORITY_MAX}"
+    if isinstance(priority, str):
+        if priority.lower() not in PRIORITY_NAMES:
+            yield Mistake("priority", f"{_quoted(priority)} is no priority; {rule}")
+    elif not 0 <= priority <= PRIORITY_MAX:
+        yield Mistake("priority", f"is {priority}; {rule}")
+
+
+def _resources(request: JobRequested) -> Iterator[Mistake]:
+    asked = {
+        "cpu": (request.resources.cpu, parse_quantity_milli),
+        "memory": (request.resources.memory, parse_quantity),
+        "ephemeral_storage": (request.resources.ephemeral_storage, parse_quantity),
+    }
+    for name, (text, parse) in asked.items():
+        try:
+            amount = parse(text)
+        except ValueError:
+            yield Mistake(f"resources.{name}", f"{_quoted(text)} is no Kubernetes quantity (examples: 500m, 2, 16Gi)")
+            continue
+        if amount <= 0 and not (amount == 0 and name == "ephemeral_storage"):
+            yield Mistake(f"resources.{name}", f"{_quoted(text)} must be above zero")
+        elif amount > _QUANTITY_MAX[name]:
+            yield Mistake(f"resources.{name}", f"{_quoted(text)} is more than any node has")
+
+
+def _limits(request: JobRequested, policy: ScalingPolicy) -> Iterator[Mistake]:
+    budget_usd, hours, run_seconds = request.budget_limit_usd, request.max_duration_hours, request.run_seconds
+    # Comparisons with NaN are false, so each asks for what is right and refuses the rest.
+    if budget_usd is not None and not 1 / MICRO_USD_PER_USD <= budget_usd <= _BUDGET_USD_MAX:
+        yield Mistake("budget_limit_usd", f"is {budget_usd:g}; it must be above zero and at most {_BUDGET_USD_MAX:g}")
+    if hours is not None and not 0 < hours <= policy.job_duration_hours_max:
+        reason = f"is {hours:g}; it must be above zero and at most {policy.job_duration_hours_max:g} hours"
+        yield Mistake("max_duration_hours", reason)
+    if run_seconds is not None and not (math.isfinite(run_seconds) and run_seconds >= 0):
+        yield Mistake("run_seconds", f"is {run_seconds:g}; it must be a number of zero or more")
+
+
+def _label_rule(value: str) -> str:
+    return (
+        f"{_quoted(value)} cannot be a label: at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at "
+        "both ends"
+    )
+
+
+def _quoted(text: str) -> str:
+    """The text as it can be shown: cut where it is long, control characters escaped."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")

@@ -1,0 +1,180 @@
+"""What `admit` accepts and what it says of the rest."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.stories import T0, policy, request
+
+from gpu_autoscaler.core.admission import admit, job_id_of
+from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.model.gpu import GIBIBYTE
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest
+
+MODELS = frozenset({"A100", "H100", "L40S", "T4"})
+
+
+def ask(asked: JobRequested, models: frozenset[str] = MODELS) -> JobSpec | tuple[Mistake, ...]:
+    """Admission in a cluster of these models, with at most 8 GPUs on a node."""
+    return admit(asked, event_id="event-1", at=T0, policy=policy(), gpu_models=models, gpus_per_node_max=8)
+
+
+def test_a_request_becomes_a_job_in_our_units() -> None:
+    """Every default is filled in; money, memory and time are in the units that decisions use."""
+    asked = request(
+        job_id=None,
+        gpu_requirements=GpuRequirements(gpu_count=4, gpu_type="nvidia-l40s", gpu_memory_gb=40.5),
+        resources=ResourceRequest(cpu="500m", memory="64Gi", ephemeral_storage="0"),
+        priority="High",
+        budget_limit_usd=12.34,
+        max_duration_hours=1.5,
+        members=2,
+    )
+    spec = ask(asked)
+
+    assert isinstance(spec, JobSpec)
+    assert spec.job_id == job_id_of(None, "event-1")
+    assert (spec.gpu_model, spec.gpu_memory_bytes_min) == ("L40S", int(40.5 * GIBIBYTE))
+    assert (spec.priority, spec.budget_limit_micro_usd, spec.duration_seconds_max) == (1000, 12_340_000, 5400.0)
+    assert (spec.member_resources.cpu_milli, spec.member_resources.memory_bytes) == (500, 64 * GIBIBYTE)
+    assert (spec.member_resources.gpu_count, spec.member_resources.pod_count, spec.member_count) == (4, 1, 2)
+
+
+def test_the_same_event_is_the_same_job() -> None:
+    """An id that nobody chose follows from the event alone, and names Kubernetes objects."""
+    assert job_id_of(None, "a") == job_id_of(None, "a") != job_id_of(None, "b")
+    assert job_id_of(JobId("mine"), "a") == "mine"
+    assert ask(request(job_id=job_id_of(None, "a"))) == ask(request(job_id=str(job_id_of(None, "a"))))
+
+
+@pytest.mark.parametrize(
+    ("field", "part", "changes"),
+    [
+        ("job_name", "is empty", {"job_name": "  "}),
+        ("job_name", "at most 128", {"job_name": "x" * 129}),
+        ("job_name", "cannot be printed", {"job_name": "a\x00b"}),
+        ("project_id", "is empty", {"project_id": ""}),
+        ("project_id", "cannot be a label", {"project_id": "a b"}),
+        ("workload_type", "cannot be a label", {"workload_type": "-x"}),
+        ("job_id", "no DNS label", {"job_id": "Train_1"}),
+        ("job_id", "no DNS label", {"job_id": "x" * 51}),
+        ("members", "at least one member", {"members": 0}),
+        ("priority", "low, medium, high, or 0 to 1000", {"priority": "urgent"}),
+        ("priority", "is 1001", {"priority": 1001}),
+        ("priority", "is -1", {"priority": -1}),
+        ("budget_limit_usd", "above zero", {"budget_limit_usd": 0.0}),
+        ("budget_limit_usd", "nan", {"budget_limit_usd": math.nan}),
+        ("budget_limit_usd", "inf", {"budget_limit_usd": math.inf}),
+        ("max_duration_hours", "at most 48", {"max_duration_hours": 48.5}),
+        ("max_duration_hours", "above zero", {"max_duration_hours": -1.0}),
+        ("max_duration_hours", "nan", {"max_duration_hours": math.nan}),
+        ("run_seconds", "zero or more", {"run_seconds": -0.5}),
+        ("container.image", "is empty", {"container": ContainerRequest(image="")}),
+        ("container.image", "no image reference", {"container": ContainerRequest(image="a b")}),
+        ("container.env", "'1X'", {"container": ContainerRequest(image="i", env={"1X": "", "OK": ""})}),
+        ("resources.cpu", "'many' is no Kubernetes quantity", {"resources": ResourceRequest(cpu="many")}),
+        ("resources.cpu", "above zero", {"resources": ResourceRequest(cpu="-1")}),
+        ("resources.memory", "above zero", {"resources": ResourceRequest(memory="0")}),
+        ("resources.memory", "more than any node has", {"resources": ResourceRequest(memory="64Pi")}),
+        ("resources.ephemeral_storage", "quantity", {"resources": ResourceRequest(ephemeral_storage="")}),
+        ("gpu_requirements.gpu_count", "at least one GPU", {"gpu_requirements": GpuRequirements(gpu_count=0)}),
+        ("gpu_requirements.gpu_count", "is -3", {"gpu_requirements": GpuRequirements(gpu_count=-3)}),
+        ("gpu_requirements.gpu_count", "more than 8 GPUs", {"gpu_requirements": GpuRequirements(gpu_count=9)}),
+        (
+            "gpu_requirements.gpu_count",
+            "1600 GPUs",
+            {"gpu_requirements": GpuRequirements(gpu_count=8), "members": 200},
+        ),
+        (
+            "gpu_requirements.gpu_type",
+            "known: A100, H100, L40S, T4); did you mean H100?",
+            {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_type="H1000")},
+        ),
+        (
+            "gpu_requirements.gpu_memory_gb",
+            "one T4 has 16 GiB",
+            {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_type="T4", gpu_memory_gb=24)},
+        ),
+        (
+            "gpu_requirements.gpu_memory_gb",
+            "nan",
+            {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_memory_gb=math.nan)},
+        ),
+    ],
+)
+def test_a_mistake_names_field_and_reason(field: str, part: str, changes: dict[str, Any]) -> None:
+    """One thing wrong, one mistake, with the field's path and words that say what would be right."""
+    mistakes = ask(request(**changes))
+
+    assert isinstance(mistakes, tuple)
+    assert [mistake.field for mistake in mistakes] == [field]
+    assert part in mistakes[0].reason
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    """Nobody has to send a request five times to learn five mistakes."""
+    mistakes = ask(request(job_name="", project_id="", members=0, priority="x", budget_limit_usd=-1.0))
+
+    assert isinstance(mistakes, tuple)
+    assert {mistake.field for mistake in mistakes} == {
+        "job_name",
+        "project_id",
+        "members",
+        "priority",
+        "budget_limit_usd",
+    }
+
+
+def test_memory_above_every_model_is_refused_and_an_unknown_size_is_not() -> None:
+    """A100 was sold in two sizes, so its bare name proves nothing; among T4 and L40S, 48 GiB is the most."""
+    asked = request(gpu_requirements=GpuRequirements(gpu_count=1, gpu_memory_gb=64))
+
+    assert isinstance(ask(asked, frozenset({"A100", "T4"})), JobSpec)
+    assert isinstance(ask(asked, frozenset({"L40S", "T4"})), tuple)
+
+
+def test_before_offers_are_known_our_own_names_are_accepted() -> None:
+    """No offers yet is not a cloud without GPUs: a model that we know by name waits, another is refused."""
+    known = request(gpu_requirements=GpuRequirements(gpu_count=1, gpu_type="V100"))
+    unknown = request(gpu_requirements=GpuRequirements(gpu_count=1, gpu_type="Voodoo2"))
+
+    assert isinstance(ask(known, frozenset()), JobSpec)
+    assert isinstance(ask(unknown, frozenset()), tuple)
+
+
+_TEXTS = st.text(max_size=70)
+_NUMBERS = st.floats() | st.integers().map(float)
+
+
+@settings(deadline=None)
+@given(
+    asked=st.builds(
+        JobRequested,
+        job_name=_TEXTS,
+        project_id=_TEXTS,
+        gpu_requirements=st.builds(
+            GpuRequirements,
+            gpu_count=st.integers(),
+            gpu_type=st.none() | _TEXTS,
+            gpu_memory_gb=st.none() | _NUMBERS,
+        ),
+        container=st.builds(ContainerRequest, image=_TEXTS, env=st.dictionaries(_TEXTS, _TEXTS, max_size=3)),
+        priority=_TEXTS | st.integers(),
+        resources=st.builds(ResourceRequest, cpu=_TEXTS, memory=_TEXTS, ephemeral_storage=_TEXTS),
+        budget_limit_usd=st.none() | _NUMBERS,
+        max_duration_hours=st.none() | _NUMBERS,
+        members=st.integers(),
+        job_id=st.none() | _TEXTS.map(JobId),
+        run_seconds=st.none() | _NUMBERS,
+    )
+)
+def test_no_request_breaks_admission(asked: JobRequested) -> None:
+    """Whatever comes through the public door is answered: a job that encodes, or sentences."""
+    answer = ask(asked)
+
+    assert answer
+    assert msgspec.json.encode(answer)
