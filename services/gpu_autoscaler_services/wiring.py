@@ -20,8 +20,10 @@ from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.config import KubeSettings, Settings
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.runtime.process import Compose, Workplace
+from gpu_autoscaler.runtime.runner import instance_name
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.store.sqlite import SqliteStore, path_of
+from gpu_autoscaler_services.gateway.auth import Authenticator
 
 
 async def pod_watcher(place: Workplace) -> tuple[Service, Bus]:
@@ -93,11 +95,79 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     return service, await _bus(place, Scaler)
 
 
+async def scheduler(place: Workplace) -> tuple[Service, Bus]:
+    """Requests -> queue -> placements -> Kubernetes Jobs."""
+    from gpu_autoscaler_services.scheduler.binder import Binder
+    from gpu_autoscaler_services.scheduler.service import Scheduler
+
+    kube, _ = await _kube(place)
+    binder = Binder(kube, place.settings.kube.namespace)
+    service = Scheduler(place.view, _policy(place.settings), await _store(place), binder, place.clock.now)
+    return service, await _bus(place, Scheduler)
+
+
+async def cost_tracker(place: Workplace) -> tuple[Service, Bus]:
+    """Instances and pods -> money."""
+    from gpu_autoscaler_services.cost_tracker.service import CostTracker
+
+    service = CostTracker(
+        place.view, await _store(place), instances_without_price=place.metrics.instances_without_price
+    )
+    return service, await _bus(place, CostTracker)
+
+
+async def gateway(place: Workplace) -> tuple[Service, Bus]:
+    """The record -> people and programs, and their wishes -> facts."""
+    from gpu_autoscaler.runtime.publisher import Publisher
+    from gpu_autoscaler_services.gateway.ledger import Ledger
+    from gpu_autoscaler_services.gateway.reading import ReadModel
+    from gpu_autoscaler_services.gateway.server import make_app, serving
+    from gpu_autoscaler_services.gateway.service import Gateway
+    from gpu_autoscaler_services.gateway.tail import Tail
+
+    bus = await _bus(place, Gateway)
+    ledger = Ledger()
+    model = ReadModel(
+        view=place.view,
+        tail=Tail(bus, place.clock, observers={"COST": ledger.observe}),
+        ledger=ledger,
+        store=await _store(place),
+        bus=bus,
+        publisher=Publisher(
+            bus,
+            place.clock,
+            place.metrics,
+            service=Gateway.name,
+            instance=instance_name(place.settings.instance),
+            publishes=Gateway.publishes,
+        ),
+        policy=_policy(place.settings),
+        clock=place.clock,
+    )
+    app = make_app(model, authenticators=await _authenticators(place), readiness=place.readiness)
+    await place.closing.enter_async_context(serving(app, place.settings.gateway))
+    return Gateway(), bus
+
+
+async def _authenticators(place: Workplace) -> list[Authenticator]:
+    from gpu_autoscaler_services.gateway.auth import SharedTokens, TokenReviews
+
+    found: list[Authenticator] = []
+    if place.settings.gateway.tokens:
+        found.append(SharedTokens(place.settings.gateway.tokens))
+    if place.settings.gateway.is_token_review_on:
+        found.append(TokenReviews((await _kube(place))[0]))
+    return found
+
+
 COMPOSE: Mapping[str, Compose] = {
     "pod_watcher": pod_watcher,
     "dcgm_ingest": dcgm_ingest,
     "spot_watcher": spot_watcher,
     "scaler": scaler,
+    "scheduler": scheduler,
+    "cost_tracker": cost_tracker,
+    "gateway": gateway,
 }
 
 

@@ -179,6 +179,11 @@ class KubeClient:
         """Delete that very Job; without a policy its pods would stay (recorded: batch/v1 Jobs orphan by default)."""
         return await self._delete(JOBS, job, {"propagationPolicy": "Background"})
 
+    async def create(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Create an object that is only asked about, such as a TokenReview, and return the server's answer."""
+        kind = str(body.get("kind", "object"))
+        return msgspec.json.decode(await self._call("POST", path, f"create {kind}", body=body), type=dict[str, Any])
+
     async def close(self) -> None:
         """Give back connections."""
         if self._session is not None:
