@@ -1,0 +1,127 @@
+"""EC2 instance metadata: tokens, "none" is 404 alone, and anything else is no answer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+
+import aiohttp
+import pytest
+from aiohttp import web
+from tests.support.small_servers import serving
+
+from gpu_autoscaler.cloudmeta.aws import AwsMetadata
+from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
+from gpu_autoscaler.model.errors import TransientError
+
+ACTION = "/latest/meta-data/spot/instance-action"
+REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+
+
+class Ec2:
+    """A metadata address that says what the test put there, to whoever holds its current token."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.tokens_count = 0
+        self.accepts: Callable[[str], bool] = lambda token: token == f"token-{self.tokens_count}"
+        self.status: int | None = None  # what every answer's status is, if set
+        self.seconds = 0.0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """As EC2 does."""
+        await asyncio.sleep(self.seconds)
+        if self.status is not None:
+            return web.Response(status=self.status)
+        if request.path == "/latest/api/token":
+            assert request.method == "PUT"
+            assert 1 <= int(request.headers["X-aws-ec2-metadata-token-ttl-seconds"]) <= 21600
+            self.tokens_count += 1
+            return web.Response(text=f"token-{self.tokens_count}")
+        if not self.accepts(request.headers.get("X-aws-ec2-metadata-token", "")):
+            return web.Response(status=401)
+        if request.path not in self.texts:
+            return web.Response(status=404)
+        return web.Response(text=self.texts[request.path])
+
+
+@pytest.fixture
+async def ec2() -> Ec2:
+    """A quiet instance."""
+    return Ec2()
+
+
+@pytest.fixture
+async def metadata(ec2: Ec2) -> AsyncIterator[AwsMetadata]:
+    """A client of it."""
+    async with serving(ec2.answer) as url, aiohttp.ClientSession() as session:
+        yield AwsMetadata(session, url, call_seconds_max=0.3)
+
+
+async def test_404_is_none(metadata: AwsMetadata) -> None:
+    """Neither notice nor hint."""
+    assert await metadata.reclaim_notice() is None
+    assert await metadata.rebalance_recommended_at() is None
+
+
+@pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
+async def test_a_notice_is_read(ec2: Ec2, metadata: AwsMetadata, action: str) -> None:
+    """Kind and deadline; read twice it is equal, so it is one notice."""
+    ec2.texts[ACTION] = f'{{"action": "{action}", "time": "2026-09-18T08:22:00Z"}}'
+    notice = await metadata.reclaim_notice()
+    assert notice == await metadata.reclaim_notice()
+    assert isinstance(notice, ReclaimNotice)
+    assert (notice.kind, notice.reclaim_at) == (action, datetime(2026, 9, 18, 8, 22, tzinfo=UTC))
+
+
+async def test_a_hint_is_read(ec2: Ec2, metadata: AwsMetadata) -> None:
+    """Its instant."""
+    ec2.texts[REBALANCE] = '{"noticeTime": "2026-09-18T08:22:00Z"}'
+    assert await metadata.rebalance_recommended_at() == datetime(2026, 9, 18, 8, 22, tzinfo=UTC)
+
+
+async def test_the_instance_is_named_as_kubernetes_names_it(ec2: Ec2, metadata: AwsMetadata) -> None:
+    """Zone and id make the provider id."""
+    ec2.texts["/latest/meta-data/placement/availability-zone"] = "eu-west-1a"
+    ec2.texts["/latest/meta-data/instance-id"] = "i-0abc"
+    assert await metadata.provider_id() == "aws:///eu-west-1a/i-0abc"
+
+
+async def test_one_token_serves_many_reads(ec2: Ec2, metadata: AwsMetadata) -> None:
+    """It is fetched once; a refused one is dropped and fetched again."""
+    await metadata.reclaim_notice()
+    await metadata.reclaim_notice()
+    fetched_count = ec2.tokens_count
+    ec2.tokens_count += 1  # the one in use is no longer the current one
+    assert await metadata.reclaim_notice() is None
+    assert (fetched_count, ec2.tokens_count) == (1, 3)
+
+
+async def test_tokens_that_never_work_are_told(ec2: Ec2, metadata: AwsMetadata) -> None:
+    """It asks twice and then says so, instead of asking for ever."""
+    ec2.accepts = lambda _token: False
+    with pytest.raises(TransientError, match="fresh token is refused"):
+        await metadata.reclaim_notice()
+    assert ec2.tokens_count == 2
+
+
+@pytest.mark.parametrize("status", [403, 429, 500, 502, 503])
+async def test_a_failed_read_is_not_no_notice(ec2: Ec2, metadata: AwsMetadata, status: int) -> None:
+    """Whatever is no 404 raises."""
+    ec2.status = status
+    with pytest.raises(TransientError, match=str(status)):
+        await metadata.reclaim_notice()
+
+
+async def test_silence_is_not_no_notice(ec2: Ec2, metadata: AwsMetadata) -> None:
+    """An address that hangs raises at its limit."""
+    ec2.seconds = 5.0
+    with pytest.raises(TransientError, match="not 'no notice'"):
+        await metadata.reclaim_notice()
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"action": "dance", "time": "2026-09-18T08:22:00Z"}', "terminate"])
+async def test_a_notice_that_cannot_be_read_is_told(ec2: Ec2, metadata: AwsMetadata, text: str) -> None:
+    """Never taken for none."""
+    ec2.texts[ACTION] = text
+    with pytest.raises(TransientError, match="cannot be read"):
+        await metadata.reclaim_notice()
