@@ -124,7 +124,7 @@ class Store(Protocol):
         """Commit that the stream has this span."""
         ...
 
-    async def unconfirmed_charges(self) -> Sequence[CostAccrued]:
+    async def unconfirmed_charges(self, count_max: int) -> Sequence[CostAccrued]:
         """Return committed spans of which nobody knows whether the stream has them, oldest first."""
         ...
 

@@ -181,9 +181,10 @@ class SqliteStore:
         values = (span.provider_id, _number(span.from_at))
         await self._write(lambda connection: connection.execute(update, values))
 
-    async def unconfirmed_charges(self) -> Sequence[CostAccrued]:
+    async def unconfirmed_charges(self, count_max: int) -> Sequence[CostAccrued]:
         """See Store."""
-        rows = await self._rows("SELECT number, fact FROM ledger WHERE is_confirmed = 0 ORDER BY number", ())
+        query = "SELECT number, fact FROM ledger WHERE is_confirmed = 0 ORDER BY number LIMIT ?"
+        rows = await self._rows(query, (count_max,))
         return [_span(row) for row in rows]
 
     async def spent_by_job(self) -> Mapping[JobId, int]:

@@ -180,7 +180,8 @@ class StoreContract:
         """What a crash kept from the stream is known afterwards, oldest first."""
         await store.charge([span(0), span(1), span(2)])
         await store.confirm_charge(span(1))
-        assert list(await store.unconfirmed_charges()) == [span(0), span(2)]
+        assert list(await store.unconfirmed_charges(10)) == [span(0), span(2)]
+        assert list(await store.unconfirmed_charges(1)) == [span(0)]
 
     async def test_a_request_is_answered_once(self, store: Store) -> None:
         """The first claim of a key is free; a repeat gets the claim, later the answer."""

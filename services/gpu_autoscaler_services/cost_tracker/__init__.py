@@ -1,0 +1,1 @@
+"""Charges every instance to the micro-dollar, and says who owes it."""

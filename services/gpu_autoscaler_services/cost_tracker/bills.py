@@ -1,0 +1,141 @@
+"""What the record says of each instance that costs money, and of the node that it became.
+
+The state forgets an instance hours after its end; a bill stays until it is charged, however late that is.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+import msgspec
+
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
+from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeTerminated
+from gpu_autoscaler.model.ids import NodeUid, ProviderId
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import CapacityType
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True):
+    """What an hour costs, who said so, and when."""
+
+    micro_usd_per_hour: int
+    source: str
+    at: Instant
+
+
+class Bill(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance, in the cloud's own words."""
+
+    provider_id: ProviderId
+    instance_type: str
+    capacity_type: CapacityType
+    launched_at: Instant
+    terminated_at: Instant | None = None
+    price: Price | None = None  # None: nobody said it, which is not free
+
+
+class NodeShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The Kubernetes node of an instance, with the most that it ever had to give."""
+
+    node_uid: NodeUid
+    name: str
+    gpu_count: int
+    cpu_milli: int
+
+
+class Bills:
+    """All bills that are not known to be paid."""
+
+    def __init__(self) -> None:
+        self._bills: dict[ProviderId, Bill] = {}
+        self._ends: dict[ProviderId, datetime] = {}  # our own steps' word, where the cloud has not spoken yet
+        self._shapes: dict[ProviderId, NodeShape] = {}
+
+    def note(self, recorded: Iterable[Recorded]) -> None:
+        """Take in what was said."""
+        for item in recorded:
+            match item.fact:
+                case NodeInstanceObserved() as fact:
+                    self._observed(fact, item.envelope.time)
+                case ScalingNodeLaunched() as fact:
+                    self._launched(fact, item.envelope.time)
+                case ScalingNodeTerminated(provider_id=provider_id, terminated_at=at) if provider_id is not None:
+                    self._ends.setdefault(provider_id, at)
+                case NodeObserved() as fact:
+                    self._shape(fact)
+                case _:
+                    pass
+
+    def all(self) -> tuple[Bill, ...]:
+        """Return every bill, in order of launch."""
+        bills = (
+            bill
+            if bill.terminated_at is not None
+            else msgspec.structs.replace(bill, terminated_at=self._ends.get(bill.provider_id))
+            for bill in self._bills.values()
+        )
+        return tuple(sorted(bills, key=lambda bill: (bill.launched_at, bill.provider_id)))
+
+    def shape(self, provider_id: ProviderId) -> NodeShape | None:
+        """Return the node that the instance became; None: it never registered."""
+        return self._shapes.get(provider_id)
+
+    def close(self, provider_id: ProviderId) -> None:
+        """Forget an instance that is charged to its end."""
+        for words in (self._bills, self._ends, self._shapes):
+            words.pop(provider_id, None)
+
+    def _observed(self, fact: NodeInstanceObserved, at: datetime) -> None:
+        """The cloud's own list: it has the last word on when billing began and ended."""
+        known = self._bills.get(fact.provider_id)
+        price = None if known is None else known.price
+        if fact.price_micro_usd_per_hour is not None and (price is None or price.source != fact.type_name()):
+            price = Price(micro_usd_per_hour=fact.price_micro_usd_per_hour, source=fact.type_name(), at=at)
+        self._bills[fact.provider_id] = Bill(
+            provider_id=fact.provider_id,
+            instance_type=fact.instance_type,
+            capacity_type=fact.capacity_type,
+            launched_at=fact.launched_at,
+            terminated_at=fact.terminated_at or (None if known is None else known.terminated_at),
+            price=price,
+        )
+
+    def _launched(self, fact: ScalingNodeLaunched, at: datetime) -> None:
+        known = self._bills.get(fact.provider_id)
+        price = None if known is None else known.price
+        if price is None and fact.price_micro_usd_per_hour is not None:
+            price = Price(micro_usd_per_hour=fact.price_micro_usd_per_hour, source=fact.type_name(), at=at)
+        if known is not None:
+            self._bills[fact.provider_id] = msgspec.structs.replace(known, price=price)
+            return
+        self._bills[fact.provider_id] = Bill(
+            provider_id=fact.provider_id,
+            instance_type=fact.instance_type,
+            capacity_type=fact.capacity_type,
+            launched_at=fact.launched_at,
+            price=price,
+        )
+
+    def _shape(self, fact: NodeObserved) -> None:
+        if fact.provider_id is None:
+            return
+        known = self._shapes.get(fact.provider_id)
+        self._shapes[fact.provider_id] = NodeShape(
+            node_uid=fact.node_uid,
+            name=fact.name,
+            gpu_count=max(fact.allocatable.gpu_count, 0 if known is None else known.gpu_count),
+            cpu_milli=max(fact.allocatable.cpu_milli, 0 if known is None else known.cpu_milli),
+        )
+
+
+def confirmed_until(bill: Bill, state: ClusterState, now: datetime) -> datetime | None:
+    """Return up to when the instance surely ran: its end, else the cloud's last list that has it.
+
+    Charging up to now would charge for time after an end of which we have not heard yet. None: never seen running.
+    """
+    if bill.terminated_at is not None:
+        return max(bill.terminated_at, bill.launched_at)
+    seen_at = state.instances_seen_at.get(bill.provider_id)
+    return None if seen_at is None else max(min(seen_at, now), bill.launched_at)

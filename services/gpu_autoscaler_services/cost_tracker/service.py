@@ -1,0 +1,215 @@
+"""Charges each instance from launch to termination, says who owes it, and when a job's budget is crossed.
+
+The ledger in the store is written first; a span counts as told when its own fact comes back from the stream.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import ClassVar
+
+import structlog
+from prometheus_client import Gauge
+
+from gpu_autoscaler.core.accrual import busy_gpus, marks_crossed, span_micro_usd, split
+from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.job import JobFinished, JobQueued
+from gpu_autoscaler.events.node import NodeGone, NodeInstanceListed, NodeInstanceObserved, NodeListed, NodeObserved
+from gpu_autoscaler.events.pod import PodGone, PodListed, PodObserved
+from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeTerminated
+from gpu_autoscaler.model.ids import JobId, ProviderId
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.store.protocol import LastCharge, Store
+from gpu_autoscaler_services.cost_tracker.bills import Bill, Bills, Price, confirmed_until
+from gpu_autoscaler_services.cost_tracker.holdings import Holdings
+
+log = structlog.get_logger()
+
+SPAN_SECONDS_MIN = 60.0  # of an instance that runs on; its last span ends when it ends
+TOLD_COUNT_MAX = 500  # spans told in one tick
+BUDGET_MARKS = (0.8, 1.0)  # CHECKLIST S116: soft 80 %, hard 100 %
+FORGOTTEN = timedelta(hours=6)  # pods of nodes that nobody bills us for
+
+
+class CostTracker:
+    """Turns the cloud's words into money. All that must survive is in the store; the rest is read again at start."""
+
+    name: ClassVar[str] = "cost_tracker"
+    consumes: ClassVar[tuple[type[Fact], ...]] = (CostAccrued,)
+    folds: ClassVar[tuple[type[Fact], ...]] = (
+        NodeObserved,
+        NodeGone,
+        NodeListed,
+        NodeInstanceObserved,
+        NodeInstanceListed,
+        PodObserved,
+        PodGone,
+        PodListed,
+        JobQueued,
+        JobFinished,
+        GpuNodeSummarised,
+        ScalingNodeLaunched,
+        ScalingNodeTerminated,
+        CostBudgetCrossed,
+    )
+    publishes: ClassVar[tuple[type[Fact], ...]] = (CostAccrued, CostBudgetCrossed)
+    urgent: ClassVar[tuple[type[Fact], ...]] = (ScalingNodeTerminated,)
+    tick_seconds: ClassVar[float | None] = 5.0
+
+    def __init__(self, view: StateView, store: Store, *, instances_without_price: Gauge) -> None:
+        self._view = view
+        self._store = store
+        self._instances_without_price = instances_without_price
+        self._bills = Bills()
+        self._holdings = Holdings()
+        self._charges: dict[ProviderId, LastCharge] = {}
+        self._spent: dict[JobId, int] = {}
+        self._is_loaded = False
+        self._without_price: set[ProviderId] = set()
+        self._marks_told: set[str | None] = set()  # by condition
+
+    def on_folded(self, recorded: Sequence[Recorded]) -> None:
+        """Remember instances and pods that the state forgets before they are charged, and marks that were told."""
+        self._bills.note(recorded)
+        self._holdings.note(recorded)
+        for item in recorded:
+            if isinstance(item.fact, CostBudgetCrossed):
+                self._marks_told.add(item.fact.condition())
+
+    async def on_fact(self, recorded: Recorded) -> list[Fact]:
+        """Our own span came back: the stream has it."""
+        if isinstance(recorded.fact, CostAccrued):
+            await self._store.confirm_charge(recorded.fact)
+        return []
+
+    async def on_tick(self, now: datetime) -> list[Fact]:
+        """Charge what is due, and tell what is charged and not known to be on the stream."""
+        if not self._is_loaded:
+            self._charges = dict(await self._store.last_charges())
+            self._spent = dict(await self._store.spent_by_job())
+            self._is_loaded = True
+        spans = [span for bill in self._bills.all() if (span := self._due(bill, now)) is not None]
+        if spans:
+            # Read anew after a failure, and where another tracker was first.
+            self._is_loaded = False
+            if await self._store.charge(spans) == len(spans):
+                self._charged(spans)
+                self._is_loaded = True
+        self._forget(now)
+        return [*await self._store.unconfirmed_charges(TOLD_COUNT_MAX), *self._budgets(now)]
+
+    def _due(self, bill: Bill, now: datetime) -> CostAccrued | None:
+        """The next span of an instance; None where nothing is due yet, or nobody knows the price."""
+        charge = self._charges.get(bill.provider_id)
+        price = bill.price if charge is None else _price_of(charge)
+        if price is None:
+            self._hold(bill)
+            return None
+        launched_at = bill.launched_at if charge is None else charge.from_at
+        from_at = bill.launched_at if charge is None else charge.last.to_at
+        to_at = confirmed_until(bill, self._view.state, now)
+        if to_at is None or to_at == from_at:
+            return None
+        if bill.terminated_at is None and (to_at - from_at).total_seconds() < SPAN_SECONDS_MIN:
+            return None
+        charged = 0 if charge is None else charge.total_micro_usd
+        total = span_micro_usd(
+            price.micro_usd_per_hour, launched_at=launched_at, to_at=to_at, charged_micro_usd=charged
+        )
+        return self._span(bill, price, total, from_at, to_at)
+
+    def _span(self, bill: Bill, price: Price, total: int, from_at: datetime, to_at: datetime) -> CostAccrued:
+        state, shape = self._view.state, self._bills.shape(bill.provider_id)
+        has_gpus = shape is not None and shape.gpu_count > 0
+        parts = split(
+            total,
+            [] if shape is None else self._holdings.on_node(shape.name, state, has_gpus=has_gpus),
+            units=0 if shape is None else shape.gpu_count if has_gpus else shape.cpu_milli,
+            from_at=from_at,
+            to_at=to_at,
+            used_units=None
+            if shape is None or not has_gpus
+            else busy_gpus(state.telemetry.get(shape.node_uid), from_at=from_at, to_at=to_at),
+        )
+        return CostAccrued(
+            provider_id=bill.provider_id,
+            node_name=None if shape is None else shape.name,
+            instance_type=bill.instance_type,
+            capacity_type=bill.capacity_type,
+            from_at=from_at,
+            to_at=to_at,
+            total_micro_usd=total,
+            idle_micro_usd=parts.idle_micro_usd,
+            shares=parts.shares,
+            price_micro_usd_per_hour=price.micro_usd_per_hour,
+            price_source=price.source,
+            price_at=price.at,
+        )
+
+    def _hold(self, bill: Bill) -> None:
+        """No price is not free: the time is charged once somebody says it."""
+        if bill.provider_id not in self._without_price:
+            self._without_price.add(bill.provider_id)
+            log.warning(
+                "instance without price is not charged; make the provider tell its price",
+                provider_id=bill.provider_id,
+                instance_type=bill.instance_type,
+            )
+
+    def _charged(self, spans: Sequence[CostAccrued]) -> None:
+        """The ledger has these spans: go on from their ends."""
+        for span in spans:
+            before = self._charges.get(span.provider_id)
+            self._charges[span.provider_id] = LastCharge(
+                last=span,
+                from_at=span.from_at if before is None else before.from_at,
+                total_micro_usd=span.total_micro_usd + (0 if before is None else before.total_micro_usd),
+            )
+            self._without_price.discard(span.provider_id)
+            if span.node_name is not None:
+                self._holdings.forget(span.node_name, span.to_at, self._view.state)
+            for share in span.shares:
+                if share.job_id is not None:
+                    self._spent[share.job_id] = self._spent.get(share.job_id, 0) + share.allocated_micro_usd
+        self._instances_without_price.set(len(self._without_price))
+
+    def _forget(self, now: datetime) -> None:
+        """Keep memory as large as the cluster, not as long as its history."""
+        self._instances_without_price.set(len(self._without_price))
+        for bill in self._bills.all():
+            charge = self._charges.get(bill.provider_id)
+            is_paid = charge is not None and charge.last.to_at == bill.terminated_at
+            if is_paid and bill.terminated_at is not None and now - bill.terminated_at > FORGOTTEN:
+                self._bills.close(bill.provider_id)
+        for node_name in self._holdings.nodes():
+            self._holdings.forget(node_name, now - FORGOTTEN, self._view.state)
+
+    def _budgets(self, now: datetime) -> list[Fact]:
+        """Marks that jobs have crossed and nobody was told of, by the stream's own account."""
+        crossed: list[Fact] = []
+        for job_id, spent in self._spent.items():
+            record = self._view.state.jobs.get(job_id)
+            limit = None if record is None or record.queued is None else record.queued.spec.budget_limit_micro_usd
+            if limit is None:
+                continue
+            facts = (
+                CostBudgetCrossed(
+                    scope="job",
+                    scope_id=job_id,
+                    mark_ratio=mark,
+                    spent_micro_usd=spent,
+                    limit_micro_usd=limit,
+                    crossed_at=now,
+                )
+                for mark in marks_crossed(spent, limit, BUDGET_MARKS)
+            )
+            crossed += [fact for fact in facts if fact.condition() not in self._marks_told]
+        return crossed
+
+
+def _price_of(charge: LastCharge) -> Price:
+    """An instance keeps the price that it was first charged at: spans of a lifetime add up at one price only."""
+    last = charge.last
+    return Price(micro_usd_per_hour=last.price_micro_usd_per_hour, source=last.price_source, at=last.price_at)
