@@ -40,8 +40,9 @@ class _Asked:
 class _Poller:
     """Reads notices and hints, tick after tick; remembers hints it has told, and who does not answer."""
 
-    def __init__(self, view: StateView) -> None:
+    def __init__(self, view: StateView, poll_seconds_max: float) -> None:
         self._view = view
+        self._poll_seconds_max = poll_seconds_max
         self._hinted_at: dict[ProviderId, datetime] = {}
         self._deaf: set[ProviderId] = set()
 
@@ -49,7 +50,7 @@ class _Poller:
         """Return what is new of this instance; nothing, and a warning once, while its address cannot be read."""
         facts: list[Fact] = []
         try:
-            async with asyncio.timeout(POLL_SECONDS_MAX):
+            async with asyncio.timeout(self._poll_seconds_max):
                 shown = await metadata.reclaim_notice()
                 facts += notice_facts(asked.provider_id, asked.node_name, shown, self._standing(asked), now)
                 hint_at = await metadata.rebalance_recommended_at() if with_hint else None
@@ -74,7 +75,7 @@ class _Poller:
             log.warning(
                 "notices cannot be read, one would be missed",
                 provider_id=asked.provider_id,
-                error=str(error) or f"no answer within {POLL_SECONDS_MAX:g} s",
+                error=str(error) or f"no answer within {self._poll_seconds_max:g} s",
             )
 
     def forget_all_but(self, provider_ids: set[ProviderId]) -> None:
@@ -86,13 +87,20 @@ class _Poller:
 class NodesNotices:
     """Role `nodes`: polls the metadata address of every managed node that is not known to be on-demand."""
 
-    def __init__(self, view: StateView, open_metadata: Callable[[str], InstanceMetadata], *, metadata_url: str) -> None:
+    def __init__(
+        self,
+        view: StateView,
+        open_metadata: Callable[[str], InstanceMetadata],
+        *,
+        metadata_url: str,
+        poll_seconds_max: float = POLL_SECONDS_MAX,
+    ) -> None:
         """`metadata_url`: a template of `NodeUrl`; `open_metadata`: a client for an address. Raises ConfigError."""
         self._view = view
         self._open_metadata = open_metadata
         self._url = NodeUrl(metadata_url)
         self._clients: dict[NodeUid, InstanceMetadata] = {}
-        self._poller = _Poller(view)
+        self._poller = _Poller(view, poll_seconds_max)
         self._turns = asyncio.Semaphore(POLLS_AT_ONCE_MAX)
         self._polls_count = 0
 
@@ -134,7 +142,7 @@ class NodeNotices:
         self._metadata = metadata
         self._node_name = node_name
         self._provider_id: ProviderId | None = None
-        self._poller = _Poller(view)
+        self._poller = _Poller(view, POLL_SECONDS_MAX)
 
     async def look(self, now: datetime) -> list[Fact]:
         """Return the notices and hints that are new. Raises TransientError until the instance is known."""

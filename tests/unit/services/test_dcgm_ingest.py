@@ -1,0 +1,167 @@
+"""Pages become samples and minutes; silence is told as silence."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+import pytest
+from tests.support.stories import MINUTE, SECOND, T0, given, node
+
+from gpu_autoscaler.dcgm.parse import Page, parse_page
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.gpu import GpuNodeSampled, GpuNodeSummarised
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
+
+URL = "http://{node_name}/metrics"
+
+
+class Exporters:
+    """Answers by the text that the test gave each URL; None for one that has none."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.asked: list[str] = []
+
+    async def scrape(self, urls: Mapping[str, str]) -> dict[str, Page | None]:
+        """As a scraper does."""
+        self.asked += urls.values()
+        return {name: parse_page(self.texts[url]) if url in self.texts else None for name, url in urls.items()}
+
+
+class Story:
+    """A service that is ticked second by second."""
+
+    def __init__(self, *nodes: str, scrape_seconds: float = 10.0) -> None:
+        self.view = StateView(given(*(node(name) for name in nodes)))
+        self.exporters = Exporters()
+        self.service = DcgmIngest(self.view, self.exporters, dcgm_url=URL, scrape_seconds=scrape_seconds)
+        self.facts: list[Fact] = []
+
+    async def run(self, start: datetime, seconds: int) -> None:
+        """Tick every second."""
+        for second in range(seconds):
+            self.facts += await self.service.on_tick(start + second * SECOND)
+
+    def says(self, name: str, percent: float) -> None:
+        """The node's exporter shows this utilisation from now on."""
+        self.exporters.texts[f"http://{name}/metrics"] = (
+            f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="GPU-{name}",modelName="Tesla T4"}} {percent}\n'
+        )
+
+    @property
+    def samples(self) -> list[GpuNodeSampled]:
+        """What was sampled."""
+        return [fact for fact in self.facts if isinstance(fact, GpuNodeSampled)]
+
+    @property
+    def minutes(self) -> list[GpuNodeSummarised]:
+        """What was summarised."""
+        return [fact for fact in self.facts if isinstance(fact, GpuNodeSummarised)]
+
+
+async def test_each_node_is_read_every_ten_seconds() -> None:
+    """One sample a node and scrape, under the node's own subject."""
+    story = Story("n1", "n2")
+    story.says("n1", 50)
+    story.says("n2", 60)
+    await story.run(T0, 25)
+    assert [(fact.node_name, fact.sampled_at - T0) for fact in story.samples] == [
+        (name, timedelta(seconds=at)) for at in (0, 10, 20) for name in ("n1", "n2")
+    ]
+    assert story.samples[0].subject() == "gpu.node_sampled.uid-n1"
+    assert story.samples[0].gpus[0].utilization_ratio == 0.5
+
+
+async def test_the_interval_is_a_setting() -> None:
+    """Down to the tick itself."""
+    story = Story("n1", scrape_seconds=1.0)
+    story.says("n1", 50)
+    await story.run(T0, 5)
+    assert len(story.samples) == 5
+
+
+async def test_a_minute_is_summarised_once() -> None:
+    """Minimum, mean and maximum of its scrapes, when it is over."""
+    story = Story("n1")
+    for percent in (10, 20, 30, 40, 50, 60):
+        story.says("n1", percent)
+        await story.run(T0 + timedelta(seconds=percent - 10), 10)
+    assert story.minutes == []
+    await story.run(T0 + MINUTE, 30)
+
+    (minute,) = story.minutes
+    assert (minute.window_started_at, minute.window_seconds) == (T0, 60.0)
+    assert (minute.scrapes_expected_count, minute.scrapes_answered_count) == (6, 6)
+    (gpu,) = minute.gpus
+    assert (gpu.utilization_ratio_min, gpu.utilization_ratio_mean, gpu.utilization_ratio_max) == (0.1, 0.35, 0.6)
+    assert gpu.samples_count == 6
+
+
+async def test_a_silent_exporter_is_not_an_idle_gpu() -> None:
+    """No sample, and a minute without answers and without GPUs."""
+    story = Story("n1")
+    await story.run(T0, 65)
+    assert story.samples == []
+    (minute,) = story.minutes
+    assert (minute.scrapes_expected_count, minute.scrapes_answered_count, minute.gpus) == (6, 0, ())
+
+
+async def test_a_gpu_without_a_valid_value_has_none() -> None:
+    """A sentinel leaves minimum, mean and maximum unknown; it was sampled all the same."""
+    story = Story("n1")
+    story.says("n1", 4294967295)
+    await story.run(T0, 65)
+    (gpu,) = story.minutes[0].gpus
+    assert (gpu.utilization_ratio_min, gpu.utilization_ratio_mean, gpu.utilization_ratio_max) == (None, None, None)
+    assert gpu.samples_count == 6
+
+
+async def test_half_a_minute_of_silence_shows() -> None:
+    """Fewer answers than scrapes; the mean is that of the answers."""
+    story = Story("n1")
+    story.says("n1", 80)
+    await story.run(T0, 30)
+    story.exporters.texts.clear()
+    await story.run(T0 + 30 * SECOND, 40)
+    (minute,) = story.minutes
+    assert (minute.scrapes_expected_count, minute.scrapes_answered_count) == (6, 3)
+    assert minute.gpus[0].utilization_ratio_mean == 0.8
+
+
+async def test_nodes_without_an_exporter_are_not_asked() -> None:
+    """While a node boots, or its GPUs are not there yet, silence is to be expected and means nothing."""
+    story = Story()
+    story.view = StateView(given(node("booting", is_ready=False), node("no-gpus-yet", gpus_allocatable=0)))
+    story.service = DcgmIngest(story.view, story.exporters, dcgm_url=URL)
+    await story.run(T0, 65)
+    assert (story.exporters.asked, story.facts) == ([], [])
+
+
+async def test_a_node_that_goes_has_its_last_minute_told() -> None:
+    """Then nothing more is said of it."""
+    story = Story("n1")
+    story.says("n1", 70)
+    await story.run(T0, 30)
+    story.view.advance(given(), {})
+    await story.run(T0 + 30 * SECOND, 120)
+    assert [minute.scrapes_answered_count for minute in story.minutes] == [3]
+
+
+async def test_a_minute_has_one_name() -> None:
+    """The same window told after a restart is the same fact to the broker."""
+    names = set()
+    for _ in range(2):
+        story = Story("n1")
+        story.says("n1", 70)
+        await story.run(T0 + 20 * SECOND, 50)
+        names.add(story.minutes[0].condition())
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize("percent", [0, 100])
+async def test_zero_and_full_are_values(percent: float) -> None:
+    """An idle GPU that says so is idle."""
+    story = Story("n1")
+    story.says("n1", percent)
+    await story.run(T0, 65)
+    assert story.minutes[0].gpus[0].utilization_ratio_mean == percent / 100
