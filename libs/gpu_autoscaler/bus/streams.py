@@ -25,6 +25,17 @@ ADVISORY = "ADVISORY"  # the server's own word on messages that it no longer del
 ADVISORY_ROOT = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"  # then .<stream>.<consumer>
 
 
+def covers(pattern: str, subject: str) -> bool:
+    """True when the pattern (`*` one token, `>` one or more at the end) takes the subject."""
+    wanted, given = pattern.split("."), subject.split(".")
+    for position, word in enumerate(wanted):
+        if word == ">":
+            return len(given) > position
+        if position >= len(given) or word not in ("*", given[position]):
+            return False
+    return len(wanted) == len(given)
+
+
 class MessageTtl(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of this subject root, alone or with further tokens, leave the stream early."""
 
@@ -46,6 +57,13 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
     replicas_count: int = 1
     message_bytes_max: int = MESSAGE_BYTES_MAX
     message_ttls: tuple[MessageTtl, ...] = ()
+
+    def ttl_seconds(self, subject: str) -> int | None:
+        """How long a message on this subject is kept, where that is shorter than the stream keeps others."""
+        for ttl in self.message_ttls:
+            if subject == ttl.subject_root or subject.startswith(f"{ttl.subject_root}."):
+                return ttl.ttl_seconds
+        return None
 
     def config(self) -> dict[str, Any]:
         """The server's name for each declared property.
@@ -153,11 +171,11 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
         """The declared consumer of this name."""
         return next((spec for spec in self.consumers if spec.durable == durable), None)
 
-    def ttl_seconds(self, subject: str) -> int | None:
-        """How long a message on this subject is kept, where that is shorter than its stream keeps others."""
-        for ttl in (ttl for spec in self.streams for ttl in spec.message_ttls):
-            if subject == ttl.subject_root or subject.startswith(f"{ttl.subject_root}."):
-                return ttl.ttl_seconds
+    def stream_of(self, subject: str) -> StreamSpec | None:
+        """The declared stream that takes messages on this subject."""
+        for spec in self.streams:
+            if any(covers(pattern, subject) for pattern in spec.subjects):
+                return spec
         return None
 
 

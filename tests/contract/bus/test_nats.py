@@ -1,0 +1,45 @@
+"""The bus on NATS JetStream keeps the contract, on a real server."""
+
+from collections.abc import AsyncIterator
+
+import nats
+import pytest
+from tests.contract.bus.contract import BusContract, Desk
+from tests.support.nats import nats_url
+
+from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats_link import Waits
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.bus.streams import ADVISORY, DEAD, Declared
+
+__all__ = ["nats_url"]  # a fixture
+
+pytestmark = pytest.mark.integration
+
+
+class TestNatsBus(BusContract):
+    @pytest.fixture
+    async def desk(self, nats_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
+        """A desk whose streams are gone afterwards; a broker's own dead letters are left alone."""
+        client = await nats.connect(nats_url)
+        manager = client.jsm()
+        there = {info.config.name for info in await manager.streams_info()}
+        if "mortuary" in request.fixturenames and there & {DEAD, ADVISORY}:
+            pytest.skip(f"the broker at {nats_url} keeps dead letters of its own")
+        buses: list[NatsBus] = []
+
+        async def connect(declared: Declared) -> Bus:
+            bus = await NatsBus.connect(
+                nats_url, name="contract", declared=declared, waits=Waits(no_stream_seconds_max=0.2)
+            )
+            buses.append(bus)
+            return bus
+
+        desk = Desk(connect)
+        yield desk
+        for bus in buses:
+            await bus.close()
+        for name in (desk.stream.name, DEAD, ADVISORY):
+            if name not in there and name in {info.config.name for info in await manager.streams_info()}:
+                await manager.delete_stream(name)
+        await client.close()

@@ -1,0 +1,196 @@
+"""Work goes on while the broker is killed and comes back: nothing acknowledged is lost, nothing done twice in effect."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tests.support.nats import nats_store
+
+from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats_link import Waits
+from gpu_autoscaler.bus.protocol import Message, Publication
+from gpu_autoscaler.bus.server import NatsServer
+from gpu_autoscaler.bus.streams import MEBIBYTE, ConsumerSpec, Declared, StreamSpec
+from gpu_autoscaler.model.errors import ConfigError, TransientError
+
+__all__ = ["nats_store"]  # a fixture
+
+pytestmark = pytest.mark.integration
+
+STREAM = StreamSpec(
+    name="WORK", subjects=("work.>",), description="of a test", max_age_seconds=3600, max_bytes=64 * MEBIBYTE
+)
+ASKED = ConsumerSpec(
+    durable="worker-work-act", stream="WORK", subjects=("work.asked",), ack_wait_seconds=1.0, max_deliver=100
+)
+DECLARED = Declared(streams=(STREAM,), consumers=(ASKED,))
+Connect = Callable[[str], Awaitable[NatsBus]]
+PROMPT = Waits(publish_seconds_max=20.0, request_seconds_max=2.0)
+
+
+@pytest.fixture
+async def server(nats_store: Path) -> AsyncIterator[NatsServer]:
+    """A server of the test's own, to be killed."""
+    server = NatsServer(nats_store)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def connect(server: NatsServer) -> AsyncIterator[Connect]:
+    """Connections to it, closed afterwards."""
+    buses: list[NatsBus] = []
+
+    async def connected(name: str) -> NatsBus:
+        bus = await NatsBus.connect(server.url, name=name, declared=DECLARED, waits=PROMPT)
+        await bus.ensure()
+        buses.append(bus)
+        return bus
+
+    yield connected
+    for bus in buses:
+        await bus.close()
+
+
+async def work(bus: NatsBus, handled: list[str]) -> None:
+    """An effect: publish an output named after its cause, then acknowledge. Errors are tried again by redelivery."""
+    consumer = await bus.effect_consumer(ASKED.durable)
+    while True:
+        try:
+            for delivery in await consumer.fetch(20, 0.5):
+                cause = delivery.message.message_id or ""
+                await bus.publish("work.done", delivery.message.payload, message_id=f"done/{cause}")
+                handled.append(cause)
+                await delivery.ack()
+        except TransientError:
+            await asyncio.sleep(0.05)
+
+
+async def watch(bus: NatsBus, seen: list[Message]) -> None:
+    """A projection of the whole stream."""
+    async for batch in await bus.projection("WORK"):
+        seen.extend(batch)
+
+
+async def test_work_goes_on_through_two_crashes_of_the_broker(server: NatsServer, connect: Connect) -> None:
+    """Every confirmed message is stored once, has one effect, and is seen in order by a reader that never stopped."""
+    publisher, worker, reader = [await connect(name) for name in ("publisher", "worker", "reader")]
+    handled: list[str] = []
+    seen: list[Message] = []
+    background = [asyncio.create_task(work(worker, handled)), asyncio.create_task(watch(reader, seen))]
+    confirmed: dict[str, int] = {}
+
+    async def publish() -> None:
+        for number in itertools.count():
+            if number > 300 and len(crashes) == 2:
+                return
+            ack = await publisher.publish("work.asked", b"%d" % number, message_id=str(number))
+            confirmed[str(number)] = ack.sequence
+            await asyncio.sleep(0.002)
+
+    crashes: list[int] = []
+    publishing = asyncio.create_task(publish())
+    for _ in range(2):
+        before = len(handled)
+        async with asyncio.timeout(20):
+            while len(handled) < before + 20:  # in the middle of the work, with messages in flight
+                await asyncio.sleep(0.01)
+        await server.kill()
+        await asyncio.sleep(0.3)
+        await server.start()
+        crashes.append(1)
+    await asyncio.wait_for(publishing, 60)
+    total = len(confirmed)
+    async with asyncio.timeout(60):
+        while sum(1 for message in seen if message.subject == "work.done") < total:
+            await asyncio.sleep(0.05)
+    for task in background:
+        task.cancel()
+    await asyncio.gather(*background, return_exceptions=True)
+
+    asked = [message for message in seen if message.subject == "work.asked"]
+    done = [message for message in seen if message.subject == "work.done"]
+    assert [message.sequence for message in seen] == list(range(1, 2 * total + 1))
+    assert {message.message_id: message.sequence for message in asked} == confirmed
+    assert sorted(message.message_id or "" for message in done) == sorted(f"done/{name}" for name in confirmed)
+    assert set(handled) == set(confirmed)
+
+
+async def test_an_id_is_known_after_a_crash(server: NatsServer, connect: Connect) -> None:
+    """A publish whose answer was lost in a crash can be repeated without harm."""
+    bus = await connect("publisher")
+    first = await bus.publish("work.asked", b"", message_id="same")
+    await server.kill()
+    await server.start()
+
+    again = await bus.publish("work.asked", b"", message_id="same")
+
+    assert (again.sequence, again.is_duplicate) == (first.sequence, True)
+
+
+async def test_many_in_flight_survive_a_crash(server: NatsServer, connect: Connect) -> None:
+    """Windows of messages on their way when the broker dies are sent again, each stored once."""
+    bus = await connect("publisher")
+    many = [Publication(subject="work.asked", payload=b"x" * 200, message_id=str(n)) for n in range(20_000)]
+    storing = asyncio.create_task(bus.publish_many(many))
+    async with asyncio.timeout(10):
+        while await bus.last_sequence("WORK") < 1000:
+            await asyncio.sleep(0.005)
+    await server.kill()
+    await server.start()
+
+    acks = await asyncio.wait_for(storing, 60)
+
+    assert sorted(ack.sequence for ack in acks) == list(range(1, 20_001))
+    assert await bus.last_sequence("WORK") == 20_000
+
+
+async def test_a_broker_that_stays_away_is_a_transient_error(server: NatsServer) -> None:
+    """Within the limit, and the bus says that it is not connected."""
+    waits = Waits(publish_seconds_max=1.0, request_seconds_max=0.5)
+    bus = await NatsBus.connect(server.url, name="publisher", declared=DECLARED, waits=waits)
+    await bus.ensure()
+    consumer = await bus.effect_consumer(ASKED.durable)
+    assert bus.is_connected
+    await server.kill()
+
+    with pytest.raises(TransientError, match="'1' on work.asked and 0 after it were not confirmed within 1 s"):
+        await asyncio.wait_for(bus.publish("work.asked", b"", message_id="1"), 5)
+    with pytest.raises(TransientError, match="no broker answers at 127"):
+        await asyncio.wait_for(consumer.fetch(1, 10), 5)
+
+    assert not bus.is_connected
+    await asyncio.wait_for(bus.close(), 5)
+
+
+async def test_a_consumer_deleted_under_us_is_loud(server: NatsServer, connect: Connect) -> None:
+    """It does not look like a quiet stream."""
+    bus = await connect("worker")
+    consumer = await bus.effect_consumer(ASKED.durable)
+    waiting = asyncio.create_task(consumer.fetch(1, 30))
+    await asyncio.sleep(0.2)
+    await bus._link.call("CONSUMER.DELETE.WORK.worker-work-act")
+
+    with pytest.raises(ConfigError, match="worker-work-act of WORK was deleted while it was in use"):
+        await asyncio.wait_for(waiting, 5)
+    with pytest.raises(ConfigError, match="was deleted while it was in use"):
+        await asyncio.wait_for(consumer.fetch(1, 30), 5)
+
+
+async def test_a_store_that_is_gone_is_noticed(server: NatsServer, connect: Connect) -> None:
+    """A reader does not wait for a new, shorter stream to grow up to where it was."""
+    bus = await connect("reader")
+    await bus.publish("work.asked", b"", message_id="1")
+    seen: list[Message] = []
+    reading = asyncio.create_task(watch(bus, seen))
+    async with asyncio.timeout(5):
+        while not seen:
+            await asyncio.sleep(0.01)
+    await bus._link.call("STREAM.DELETE.WORK")
+    await bus.ensure()
+
+    with pytest.raises(ConfigError, match="ends at sequence 0, but was read up to 1"):
+        await asyncio.wait_for(reading, 20)

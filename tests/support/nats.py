@@ -1,0 +1,56 @@
+"""A real NATS server for tests: the one named in the environment, the binary of this machine, or a container.
+
+Where none can be had, tests that need one are skipped with a sentence that says what to install.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_autoscaler.bus.server import NatsServer, find_binary
+from gpu_autoscaler.model.errors import ConfigError
+
+URL_ENVIRONMENT = "GPU_AUTOSCALER_NATS_URL"
+IMAGE = "nats:2.15-alpine"
+COMMAND = ["sh", "-c", "printf 'max_payload: 8388608\njetstream {}\n' > /tmp/n.conf && exec nats-server -c /tmp/n.conf"]
+
+
+@pytest.fixture(scope="session")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a broker that tests share: each makes streams of its own name and removes them."""
+    given = os.environ.get(URL_ENVIRONMENT)
+    if given:
+        yield given
+        return
+    try:
+        find_binary()
+    except ConfigError as exc:
+        yield from _container(str(exc))
+        return
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    asyncio.run(server.start())
+    yield server.url
+    asyncio.run(server.stop())
+
+
+def _container(why_not_local: str) -> Iterator[str]:
+    containers = pytest.importorskip("testcontainers.core.container", reason=f"no NATS server: {why_not_local}")
+    waiting = pytest.importorskip("testcontainers.core.waiting_utils")
+    try:
+        container = containers.DockerContainer(IMAGE).with_command(COMMAND).with_exposed_ports(4222).start()
+    except Exception as exc:  # noqa: BLE001 - whatever keeps the engine from starting it, the test cannot run
+        pytest.skip(f"no NATS server: {why_not_local}; and no container engine: {exc}")
+    try:
+        waiting.wait_for_logs(container, "Server is ready")
+        yield f"nats://{container.get_container_host_ip()}:{container.get_exposed_port(4222)}"
+    finally:
+        container.stop()
+
+
+@pytest.fixture
+def nats_store(tmp_path: Path) -> Path:
+    """An empty store folder for a server of the test's own, which it may kill."""
+    return tmp_path / "nats"
