@@ -22,6 +22,11 @@ class NodeUrl:
             raise ConfigError("address template", [f"{template!r}: {unknown[0]!r} is none of {known}"])
         self._needed = frozenset(names)
 
+    @property
+    def is_shared(self) -> bool:
+        """True when all nodes would get the same address."""
+        return not self._needed
+
     def of(self, node: NodeObserved) -> str | None:
         """Return the node's address, None while something that the template needs is not known of it."""
         known = {

@@ -14,7 +14,7 @@ from gpu_autoscaler.cloudmeta.protocol import InstanceMetadata
 from gpu_autoscaler.core.state import NoticeRecord
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeObserved
-from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.model.ids import NodeUid, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.runtime.addresses import NodeUrl
@@ -99,6 +99,9 @@ class NodesNotices:
         self._view = view
         self._open_metadata = open_metadata
         self._url = NodeUrl(metadata_url)
+        if self._url.is_shared:  # one node's notice would be told of every node
+            mistake = f"sensing.metadata_url: {metadata_url!r} is one address for all nodes; put {{node_name}} in it"
+            raise ConfigError("role nodes", [mistake])
         self._clients: dict[NodeUid, InstanceMetadata] = {}
         self._poller = _Poller(view, poll_seconds_max)
         self._turns = asyncio.Semaphore(POLLS_AT_ONCE_MAX)

@@ -17,7 +17,7 @@ from gpu_autoscaler.events.spot import (
     SpotOffersSampled,
     SpotRebalanceRecommended,
 )
-from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.fake import FakeCapacity
@@ -151,6 +151,12 @@ async def test_one_address_that_hangs_holds_up_nobody_for_long() -> None:
     rig.of("n2").notice = reclaim()
     async with asyncio.timeout(2):
         assert len(await rig.tick()) == 1
+
+
+def test_one_address_for_all_nodes_is_refused() -> None:
+    """One node's notice would be told of every node."""
+    with pytest.raises(ConfigError, match="one address for all nodes"):
+        NodesNotices(StateView(), lambda _: Metadata(), metadata_url="http://169.254.169.254")
 
 
 async def test_a_failing_hint_does_not_hide_a_notice() -> None:
