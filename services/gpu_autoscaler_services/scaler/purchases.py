@@ -18,8 +18,11 @@ from gpu_autoscaler.kube.protocol import Now
 from gpu_autoscaler.model.decisions import BuyNode, ReleaseInstance
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, PlanId, ProviderId
-from gpu_autoscaler.providers.protocol import CapacityProvider, Instance, LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import CapacityProvider, LaunchRefused, Order
 from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.service import Outcome
+
+ENDING_WALL_SECONDS = 1.0  # between two looks at an instance that is ending
 
 
 class Purchases:
@@ -86,10 +89,9 @@ class Purchases:
             launched_at=instance.launched_at,
         )
         # The release may have looked for the instance while it was being made, and found nothing.
-        released = release_of(self._view.state, ordered.action_id)
-        if released is None:
-            return [launched]
-        return [launched, await self._ended(instance.provider_id, released.action_id, released.plan_id, None)]
+        if release_of(self._view.state, ordered.action_id) is not None:
+            await self._provider.terminate(instance.provider_id, now=self._now())
+        return [launched]
 
     def _refused(self, ordered: ScalingNodeOrdered, refused: LaunchRefused) -> ScalingLaunchRefused:
         now = self._now()
@@ -105,21 +107,22 @@ class Purchases:
         )
 
     async def release(self, decision: ReleaseInstance, plan_id: PlanId) -> list[Fact]:
-        """End the instance of an order, whether or not anybody has heard of it. Raises TransientError."""
+        """End the instance of an order, heard of or not. Raises TransientError until it is gone."""
         provider_id = decision.provider_id or await self._find(decision.order_action_id)
-        return [await self._ended(provider_id, decision.action_id, plan_id, decision.order_action_id)]
+        ended = await self._ended(provider_id, decision.action_id, plan_id, decision.order_action_id, None)
+        if ended is None:
+            raise TransientError(f"instance {provider_id} is still ending, asked again")
+        return [ended]
 
-    async def terminate(self, drained: ScalingNodeDrained) -> list[Fact]:
-        """End the instance of a node that is empty now. Raises TransientError until the cloud says that it is gone."""
+    async def terminate(self, drained: ScalingNodeDrained) -> Outcome:
+        """End the instance of a node that is empty now; asked again until the cloud says that it is gone."""
         record = self._view.state.drains.get(drained.action_id)
         if record is not None and (record.cancel or record.cancelled):
-            return []
+            return Outcome()
         if drained.provider_id is None:
-            return []  # not ours to end
-        ended = await self._ended(
-            drained.provider_id, drained.action_id, drained.plan_id, None, node_name=drained.node_name
-        )
-        return [ended]
+            return Outcome()  # not ours to end
+        ended = await self._ended(drained.provider_id, drained.action_id, drained.plan_id, None, drained.node_name)
+        return Outcome(again_after_seconds=ENDING_WALL_SECONDS) if ended is None else Outcome(facts=(ended,))
 
     async def _find(self, order_action_id: ActionId) -> ProviderId | None:
         record = self._view.state.orders.get(order_action_id)
@@ -134,22 +137,20 @@ class Purchases:
         action_id: ActionId,
         plan_id: PlanId,
         order_action_id: ActionId | None,
-        node_name: str | None = None,
-    ) -> ScalingNodeTerminated:
-        """Terminate, and say so once the cloud does. Raises TransientError while it is still ending."""
+        node_name: str | None,
+    ) -> ScalingNodeTerminated | None:
+        """Terminate, and say so once the cloud does; None while the instance is still ending."""
         now = self._now()
-        instance: Instance | None = None
-        if provider_id is not None:
-            instance = await self._provider.terminate(provider_id, now=now)
-            if instance is not None and instance.state != "terminated":
-                raise TransientError(f"instance {provider_id} is {instance.state}; asked again", retry_after_seconds=1)
+        instance = None if provider_id is None else await self._provider.terminate(provider_id, now=now)
+        if instance is not None and instance.state != "terminated":
+            return None
         return ScalingNodeTerminated(
             action_id=action_id,
             plan_id=plan_id,
             provider_id=provider_id,
-            order_action_id=order_action_id or (instance.action_id if instance is not None else None),
+            order_action_id=order_action_id or (None if instance is None else instance.action_id),
             node_name=node_name,
-            terminated_at=(instance.terminated_at if instance is not None else None) or now,
+            terminated_at=(None if instance is None else instance.terminated_at) or now,
         )
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar, Protocol
 
 import msgspec
 import structlog
-from gpu_autoscaler.core.check import check
 
+from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
