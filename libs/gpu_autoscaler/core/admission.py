@@ -11,7 +11,11 @@ from collections.abc import Set as AbstractSet
 from datetime import datetime
 from difflib import get_close_matches
 
+import msgspec
+
+from gpu_autoscaler.core.hardware import Hardware
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS, gpu_model_name
 from gpu_autoscaler.model.ids import JobId, derive_id
@@ -42,24 +46,35 @@ def job_id_of(asked: JobId | None, event_id: str) -> JobId:
     return asked if asked is not None else JobId(f"job-{derive_id('job', event_id)[:12]}")
 
 
+class Supply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request may ask of one node, as far as is known; what nobody sells and no node has cannot ever run."""
+
+    gpu_models: frozenset[str] = frozenset()  # empty: not known yet
+    gpus_per_node_max: int | None = None  # None: not known yet
+
+
+def supply(state: ClusterState) -> Supply:
+    """Return what is for sale or there. Until offers were sampled nothing is known: nodes alone are not all."""
+    if state.offers is None:
+        return Supply()
+    sold = [(offer.gpu_model, offer.resources.gpu_count) for offer in state.offers.offers]
+    there = [(node.gpu_model, node.allocatable.gpu_count) for node in state.nodes.values()]
+    models = frozenset(model for model, _ in (*sold, *there) if model is not None)
+    return Supply(gpu_models=models, gpus_per_node_max=max((count for _, count in (*sold, *there)), default=None))
+
+
 def admit(
     request: JobRequested,
     *,
     event_id: str,
     at: datetime,
     policy: ScalingPolicy,
-    gpu_models: AbstractSet[str],
-    gpus_per_node_max: int | None,
+    hardware: Hardware,
 ) -> JobSpec | tuple[Mistake, ...]:
-    """Return the job, checked and with every default filled in, or everything that is wrong with the request.
-
-    `gpu_models` are the models that can be had; empty means not known yet, and then every model that we have a name
-    for will do. `gpus_per_node_max` is the most GPUs that one node has; None means not known yet.
-    """
-    models = gpu_models or GPU_MODELS.keys()
+    """Return the job, checked and with every default filled in, or everything that is wrong with the request."""
     mistakes = (
         *_names(request),
-        *_gpus(request, policy, models, gpus_per_node_max),
+        *_gpus(request, policy, hardware),
         *_container(request),
         *_priority(request),
         *_resources(request),
@@ -123,18 +138,18 @@ def _names(request: JobRequested) -> Iterator[Mistake]:
         )
 
 
-def _gpus(
-    request: JobRequested, policy: ScalingPolicy, models: AbstractSet[str], gpus_per_node_max: int | None
-) -> Iterator[Mistake]:
-    gpus, members = request.gpu_requirements, request.members
+def _gpus(request: JobRequested, policy: ScalingPolicy, hardware: Hardware) -> Iterator[Mistake]:
+    gpus, members, models = request.gpu_requirements, request.members, hardware.gpu_models
     field = "gpu_requirements.gpu_count"
     if members < 1:
         yield Mistake("members", f"is {members}; a job has at least one member")
-    if gpus.gpu_count < 1:
-        yield Mistake(field, f"is {gpus.gpu_count}; a job asks for at least one GPU for each member")
-    elif gpus_per_node_max is not None and gpus.gpu_count > gpus_per_node_max:
-        hint = "spread the job over more members"
-        yield Mistake(field, f"is {gpus.gpu_count}, but no node has more than {gpus_per_node_max} GPUs; {hint}")
+    if gpus.gpu_count < 0:
+        yield Mistake(field, f"is {gpus.gpu_count}; a member asks for GPUs, or for none (0)")
+    elif gpus.gpu_count == 0 and (gpus.gpu_type is not None or gpus.gpu_memory_gb is not None):
+        yield Mistake(field, "is 0, but a GPU type or GPU memory is asked for; leave these out or ask for GPUs")
+    elif hardware.gpus_per_node_max is not None and gpus.gpu_count > hardware.gpus_per_node_max:
+        most = f"no node has more than {hardware.gpus_per_node_max} GPUs"
+        yield Mistake(field, f"is {gpus.gpu_count}, but {most}; spread the job over more members")
     elif members >= 1 and gpus.gpu_count * members > policy.max_gpus_per_job:
         total = gpus.gpu_count * members
         yield Mistake(field, f"times {members} members is {total} GPUs; a job may have {policy.max_gpus_per_job}")
