@@ -11,13 +11,13 @@ import aiohttp
 
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import BUCKETS, Declared, consumers_for, streams
+from gpu_autoscaler.bus.streams import BUCKETS, ConsumerSpec, Declared, consumers_for, streams
 from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection, from_environment
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.providers.protocol import CapacityProvider
-from gpu_autoscaler.runtime.config import KubeSettings, Settings
+from gpu_autoscaler.runtime.config import KubeSettings, NatsSettings, Settings
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.runtime.process import Compose, Workplace
 from gpu_autoscaler.runtime.runner import instance_name
@@ -176,20 +176,26 @@ COMPOSE: Mapping[str, Compose] = {
 
 async def _bus(place: Workplace, service: type[Service]) -> NatsBus:
     """The broker, with everything that this service needs made or found to be as declared."""
-    nats = place.settings.nats
-    bus = await NatsBus.connect(
-        [url.strip() for url in nats.url.split(",")],
-        name=service.name,
-        declared=Declared(
-            streams=streams(replicas_count=nats.replicas_count),
-            consumers=consumers_for(service.name, service.consumes),
-            buckets=BUCKETS,
-        ),
-        credentials=None if nats.credentials_path is None else Path(nats.credentials_path),
+    bus = await _connected(
+        place.settings.nats, name=service.name, consumers=consumers_for(service.name, service.consumes)
     )
     place.closing.push_async_callback(bus.close)
     await bus.ensure()
     return bus
+
+
+async def command_bus(settings: Settings, name: str) -> Bus:
+    """The broker for a command that reads the record: nothing is made on it. The caller closes it."""
+    return await _connected(settings.nats, name=name, consumers=())
+
+
+async def _connected(nats: NatsSettings, *, name: str, consumers: tuple[ConsumerSpec, ...]) -> NatsBus:
+    return await NatsBus.connect(
+        [url.strip() for url in nats.url.split(",")],
+        name=name,
+        declared=Declared(streams=streams(replicas_count=nats.replicas_count), consumers=consumers, buckets=BUCKETS),
+        credentials=None if nats.credentials_path is None else Path(nats.credentials_path),
+    )
 
 
 async def _kube(place: Workplace) -> tuple[KubeClient, Cluster]:

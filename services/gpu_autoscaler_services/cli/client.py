@@ -17,6 +17,12 @@ SILENCE_SECONDS_MAX = 45.0  # of an event stream: three missed heartbeats
 
 Document = dict[str, Any]
 
+_CODES = {
+    http.client.NOT_FOUND: Exit.NOT_FOUND,
+    http.client.GATEWAY_TIMEOUT: Exit.TIME_OUT,
+    http.client.UNPROCESSABLE_ENTITY: Exit.USAGE,
+}
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +125,7 @@ def _refusal(status: int, text: bytes) -> Stop:
         lines += [f"  - {mistake['field']}: {mistake['reason']}" for mistake in problem.get("mistakes", ())]
     except (ValueError, KeyError, TypeError):
         lines = [f"the gateway answered {status}"]
-    code = {
-        http.client.NOT_FOUND: Exit.NOT_FOUND,
-        http.client.GATEWAY_TIMEOUT: Exit.TIME_OUT,
-        http.client.UNPROCESSABLE_ENTITY: Exit.USAGE,
-    }.get(http.client.HTTPStatus(status), Exit.FAILURE)
-    return Stop("\n".join(lines), code)
+    return Stop("\n".join(lines), _CODES.get(status, Exit.FAILURE))
 
 
 def _parse(response: http.client.HTTPResponse) -> Iterator[tuple[str, str, str]]:

@@ -72,7 +72,7 @@ class Request:
             "workload_type": self.workload_type,
             "job_id": self.job_id,
         }
-        nested = {
+        nested: dict[str, dict[str, Any]] = {
             "gpu_requirements": {
                 "gpu_count": self.gpus,
                 "gpu_type": self.gpu_type,

@@ -11,7 +11,7 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from gpu_autoscaler.core.admission import admit, job_id_of
+from gpu_autoscaler.core.admission import admit, job_id_of, supply
 from gpu_autoscaler.core.views import job_state, queue
 from gpu_autoscaler.events import door
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
@@ -80,7 +80,15 @@ def _invalid(mistakes: tuple[Mistake, ...]) -> Problem:
 
 
 def _admitted(asked: JobRequested, event_id: str, model: ReadModel) -> JobSpec:
-    admitted = admit(asked, event_id=event_id, at=model.clock.now(), policy=model.policy, gpu_models=model.gpu_models())
+    known = supply(model.view.state)
+    admitted = admit(
+        asked,
+        event_id=event_id,
+        at=model.clock.now(),
+        policy=model.policy,
+        gpu_models=known.gpu_models,
+        gpus_per_node_max=known.gpus_per_node_max,
+    )
     if isinstance(admitted, JobSpec):
         return admitted
     raise _invalid(admitted)

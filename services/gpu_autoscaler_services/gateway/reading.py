@@ -7,7 +7,6 @@ from aiohttp import web
 
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.model.gpu import GPU_MODELS
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher
@@ -28,12 +27,6 @@ class ReadModel:
     publisher: Publisher
     policy: ScalingPolicy
     clock: Clock
-
-    def gpu_models(self) -> frozenset[str]:
-        """Names of GPU models that may be asked for: those we know, and those that are for sale."""
-        offers = self.view.state.offers
-        sold = () if offers is None else (offer.gpu_model for offer in offers.offers if offer.gpu_model is not None)
-        return frozenset(GPU_MODELS) | frozenset(sold)
 
 
 READ_MODEL: web.AppKey[ReadModel] = web.AppKey("read_model", ReadModel)

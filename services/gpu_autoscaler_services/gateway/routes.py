@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
 from aiohttp import web
@@ -63,7 +63,8 @@ def read_query(request: web.Request, query: type[T]) -> T:
 
 
 def _is_repeatable(declared: Any) -> bool:  # noqa: ANN401 - any annotation
-    return isinstance(msgspec.inspect.type_info(declared), msgspec.inspect.VarTupleType)
+    bare = get_args(declared)[0] if get_origin(declared) is Annotated else declared
+    return get_origin(bare) is tuple
 
 
 def answer(

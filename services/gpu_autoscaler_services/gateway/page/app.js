@@ -2,10 +2,11 @@
 
 import { clockTime, usd } from "./format.js";
 import * as panels from "./panels.js";
-import { Refused, follow, read, rememberToken } from "./stream.js";
+import { Refused, follow, read, rememberToken, subjectQuery } from "./stream.js";
 
-const SUBJECTS = ["job.>", "scaling.>", "spot.notice_received", "spot.notice_withdrawn", "pod.observed", "pod.gone", "node.observed", "node.gone", "node.instance_observed", "cost.>", "gpu.node_summarised.*"];
-const QUIET = /^(gpu|cost)\./; // counted and drawn, but not worth a line in the list of facts
+const LISTED = ["job.>", "scaling.>", "spot.notice_received", "spot.notice_withdrawn", "pod.observed", "pod.gone", "node.observed", "node.gone", "node.instance_observed"];
+const SUBJECTS = [...LISTED, "cost.>", "gpu.node_summarised.*"];
+const QUIET = /^(gpu|cost)\./; // drawn, but not worth a line in the list of facts
 const REFRESH_MILLISECONDS = 700;
 const REFRESH_MILLISECONDS_MAX = 10000; // countdowns and ages need one now and then
 const EVENTS_COUNT_MAX = 60;
@@ -72,7 +73,7 @@ function draw() {
   redraw("jobs", panels.jobs(jobs, now()));
   place("jobs-note").textContent = jobs.length >= JOBS_SHOWN ? `the first ${JOBS_SHOWN} of each state` : "";
   place("plans-note").textContent = plans.items.length ? "newest first, with what was held back" : "";
-  place("money").replaceChildren(...panels.money(cost));
+  place("money").replaceChildren(...panels.money(cost, place("money").clientWidth || 720));
   const total = cost.allocated_micro_usd + cost.idle_micro_usd;
   const width = cost.span_seconds === 3600 ? "by the hour" : `by ${cost.span_seconds / 60} minutes`;
   place("money-note").textContent = total ? `${usd(total)} in all, ${width}` : "";
@@ -119,8 +120,8 @@ place("login").addEventListener("submit", (submitted) => {
 async function start() {
   await refresh();
   try {
-    const facts = (await read(`api/v1/facts?limit=${EVENTS_COUNT_MAX}`)).value.items.map((item) => item.event);
-    events.splice(0, events.length, ...facts.filter((fact) => !QUIET.test(fact.type)));
+    const facts = (await read(`api/v1/facts?limit=${EVENTS_COUNT_MAX}&${subjectQuery(LISTED)}`)).value.items.map((item) => item.event);
+    events.splice(0, events.length, ...facts);
     place("events").replaceChildren(...events.map((one) => panels.event(one, false)));
     await follow(SUBJECTS, onFact, (state) => { setConnection(state); if (state === "live") soon(); });
   } catch (error) {

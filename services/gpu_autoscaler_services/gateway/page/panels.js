@@ -121,7 +121,7 @@ function jobRow(job, now) {
     "tr",
     {},
     h("td", { class: "grow" }, job.job_name, h("span", { class: "under" }, `${job.project_id} · priority ${job.priority}`)),
-    h("td", {}, h("span", { class: `chip ${JOB_TONE[job.status] || ""}` }, job.status), job.queue_position ? ` ${job.queue_position}.` : ""),
+    h("td", {}, h("span", { class: `chip ${JOB_TONE[job.status] || ""}` }, job.status), job.queue_position ? h("span", { class: "under" }, `number ${job.queue_position} in the queue`) : null),
     h("td", {}, gpus),
     h("td", { class: "grow" }, where || "—", job.message ? h("span", { class: "under" }, job.message) : null),
     h("td", {}, jobTime(job, now)),
@@ -159,22 +159,23 @@ function decisionLine(word, tone, { subject, sentence }) {
   );
 }
 
-export function money(cost) {
+/** Bars of allocated and idle money; `width` is the room in pixels, so that labels keep their size. */
+export function money(cost, width) {
   const spans = cost.spans.slice(-24);
   if (!spans.length) return [h("p", { class: "empty" }, "Nothing was charged yet.")];
-  const width = 420, height = 150, left = 44, bottom = 18, top = 8;
+  const height = 190, left = 52, bottom = 20, top = 8;
   const high = niceCeiling(Math.max(...spans.map((part) => part.allocated_micro_usd + part.idle_micro_usd)));
   const y = (micro) => top + (height - top - bottom) * (1 - micro / high);
   const step = (width - left) / Math.max(spans.length, 8);
   const label = `Money by ${cost.span_seconds === 3600 ? "hour" : span(cost.span_seconds)}: ${usd(cost.allocated_micro_usd)} allocated, ${usd(cost.idle_micro_usd)} idle in all`;
   const picture = s(
     "svg",
-    { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+    { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": label },
     [0, high / 2, high].map((mark) => [
       s("line", { class: "grid", x1: left, x2: width, y1: y(mark), y2: y(mark) }),
       s("text", { x: left - 6, y: y(mark) + 4, "text-anchor": "end" }, usd(mark)),
     ]),
-    spans.map((part, index) => bar(part, left + index * step, step, y, index % Math.ceil(spans.length / 6) === 0 ? height - 4 : null)),
+    spans.map((part, index) => bar(part, left + index * step, step, y, index % Math.ceil(spans.length / Math.max(2, width / 90)) === 0 ? height - 4 : null)),
   );
   const legend = [["allocated", "allocated to work"], ["idle", "idle"]].map(([name, text]) =>
     h("li", {}, h("i", { class: `gpu ${name}`, "aria-hidden": "true" }), text),
@@ -184,7 +185,7 @@ export function money(cost) {
 
 function bar(part, x, step, y, labelY) {
   const total = part.allocated_micro_usd + part.idle_micro_usd;
-  const wide = Math.min(step * 0.72, 34);
+  const wide = Math.min(step * 0.72, 44);
   return s(
     "g",
     {},

@@ -35,15 +35,16 @@ export async function read(path) {
   return { value, changed: true };
 }
 
+export const subjectQuery = (subjects) => subjects.map((subject) => `subject=${encodeURIComponent(subject)}`).join("&");
+
 /** Follow facts for ever. `onFact(event)` for each, `onState("live" | "lost")` when that changes. */
 export async function follow(subjects, onFact, onState) {
-  const query = subjects.map((subject) => `subject=${encodeURIComponent(subject)}`).join("&");
   let lastId = "";
   for (;;) {
     const abort = new AbortController();
     let watchdog = 0;
     try {
-      const response = await ask(`api/v1/events?${query}`, {
+      const response = await ask(`api/v1/events?${subjectQuery(subjects)}`, {
         signal: abort.signal,
         headers: lastId ? { "Last-Event-ID": lastId } : {},
       });
