@@ -20,13 +20,12 @@ Slow, failing and lost answers of any of these but /admin are the matter of `fau
 
 from datetime import timedelta
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from gpu_autoscaler.events.spot import NoticeKind
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
 from gpu_autoscaler.simcluster.admin import decode, guarded
@@ -55,7 +54,7 @@ class _RefusalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _NoticeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str | None = None
-    kind: NoticeKind = "terminate"
+    kind: Literal["terminate", "stop", "hibernate"] = "terminate"  # what EC2's metadata can say
     seconds: _Seconds = NOTICE_SECONDS
     after_seconds: _Seconds = 0.0
 

@@ -175,7 +175,7 @@ async def test_the_cloud_keeps_books(rig: Rig) -> None:
         ("/admin/refusals", {"code": "NoSuchCode"}, "NoSuchCode"),
         ("/admin/refusals", {"times": 0}, "times"),
         ("/admin/notices", {"node": "nobody"}, "nobody"),
-        ("/admin/notices", {"kind": "explode"}, "kind"),
+        ("/admin/notices", {"kind": "maintenance"}, "kind"),
         ("/admin/telemetry", {"node": "nobody"}, "nobody"),
         ("/admin/telemetry", {"node": "n", "fault": "odd"}, "fault"),
     ],
