@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.simcluster import answers, defaults, patch, validation
-from gpu_autoscaler.simcluster.kinds import JOBS, NAMESPACES, PODS, PRIORITY_CLASSES, Kind, Registry
-from gpu_autoscaler.simcluster.objects import Json, clone, is_finished, is_terminating, key_of, stamp
+from gpu_autoscaler.simcluster.kinds import BUDGETS, JOBS, NAMESPACES, NODES, PODS, PRIORITY_CLASSES, Kind, Registry
+from gpu_autoscaler.simcluster.objects import Json, clone, is_finished, is_terminating, key_of, stamp, without_nulls
+from gpu_autoscaler.simcluster.shapes import require_types
 from gpu_autoscaler.simcluster.store import Record, Store
 
 ORPHAN = "orphan"
 FOREGROUND = "foregroundDeletion"
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # no vowels: the real generator spells no words either
+_WITH_SPEC = (PODS, JOBS, NODES, BUDGETS, NAMESPACES)
 _CLIENT_METADATA = ("name", "generateName", "namespace", "labels", "annotations", "ownerReferences", "finalizers")
 _SERVER_METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "generation", "generateName")
 
@@ -124,8 +126,7 @@ class Api:
             raise answers.bad_request("the patch does not leave an object with metadata")
         new.pop("apiVersion", None)
         new.pop("kind", None)
-        validation.require_types(kind, new)
-        return self._update(kind, record, clone(new), status=status)
+        return self._update(kind, record, _typed(kind, new), status=status)
 
     def modify(self, kind: Kind, key: str, change: Callable[[Json], None]) -> Record | None:
         """Let `change` edit a copy and store it; None where the object is gone. For controllers: no validation."""
@@ -173,7 +174,7 @@ class Api:
             raise answers.bad_request(
                 f"couldn't get version/kind; json: cannot unmarshal into Go value: {type(body).__name__}"
             )
-        item: Json = clone(body)
+        item: Json = dict(body)
         given = item.pop("apiVersion", kind.api_version), item.pop("kind", kind.kind)
         if given != (kind.api_version, kind.kind):
             raise answers.bad_request(
@@ -181,11 +182,7 @@ class Api:
                 f"({kind.api_version}, {kind.kind})"
             )
         item.setdefault("metadata", {})
-        validation.require_types(kind, item)
-        if kind in (PODS, JOBS):
-            spec = item.setdefault("spec", {})
-            if kind is JOBS:
-                spec.setdefault("template", {}).setdefault("spec", {})
+        item = _typed(kind, item)
         if namespace and item["metadata"].get("namespace", namespace) != namespace:
             raise answers.bad_request(
                 "the namespace of the provided object does not match the namespace sent on the request"
@@ -224,7 +221,7 @@ class Api:
             why = f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {uid}"
             raise answers.conflict(kind, name, why)
         if status:
-            new = {**clone(old), "status": new.get("status", {})}
+            new = {**clone(old), "status": new.get("status") or {}}
         else:
             for field in (*_SERVER_METADATA, "deletionGracePeriodSeconds", "resourceVersion"):
                 metadata.pop(field, None)
@@ -252,6 +249,19 @@ class Api:
         if new == old:
             return record
         return self.store.put(kind.table, record.key, new)
+
+
+def _typed(kind: Kind, item: Json) -> Json:
+    """Return a copy whose fields have the types they must have, with a spec where the kind has one. Raises 400."""
+    # A null field is a field left out; but the status of a pod shows some, and keeps them.
+    typed: Json = {key: clone(value) if key == "status" else without_nulls(value) for key, value in item.items()}
+    typed = {key: value for key, value in typed.items() if value is not None}
+    require_types(kind, typed)
+    if kind in _WITH_SPEC:
+        typed.setdefault("spec", {})
+    if kind is JOBS:
+        typed["spec"].setdefault("template", {}).setdefault("spec", {})
+    return typed
 
 
 def _held(kind: Kind, item: Json) -> bool:

@@ -28,6 +28,15 @@ def clone(value: JsonValue) -> JsonValue:
     return value
 
 
+def without_nulls(value: JsonValue) -> JsonValue:
+    """Return a copy in which no object has a null field: null means left out, as Go's decoder reads it."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
 def stamp(moment: datetime) -> str:
     """Return the API's `metav1.Time`: UTC, whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -3,7 +3,7 @@
 Paths: Kubernetes documentation, "Kubernetes API Concepts: Resource URIs" (read 2026-11-21).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from aiohttp import web
@@ -12,8 +12,9 @@ from gpu_autoscaler.simcluster import answers, discovery
 from gpu_autoscaler.simcluster.api import Api, DeleteOptions
 from gpu_autoscaler.simcluster.faults import Faults
 from gpu_autoscaler.simcluster.kinds import PODS, Kind
-from gpu_autoscaler.simcluster.listing import Page, list_page
+from gpu_autoscaler.simcluster.listing import Page, list_page, positive_integer
 from gpu_autoscaler.simcluster.objects import Json
+from gpu_autoscaler.simcluster.shapes import DeleteBody, read_as
 from gpu_autoscaler.simcluster.store import Record
 from gpu_autoscaler.simcluster.subresources import bind, delete_options, evict
 from gpu_autoscaler.simcluster.watch import Watch, encoded
@@ -211,13 +212,11 @@ async def _body(request: web.Request) -> object:
 
 
 async def _delete_options(request: web.Request) -> DeleteOptions:
-    """Return the options from the body, else from the query. Raises ApiRefusal 400."""
+    """Return the options from the body and the query, which wins. Raises ApiRefusal 400."""
     body = await _body(request) if request.can_read_body else {}
-    options: Json = body if isinstance(body, dict) else {}
+    options = delete_options(read_as(body, DeleteBody, "v1 DeleteOptions"))
     if grace := request.query.get("gracePeriodSeconds"):
-        if not grace.isdigit():
-            raise answers.bad_request(f'invalid value for gracePeriodSeconds: "{grace}"')
-        options = {**options, "gracePeriodSeconds": int(grace)}
+        options = replace(options, grace_seconds=positive_integer(grace, "gracePeriodSeconds"))
     if policy := request.query.get("propagationPolicy"):
-        options = {**options, "propagationPolicy": policy}
-    return delete_options(options)
+        options = replace(options, propagation=policy)
+    return options

@@ -18,6 +18,7 @@ from gpu_autoscaler.simcluster.objects import (
     set_pod_condition,
 )
 from gpu_autoscaler.simcluster.selectors import selector_matches
+from gpu_autoscaler.simcluster.shapes import BindingBody, DeleteBody, EvictionBody, Preconditions, read_as
 
 ZONE_LABELS = ("topology.kubernetes.io/zone", "topology.kubernetes.io/region")
 _BINDING = Kind(group="", kind="Binding", plural="pods/binding")
@@ -27,14 +28,13 @@ _REFUSED = "Cannot evict pod as it would violate the pod's disruption budget."
 
 def evict(api: Api, key: str, body: object) -> Json:
     """Begin the pod's deletion if its budget allows. Raises ApiRefusal 400, 404, 409, 429, 500."""
-    if not isinstance(body, dict) or body.get("kind", "Eviction") != "Eviction":
-        raise answers.bad_request("the eviction subresource takes a policy/v1 Eviction")
+    asked = read_as(body, EvictionBody, "policy/v1 Eviction")
     pod = api.record(PODS, key).object
     name = pod["metadata"]["name"]
-    given = (body.get("metadata") or {}).get("name", name)
-    if given != name:
+    given = (asked.metadata and asked.metadata.name) or name
+    if given != name or asked.kind not in (None, "Eviction"):
         raise answers.bad_request(f"name in URL does not match name in Eviction object: {name} != {given}")
-    options = delete_options(body.get("deleteOptions") or {})
+    options = delete_options(asked.delete_options or DeleteBody())
     if options.uid and options.uid != pod["metadata"]["uid"]:
         raise answers.other_uid(PODS, name, options.uid, pod["metadata"]["uid"])
     if not is_finished(pod) and not is_terminating(pod) and phase_of(pod) != "Pending":
@@ -68,7 +68,8 @@ def _spend_budget(api: Api, pod: Json) -> None:
     if len(budgets) > 1:
         raise answers.failure(500, "", _TWO_BUDGETS)
     budget = budgets[0]
-    name, status = budget["metadata"]["name"], budget["status"]
+    name = budget["metadata"]["name"]
+    status = dict.fromkeys(("currentHealthy", "desiredHealthy", "disruptionsAllowed"), 0) | budget.get("status", {})
     if status.get("observedGeneration", 0) < budget["metadata"]["generation"]:
         why = f"The disruption budget {name} is still being processed by the server."
         raise _over_budget(why, retry_after_seconds=10)
@@ -96,9 +97,8 @@ def _over_budget(why: str, *, retry_after_seconds: int | None = None) -> answers
 
 def bind(api: Api, key: str, body: object) -> Json:
     """Assign the pod to a node, as a scheduler does. Raises ApiRefusal 400, 404, 409."""
-    target = body.get("target") if isinstance(body, dict) else None
-    node_name = target.get("name") if isinstance(target, dict) else None
-    if not node_name:
+    target = read_as(body, BindingBody, "v1 Binding").target
+    if target is None or not target.name:
         causes = [("target.name", "FieldValueRequired", "Required value")]
         raise answers.invalid(Kind(group="", kind="Binding", plural="bindings"), "", causes)
     pod = api.record(PODS, key).object
@@ -110,7 +110,7 @@ def bind(api: Api, key: str, body: object) -> Json:
         raise answers.conflict(_BINDING, name, why)
     if pod["spec"].get("schedulingGates"):
         raise answers.conflict(_BINDING, name, f"pod {name} has non-empty .spec.schedulingGates")
-    assign(api, key, str(node_name))
+    assign(api, key, target.name)
     return answers.success(201)
 
 
@@ -128,12 +128,12 @@ def assign(api: Api, key: str, node_name: str) -> None:
     api.modify(PODS, key, write)
 
 
-def delete_options(body: Json) -> DeleteOptions:
-    """Return the honoured parts of a `metav1.DeleteOptions`."""
-    preconditions = body.get("preconditions") or {}
+def delete_options(body: DeleteBody) -> DeleteOptions:
+    """Return the options as the API takes them."""
+    preconditions = body.preconditions or Preconditions()
     return DeleteOptions(
-        grace_seconds=body.get("gracePeriodSeconds"),
-        uid=preconditions.get("uid"),
-        version=preconditions.get("resourceVersion"),
-        propagation=body.get("propagationPolicy"),
+        grace_seconds=body.grace_period_seconds,
+        uid=preconditions.uid,
+        version=preconditions.resource_version,
+        propagation=body.propagation_policy,
     )

@@ -1,4 +1,4 @@
-"""Which objects the server takes: JSON types (400), rules of a new object (422), what may not change (422, 403).
+"""Which objects the server takes: rules of a new object, and what may not change (422). Types are `shapes`.
 
 Rules are here when a client of ours could break them. Messages as kube-apiserver 1.36 writes them, from recorded
 answers and `pkg/apis/*/validation` (read 2026-11-21).
@@ -7,7 +7,7 @@ answers and `pkg/apis/*/validation` (read 2026-11-21).
 import re
 from collections.abc import Callable
 
-from gpu_autoscaler.simcluster.answers import Cause, bad_request, invalid
+from gpu_autoscaler.simcluster.answers import Cause, invalid
 from gpu_autoscaler.simcluster.kinds import BUDGETS, JOBS, PODS, Kind
 from gpu_autoscaler.simcluster.objects import Json, clone, condition, is_true, quantity_milli
 
@@ -18,77 +18,6 @@ _SUBDOMAIN_RULE = (
     "and end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
     r"'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
 )
-_QUANTITY_RULE = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
-
-# path, JSON type, and how Go names the field and its type. "*" walks a list.
-_Typed = tuple[str, type, str, str]
-_METADATA: tuple[_Typed, ...] = (
-    ("metadata", dict, "metadata", "v1.ObjectMeta"),
-    ("metadata.name", str, "ObjectMeta.metadata.name", "string"),
-    ("metadata.labels", dict, "ObjectMeta.metadata.labels", "map[string]string"),
-    ("metadata.annotations", dict, "ObjectMeta.metadata.annotations", "map[string]string"),
-    ("metadata.finalizers", list, "ObjectMeta.metadata.finalizers", "[]string"),
-    ("metadata.ownerReferences", list, "ObjectMeta.metadata.ownerReferences", "[]v1.OwnerReference"),
-)
-
-
-def _pod_spec_types(path: str) -> tuple[_Typed, ...]:
-    return (
-        (path, dict, path, "v1.PodSpec"),
-        (f"{path}.containers", list, f"PodSpec.{path}.containers", "[]v1.Container"),
-        (f"{path}.containers.*", dict, f"PodSpec.{path}.containers", "v1.Container"),
-        (f"{path}.containers.*.resources", dict, "Container.resources", "v1.ResourceRequirements"),
-        (f"{path}.nodeSelector", dict, f"PodSpec.{path}.nodeSelector", "map[string]string"),
-        (f"{path}.tolerations", list, f"PodSpec.{path}.tolerations", "[]v1.Toleration"),
-        (f"{path}.affinity", dict, f"PodSpec.{path}.affinity", "v1.Affinity"),
-        (f"{path}.nodeName", str, f"PodSpec.{path}.nodeName", "string"),
-        (f"{path}.priority", int, f"PodSpec.{path}.priority", "int32"),
-        (f"{path}.terminationGracePeriodSeconds", int, f"PodSpec.{path}.terminationGracePeriodSeconds", "int64"),
-    )
-
-
-_TYPES: dict[str, tuple[_Typed, ...]] = {
-    "Pod": _pod_spec_types("spec"),
-    "Job": (
-        ("spec", dict, "Job.spec", "v1.JobSpec"),
-        ("spec.suspend", bool, "JobSpec.spec.suspend", "bool"),
-        ("spec.parallelism", int, "JobSpec.spec.parallelism", "int32"),
-        ("spec.completions", int, "JobSpec.spec.completions", "int32"),
-        ("spec.backoffLimit", int, "JobSpec.spec.backoffLimit", "int32"),
-        ("spec.ttlSecondsAfterFinished", int, "JobSpec.spec.ttlSecondsAfterFinished", "int32"),
-        ("spec.template", dict, "JobSpec.spec.template", "v1.PodTemplateSpec"),
-        *_pod_spec_types("spec.template.spec"),
-    ),
-    "Node": (
-        ("spec", dict, "Node.spec", "v1.NodeSpec"),
-        ("spec.unschedulable", bool, "NodeSpec.spec.unschedulable", "bool"),
-        ("spec.taints", list, "NodeSpec.spec.taints", "[]v1.Taint"),
-        ("status", dict, "Node.status", "v1.NodeStatus"),
-    ),
-}
-_GO_WORD = {str: "string", bool: "bool", int: "number", float: "number", list: "array", dict: "object"}
-
-
-def require_types(kind: Kind, item: Json) -> None:
-    """Raise ApiRefusal 400 where a field has the wrong JSON type, as Go's decoder would."""
-    for path, wanted, field, go_type in (*_METADATA, *_TYPES.get(kind.kind, ())):
-        for value in _values_at(item, path.split(".")):
-            if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-                raise bad_request(
-                    f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: json: '
-                    f"cannot unmarshal {_GO_WORD[type(value)]} into Go struct field {field} of type {go_type}"
-                )
-
-
-def _values_at(item: object, steps: list[str]) -> list[object]:
-    """Return what stands at the path: nothing where it is missing or null on the way."""
-    found = [item]
-    for step in steps:
-        if step == "*":
-            found = [entry for value in found if isinstance(value, list) for entry in value]
-        else:
-            found = [value[step] for value in found if isinstance(value, dict) and value.get(step) is not None]
-    return found
 
 
 def require_valid_new(kind: Kind, item: Json) -> None:
@@ -129,7 +58,7 @@ def _resources(resources: Json, path: str) -> list[Cause]:
     causes: list[Cause] = []
     for side, amounts in (("limits", limits), ("requests", requests)):
         for name, text in amounts.items():
-            milli, field = _milli(text), f"{path}.{side}[{name}]"
+            milli, field = quantity_milli(str(text)), f"{path}.{side}[{name}]"
             if milli < 0:
                 rule = "must be greater than or equal to 0"
                 causes.append((field, "FieldValueInvalid", f'Invalid value: "{text}": {rule}'))
@@ -140,10 +69,10 @@ def _resources(resources: Json, path: str) -> list[Cause]:
             if is_extended(name):
                 message = "Required value: Limit must be set for non overcommitable resources"
                 causes.append((f"{path}.limits", "FieldValueRequired", message))
-        elif is_extended(name) and _milli(text) != _milli(limits[name]):
+        elif is_extended(name) and quantity_milli(str(text)) != quantity_milli(str(limits[name])):
             message = f'Invalid value: "{text}": must be equal to {name} limit of {limits[name]}'
             causes.append((f"{path}.requests", "FieldValueInvalid", message))
-        elif _milli(text) > _milli(limits[name]):
+        elif quantity_milli(str(text)) > quantity_milli(str(limits[name])):
             message = f'Invalid value: "{text}": must be less than or equal to {name} limit of {limits[name]}'
             causes.append((f"{path}.requests", "FieldValueInvalid", message))
     return causes
@@ -152,13 +81,6 @@ def _resources(resources: Json, path: str) -> list[Cause]:
 def is_extended(resource: str) -> bool:
     """Return whether a resource is counted in whole devices, as `nvidia.com/gpu`, and never overcommitted."""
     return "/" in resource and not resource.partition("/")[0].endswith("kubernetes.io")
-
-
-def _milli(text: object) -> int:
-    try:
-        return quantity_milli(str(text))
-    except ValueError as exc:
-        raise bad_request(f"unable to parse quantity's suffix or number: {_QUANTITY_RULE}") from exc
 
 
 def _new_job(job: Json) -> list[Cause]:

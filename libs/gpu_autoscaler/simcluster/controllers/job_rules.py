@@ -78,7 +78,7 @@ def _rule_match(rule: Json, pod: Json) -> str:
                 return f"Pod {{name}} has condition {found['type']}"
     codes: Json = rule.get("onExitCodes") or {}
     for container in (status.get("containerStatuses") or ()) if codes else ():
-        ended = container["state"].get("terminated")
+        ended = container.get("state", {}).get("terminated")
         if not ended or ended["exitCode"] == 0 or codes.get("containerName", container["name"]) != container["name"]:
             continue
         if (ended["exitCode"] in codes["values"]) is (codes["operator"] == "In"):

@@ -1,5 +1,6 @@
 """The Job controller: makes a job's pods, counts how they end, brings evicted ones back, says when it is over."""
 
+import itertools
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.simcluster.answers import ApiRefusal
@@ -35,6 +36,7 @@ from gpu_autoscaler.simcluster.objects import (
 from gpu_autoscaler.simcluster.store import Change
 
 PODS_PER_SYNC_MAX = 500  # MaxPodCreateDeletePerSync of the real controller
+JOBS_PER_STEP_MAX = 50  # a step must not hold the event loop; the rest has its turn in the next
 
 _End = tuple[str, str]  # reason, message
 
@@ -72,8 +74,8 @@ class Jobs:
         """Bring the jobs that need it up to date."""
         for key in self._later.take_due(now):
             self._stale[key] = None
-        stale, self._stale = self._stale, {}
-        for key in stale:
+        for key in list(itertools.islice(self._stale, JOBS_PER_STEP_MAX)):
+            del self._stale[key]
             job = self._api.find(JOBS, key)
             if job is not None and not is_terminating(job):
                 self._sync(key, job, now)

@@ -5,6 +5,7 @@ A pod says by annotation how long it works (`run-seconds`; without one it runs f
 or whose power is off, does nothing until it is back. A replaced pod starts its work from the beginning.
 """
 
+import itertools
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -27,6 +28,7 @@ from gpu_autoscaler.simcluster.store import Change
 
 START_SECONDS = 1.0  # an image that is there already; pulls come with the node's boot
 STOP_SECONDS = 1.0  # a program that ends soon after SIGTERM
+DUTIES_PER_STEP_MAX = 250  # a step must not hold the event loop
 TERMINATED_BY_SIGTERM = 143  # 128 + 15, what a shell reports
 
 _Act = Literal["start", "end", "stop"]
@@ -73,7 +75,7 @@ class Kubelets:
 
     def step(self, now: datetime) -> None:
         """Do what is due."""
-        for duty in self._agenda.take_due(now):
+        for duty in itertools.islice(self._agenda.take_due(now), DUTIES_PER_STEP_MAX):
             pod = self._api.find(PODS, duty.key)
             if pod is None or pod["metadata"]["uid"] != duty.uid:
                 continue
@@ -169,7 +171,7 @@ def end_pod(pod: Json, now: datetime, exit_code: int) -> None:
         set_pod_condition(pod, now, condition_type, status="False", reason=word)
     pod["status"]["phase"] = "Succeeded" if succeeded else "Failed"
     for container in pod["status"].get("containerStatuses") or ():
-        began = container["state"].get("running", {}).get("startedAt", stamp(now))
+        began = container.get("state", {}).get("running", {}).get("startedAt", stamp(now))
         container.update(
             ready=False,
             started=False,
