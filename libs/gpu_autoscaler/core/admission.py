@@ -13,7 +13,6 @@ from difflib import get_close_matches
 
 import msgspec
 
-from gpu_autoscaler.core.hardware import Hardware
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.job import JobRequested
@@ -69,12 +68,18 @@ def admit(
     event_id: str,
     at: datetime,
     policy: ScalingPolicy,
-    hardware: Hardware,
+    gpu_models: AbstractSet[str],
+    gpus_per_node_max: int | None,
 ) -> JobSpec | tuple[Mistake, ...]:
-    """Return the job, checked and with every default filled in, or everything that is wrong with the request."""
+    """Return the job, checked and with every default filled in, or everything that is wrong with the request.
+
+    `gpu_models` are the models that can be had; empty means not known yet, and then every model that we have a name
+    for will do. `gpus_per_node_max` is the most GPUs that one node has; None means not known yet.
+    """
+    known = Supply(gpu_models=frozenset(gpu_models) or frozenset(GPU_MODELS), gpus_per_node_max=gpus_per_node_max)
     mistakes = (
         *_names(request),
-        *_gpus(request, policy, hardware),
+        *_gpus(request, policy, known),
         *_container(request),
         *_priority(request),
         *_resources(request),
@@ -138,8 +143,8 @@ def _names(request: JobRequested) -> Iterator[Mistake]:
         )
 
 
-def _gpus(request: JobRequested, policy: ScalingPolicy, hardware: Hardware) -> Iterator[Mistake]:
-    gpus, members, models = request.gpu_requirements, request.members, hardware.gpu_models
+def _gpus(request: JobRequested, policy: ScalingPolicy, known: Supply) -> Iterator[Mistake]:
+    gpus, members, models = request.gpu_requirements, request.members, known.gpu_models
     field = "gpu_requirements.gpu_count"
     if members < 1:
         yield Mistake("members", f"is {members}; a job has at least one member")
@@ -147,8 +152,8 @@ def _gpus(request: JobRequested, policy: ScalingPolicy, hardware: Hardware) -> I
         yield Mistake(field, f"is {gpus.gpu_count}; a member asks for GPUs, or for none (0)")
     elif gpus.gpu_count == 0 and (gpus.gpu_type is not None or gpus.gpu_memory_gb is not None):
         yield Mistake(field, "is 0, but a GPU type or GPU memory is asked for; leave these out or ask for GPUs")
-    elif hardware.gpus_per_node_max is not None and gpus.gpu_count > hardware.gpus_per_node_max:
-        most = f"no node has more than {hardware.gpus_per_node_max} GPUs"
+    elif known.gpus_per_node_max is not None and gpus.gpu_count > known.gpus_per_node_max:
+        most = f"no node has more than {known.gpus_per_node_max} GPUs"
         yield Mistake(field, f"is {gpus.gpu_count}, but {most}; spread the job over more members")
     elif members >= 1 and gpus.gpu_count * members > policy.max_gpus_per_job:
         total = gpus.gpu_count * members
