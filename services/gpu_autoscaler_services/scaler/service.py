@@ -99,6 +99,7 @@ class Scaler:
         ScalingLaunchRefused,
     )
     tick_seconds: ClassVar[float | None] = 5.0
+    handles_at_once: ClassVar[int] = 16  # a slow launch never keeps a drain from its deadline
 
     def __init__(
         self,

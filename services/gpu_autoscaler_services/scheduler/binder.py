@@ -10,7 +10,7 @@ from gpu_autoscaler.kube.translate.job import is_over, job_id_of
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
-from gpu_autoscaler_services.scheduler.manifest import job_manifest, job_name, release_patch
+from gpu_autoscaler_services.scheduler.manifest import job_manifest, release_patch
 
 log = structlog.get_logger()
 
@@ -50,7 +50,7 @@ class Binder:
             await self._kube.delete_job(job)
 
     async def _own(self, job_id: JobId) -> wire.Job:
-        job = await self._kube.get(JOBS, self._namespace, job_name(job_id))
+        job = await self._kube.get(JOBS, self._namespace, job_id)
         if job_id_of(job) != job_id:
             raise PermanentError(
                 f"Kubernetes Job {self._namespace}/{job.metadata.name} is not that of job {job_id}; delete or rename it"

@@ -3,7 +3,6 @@
 Source: Kubernetes API reference v1.36, "Job"; Kubernetes, "Jobs: Pod failure policy" (read 2026-11-21).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -12,7 +11,6 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS
 from gpu_autoscaler.kube.translate.node import CAPACITY_TYPE_LABELS
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.ids import JobId, derive_id
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import GPU_RESOURCE
@@ -23,31 +21,19 @@ KEPT_SECONDS_AFTER_END = 3600
 PREFERENCE_WEIGHT = 100  # the most there is
 
 _Term = tuple[dict[str, Any], ...]  # conditions that hold together
-# A pod is called <job>-<index>-<5 letters>, and its host name <job>-<index>, at most 63 characters.
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?")
-_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?")
-
-
-def job_name(job_id: JobId) -> str:
-    """Return the Kubernetes Job's name: the job's id where it can be one, else a name derived from it."""
-    return job_id if _NAME.fullmatch(job_id) else f"job-{derive_id(job_id)[:16]}"
 
 
 def job_manifest(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
-    """Return the Job, suspended: nothing runs until `release_patch`."""
+    """Return the Job, suspended: nothing runs until `release_patch`. Its name is the job's id."""
+    # Admission lets only such ids and words in that can be names and label values.
     told = {labels.JOB_ID: spec.job_id, labels.PROJECT_ID: spec.project_id}
     if spec.workload_type is not None:
         told[labels.WORKLOAD_TYPE] = spec.workload_type
-    # Free text is no label value; as an annotation it is kept all the same.
-    metadata = {
-        "labels": {key: value for key, value in told.items() if _LABEL_VALUE.fullmatch(value)},
-        "annotations": {key: value for key, value in told.items() if not _LABEL_VALUE.fullmatch(value)},
-    }
     run = {} if spec.run_seconds is None else {RUN_SECONDS: f"{spec.run_seconds:g}"}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": job_name(spec.job_id), **metadata},
+        "metadata": {"name": spec.job_id, "labels": told},
         "spec": {
             "suspend": True,
             "completionMode": "Indexed",
@@ -65,7 +51,7 @@ def job_manifest(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
             "activeDeadlineSeconds": max(1, int(spec.duration_seconds_max)),
             "ttlSecondsAfterFinished": KEPT_SECONDS_AFTER_END,
             "template": {
-                "metadata": {**metadata, "annotations": {**metadata["annotations"], **run}},
+                "metadata": {"labels": told, "annotations": run},
                 "spec": _pod_spec(spec, state),
             },
         },

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import ClassVar
 
-from gpu_autoscaler.core.admission import admit
+from gpu_autoscaler.core.admission import admit, supply
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.schedule import schedule
 from gpu_autoscaler.core.views import queue
@@ -23,7 +23,6 @@ from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.kube.protocol import Now
 from gpu_autoscaler.model.errors import PermanentError
-from gpu_autoscaler.model.gpu import GPU_MODELS
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec, Mistake
 from gpu_autoscaler.runtime.digests import request_digest
@@ -54,6 +53,7 @@ class Scheduler:
     publishes: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobRejected, JobPlaced, JobPreempted, JobFinished)
     urgent: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobPreempted, JobFinished, NodeObserved, PodGone)
     tick_seconds: ClassVar[float | None] = 2.0
+    handles_at_once: ClassVar[int] = 8  # one slow call to Kubernetes does not hold up the queue
 
     def __init__(self, view: StateView, policy: ScalingPolicy, store: Store, binder: Binder, now: Now) -> None:
         """`now` is cluster time."""
@@ -101,8 +101,14 @@ class Scheduler:
     async def _admit(self, request: JobRequested, recorded: Recorded) -> Outputs:
         """Put the job on record, then say so: a job that is queued is never lost."""
         envelope = recorded.envelope
+        known = supply(self._view.state)
         spec = admit(
-            request, event_id=envelope.id, at=envelope.time, policy=self._policy, gpu_models=frozenset(GPU_MODELS)
+            request,
+            event_id=envelope.id,
+            at=envelope.time,
+            policy=self._policy,
+            gpu_models=known.gpu_models,
+            gpus_per_node_max=known.gpus_per_node_max,
         )
         if not isinstance(spec, JobSpec):
             return _refused(request, envelope.id, spec)
