@@ -136,4 +136,5 @@ async def _run_until(runner: Runner, stop: asyncio.Event) -> None:
     try:
         await running
     except* ConfigError as group:
-        raise group.exceptions[0] from group
+        # It had started well, so the operator made no mistake: the broker lost what it had. A new start makes it again.
+        raise RuntimeError("the broker changed under us; start again") from group

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpu_autoscaler.bus.protocol import Ack, Bus
+from gpu_autoscaler.bus.protocol import Ack, Bus, Publication
 from gpu_autoscaler.events.envelope import Envelope, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.runtime.clock import Clock
@@ -53,17 +53,20 @@ class Publisher:
         return tuple(sealed)
 
     async def send(self, sealed: Sequence[Sealed], *, expected_last_sequence: int | None = None) -> tuple[Ack, ...]:
-        """Store the facts in order; returns when the stream has all. Raises what `Bus.publish` raises."""
+        """Store the facts; returns when the stream has all. Raises what `Bus.publish_many` raises."""
         assert expected_last_sequence is None or len(sealed) == 1, "a fence guards one fact"  # noqa: S101 - our bug
-        acks = []
-        for item in sealed:
-            ack = await self._bus.publish(
-                item.fact.subject(),
-                item.payload,
-                message_id=item.message_id,
-                expected_last_subject_sequence=expected_last_sequence,
-            )
-            acks.append(ack)
+        acks = await self._bus.publish_many(
+            [
+                Publication(
+                    subject=item.fact.subject(),
+                    payload=item.payload,
+                    message_id=item.message_id,
+                    expected_last_subject_sequence=expected_last_sequence,
+                )
+                for item in sealed
+            ]
+        )
+        for item, ack in zip(sealed, acks, strict=True):
             if not ack.is_duplicate:
                 self._metrics.facts_published.labels(item.fact.domain()).inc()
         return tuple(acks)
