@@ -5,26 +5,22 @@ Called by `gpu-autoscaler recompute`. Reads the streams and writes nothing.
 
 import difflib
 import enum
-from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from gpu_autoscaler.bus.protocol import Bus, Message
-from gpu_autoscaler.bus.streams import subject_filter
+from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
-from gpu_autoscaler.events import door
 from gpu_autoscaler.events.catalogue import FACTS
-from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.gpu import GpuNodeSampled
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, Plan
-from gpu_autoscaler.model.errors import InvalidFact
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
+from gpu_autoscaler.tools.history import History
 
 DIFFERENCE_LINES_MAX = 80
 _NOT_FOLDED = frozenset({GpuNodeSampled})  # raw samples, by far most of their stream; decisions use the summaries
@@ -67,7 +63,8 @@ async def recompute(bus: Bus, plan_id: str, policy: ScalingPolicy, clock: Clock)
     The digests are compared first: by other code or another policy an equal plan would prove nothing. That the oldest
     facts have aged out is a verdict only where the plans differ; else they did not matter.
     """
-    recorded = await _recorded_plan(bus, PlanId(plan_id), clock)
+    history = History(bus, clock)
+    recorded = await _recorded_plan(history, PlanId(plan_id))
     if recorded is None:
         return Recomputation(
             verdict=Verdict.UNKNOWN_PLAN,
@@ -86,11 +83,11 @@ async def recompute(bus: Bus, plan_id: str, policy: ScalingPolicy, clock: Clock)
             sentence=f"made with policy {recorded.policy_digest}, this one is {own_policy}; "
             "name the file that was used with --policy",
         )
-    return await _compare(bus, recorded, policy, clock)
+    return await _compare(history, recorded, policy)
 
 
-async def _compare(bus: Bus, recorded: ScalingPlanMade, policy: ScalingPolicy, clock: Clock) -> Recomputation:
-    state, gaps, facts_count = await _state_at(bus, recorded.cut, clock)
+async def _compare(history: History, recorded: ScalingPlanMade, policy: ScalingPolicy) -> Recomputation:
+    state, gaps, facts_count = await _state_at(history, recorded.cut)
     again = plan(state, policy, recorded.plan.as_of)
     if msgspec.json.encode(again) == msgspec.json.encode(recorded.plan):
         return Recomputation(
@@ -112,65 +109,29 @@ async def _compare(bus: Bus, recorded: ScalingPlanMade, policy: ScalingPolicy, c
     )
 
 
-async def _recorded_plan(bus: Bus, plan_id: PlanId, clock: Clock) -> ScalingPlanMade | None:
-    last = await bus.last_sequence(ScalingPlanMade.stream())
-    async for batch in _up_to(bus, ScalingPlanMade.stream(), [ScalingPlanMade.subject_root()], last):
-        for recorded in _facts(batch, clock, frozenset()):
+async def _recorded_plan(history: History, plan_id: PlanId) -> ScalingPlanMade | None:
+    async for batch in history.read(ScalingPlanMade.stream(), [ScalingPlanMade]):
+        for recorded in batch:
             if isinstance(recorded.fact, ScalingPlanMade) and recorded.fact.plan_id == plan_id:
                 return recorded.fact
     return None
 
 
-async def _state_at(bus: Bus, cut: Cut, clock: Clock) -> tuple[ClusterState, tuple[_Gap, ...], int]:
+async def _state_at(history: History, cut: Cut) -> tuple[ClusterState, tuple[_Gap, ...], int]:
     """The state at the cut, the streams that no longer begin at their beginning, and how many facts were folded."""
     state, facts_count, gaps = EMPTY_STATE, 0, []
     aside = frozenset(cut.set_aside)
     for stream, last in cut.last_sequences:
-        subjects = [subject_filter(fact) for fact in FACTS if fact.stream() == stream and fact not in _NOT_FOLDED]
+        folded = [fact for fact in FACTS if fact.stream() == stream and fact not in _NOT_FOLDED]
         first_kept = None
-        async for batch in _up_to(bus, stream, subjects, last):
-            first_kept = first_kept or batch[0].sequence
-            facts = _facts(batch, clock, aside)
-            state = fold(state, facts)
-            facts_count += len(facts)
-        if last and (first_kept is None or (first_kept > 1 and await bus.message_at(stream, 1) is None)):
+        async for batch in history.read(stream, folded, last=last, aside=aside):
+            if batch and first_kept is None:
+                first_kept = batch[0].sequence
+            state = fold(state, batch)
+            facts_count += len(batch)
+        if first_kept is None or not await history.is_from_the_beginning(stream):
             gaps.append(_Gap(stream, first_kept))
     return state, tuple(gaps), facts_count
-
-
-async def _up_to(bus: Bus, stream: str, subjects: Sequence[str], last: int) -> AsyncIterator[Sequence[Message]]:
-    """Batches of the stream up to and with this sequence; ends early where the rest is no longer kept."""
-    projection = await bus.projection(stream, subjects=subjects)
-    try:
-        if await projection.lag_count() == 0:
-            return
-        async for batch in projection:
-            wanted = [message for message in batch if message.sequence <= last]
-            if wanted:
-                yield wanted
-            if batch[-1].sequence >= last or await projection.lag_count() == 0:
-                return
-    finally:
-        await projection.close()
-
-
-def _facts(batch: Sequence[Message], clock: Clock, aside: frozenset[tuple[str, int]]) -> list[Recorded]:
-    """The valid facts of a batch, less those that were set aside when the plan was made."""
-    facts = []
-    for message in batch:
-        if (message.stream, message.sequence) in aside:
-            continue
-        try:
-            envelope = door.read(
-                message.subject,
-                message.payload,
-                message_id=message.message_id,
-                arrived_at=clock.at(message.stored_at),
-            )
-        except InvalidFact:
-            continue  # set aside as well; a cut names only the newest
-        facts.append(Recorded(envelope=envelope, stream=message.stream, sequence=message.sequence))
-    return facts
 
 
 def _difference(recorded: Plan, again: Plan) -> list[str]:

@@ -1,5 +1,7 @@
 """What the gateway shows: nodes, plans, facts, money, the cluster in numbers, and why things are as they are."""
 
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
@@ -8,8 +10,13 @@ from aiohttp import web
 
 from gpu_autoscaler.core import explain
 from gpu_autoscaler.events import envelope as envelopes
+from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.node import NodeInstanceListed, NodeListed, NodeWatched
+from gpu_autoscaler.events.pod import PodBudgetListed, PodListed, PodWatched
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model import decisions
+from gpu_autoscaler.tools.history import History
 from gpu_autoscaler_services.gateway import screens, wire
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.reading import READ_MODEL
@@ -68,7 +75,7 @@ async def nodes_handler(request: web.Request) -> web.Response:
     """Every node that is not gone."""
     model = request.app[READ_MODEL]
     as_of = model.clock.now()
-    return answer(request, wire.NodeList(as_of=as_of, items=screens.nodes(model.view.state, as_of, explain.sentence)))
+    return answer(request, wire.NodeList(as_of=as_of, items=screens.nodes(model.view.state, as_of)))
 
 
 async def plans_handler(request: web.Request) -> web.Response:
@@ -156,18 +163,37 @@ async def cost_handler(request: web.Request) -> web.Response:
 
 
 async def why_handler(request: web.Request) -> web.Response:
-    """The story of a node, pod or job back to its first cause."""
+    """The story of a node, pod or job back to its first cause, told from everything that the streams still hold."""
     kind, name = request.match_info["kind"], request.match_info["name"]
-    tell = {"node": explain.why_node, "pod": explain.why_pod, "job": explain.why_job}.get(kind)
+    tell = _TELL.get(kind)
     if tell is None:
-        raise Problem(HTTPStatus.NOT_FOUND, f"no stories are told about a {kind!r}; there are node, pod, job")
+        raise Problem(HTTPStatus.NOT_FOUND, f"no stories are told about a {kind!r}; there are {', '.join(_TELL)}")
     model = request.app[READ_MODEL]
-    sentences = tuple(tell(model.view.state, name, model.clock.now()))
+    history = History(model.bus, model.clock)
+    async with model.one_story_at_a_time:
+        told: list[Recorded] = []
+        for stream in sorted({fact.stream() for fact in _TOLD}):
+            facts = [fact for fact in _TOLD if fact.stream() == stream]
+            async for batch in history.read(stream, facts):
+                told += batch
+        sentences = await asyncio.to_thread(tell, told, name)
     if not sentences:
         raise Problem(HTTPStatus.NOT_FOUND, f"no {kind} {name!r} is known, by name or by id")
     return answer(request, wire.Why(kind=kind, name=name, sentences=sentences))
 
 
+_TELL: Mapping[str, Callable[[Sequence[Recorded], str], tuple[str, ...]]] = {
+    "node": explain.why_node,
+    "pod": explain.why_pod,
+    "job": explain.why_job,
+}
+# Telemetry, money and signs of life cause nothing that a story tells of, and are by far the most.
+_TOLD = tuple(
+    fact
+    for fact in FACTS
+    if fact.domain() in {"job", "pod", "node", "spot", "scaling"}
+    and fact not in {PodListed, PodWatched, PodBudgetListed, NodeListed, NodeWatched, NodeInstanceListed}
+)
 _UNREADABLE = (HTTPStatus.UNPROCESSABLE_ENTITY,)
 
 ROUTES = (

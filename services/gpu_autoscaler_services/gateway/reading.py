@@ -1,7 +1,8 @@
 """What handlers share: everything that the gateway knows and the doors it may use, under one key of the app."""
 
+import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -27,6 +28,8 @@ class ReadModel:
     publisher: Publisher
     policy: ScalingPolicy
     clock: Clock
+    # A story reads whole streams: one at a time, so that curiosity never starves the screens.
+    one_story_at_a_time: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
 
 READ_MODEL: web.AppKey[ReadModel] = web.AppKey("read_model", ReadModel)

@@ -1,30 +1,28 @@
 """Nodes and the cluster in numbers, as people see them: pure translation from the folded state to the wire."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from statistics import fmean
 
 from gpu_autoscaler.core import life, views
+from gpu_autoscaler.core.explain import sentence
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import Cut
-from gpu_autoscaler.model.reasons import Reason
 from gpu_autoscaler_services.gateway import wire
 
 UNKNOWN = "unknown"
 
-Sentence = Callable[[Reason], str]
 
-
-def nodes(state: ClusterState, as_of: datetime, sentence: Sentence) -> tuple[wire.Node, ...]:
+def nodes(state: ClusterState, as_of: datetime) -> tuple[wire.Node, ...]:
     """Every node that is not gone, by name."""
     bound = views.pods_by_node(state)
-    return tuple(_node(view, bound.get(view.name, ()), sentence) for view in life.node_views(state, as_of))
+    return tuple(_node(view, bound.get(view.name, ())) for view in life.node_views(state, as_of))
 
 
-def _node(view: life.NodeView, pods: Iterable[PodObserved], sentence: Sentence) -> wire.Node:
+def _node(view: life.NodeView, pods: Iterable[PodObserved]) -> wire.Node:
     working = [pod for pod in pods if views.is_workload(pod)]
     order = view.order
     return wire.Node(

@@ -1,0 +1,67 @@
+"""Reads recorded facts back from the streams, in order, up to where they stood. Used by `recompute` and `why`."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from gpu_autoscaler.bus.protocol import Bus, Message
+from gpu_autoscaler.bus.streams import subject_filter
+from gpu_autoscaler.events import door
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.model.errors import InvalidFact
+from gpu_autoscaler.runtime.clock import Clock
+
+
+class History:
+    """The record of one broker. `clock` gives facts without a time the instant at which they arrived."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+
+    async def read(
+        self,
+        stream: str,
+        facts: Sequence[type[Fact]],
+        *,
+        last: int | None = None,
+        aside: frozenset[tuple[str, int]] = frozenset(),
+    ) -> AsyncIterator[list[Recorded]]:
+        """Batches of facts of these types, up to and with sequence `last` (None: up to now), less those set aside.
+
+        Ends early where the rest is no longer kept. Raises TransientError when the broker is away.
+        """
+        if last is None:
+            last = await self._bus.last_sequence(stream)
+        subjects = [subject_filter(fact) for fact in facts]
+        projection = await self._bus.projection(stream, subjects=subjects)
+        try:
+            if await projection.lag_count() == 0:
+                return
+            async for batch in projection:
+                yield [
+                    recorded
+                    for message in batch
+                    if message.sequence <= last
+                    and (stream, message.sequence) not in aside
+                    and (recorded := self._recorded(message)) is not None
+                ]
+                if batch[-1].sequence >= last or await projection.lag_count() == 0:
+                    return
+        finally:
+            await projection.close()
+
+    async def is_from_the_beginning(self, stream: str) -> bool:
+        """False when the first facts of the stream are no longer kept."""
+        return await self._bus.message_at(stream, 1) is not None or await self._bus.last_sequence(stream) == 0
+
+    def _recorded(self, message: Message) -> Recorded | None:
+        try:
+            envelope = door.read(
+                message.subject,
+                message.payload,
+                message_id=message.message_id,
+                arrived_at=self._clock.at(message.stored_at),
+            )
+        except InvalidFact:
+            return None  # set aside; a cut names only the newest of those
+        return Recorded(envelope=envelope, stream=message.stream, sequence=message.sequence)
