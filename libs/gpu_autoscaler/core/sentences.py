@@ -1,0 +1,159 @@
+"""Reasons and decisions in sentences: what a person reads where a machine reads the struct.
+
+A reason without a sentence is an error of the type checker. Used through `core/explain.py`.
+"""
+
+from typing import assert_never
+
+from gpu_autoscaler.core.wording import counted, instant, named, percent, price, span, thing
+from gpu_autoscaler.model import reasons
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, ReleaseInstance
+
+ActionReason = reasons.BuyReason | reasons.DrainReason | reasons.ReleaseReason | reasons.KeepReason
+AnyReason = ActionReason | reasons.HoldReason
+
+
+def sentence(reason: AnyReason) -> str:
+    """Return the reason as one sentence."""
+    return _why_done(reason) if isinstance(reason, ActionReason) else _why_held(reason)
+
+
+def decision_sentence(decision: AnyDecision) -> str:
+    """Return what was decided, and why."""
+    match decision:
+        case BuyNode():
+            offer = decision.offer
+            what = f"{offer.instance_type} in {offer.zone} as {offer.capacity_type}"
+            cost = price(offer.price_micro_usd_per_hour)
+            gang = f", together with the rest of {thing(decision.gang)}" if decision.gang else ""
+            done = f"Buy {what} for pool {decision.pool} at {cost}{gang}."
+        case DrainNode():
+            how = "by choice" if decision.is_voluntary else "without a choice"
+            done = f"Drain node {decision.node_name} {how}, until {instant(decision.deadline_at)} at the latest."
+        case CancelDrain():
+            done = f"Keep node {decision.node_name} after all."
+        case ReleaseInstance():
+            done = f"Give back {decision.provider_id or 'what was ordered'} (order {decision.order_action_id})."
+        case _:
+            assert_never(decision)
+    return f"{done} {sentence(decision.reason)}"
+
+
+def held_back_sentence(held: HeldBack) -> str:
+    """Return what was not done, in which step, and why."""
+    return f"Held back for {thing(held.subject)} (step {held.step}): {sentence(held.reason)}"
+
+
+def _why_done(reason: ActionReason) -> str:
+    match reason:
+        case reasons.UnmetDemand():
+            waiting = named([thing(key) for key in reason.demand]) or "Work"
+            return (
+                f"{_capital(waiting)} cannot run on anything that runs, boots or is ordered; of "
+                f"{counted(reason.offers_considered, 'offer')} considered this was the choice, at "
+                f"{price(reason.price_micro_usd_per_hour)}."
+            )
+        case reasons.ReplacesDoomed():
+            when = "soon" if reason.reclaim_at is None else f"at {instant(reason.reclaim_at)}"
+            return f"Node {reason.node_name} will be gone {when}, and its work needs another place."
+        case reasons.BelowMinimum():
+            least = counted(reason.nodes_count_min, "node")
+            return f"The policy wants at least {least} (now: {reason.nodes_count})."
+        case reasons.NodeIdle():
+            return f"No pod has used it for {span(reason.idle_seconds)}; {span(reason.idle_seconds_max)} are allowed."
+        case reasons.NodeUnderused():
+            saved = price(reason.saving_micro_usd_per_hour)
+            return f"Its {counted(len(reason.pods), 'pod')} may be moved and fit elsewhere, which saves {saved}."
+        case reasons.SpotReclaim():
+            when = "soon" if reason.reclaim_at is None else f"at {instant(reason.reclaim_at)}"
+            return f"The cloud takes the instance back {when} ({reason.kind})."
+        case reasons.BootTimedOut():
+            limit = span(reason.boot_seconds_max)
+            return f"It was not usable {span(reason.booting_seconds)} after it was ordered; {limit} are allowed."
+        case reasons.NodeOrphaned():
+            return f"No decision of ours stands behind the instance; it was seen for {span(reason.seen_seconds)}."
+        case reasons.DemandReturned():
+            return f"{_capital(named([thing(key) for key in reason.demand]))} can run here, which beats buying anew."
+        case reasons.NoticeWithdrawn():
+            return "The cloud took its notice back."
+        case _:
+            assert_never(reason)
+
+
+def _why_held(reason: reasons.HoldReason) -> str:
+    match reason:
+        case reasons.NoOfferFits():
+            return f"Nothing on sale can hold it: {reason.detail}."
+        case reasons.OffersRefused():
+            offers = named(reason.offers)
+            return f"The cloud had no capacity for {offers}; it is asked again after {instant(reason.retry_at)}."
+        case reasons.PriceUnknown():
+            return f"The price of {named(reason.offers)} is unknown, and no price is not free."
+        case reasons.NodesLimit():
+            return _limit(reason.nodes_count, reason.nodes_count_max, "node")
+        case reasons.GpusLimit():
+            return _limit(reason.gpu_count, reason.gpu_count_max, "GPU")
+        case reasons.BudgetLimit():
+            limit = price(reason.price_micro_usd_per_hour_max)
+            return f"Another {price(reason.price_micro_usd_per_hour)} would pass the fleet's limit of {limit}."
+        case reasons.Cooldown():
+            return f"It is too soon after the last change; {span(reason.remaining_seconds)} remain."
+        case reasons.Frozen():
+            return "The policy is frozen: nothing is to be changed."
+        case reasons.RoomExpected():
+            when = "soon" if reason.expected_at is None else f"about {instant(reason.expected_at)}"
+            return f"Room on {reason.node} is expected {when}."
+        case _:
+            return _why_kept(reason)
+
+
+_KeptReason = (
+    reasons.NotYetIdle
+    | reasons.PodProtected
+    | reasons.NodeProtected
+    | reasons.PodsFitNowhere
+    | reasons.WatchStale
+    | reasons.DisruptionBudget
+    | reasons.GangIncomplete
+    | reasons.MinimumReached
+    | reasons.SavingTooSmall
+)
+
+
+def _why_kept(reason: _KeptReason) -> str:
+    match reason:
+        case reasons.NotYetIdle():
+            return f"It has been empty for {span(reason.idle_seconds)} of {span(reason.idle_seconds_max)}."
+        case reasons.PodProtected():
+            return f"Pod {reason.pod} must not be disturbed: {reason.protection}."
+        case reasons.NodeProtected():
+            return f"The node must stay: {reason.protection}."
+        case reasons.PodsFitNowhere():
+            return f"{_capital(counted(len(reason.pods), 'pod'))} here would have no other place."
+        case reasons.WatchStale():
+            limit = span(reason.age_seconds_max)
+            if reason.age_seconds is None:
+                return f"The list of {reason.source} was never read; nothing is decided in the dark."
+            return f"The last word about {reason.source} is {span(reason.age_seconds)} old; {limit} are allowed."
+        case reasons.DisruptionBudget():
+            leaving = counted(reason.disrupting_count, "node")
+            return f"Already on the way out: {leaving}; at most {reason.disrupting_count_max} may be at a time."
+        case reasons.GangIncomplete():
+            placed = f"{reason.members_placed} of {counted(reason.members_count, 'member')}"
+            return f"Only {placed} of job {reason.job_id} have a place; it starts whole or not at all."
+        case reasons.MinimumReached():
+            least = counted(reason.nodes_count_min, "node")
+            return f"The policy wants at least {least} (now: {reason.nodes_count})."
+        case reasons.SavingTooSmall():
+            least = percent(reason.saving_ratio_min)
+            return f"Moving its pods would save {percent(reason.saving_ratio)} of its price; {least} are asked for."
+        case _:
+            assert_never(reason)
+
+
+def _limit(count: int, count_max: int, noun: str) -> str:
+    return f"Orders on their way counted, there would be more than {counted(count_max, noun)} (now: {count})."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

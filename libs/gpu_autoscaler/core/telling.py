@@ -1,0 +1,153 @@
+"""Recorded facts in sentences, one fact at a time. Used by `core/explain.py`, which chooses the facts.
+
+Observations repeat; a sentence is made only of what is new since the last one about the same thing.
+"""
+
+from collections.abc import Iterator
+
+from gpu_autoscaler.core.sentences import decision_sentence, held_back_sentence
+from gpu_autoscaler.core.wording import counted, instant, money, named, price
+from gpu_autoscaler.events import job, node, pod, scaling, spot
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+
+
+class Teller:
+    """Tells facts in the order in which they happened. `keys` are the things that the story is about."""
+
+    def __init__(self, keys: frozenset[str]) -> None:
+        self._keys = keys
+        self._last: dict[str, str] = {}  # the last that was told of each thing
+
+    def tell(self, recorded: Recorded) -> Iterator[str]:
+        """Yield what this fact adds to the story, with its instant and its place in the record."""
+        fact = recorded.envelope.fact
+        sentences = self._plan(fact) if isinstance(fact, scaling.ScalingPlanMade) else self._one(fact)
+        for text in sentences:
+            yield f"{instant(recorded.envelope.time)}: {text} [{recorded.stream} {recorded.sequence}]"
+
+    def _plan(self, fact: scaling.ScalingPlanMade) -> Iterator[str]:
+        for decision in fact.plan.decisions:
+            if f"action/{decision.action_id}" in self._keys:
+                yield f"Plan {fact.plan_id}: {decision_sentence(decision)}"
+        for held in fact.plan.held_back:
+            # What holds the whole cluster back holds this back too, where the plan speaks of this at all. A plan a
+            # second says the same thing as long as it is so; once is enough.
+            is_about = held.subject in self._keys or held.subject == "cluster"
+            if is_about and self._is_news(f"held/{held.subject}/{held.step}", held.reason.tag()):
+                yield f"Plan {fact.plan_id}: {held_back_sentence(held)}"
+
+    def _is_news(self, key: str, said: str) -> bool:
+        is_news = self._last.get(key) != said
+        self._last[key] = said
+        return is_news
+
+    def _one(self, fact: Fact) -> Iterator[str]:
+        if isinstance(fact, node.NodeObserved):
+            text: str | None = f"Node {fact.name} {_node_status(fact)}."
+        elif isinstance(fact, pod.PodObserved):
+            text = f"Pod {fact.namespace}/{fact.name} {_pod_status(fact)}."
+        else:
+            text = _job_sentence(fact) or _scaling_sentence(fact) or _other_sentence(fact)
+        if text is not None and self._is_news(fact.entity() or "cluster", text):
+            yield text
+
+
+def _node_status(fact: node.NodeObserved) -> str:
+    if fact.deleting_since is not None:
+        return "is being deleted"
+    if fact.is_cordoned:
+        return "is cordoned"
+    if not fact.is_ready:
+        return "is registered, not ready"
+    return f"is ready with {counted(fact.allocatable.gpu_count, 'GPU')}"
+
+
+def _pod_status(fact: pod.PodObserved) -> str:
+    if fact.phase in ("succeeded", "failed"):
+        return fact.phase
+    if fact.deleting_since is not None:
+        return "is being deleted"
+    if fact.node_name is not None:
+        return f"{'runs' if fact.phase == 'running' else 'is bound'} on node {fact.node_name}"
+    if fact.unschedulable_since is not None:
+        why = f": {fact.unschedulable_message}" if fact.unschedulable_message else ""
+        return f"found no node{why.rstrip('.')}"
+    return "waits"
+
+
+def _job_sentence(fact: Fact) -> str | None:
+    match fact:
+        case job.JobRequested():
+            gpus = fact.gpu_requirements
+            each = f" for each of {fact.members} members" if fact.members > 1 else ""
+            limit = ""
+            if fact.budget_limit_usd is not None:
+                limit = f", for at most {money(round(fact.budget_limit_usd * MICRO_USD_PER_USD))}"
+            asked = f"{counted(gpus.gpu_count, f'{gpus.gpu_type} GPU' if gpus.gpu_type else 'GPU')}{each}{limit}"
+            return f"Project {fact.project_id} asked for job {fact.job_name} with {asked} (priority {fact.priority})."
+        case job.JobQueued():
+            return f"Job {fact.job_id} was accepted with priority {fact.spec.priority}."
+        case job.JobRejected():
+            mistakes = "; ".join(f"{mistake.field} {mistake.reason}" for mistake in fact.mistakes)
+            return f"Job {fact.job_id or fact.job_name} was refused: {mistakes}."
+        case job.JobCancelRequested():
+            return f"{fact.requested_by or 'Somebody'} asked to cancel job {fact.job_id}."
+        case job.JobPlaced():
+            nodes = named(sorted(set(fact.node_names)))
+            return f"Job {fact.job_id} got its place on {nodes} (attempt {fact.attempt})."
+        case job.JobPreempted():
+            return f"Job {fact.job_id} lost its place (attempt {fact.attempt}): {fact.cause}."
+        case job.JobStarted():
+            return f"All members of job {fact.job_id} run."
+        case job.JobFinished():
+            why = f": {fact.message.rstrip('.')}" if fact.message else ""
+            return f"Job {fact.job_id} {'was cancelled' if fact.outcome == 'cancelled' else fact.outcome}{why}."
+        case _:
+            return None
+
+
+def _scaling_sentence(fact: Fact) -> str | None:
+    match fact:
+        case scaling.ScalingNodeOrdered():
+            return f"The executor ordered {fact.offer.key} (action {fact.action_id})."
+        case scaling.ScalingNodeLaunched():
+            cost = price(fact.price_micro_usd_per_hour)
+            return f"The cloud made {fact.provider_id} ({fact.instance_type}, {fact.zone}) at {cost}."
+        case scaling.ScalingLaunchRefused():
+            retry = f"it is not asked for {fact.offer.key} again before {instant(fact.retry_at)}"
+            return f"The cloud refused {fact.offer.key}: {fact.code}, {fact.message.rstrip('.')}; {retry}."
+        case scaling.ScalingDrainStarted():
+            return f"Node {fact.node_name} was cordoned for its drain, which ends by {instant(fact.deadline_at)}."
+        case scaling.ScalingPodEvicted():
+            how = "deleted at the deadline" if fact.is_forced else "asked to go"
+            return f"Pod {fact.pod} on node {fact.node_name} was {how}."
+        case scaling.ScalingNodeDrained():
+            return f"No pod that counts is left on node {fact.node_name}."
+        case scaling.ScalingDrainCancelled():
+            return f"Node {fact.node_name} was uncordoned: it stays."
+        case scaling.ScalingNodeTerminated():
+            what = fact.provider_id or f"order {fact.order_action_id}"
+            return f"The cloud confirmed that {what} is gone, at {instant(fact.terminated_at)}."
+        case _:
+            return None
+
+
+def _other_sentence(fact: Fact) -> str | None:
+    match fact:
+        case pod.PodGone():
+            return f"Pod {fact.namespace}/{fact.name} is gone."
+        case node.NodeGone():
+            return f"Node {fact.name} is gone from Kubernetes."
+        case node.NodeInstanceObserved():
+            return f"The cloud shows {fact.provider_id} as {fact.state}."
+        case spot.SpotNoticeReceived():
+            when = "without a deadline" if fact.reclaim_at is None else f"at {instant(fact.reclaim_at)}"
+            return f"The cloud gave notice that it takes {fact.node_name or fact.provider_id} back {when}."
+        case spot.SpotNoticeWithdrawn():
+            return f"The cloud took its notice for {fact.provider_id} back."
+        case spot.SpotRebalanceRecommended():
+            return f"The cloud hinted that {fact.node_name or fact.provider_id} may be taken."
+        case _:
+            return None
