@@ -9,7 +9,7 @@ from datetime import datetime
 
 import aiohttp
 import pytest
-from tests.contract.kube.test_captures import CAPTURES, Replay, recorded
+from tests.support.kube_captures import Replay, needs_captures, recorded
 from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import pod
 
@@ -21,8 +21,6 @@ from gpu_autoscaler.simcluster.world import World
 PODS = "/api/v1/namespaces/default/pods"
 HELD = [{"name": "example.invalid/hold"}]
 TOKEN = "let-me-in"
-
-needs_captures = pytest.mark.skipif(not CAPTURES.is_dir(), reason=f"no recorded Kubernetes answers in {CAPTURES}")
 
 
 @pytest.fixture
