@@ -81,7 +81,7 @@ def test_the_same_event_is_the_same_job() -> None:
         ("resources.memory", "above zero", {"resources": ResourceRequest(memory="0")}),
         ("resources.memory", "more than any node has", {"resources": ResourceRequest(memory="64Pi")}),
         ("resources.ephemeral_storage", "quantity", {"resources": ResourceRequest(ephemeral_storage="")}),
-        ("gpu_requirements.gpu_count", "at least one GPU", {"gpu_requirements": GpuRequirements(gpu_count=0)}),
+        ("gpu_requirements.gpu_count", "asks for GPUs, or for none", {"gpu_requirements": GpuRequirements(gpu_count=-1)}),
         ("gpu_requirements.gpu_count", "is -3", {"gpu_requirements": GpuRequirements(gpu_count=-3)}),
         ("gpu_requirements.gpu_count", "more than 8 GPUs", {"gpu_requirements": GpuRequirements(gpu_count=9)}),
         (
