@@ -83,7 +83,8 @@ class TickLoop:
             say = log.info if facts_count else log.debug
             say("tick", outcome=ended, facts_count=facts_count, duration_seconds=round(seconds, 6))
         else:
-            log.warning("tick", outcome=ended, error=str(error))
+            say = log.info if ended == "stale" else log.warning  # of two scalers one is always too late
+            say("tick", outcome=ended, error=str(error))
         return seconds
 
     def _count(self, ended: str, error: Exception | None) -> None:
