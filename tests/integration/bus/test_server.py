@@ -41,12 +41,13 @@ async def test_a_restart_keeps_port_and_store(nats_store: Path) -> None:
     await bus.close()
 
     await server.kill()
-    assert server.pid is None
+    pid_between = server.pid
     await server.start()
     await server.restart()
 
     assert (server.url, server.monitor_port is not None) == (first_url, True)
     assert server.pid not in (first_pid, None)
+    assert pid_between is None
     bus = await NatsBus.connect(server.url, name="client", declared=declared)
     await bus.ensure()
     assert await bus.last_sequence("JOB") == 1
@@ -142,18 +143,28 @@ async def test_nothing_listens() -> None:
             await NatsBus.connect(f"nats://127.0.0.1:{port}", name="client", declared=NOTHING, waits=PROMPT)
 
 
+def plain_server(folder: Path) -> subprocess.Popen[bytes]:
+    """A server with every setting as it comes."""
+    return subprocess.Popen(
+        [str(find_binary()), "--addr", "127.0.0.1", "--port", "-1", "--ports_file_dir", str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def listening_at(folder: Path) -> str | None:
+    """Its address, once it listens."""
+    ports = next(folder.glob("*.ports"), None)
+    return str(json.loads(ports.read_text())["nats"][0]) if ports is not None else None
+
+
 async def test_a_server_without_jetstream_is_refused(tmp_path: Path) -> None:
     """All that is wrong with it at once: no JetStream, and messages too small."""
-    binary = find_binary()
-    process = subprocess.Popen(
-        [str(binary), "--addr", "127.0.0.1", "--port", "-1", "--ports_file_dir", str(tmp_path)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = plain_server(tmp_path)
     try:
         async with asyncio.timeout(10):
-            while not (files := list(tmp_path.glob("*.ports"))):
+            while (url := listening_at(tmp_path)) is None:
                 await asyncio.sleep(0.02)
-        url = json.loads(files[0].read_text())["nats"][0]
 
         with pytest.raises(ConfigError) as caught:
             await NatsBus.connect(url, name="client", declared=NOTHING, waits=PROMPT)
