@@ -1,0 +1,270 @@
+"""Sentences for every reason, and whole stories told from recorded facts."""
+
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+import msgspec
+import pytest
+from tests.support.stories import (
+    MINUTE,
+    SECOND,
+    T0,
+    Told,
+    bought,
+    drained,
+    job,
+    node,
+    notice,
+    offer,
+    pod,
+    provider_id,
+    purchase,
+    record,
+)
+
+from gpu_autoscaler.core.explain import decision_sentence, held_back_sentence, sentence, why_job, why_node, why_pod
+from gpu_autoscaler.core.sentences import AnyReason
+from gpu_autoscaler.core.wording import counted, money, named, price, span, thing
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.job import JobFinished, JobPreempted
+from gpu_autoscaler.events.scaling import ScalingNodeTerminated, ScalingPlanMade, ScalingPodEvicted
+from gpu_autoscaler.model import reasons
+from gpu_autoscaler.model.decisions import Cut, HeldBack, Plan
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid
+
+Why = Callable[[Sequence[Recorded], str], tuple[str, ...]]
+
+
+def _sample(reason: type[reasons.Reason]) -> reasons.Reason:
+    """A reason of this kind, every field filled with something of its type."""
+    values: dict[str, object] = {}
+    for field in msgspec.structs.fields(reason):
+        kind = str(field.type)
+        if "datetime" in kind:
+            values[field.name] = T0
+        elif "tuple" in kind:
+            values[field.name] = ("job/a", "job/b")
+        elif "float" in kind:
+            values[field.name] = 0.5 if field.name.endswith(("ratio", "ratio_min")) else 700.0
+        else:
+            values[field.name] = 3 if field.type is int else "gpu-7"
+    return msgspec.convert(values, reason, strict=False, from_attributes=True)
+
+
+@pytest.mark.parametrize("reason", get_args(AnyReason), ids=lambda reason: reason.tag())
+def test_every_reason_has_a_sentence_of_its_own(reason: type[reasons.Reason]) -> None:
+    """One sentence, begun and ended as one, without a trace of how it is stored."""
+    text = sentence(_sample(reason))  # type: ignore[arg-type]
+
+    assert text[0].isupper() or text[0].isdigit()
+    assert text.endswith(".")
+    assert not any(trace in text for trace in ("None", "{", "UTC)", "datetime", ".."))
+
+
+def test_amounts_read_as_people_write_them() -> None:
+    """Cents at least, small prices whole; the two largest units of time; lists that end."""
+    assert [money(amount) for amount in (2_460_000, 526_000, 10_000_000, 120, 1_234_500_000)] == [
+        "$2.46",
+        "$0.526",
+        "$10.00",
+        "$0.00012",
+        "$1,234.50",
+    ]
+    assert (price(2_460_000), price(None)) == ("$2.46/h", "an unknown price")
+    assert [span(seconds) for seconds in (0, 59.6, 90, 600, 3600, 5400)] == [
+        "0 s",
+        "1 min",
+        "1 min 30 s",
+        "10 min",
+        "1 h",
+        "1 h 30 min",
+    ]
+    assert [named(names) for names in ((), ("a",), ("a", "b"), ("a", "b", "c", "d", "e"))] == [
+        "",
+        "a",
+        "a and b",
+        "a, b, c and 2 more",
+    ]
+    assert (counted(1, "node"), counted(0, "node")) == ("1 node", "0 nodes")
+    assert (thing("job/train"), thing("cluster")) == ("job train", "the whole cluster")
+
+
+def test_a_decision_says_what_and_why() -> None:
+    """The sentence carries offer, pool, price and reason."""
+    reason = reasons.UnmetDemand(demand=("job/train",), offers_considered=12, price_micro_usd_per_hour=2_460_000)
+    text = decision_sentence(purchase("buy-1", offer(usd_per_hour=2.46), reason=reason))
+
+    assert text == (
+        "Buy p4d.24xlarge in zone-a as spot for pool default at $2.46/h. Job train cannot run on anything that runs, "
+        "boots or is ordered; of 12 offers considered this was the choice, at $2.46/h."
+    )
+
+
+def test_what_was_held_back_names_step_and_subject() -> None:
+    """A plan that does nothing still says what it did not do."""
+    held = HeldBack(step="cover_demand", subject="job/train", reason=reasons.Frozen())
+
+    assert held_back_sentence(held) == (
+        "Held back for job train (step cover_demand): The policy is frozen: nothing is to be changed."
+    )
+
+
+def told_story() -> tuple[Recorded, ...]:
+    """A job waits, a launch is refused, another works; the job runs, a notice comes, the node goes."""
+    demand = reasons.UnmetDemand(demand=("job/train",), offers_considered=2, price_micro_usd_per_hour=10_000_000)
+    held = HeldBack(
+        step="cover_demand",
+        subject="job/train",
+        reason=reasons.OffersRefused(offers=("p4d.24xlarge/zone-a/spot",), retry_at=T0 + 3 * MINUTE),
+    )
+    other = HeldBack(step="cover_demand", subject="job/other", reason=reasons.Frozen())
+    plan = Plan(as_of=T0 + 5 * SECOND, parent_sequence=1, held_back=(held, other))
+    waits = ScalingPlanMade(plan_id=PlanId("plan-2"), plan=plan, cut=Cut(), policy_digest="p", core_digest="c")
+    first = purchase("buy-n0", reason=demand, at=T0 + SECOND)
+    second = purchase("buy-n1", offer(zone="zone-b"), reason=demand, at=T0 + 10 * SECOND)
+    late = T0 + 30 * MINUTE
+    reclaim = reasons.SpotReclaim(notice_id="n", kind="terminate", reclaim_at=late + 2 * MINUTE)
+    ended = ScalingNodeTerminated(
+        action_id=ActionId("drain-n1"),
+        plan_id=PlanId("plan-drain-n1"),
+        provider_id=provider_id("buy-n1"),
+        order_action_id=ActionId("buy-n1"),
+        node_name="n1",
+        terminated_at=late + MINUTE,
+    )
+    evicted = ScalingPodEvicted(
+        action_id=ActionId("drain-n1"),
+        plan_id=PlanId("plan-drain-n1"),
+        node_name="n1",
+        pod_uid=PodUid("uid-train-0"),
+        pod="default/train-0",
+        is_forced=False,
+        evicted_at=late + 2 * SECOND,
+    )
+    preempted = JobPreempted(
+        job_id=JobId("train"), attempt=1, cause="node n1 was drained: spot_reclaim", preempted_at=late + 3 * SECOND
+    )
+    finished = JobFinished(job_id=JobId("train"), outcome="completed", finished_at=late + 60 * MINUTE)
+    ready = T0 + 3 * MINUTE
+    return record(
+        [
+            *job("other"),
+            *job("train", at=T0),
+            *bought(first, at=T0 + SECOND, is_refused=True),
+            Told(waits, T0 + 5 * SECOND),
+            Told(waits, T0 + 6 * SECOND),
+            *bought(second, at=T0 + 10 * SECOND),
+            *node("n1", offer(zone="zone-b"), is_ready=False, at=ready)[-1:],
+            *node("n1", offer(zone="zone-b"), at=ready + 10 * SECOND, version=2)[-1:],
+            *node("n9", at=ready),
+            *job("train", at=ready + 11 * SECOND, placed_on=("n1",), is_running=True)[-2:],
+            *pod("train-0", on="n1", gpus=8, job_id="train", at=ready + 12 * SECOND),
+            *notice("n1", reclaim_at=late + 2 * MINUTE, at=late),
+            *drained("n1", reason=reclaim, is_voluntary=False, at=late + SECOND),
+            Told(evicted, late + 2 * SECOND),
+            Told(preempted, late + 3 * SECOND),
+            Told(ended, late + MINUTE),
+            Told(finished, late + 60 * MINUTE),
+        ]
+    )
+
+
+def in_order(story: tuple[str, ...], *parts: str) -> bool:
+    """True when sentences with these parts come one after another."""
+    lines = iter(story)
+    return all(any(part in line for line in lines) for part in parts)
+
+
+def test_a_node_is_explained_back_to_the_job_and_on_to_its_end() -> None:
+    """The request, the plan with its offer and price, the steps, the notice, the drain, the end."""
+    story = why_node(told_story(), "n1")
+
+    assert in_order(
+        story,
+        "asked for job train",
+        "Job train was accepted",
+        "Buy p4d.24xlarge in zone-b as spot",
+        "The executor ordered p4d.24xlarge/zone-b/spot",
+        "The cloud made",
+        "is registered, not ready",
+        "is ready with 8 GPUs",
+        "The cloud gave notice that it takes n1 back",
+        "Drain node n1 without a choice",
+        "was cordoned for its drain",
+        "is gone, at",
+    )
+    assert story[0].startswith("2026-11-21 12:00:00 UTC: ")
+    assert story[0].endswith("[JOB 3]")
+    assert not any("n9" in line or "job other" in line for line in story)
+
+
+@pytest.mark.parametrize("name", ["uid-n1", provider_id("buy-n1"), "buy-n1"])
+def test_a_node_is_found_by_each_of_its_names(name: str) -> None:
+    """Name, uid, provider id and action tell the same story."""
+    assert why_node(told_story(), name) == why_node(told_story(), "n1") != ()
+
+
+def test_a_job_is_explained_with_what_was_considered_and_held_back() -> None:
+    """The refused launch, what the plan waited for (told once), the purchase, the place, the loss, the end."""
+    story = why_job(told_story(), "train")
+
+    assert in_order(
+        story,
+        "asked for job train",
+        "Buy p4d.24xlarge in zone-a as spot",
+        "The cloud refused p4d.24xlarge/zone-a/spot: InsufficientInstanceCapacity",
+        "The cloud had no capacity for p4d.24xlarge/zone-a/spot",
+        "Buy p4d.24xlarge in zone-b as spot",
+        "got its place on n1",
+        "All members of job train run.",
+        "lost its place (attempt 1): node n1 was drained",
+        "Job train completed.",
+    )
+    assert sum("Held back" in line for line in story) == 1
+    assert not any("other" in line for line in story)
+
+
+def test_a_pod_is_explained_by_its_job_and_the_drain_that_moved_it() -> None:
+    """From the request to the node it ran on, and why it had to leave."""
+    story = why_pod(told_story(), "default/train-0")
+
+    assert in_order(
+        story,
+        "asked for job train",
+        "Buy p4d.24xlarge in zone-b",
+        "Pod default/train-0 runs on node n1",
+        "The cloud gave notice",
+        "The cloud takes the instance back",
+        "Pod default/train-0 on node n1 was asked to go",
+    )
+    assert why_pod(told_story(), "train-0") == why_pod(told_story(), "uid-train-0") == story
+
+
+def test_a_replacement_is_explained_by_the_notice_of_the_node_before_it() -> None:
+    """A node that was bought in time leads back to the notice that another one got."""
+    reason = reasons.ReplacesDoomed(node_uid=NodeUid("uid-n1"), node_name="n1", reclaim_at=T0 + 2 * MINUTE)
+    history = record(
+        [
+            *node("n1"),
+            *notice("n1", reclaim_at=T0 + 2 * MINUTE, at=T0 + SECOND),
+            *bought(purchase("buy-n2", reason=reason), at=T0 + 2 * SECOND),
+        ]
+    )
+    story = why_node(history, "buy-n2")
+
+    assert in_order(story, "gave notice that it takes n1 back", "Node n1 will be gone at", "The cloud made")
+
+
+@pytest.mark.parametrize("why", [why_node, why_pod, why_job])
+def test_what_nobody_heard_of_has_no_story(why: Why) -> None:
+    """Nothing found is an empty story, not a guess."""
+    assert why(told_story(), "nobody") == ()
+    assert why((), "nobody") == ()
+
+
+def test_repeated_observations_are_told_once() -> None:
+    """A node that is seen a hundred times in the same shape is one sentence."""
+    many = [each for version in range(1, 100) for each in node("n1", version=version, at=T0)[-1:]]
+    story = why_node(record(many), "n1")
+
+    assert len(story) == 1
