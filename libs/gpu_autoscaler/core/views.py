@@ -133,11 +133,17 @@ def is_under_way(state: ClusterState, order: OrderRecord) -> bool:
     """True from the decision to buy until the node is usable, the launch refused, or the instance gone."""
     if order.refused is not None or order.terminated is not None:
         return False
+    said = order.decision or order.ordered
+    promised = 0 if said is None else said.offer.resources.gpu_count
     provider_id = None if order.launched is None else order.launched.provider_id
-    nodes = (state.nodes[node_uid] for node_uid in state.usable if node_uid in state.nodes)
+    usable = (
+        state.nodes[node_uid]
+        for node_uid, offered in state.usable.items()
+        if offered.gpu_count >= promised and node_uid in state.nodes
+    )
     return not any(
         node.action_id == order.action_id or (provider_id is not None and node.provider_id == provider_id)
-        for node in nodes
+        for node in usable
     )
 
 
