@@ -23,15 +23,23 @@ STALE_SECONDS = 0.1  # the fact that beat this one arrives within this
 ERROR_LENGTH_MAX = 500  # of an error in a log line; a dead letter carries it whole
 
 
+class Turns:
+    """How many facts are in a service's door at once, over all its domains."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.turn = asyncio.Semaphore(count)
+
+
 class EffectLoop:
     """One durable consumer's messages on their way through the service's fact door."""
 
-    def __init__(self, plumbing: Plumbing, door: FactDoor, durable: str, domain: str, turns: asyncio.Semaphore) -> None:
+    def __init__(self, plumbing: Plumbing, door: FactDoor, durable: str, domain: str, turns: Turns) -> None:
         self._plumbing = plumbing
         self._door = door
         self._durable = durable
         self._domain = domain
-        self._turns = turns  # shared by the service's loops: how many facts are in its door at once
+        self._turns = turns  # shared by the service's loops
         self._in_hand: dict[asyncio.Task[None], Delivery] = {}
         # Failures by message. The broker's own count also counts waits that were asked for, so it says nothing.
         self._tries: OrderedDict[tuple[str, int], int] = OrderedDict()
@@ -40,10 +48,12 @@ class EffectLoop:
         """Take messages until it is time to stop, then finish what is in hand. Raises TransientError, ConfigError."""
         limits, stop = self._plumbing.limits, self._plumbing.stop
         consumer = await self._plumbing.bus.effect_consumer(self._durable)
+        if not await self._plumbing.caught_up():
+            return
         alive = asyncio.create_task(self._keep_alive(consumer))
         try:
             while not stop.is_set():
-                room = limits.in_hand_count_max - len(self._in_hand)
+                room = max(limits.in_hand_count_max, self._turns.count) - len(self._in_hand)
                 if room <= 0:
                     await asyncio.wait(self._in_hand, return_when=asyncio.FIRST_COMPLETED)
                     continue
@@ -89,7 +99,7 @@ class EffectLoop:
                 self._plumbing.metrics.consumer_lag.labels(self._domain).set(lag)
 
     async def _handle(self, delivery: Delivery) -> None:
-        async with self._turns:
+        async with self._turns.turn:
             if self._plumbing.stop.is_set():  # fetched, but not begun: somebody else's
                 await self._tell(delivery.nak(0.0))
                 return

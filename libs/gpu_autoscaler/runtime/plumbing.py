@@ -88,6 +88,20 @@ class Plumbing:
                 self.observer.published(fact)
         return acks
 
+    async def caught_up(self) -> bool:
+        """Wait until the state is up to date, as doors expect to find it; False when it is time to stop before."""
+        await self.either(self.folded.caught_up, None)
+        return not self.stop.is_set()
+
+    async def either(self, event: asyncio.Event, seconds: float | None) -> None:
+        """Wait for the event, the end of the wait, or the time to stop, whichever comes first."""
+        waits = [asyncio.create_task(event.wait()), asyncio.create_task(self.stop.wait())]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
     async def within_limit(self, door: Awaitable[Outputs]) -> Outcome:
         """Return what a door says. Raises TransientError when it takes longer than any door may."""
         limit = asyncio.timeout(self.limits.effect_seconds_max)

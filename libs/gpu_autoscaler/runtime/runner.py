@@ -16,7 +16,7 @@ from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import consumers_for
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.effects import EffectLoop
+from gpu_autoscaler.runtime.effects import EffectLoop, Turns
 from gpu_autoscaler.runtime.folding import FoldingLoop
 from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler.runtime.metrics import Metrics
@@ -90,7 +90,7 @@ class Runner:
             loops.append((f"fold {stream}", FoldingLoop(plumbing, fold_door, stream, folds, service.urgent).run))
         if service.consumes:
             assert isinstance(service, FactDoor), f"{service.name} consumes facts but has no on_fact"  # noqa: S101
-            turns = asyncio.Semaphore(getattr(service, "handles_at_once", 1))
+            turns = Turns(getattr(service, "handles_at_once", 1))
             for consumer in consumers_for(service.name, service.consumes):
                 effects = EffectLoop(plumbing, service, consumer.durable, consumer.stream.lower(), turns)
                 loops.append((f"consumer {consumer.durable}", effects.run))

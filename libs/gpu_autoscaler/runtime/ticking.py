@@ -1,7 +1,5 @@
 """Calls the tick door every `tick_seconds` of cluster time, and at once after an urgent fact."""
 
-import asyncio
-
 import structlog
 
 from gpu_autoscaler.bus.protocol import Ack
@@ -20,11 +18,13 @@ class TickLoop:
         self._door = door
         self._tick_seconds = tick_seconds
         self._failures_count = 0  # in a row
+        self._was_stale = False
 
     async def run(self) -> None:
         """Tick until it is time to stop."""
         plumbing = self._plumbing
-        await self._either(plumbing.folded.caught_up, None)
+        if not await plumbing.caught_up():
+            return
         while not plumbing.stop.is_set():
             # Cleared before the tick reads the state: an urgent fact that comes meanwhile brings another tick.
             plumbing.folded.urgent.clear()
@@ -33,24 +33,15 @@ class TickLoop:
             limits = plumbing.limits
             quiet_seconds = min(max(seconds, limits.quiet_seconds_min), limits.quiet_seconds_max)
             interval_seconds = self._interval_seconds()
-            await self._either(plumbing.stop, min(quiet_seconds, interval_seconds))
-            await self._either(plumbing.folded.urgent, max(0.0, interval_seconds - quiet_seconds))
+            await plumbing.either(plumbing.stop, min(quiet_seconds, interval_seconds))
+            await plumbing.either(plumbing.folded.urgent, max(0.0, interval_seconds - quiet_seconds))
 
     def _interval_seconds(self) -> float:
-        """Wall time to the next regular tick: as declared, less after a failure, and growing again."""
+        """Wall time to the next regular tick: as declared, less when this one came to nothing."""
         regular = self._plumbing.clock.wall_seconds(self._tick_seconds)
-        if self._failures_count == 0:
+        if self._failures_count == 0 and not self._was_stale:
             return regular
         return min(regular, self._plumbing.limits.backoff.wait_seconds(self._failures_count))
-
-    async def _either(self, event: asyncio.Event, seconds: float | None) -> None:
-        """Wait for the event, the end of the wait, or the time to stop, whichever comes first."""
-        waits = [asyncio.create_task(event.wait()), asyncio.create_task(self._plumbing.stop.wait())]
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
 
     async def _tick(self) -> float:
         """One tick with its canonical log line; the seconds that its door took."""
@@ -90,6 +81,7 @@ class TickLoop:
     def _count(self, ended: str, error: Exception | None) -> None:
         plumbing = self._plumbing
         plumbing.metrics.ticks.labels(ended).inc()
+        self._was_stale = ended == "stale"
         if ended in {"done", "stale"}:
             self._failures_count = 0
             plumbing.readiness.clear("ticks")

@@ -1,0 +1,75 @@
+"""A service that ends every job that somebody wants to end, slowly; also as a process that tests may kill."""
+
+import asyncio
+import os
+import sys
+from datetime import UTC, datetime
+from typing import ClassVar
+
+import msgspec
+
+from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.bus.streams import ConsumerSpec, Declared, consumers_for, streams
+from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.job import JobCancelRequested, JobFinished
+from gpu_autoscaler.model.ids import FactId, JobId
+from gpu_autoscaler.runtime.config import load_settings
+from gpu_autoscaler.runtime.process import Workplace, run_process
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.service import Outputs, Service
+
+AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+class Ender:
+    """Ends jobs, one every few milliseconds."""
+
+    name: ClassVar[str] = "ender"
+    consumes: ClassVar[tuple[type[Fact], ...]] = (JobCancelRequested,)
+    folds: ClassVar[tuple[type[Fact], ...]] = (JobCancelRequested,)
+    publishes: ClassVar[tuple[type[Fact], ...]] = (JobFinished,)
+    urgent: ClassVar[tuple[type[Fact], ...]] = ()
+    tick_seconds: ClassVar[float | None] = None
+
+    def __init__(self, view: StateView | None = None) -> None:
+        self.view = view or StateView()
+        self.handled: list[JobId] = []
+
+    async def on_fact(self, recorded: Recorded) -> Outputs:
+        """End the job."""
+        assert isinstance(recorded.fact, JobCancelRequested)
+        await asyncio.sleep(0.01)
+        self.handled.append(recorded.fact.job_id)
+        return [JobFinished(job_id=recorded.fact.job_id, outcome="cancelled", finished_at=AT)]
+
+
+def cancel(number: int) -> JobCancelRequested:
+    """Somebody wants job `number` to end."""
+    return JobCancelRequested(job_id=JobId(f"job-{number}"))
+
+
+def envelope_of(fact: JobCancelRequested) -> tuple[str, bytes]:
+    """Return subject and payload, as somebody else would publish them."""
+    return fact.subject(), encode(Envelope(id=FactId(f"cancel/{fact.job_id}"), source="/tests", time=AT, fact=fact))
+
+
+def consumers() -> tuple[ConsumerSpec, ...]:
+    """The ender's consumers; what a killed process held comes again after a second."""
+    specs = consumers_for(Ender.name, Ender.consumes)
+    return tuple(msgspec.structs.replace(spec, ack_wait_seconds=1.0) for spec in specs)
+
+
+async def compose(place: Workplace) -> tuple[Service, Bus]:
+    """The ender on the broker that the environment names."""
+    bus = await NatsBus.connect(
+        place.settings.nats.url, name=Ender.name, declared=Declared(streams=streams(), consumers=consumers())
+    )
+    place.closing.push_async_callback(bus.close)
+    await bus.ensure()
+    return Ender(place.view), bus
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(Ender.name, load_settings(None, os.environ), compose))

@@ -1,0 +1,111 @@
+"""What metrics say follows from facts and state, and each figure is told by one service."""
+
+from datetime import datetime
+
+import pytest
+from tests.support.stories import given, job, node, pod
+from tests.support.told import HOUR, MINUTE, SECOND, T0, Story, Told, record
+
+from gpu_autoscaler.events.job import JobPlaced, JobStarted
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.events.spot import SpotNoticeReceived
+from gpu_autoscaler.model.decisions import Cut, HeldBack, Plan
+from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
+from gpu_autoscaler.model.reasons import Cooldown, Frozen
+from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.observing import Observer
+from gpu_autoscaler.runtime.projection import StateView
+
+
+def observer(service: str, *stories: Story, as_of: datetime = T0) -> tuple[Observer, Metrics]:
+    """Return an observer of a service that knows these stories."""
+    metrics = Metrics(service)
+    return Observer(metrics, StateView(given(*stories, as_of=as_of))), metrics
+
+
+def figure(metrics: Metrics, name: str, **labels: str) -> float | None:
+    """Return the value that /metrics shows; None: no such line."""
+    return metrics.registry.get_sample_value(f"gpu_autoscaler_{name}", labels)
+
+
+def placed(attempt: int = 1) -> JobPlaced:
+    """The job has a place two minutes after it was asked for."""
+    return JobPlaced(job_id=JobId("a"), attempt=attempt, node_uids=(), node_names=(), placed_at=T0 + 2 * MINUTE)
+
+
+def test_the_wait_in_the_queue_ends_with_the_first_placement() -> None:
+    """From request to placement (S157); a second attempt is no second wait."""
+    watch, metrics = observer("scheduler", job("a"))
+    watch.published(placed())
+    watch.published(placed(attempt=2))
+    assert figure(metrics, "queue_wait_seconds_count") == 1
+    assert figure(metrics, "queue_wait_seconds_sum") == 120
+
+
+def test_the_time_to_gpu_ends_when_all_members_run() -> None:
+    """From request to running (S156), told by the scheduler alone, and once for each job."""
+    started = JobStarted(epoch=1, version=1, job_id=JobId("a"), kube_job="x/a", started_at=T0 + 3 * MINUTE)
+    news = record([Told(started, T0 + 3 * MINUTE)])
+    for service, expected in (("scheduler", 1), ("gateway", 0)):
+        watch, metrics = observer(service, job("a"))
+        watch.folded(given(job("a")), news)
+        watch.folded(given(job("a"), (Told(started, T0),)), news)
+        assert figure(metrics, "time_to_gpu_seconds_count") == expected
+
+
+def test_a_node_is_ready_when_its_gpus_can_be_used() -> None:
+    """From decision to allocatable GPUs (S158): a Ready node without its GPUs is not there yet."""
+    before = given(node("n", gpus_allocatable=0))
+    watch, metrics = observer("scaler", node("n", gpus_allocatable=0))
+    told = node("n", version=2)[-1]
+    watch.folded(before, record([Told(told.fact, T0 + 90 * SECOND)]))
+    assert figure(metrics, "node_ready_seconds_count") == 1
+    assert figure(metrics, "node_ready_seconds_sum") == pytest.approx(90, abs=1)
+
+
+def test_what_a_plan_held_back_is_a_label() -> None:
+    """The last plan's reasons, counted; what the plan before held back is gone."""
+    watch, metrics = observer("scaler")
+    held = (
+        HeldBack(step="release_idle", subject="node/n", reason=Cooldown(remaining_seconds=30.0)),
+        HeldBack(step="cover_demand", subject="job/a", reason=Cooldown(remaining_seconds=7.0)),
+    )
+    for held_back in ((HeldBack(step="cover_demand", subject="cluster", reason=Frozen()),), held):
+        plan = Plan(as_of=T0, parent_sequence=0, held_back=held_back)
+        watch.published(ScalingPlanMade(plan_id=PlanId("p"), plan=plan, cut=Cut(), policy_digest="p", core_digest="c"))
+    assert figure(metrics, "held_back", reason="cooldown") == 2
+    assert figure(metrics, "held_back", reason="frozen") == 0
+    assert figure(metrics, "scale_down_cooldown_remaining_seconds") == 30
+    assert figure(metrics, "scale_up_cooldown_remaining_seconds") == 7
+
+
+def test_the_fleet_is_told_by_the_scaler_alone() -> None:
+    """Two services that know the nodes do not count them twice."""
+    stories = (node("n1"), node("n2"), pod("waits", gpus=1))
+    for service, nodes, waiting in (("scaler", 2, 1), ("gateway", 0, 0)):
+        watch, metrics = observer(service, *stories)
+        watch.ticked(T0 + SECOND)
+        assert figure(metrics, "node_count") == nodes
+        assert figure(metrics, "pending_pods") == waiting
+        by_type = [figure(metrics, "nodes", capacity_type=name) for name in ("spot", "on-demand", "reserved")]
+        assert sum(count or 0 for count in by_type) == nodes
+
+
+def test_a_fleet_without_prices_costs_nothing_known() -> None:
+    """What runs is estimated for a month of 730 hours, by how it was bought."""
+    watch, metrics = observer("scaler", node("n1"))
+    watch.ticked(T0 + SECOND)
+    told = [figure(metrics, "estimated_monthly_cost_usd", capacity_type=name) or 0.0 for name in ("spot", "on-demand")]
+    price = node("n1")[0].fact.plan.decisions[0].offer.price_micro_usd_per_hour  # type: ignore[attr-defined]
+    assert sum(told) == pytest.approx(price / 1e6 * 730)
+
+
+def test_each_notice_is_counted_where_it_is_read() -> None:
+    """The spot watcher publishes it once, and counts it once."""
+    watch, metrics = observer("spot_watcher")
+    watch.published(
+        SpotNoticeReceived(
+            provider_id=ProviderId("i"), kind="terminate", provider_event="e", reclaim_at=T0 + HOUR, received_at=T0
+        )
+    )
+    assert figure(metrics, "spot_interruptions_total") == 1
