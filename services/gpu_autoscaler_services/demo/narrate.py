@@ -1,7 +1,8 @@
 """Facts as sentences, as they happen: what a person wants to hear of a running cluster, and no more."""
 
-from gpu_autoscaler.core.explain import sentence
+from collections import Counter
 
+from gpu_autoscaler.core.explain import sentence
 from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
@@ -40,7 +41,7 @@ class Narrator:
         """The sentences that this fact is worth; mostly none or one."""
         match fact:
             case ScalingPlanMade(plan=plan):
-                return tuple(decision_line(decision) for decision in plan.decisions)
+                return _counted([decision_line(decision) for decision in plan.decisions])
             case NodeObserved(is_ready=True, action_id=str()):
                 return self._node_ready(fact)
             case _:
@@ -54,6 +55,12 @@ class Narrator:
         self._ready_nodes.add(node.name)
         gpus = f" with {node.allocatable.gpu_count} x {node.gpu_model}" if node.gpu_model else ""
         return (f"node {node.name} is ready{gpus} ({node.instance_type}, {node.capacity_type}, {node.zone})",)
+
+
+def _counted(lines: list[str]) -> tuple[str, ...]:
+    """Equal lines once, with how often: a gang's nodes are bought alike."""
+    counts = Counter(lines)
+    return tuple(line if count == 1 else f"{line} ({count} times)" for line, count in counts.items())
 
 
 def decision_line(decision: AnyDecision) -> str:
@@ -106,7 +113,8 @@ def _scaling_line(fact: Fact) -> str | None:
         case ScalingNodeLaunched(provider_id=provider_id, capacity_type=capacity_type):
             return f"the cloud made {provider_id} ({capacity_type})"
         case ScalingLaunchRefused(offer=offer, code=code, message=message):
-            return f"the cloud refused {offer.key}: {code}, {message}"
+            told = message if code in message else f"{code}, {message}"
+            return f"the cloud refused {offer.key}: {told}"
         case ScalingDrainStarted(node_name=name, deadline_at=deadline_at):
             return f"node {name} is cordoned; to be empty by {deadline_at:%H:%M:%S}"
         case ScalingPodEvicted(pod=pod, node_name=name, is_forced=is_forced):

@@ -14,6 +14,7 @@ from gpu_autoscaler.events.scaling import (
     ScalingDrainCancelled,
     ScalingDrainStarted,
     ScalingNodeDrained,
+    ScalingNodeLaunched,
     ScalingNodeTerminated,
     ScalingPlanMade,
     ScalingPodEvicted,
@@ -60,6 +61,12 @@ def jobs_have_ended(record: Record) -> bool:
     rejected = {fact.job_id for fact, _ in record.of(JobRejected)}
     ended = {fact.job_id for fact, _ in record.of(JobFinished)}
     return (requested - {None}) <= accepted | rejected and accepted <= ended
+
+
+def orders_have_ended(record: Record) -> bool:
+    """True when the record says of each instance that was made that it is gone."""
+    launched = {fact.provider_id for fact, _ in record.of(ScalingNodeLaunched)}
+    return launched <= {fact.provider_id for fact, _ in record.of(ScalingNodeTerminated)}
 
 
 def _one_launch_an_action(truth: Truth) -> Iterator[str]:

@@ -54,9 +54,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_report(
-    record: Record, truth: Truth, policy: ScalingPolicy, *, clock_factor: float, wall_seconds: float
+    record: Record,
+    truth: Truth,
+    policy: ScalingPolicy,
+    *,
+    clock_factor: float,
+    wall_seconds: float,
+    broken: tuple[str, ...] = (),
 ) -> Report:
-    """Hold the record against the truth."""
+    """Hold the record against the truth; `broken` are promises that were found broken by other means."""
     decisions = _decision_seconds(record)
     node_hours, gpu_hours = _hours_bought(record)
     started = _first_started(record)
@@ -85,7 +91,7 @@ def make_report(
         gpu_hours_allocated=_gpu_hours_allocated(record),
         wall_seconds=round(wall_seconds, 1),
         clock_factor=clock_factor,
-        broken_promises=broken_promises(record, truth, policy, clock_factor=clock_factor),
+        broken_promises=(*broken_promises(record, truth, policy, clock_factor=clock_factor), *broken),
     )
 
 

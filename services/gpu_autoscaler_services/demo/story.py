@@ -87,7 +87,7 @@ STORY: Sequence[Moment] = (
     Moment(
         at_seconds=16,
         say="somebody asks for a job and thinks better of it",
-        request=_job("typo-in-config", model="A10G", gpus=1, run=3000),
+        request=_job("typo-in-config", model="L4", gpus=1, run=3000),
     ),
     Moment(at_seconds=20, say="and cancels it", cancel=JobId("typo-in-config")),
     Moment(at_seconds=26, say="the cloud takes a busy spot node back", send_notice=True),
