@@ -20,7 +20,7 @@ REVIEW_SECONDS_MAX = 60.0  # a token's review is believed this long; Kubernetes'
 REVIEWS_COUNT_MAX = 1000
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 TOKEN_LENGTH_MIN = 16
-CALLER = "caller"  # key of the request: who asks
+CALLER: web.RequestKey[str] = web.RequestKey("caller", str)  # who asks
 
 
 class Caller(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
     for route in routes:
         for path in (route.path, *route.aliases):
             paths.setdefault(path, {})[route.method.lower()] = _operation(route, is_alias=path != route.path)
-    return {
+    made = {
         "openapi": "3.1.1",
         "info": {
             "title": "gpu-autoscaler",
@@ -51,6 +51,9 @@ def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
             },
         },
     }
+    # Defaults of Python (tuples, enumerations) become those of JSON.
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))
+    return plain
 
 
 def _operation(route: Route, *, is_alias: bool) -> dict[str, Any]:

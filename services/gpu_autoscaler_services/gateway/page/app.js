@@ -69,7 +69,7 @@ function draw() {
   place("summary").replaceChildren(...panels.summary(status));
   place("nodes").classList.toggle("dense", panels.isDense(nodes));
   redraw("nodes", panels.nodes(nodes, now()));
-  redraw("plans", panels.plans(plans));
+  redraw("plans", panels.plans(plans, names(nodes, jobs)));
   redraw("jobs", panels.jobs(jobs, now()));
   place("jobs-note").textContent = jobs.length >= JOBS_SHOWN ? `the first ${JOBS_SHOWN} of each state` : "";
   place("plans-note").textContent = plans.items.length ? "newest first, with what was held back" : "";
@@ -77,6 +77,14 @@ function draw() {
   const total = cost.allocated_micro_usd + cost.idle_micro_usd;
   const width = cost.span_seconds === 3600 ? "by the hour" : `by ${cost.span_seconds / 60} minutes`;
   place("money-note").textContent = total ? `${usd(total)} in all, ${width}` : "";
+}
+
+/** What people call the subjects of decisions. */
+function names(nodes, jobs) {
+  return new Map([
+    ...jobs.map((job) => [`job/${job.job_id}`, `job ${job.job_name}`]),
+    ...nodes.items.filter((node) => node.node_uid).map((node) => [`node/${node.node_uid}`, `node ${node.name}`]),
+  ]);
 }
 
 /** New children, old scroll. */

@@ -136,20 +136,21 @@ function jobTime(job, now) {
 
 const VERBS = { buy_node: ["buy", "buy"], drain_node: ["drain", "drain"], cancel_drain: ["keep", "buy"], release_instance: ["release", "drain"] };
 
-export function plans(list) {
+/** `names` maps subjects such as `job/<id>` to what people call them. */
+export function plans(list, names) {
   if (!list.items.length) return [h("li", { class: "empty" }, "No plan yet. The first one comes with the first change.")];
   return list.items.map((plan) =>
     h(
       "li",
       {},
       h("div", { class: "when" }, h("time", { datetime: plan.as_of }, clockTime(plan.as_of)), h("span", { class: "mono", title: plan.plan_id }, `plan ${plan.sequence}`)),
-      plan.decisions.map((decision) => decisionLine(...VERBS[decision.decision], decision)),
-      plan.held_back.map((held) => decisionLine("not yet", "held", held)),
+      plan.decisions.map((decision) => decisionLine(...VERBS[decision.decision], decision.sentence, decision.subject)),
+      plan.held_back.map((held) => decisionLine("not yet", "held", held.sentence, names.get(held.subject) || held.subject)),
     ),
   );
 }
 
-function decisionLine(word, tone, { subject, sentence }) {
+function decisionLine(word, tone, sentence, subject) {
   const isHeld = tone === "held";
   return h(
     "div",

@@ -1,0 +1,327 @@
+"""Jobs over REST: accepted once, refused with every mistake at once, listed, shown, cancelled."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from tests.support.front import Front, front
+from tests.support.stories import Told, job, node, offer, on_sale, policy
+
+from gpu_autoscaler.events import door
+from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.runtime.clock import Clock
+
+JOBS = "/api/v1/gpu/jobs"
+BODY: dict[str, Any] = {
+    "job_name": "train-llm",
+    "project_id": "research",
+    "priority": "high",
+    "gpu_requirements": {"gpu_type": "A100", "gpu_count": 4, "gpu_memory_gb": 40},
+    "container": {"image": "registry.example/train:1", "command": ["python", "train.py"], "env": {"A": "b"}},
+    "resources": {"cpu": "8", "memory": "64Gi", "ephemeral_storage": "100Gi"},
+    "budget_limit_usd": 500.0,
+    "max_duration_hours": 24,
+    "preemptible": True,
+}
+
+
+@pytest.fixture
+async def gate(tmp_path: Path) -> AsyncIterator[Front]:
+    """A gateway of an empty cluster."""
+    async with front(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    """A client."""
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def _post(
+    http: aiohttp.ClientSession, gate: Front, body: dict[str, Any], path: str = JOBS, **headers: str
+) -> tuple[int, dict[str, Any], dict[str, str]]:
+    async with http.post(gate.url + path, json=body, headers=headers) as response:
+        return response.status, await response.json(content_type=None), dict(response.headers)
+
+
+async def _requests_on_stream(gate: Front) -> list[JobRequested]:
+    bus, found = gate.model.bus, []
+    for sequence in range(1, await bus.last_sequence("JOB") + 1):
+        message = await bus.message_at("JOB", sequence)
+        assert message is not None
+        fact = door.read(
+            message.subject, message.payload, message_id=message.message_id, arrived_at=message.stored_at
+        ).fact
+        if isinstance(fact, JobRequested):
+            found.append(fact)
+    return found
+
+
+async def test_an_accepted_job_is_on_the_stream_and_in_the_store(gate: Front, http: aiohttp.ClientSession) -> None:
+    """202 promises both, and answers with the fields of S33."""
+    status, job_, headers = await _post(http, gate, BODY)
+
+    assert status == 202
+    assert job_["status"] == "pending"
+    for field in ("job_id", "queue_position", "estimated_start_time", "estimated_cost_usd", "created_at"):
+        assert field in job_
+    assert job_["queue_position"] == 1
+    assert headers["Location"] == f"{JOBS}/{job_['job_id']}"
+    assert [asked.job_id for asked in await _requests_on_stream(gate)] == [job_["job_id"]]
+    assert await gate.model.store.job(JobId(job_["job_id"])) is not None
+
+
+async def test_a_job_can_be_read_at_once(gate: Front, http: aiohttp.ClientSession) -> None:
+    """Who was told an id can ask for it, before any other service has heard of the job."""
+    _, accepted, _ = await _post(http, gate, BODY, path="/jobs")
+
+    async with http.get(f"{gate.url}/jobs/{accepted['job_id']}") as response:
+        shown = await response.json()
+
+    assert response.status == 200
+    assert shown["status"] == "pending"
+    assert shown["job_name"] == "train-llm"
+
+
+async def test_every_mistake_is_named_at_once(gate: Front, http: aiohttp.ClientSession) -> None:
+    """Wrong types, unknown and missing fields: each by its path."""
+    body = {**BODY, "gpu_requirements": {"gpu_count": "four", "gpu_kind": "A100"}, "preemptable": True}
+    del body["project_id"]
+
+    status, problem, headers = await _post(http, gate, body)
+
+    assert status == 422
+    assert headers["Content-Type"].startswith("application/problem+json")
+    named = {mistake["field"]: mistake["reason"] for mistake in problem["mistakes"]}
+    assert set(named) == {"gpu_requirements.gpu_count", "gpu_requirements.gpu_kind", "preemptable", "project_id"}
+    assert "preemptible" in named["preemptable"]
+
+
+async def test_absurd_values_are_refused_and_nothing_is_published(gate: Front, http: aiohttp.ClientSession) -> None:
+    """What `admit` refuses never reaches the stream."""
+    body = {**BODY, "gpu_requirements": {"gpu_count": -1}, "max_duration_hours": 9e9, "priority": "urgent"}
+
+    status, problem, _ = await _post(http, gate, body)
+
+    assert status == 422
+    fields = {mistake["field"] for mistake in problem["mistakes"]}
+    assert {"gpu_requirements.gpu_count", "max_duration_hours", "priority"} <= fields
+    assert await gate.model.bus.last_sequence("JOB") == 0
+
+
+async def test_a_gpu_that_nobody_sells_is_refused(gate: Front, http: aiohttp.ClientSession) -> None:
+    """Once offers are known, a request that no node could ever hold is told so."""
+    await gate.tell(on_sale(offer(gpus=4, model="T4", gpu_memory_gib=16)))
+
+    status, problem, _ = await _post(http, gate, {**BODY, "gpu_requirements": {"gpu_count": 8, "gpu_type": "H100"}})
+
+    assert status == 422
+    assert {"gpu_requirements.gpu_type", "gpu_requirements.gpu_count"} == {
+        mistake["field"] for mistake in problem["mistakes"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("payload", "content_type", "status"),
+    [
+        (b"{not json", "application/json", 400),
+        (b"[" * 100_000, "application/json", 400),
+        (b"\xff\xfe", "application/json", 400),
+        (b"[]", "application/json", 422),
+        (b"null", "application/json", 422),
+        (b"job_name=x", "application/x-www-form-urlencoded", 415),
+        (b'{"job_name": "' + b"x" * (1 << 20) + b'"}', "application/json", 413),
+    ],
+    ids=["no-json", "deep", "no-text", "list", "null", "form", "large"],
+)
+async def test_what_is_no_request_gets_a_problem_document(
+    gate: Front, http: aiohttp.ClientSession, payload: bytes, content_type: str, status: int
+) -> None:
+    """Whatever is sent, the answer says what is wrong, and the gateway goes on."""
+    async with http.post(gate.url + JOBS, data=io.BytesIO(payload), headers={"Content-Type": content_type}) as response:
+        problem = await response.json(content_type="application/problem+json")
+
+    assert response.status == status
+    assert problem["status"] == status
+    assert problem["detail"]
+    assert (await _post(http, gate, BODY))[0] == 202
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", f"{JOBS}/nobody", 404), ("DELETE", "/jobs/nobody", 404), ("GET", "/nowhere", 404), ("PUT", JOBS, 405)],
+)
+async def test_wrong_addresses_and_methods_are_problems_too(
+    gate: Front, http: aiohttp.ClientSession, method: str, path: str, status: int
+) -> None:
+    """404 and 405 look like every other refusal."""
+    async with http.request(method, gate.url + path) as response:
+        problem = await response.json(content_type="application/problem+json")
+
+    assert (response.status, problem["status"]) == (status, status)
+    if status == 405:
+        assert "POST" in response.headers["Allow"]
+
+
+async def test_the_same_key_and_body_get_the_same_answer(gate: Front, http: aiohttp.ClientSession) -> None:
+    """A client that heard no answer asks again: one job, one answer."""
+    first = await _post(http, gate, BODY, **{"Idempotency-Key": "k-1"})
+    again = await _post(http, gate, BODY, **{"Idempotency-Key": "k-1"})
+
+    assert first[0] == again[0] == 202
+    assert first[1] == again[1]
+    assert len(await _requests_on_stream(gate)) == 1
+
+
+async def test_the_same_key_with_another_body_is_a_conflict(gate: Front, http: aiohttp.ClientSession) -> None:
+    """A key stands for one request."""
+    await _post(http, gate, BODY, **{"Idempotency-Key": "k-1"})
+
+    status, problem, _ = await _post(http, gate, {**BODY, "job_name": "other"}, **{"Idempotency-Key": "k-1"})
+
+    assert status == 409
+    assert "k-1" in problem["detail"]
+
+
+async def test_without_a_key_two_equal_requests_are_two_jobs(gate: Front, http: aiohttp.ClientSession) -> None:
+    """Who asks twice without a key wants two jobs."""
+    first, second = await _post(http, gate, BODY), await _post(http, gate, BODY)
+
+    assert first[1]["job_id"] != second[1]["job_id"]
+
+
+async def test_a_job_id_is_taken_once(gate: Front, http: aiohttp.ClientSession) -> None:
+    """The same id and body is the same job; another body under it is refused."""
+    first = await _post(http, gate, {**BODY, "job_id": "mine"})
+    again = await _post(http, gate, {**BODY, "job_id": "mine"})
+    other = await _post(http, gate, {**BODY, "job_id": "mine", "job_name": "other"})
+
+    assert (first[0], again[0], other[0]) == (202, 202, 409)
+    assert len(await _requests_on_stream(gate)) == 1
+
+
+async def test_of_two_that_race_for_an_id_one_is_refused(gate: Front, http: aiohttp.ClientSession) -> None:
+    """The stream keeps the first; the second hears of it instead of being told that its job was taken."""
+    bodies = [{**BODY, "job_id": "mine", "job_name": name} for name in ("one", "two")]
+
+    answers = await asyncio.gather(*(_post(http, gate, body) for body in bodies))
+
+    assert sorted(status for status, _, _ in answers) == [202, 409]
+    accepted = next(body["job_name"] for status, body, _ in answers if status == 202)
+    assert [asked.job_name for asked in await _requests_on_stream(gate)] == [accepted]
+    row = await gate.model.store.job(JobId("mine"))
+    assert row is not None
+    assert row.spec.job_name == accepted
+
+
+async def test_a_full_queue_asks_to_come_back(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """429 with Retry-After, and nothing is published."""
+    async with front(tmp_path, policy=policy(queue_count_max=1)) as gate:
+        await gate.tell(job("first"))
+        before = await gate.model.bus.last_sequence("JOB")
+
+        status, _, headers = await _post(http, gate, BODY)
+
+        assert status == 429
+        assert int(headers["Retry-After"]) >= 1
+        assert await gate.model.bus.last_sequence("JOB") == before
+
+
+async def test_without_the_broker_nothing_is_half_done(gate: Front, http: aiohttp.ClientSession) -> None:
+    """503 with Retry-After, no row; the same request later is accepted."""
+    gate.bus.is_away = True
+    status, problem, headers = await _post(http, gate, {**BODY, "job_id": "mine"}, **{"Idempotency-Key": "k"})
+    assert (status, headers["Retry-After"]) == (503, "3")
+    assert "broker" in problem["detail"]
+    assert await gate.model.store.job(JobId("mine")) is None
+
+    gate.bus.is_away = False
+    status, _, _ = await _post(http, gate, {**BODY, "job_id": "mine"}, **{"Idempotency-Key": "k"})
+
+    assert status == 202
+
+
+async def test_cancelling_is_a_fact_and_an_ended_job_stays_ended(gate: Front, http: aiohttp.ClientSession) -> None:
+    """DELETE asks for the end; of a completed job it is refused."""
+    await gate.tell(job("runs", placed_on=("n1",), is_running=True), job("done"))
+    finished = JobFinished(job_id=JobId("done"), outcome="completed", finished_at=Clock().now())
+    await gate.tell((Told(finished, finished.finished_at),))
+
+    async with http.delete(f"{gate.url}{JOBS}/runs") as response:
+        assert response.status == 202
+        assert (await response.json())["status"] == "running"
+    message = await gate.model.bus.message_at("JOB", await gate.model.bus.last_sequence("JOB"))
+    assert message is not None
+    assert message.subject == JobCancelRequested.subject_root()
+    assert json.loads(message.payload)["data"]["job_id"] == "runs"
+
+    async with http.delete(f"{gate.url}{JOBS}/done") as response:
+        assert response.status == 409
+
+
+async def test_pages_follow_each_other_without_gap_or_repeat(gate: Front, http: aiohttp.ClientSession) -> None:
+    """Newest first, cursor by cursor, from the store and from memory alike."""
+    ids = [(await _post(http, gate, {**BODY, "job_id": f"j{n}"}))[1]["job_id"] for n in range(5)]
+    await gate.tell(*(job(job_id) for job_id in ids))
+
+    for query in ("limit=2", "limit=2&state=queued", "limit=2&project_id=research"):
+        seen: list[str] = []
+        cursor = ""
+        for _ in range(5):
+            async with http.get(f"{gate.url}{JOBS}?{query}{cursor}") as response:
+                page = await response.json()
+            seen += [item["job_id"] for item in page["items"]]
+            if page["next_cursor"] is None:
+                break
+            cursor = f"&cursor={page['next_cursor']}"
+        assert seen == sorted(ids, reverse=True), query
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=x", "state=sleeping", "cursor=%00", "cursor=zzzz", "cursor=%C3%A9", "colour=red"]
+)
+async def test_a_query_that_cannot_be_read_names_the_parameter(
+    gate: Front, http: aiohttp.ClientSession, query: str
+) -> None:
+    """422 with the parameter's name, never a guess."""
+    async with http.get(f"{gate.url}{JOBS}?{query}") as response:
+        problem = await response.json(content_type="application/problem+json")
+
+    assert response.status == 422
+    assert problem["mistakes"][0]["field"] == query.partition("=")[0]
+
+
+async def test_an_outlook_names_price_and_start_only_when_known(gate: Front, http: aiohttp.ClientSession) -> None:
+    """Without offers there is no price and no start; with one, both follow from it."""
+    _, blind, _ = await _post(http, gate, BODY)
+    assert (blind["estimated_cost_usd"], blind["estimated_start_time"]) == (None, None)
+    sold = offer(gpus=8, model="A100", gpu_memory_gib=40, usd_per_hour=10.0)
+    room = msgspec.structs.replace(sold.resources, ephemeral_storage_bytes=2**40)
+    await gate.tell(on_sale(msgspec.structs.replace(sold, resources=room)))
+
+    _, seeing, _ = await _post(http, gate, BODY)
+
+    assert seeing["estimated_cost_usd"] == pytest.approx(10.0 * 24 * 4 / 8)
+    assert seeing["estimated_start_time"] > seeing["created_at"]
+
+
+async def test_a_running_job_shows_where_it_runs(gate: Front, http: aiohttp.ClientSession) -> None:
+    """State and place come from the stream."""
+    await gate.tell(node("n1"), job("runs", placed_on=("n1",), is_running=True))
+
+    async with http.get(f"{gate.url}/jobs/runs") as response:
+        shown = await response.json()
+        etag = response.headers["ETag"]
+
+    assert (shown["status"], shown["node_names"], shown["queue_position"]) == ("running", ["n1"], None)
+    async with http.get(f"{gate.url}/jobs/runs", headers={"If-None-Match": etag}) as response:
+        assert response.status == 304

@@ -1,0 +1,227 @@
+"""What the gateway shows: nodes, plans, facts, money, status, stories, the page and its documents."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from openapi_spec_validator import validate
+from tests.support.front import Front, front
+from tests.support.stories import HOUR, MINUTE, T0, Told, bought, job, node, notice, offer, on_sale, pod, purchase
+
+from gpu_autoscaler.events.cost import CostAccrued, CostShare
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.decisions import Cut, HeldBack, Plan
+from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.model.ids import PlanId, ProviderId
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons import NodesLimit
+from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler_services.gateway.auth import Caller, SharedTokens
+from gpu_autoscaler_services.gateway.openapi import document
+
+TOKEN = "a-token-that-is-long-enough"
+
+
+@pytest.fixture
+async def gate(tmp_path: Path) -> AsyncIterator[Front]:
+    """A gateway of an empty cluster."""
+    async with front(tmp_path) as opened:
+        yield opened
+
+
+async def _get(gate: Front, path: str, **headers: str) -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as http, http.get(gate.url + path, headers=headers) as response:
+        return response.status, await response.json(content_type=None)
+
+
+def _charge(name: str, number: int, *, total: int, idle: int, project: str | None = "research") -> Told:
+    from_at = T0 + number * HOUR
+    fact = CostAccrued(
+        provider_id=ProviderId(name),
+        node_name=None,
+        instance_type="p4d.24xlarge",
+        capacity_type=CapacityType.SPOT,
+        from_at=from_at,
+        to_at=from_at + HOUR,
+        total_micro_usd=total,
+        idle_micro_usd=idle,
+        shares=(CostShare(allocated_micro_usd=total - idle, used_micro_usd=None, project_id=project),),
+        price_micro_usd_per_hour=total,
+        price_source="sim",
+        price_at=from_at,
+    )
+    return Told(fact, from_at + HOUR)
+
+
+async def test_a_node_shows_its_gpus_its_notice_and_why_it_was_bought(gate: Front) -> None:
+    """Everything that the page draws of a node comes from one answer."""
+    await gate.tell(
+        node("n1", offer(gpus=8)),
+        pod("train-0", on="n1", gpus=3),
+        notice("n1", reclaim_at=T0 + 2 * MINUTE),
+        bought(purchase("waits"), is_launched=False),
+    )
+
+    status, nodes = await _get(gate, "/api/v1/nodes")
+
+    assert status == 200
+    by_name = {item["name"]: item for item in nodes["items"]}
+    assert set(by_name) == {"n1", "waits"}
+    assert (by_name["n1"]["gpu_count"], by_name["n1"]["gpu_busy_count"]) == (8, 3)
+    assert by_name["n1"]["notice"]["reclaim_at"] == "2026-11-21T12:02:00Z"
+    assert by_name["n1"]["gpu_utilization_ratio"] is None
+    assert by_name["waits"]["reason"]
+
+
+async def test_the_cluster_in_numbers(gate: Front) -> None:
+    """Busy GPUs are those of pods, booting ones are no room yet, the price is that of instances there are."""
+    await gate.tell(node("n1", offer(gpus=8, usd_per_hour=10)), pod("train-0", on="n1", gpus=3), job("waits"))
+
+    _, status = await _get(gate, "/api/v1/status")
+
+    assert (status["gpu_count"], status["gpu_busy_count"], status["gpu_booting_count"]) == (8, 3, 0)
+    assert status["jobs_by_status"] == {"queued": 1}
+    assert status["price_micro_usd_per_hour"] == 10_000_000
+    assert status["cut"]["JOB"] == 2
+
+
+async def test_a_plan_shows_what_it_held_back_in_sentences(gate: Front) -> None:
+    """Reasons are sentences here, with their tags beside them."""
+    held = HeldBack(step="cover_demand", subject="job/j1", reason=NodesLimit(nodes_count=10, nodes_count_max=10))
+    fact = ScalingPlanMade(
+        plan_id=PlanId("p1"),
+        plan=Plan(as_of=T0, parent_sequence=0, held_back=(held,)),
+        cut=Cut(last_sequences=(("JOB", 4),)),
+        policy_digest="p",
+        core_digest="c",
+    )
+    await gate.tell((Told(fact, T0),))
+
+    _, plans = await _get(gate, "/api/v1/plans")
+    status, plan = await _get(gate, "/api/v1/plans/p1")
+
+    assert status == 200
+    assert plans["items"] == [plan]
+    assert plan["held_back"][0]["reason"] == "nodes_limit"
+    assert "10" in plan["held_back"][0]["sentence"]
+    assert (await _get(gate, "/api/v1/plans/p2"))[0] == 404
+
+
+async def test_facts_are_the_newest_that_match(gate: Front) -> None:
+    """Filters are those of NATS; chatty streams do not push others out."""
+    await gate.tell(on_sale(), job("j1"), job("j2"))
+
+    _, facts = await _get(gate, "/api/v1/facts?subject=job.*&limit=3")
+
+    assert [item["subject"] for item in facts["items"]] == ["job.queued", "job.requested", "job.queued"]
+    assert facts["items"][0]["event"]["specversion"] == "1.0"
+    assert (await _get(gate, "/api/v1/facts?subject=job..x"))[0] == 422
+
+
+async def test_money_adds_up_to_the_micro_dollar(gate: Front) -> None:
+    """Allocated and idle of all spans are what was charged, whatever their width; a repeat charges nothing."""
+    charges = (
+        _charge("i-1", 0, total=10_000_001, idle=3_333_334),
+        _charge("i-2", 0, total=7, idle=7, project=None),
+        _charge("i-1", 1, total=5, idle=0),
+        _charge("i-1", 0, total=10_000_001, idle=3_333_334),
+    )
+    await gate.tell(charges)
+
+    for span_seconds in (60, 3600, 7200):
+        _, cost = await _get(gate, f"/api/v1/cost?span_seconds={span_seconds}")
+        assert cost["allocated_micro_usd"] + cost["idle_micro_usd"] == 10_000_013
+        assert cost["idle_micro_usd"] == 3_333_341
+        assert sum(span["idle_micro_usd"] for span in cost["spans"]) == cost["idle_micro_usd"]
+    _, cost = await _get(gate, "/api/v1/cost")
+    assert cost["projects"][0] == {"project_id": "research", "allocated_micro_usd": 6_666_672}
+    assert (await _get(gate, "/api/v1/cost?span_seconds=61"))[0] == 422
+
+
+async def test_a_story_goes_back_to_its_first_cause(gate: Front) -> None:
+    """Told from the streams, for a name or an id; nobody's story is 404."""
+    await gate.tell(job("j1"), node("n1"))
+
+    status, why = await _get(gate, "/api/v1/why/node/n1")
+
+    assert status == 200
+    assert why["sentences"]
+    assert (await _get(gate, "/api/v1/why/job/j1"))[0] == 200
+    assert (await _get(gate, "/api/v1/why/node/nobody"))[0] == 404
+    assert (await _get(gate, "/api/v1/why/cloud/n1"))[0] == 404
+
+
+async def test_a_half_read_record_is_no_empty_cluster(tmp_path: Path) -> None:
+    """503 until the state is caught up; after that a broker that is away takes no answer back."""
+    readiness = Readiness()
+    async with front(tmp_path, readiness=readiness) as gate:
+        assert (await _get(gate, "/api/v1/nodes"))[0] == 503
+        readiness.clear("state")
+        assert (await _get(gate, "/api/v1/nodes"))[0] == 200
+        readiness.hold("state", "reading JOB up to now")
+        assert (await _get(gate, "/api/v1/nodes"))[0] == 200
+
+
+def test_the_openapi_document_is_valid() -> None:
+    """By the specification's own validator; every operation has a name of its own."""
+    made = document()
+
+    validate(made)
+    names = [operation["operationId"] for path in made["paths"].values() for operation in path.values()]
+    assert len(names) == len(set(names))
+    assert "/jobs/{job_id}" in made["paths"]
+
+
+async def test_the_page_loads_nothing_from_elsewhere(gate: Front) -> None:
+    """Every file it names is served here, under a policy that allows nothing else."""
+    async with aiohttp.ClientSession() as http:
+        for path in ("/", "/app.js", "/panels.js", "/stream.js", "/format.js", "/style.css", "/icon.svg"):
+            async with http.get(gate.url + path) as response:
+                text = await response.text()
+                assert response.status == 200, path
+                assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+                assert "https://" not in text, path
+                assert "http://www.w3.org" in text or "http://" not in text, path
+        async with http.get(gate.url + "/openapi.json") as response:
+            assert (await response.json())["openapi"].startswith("3.1")
+
+
+async def test_a_token_is_asked_for_where_there_is_one(tmp_path: Path) -> None:
+    """401 without, 200 with; the page itself is open, it holds nothing of the cluster."""
+    async with front(tmp_path, authenticators=[SharedTokens([TOKEN])]) as gate:
+        assert (await _get(gate, "/api/v1/nodes"))[0] == 401
+        assert (await _get(gate, "/api/v1/nodes", Authorization="Bearer nobody-knows-this-one"))[0] == 401
+        assert (await _get(gate, "/api/v1/nodes", Authorization=f"Bearer {TOKEN}"))[0] == 200
+        assert (await _get(gate, "/openapi.json"))[0] == 200
+
+
+class _Reader:
+    """Knows one caller, who may only read."""
+
+    async def caller(self, token: str) -> Caller | None:
+        return Caller("reader", may_write=False) if token == TOKEN else None
+
+
+async def test_a_reader_may_not_write(tmp_path: Path) -> None:
+    """403 names what is not allowed."""
+    async with (
+        front(tmp_path, authenticators=[_Reader()]) as gate,
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
+    ):
+        async with http.get(gate.url + "/jobs") as response:
+            assert response.status == 200
+        async with http.post(gate.url + "/jobs", json={}) as response:
+            assert response.status == 403
+
+
+async def test_another_name_for_this_machine_is_refused(gate: Front) -> None:
+    """A page elsewhere that points a name of its own at the loopback address learns nothing."""
+    assert (await _get(gate, "/api/v1/nodes", Host="evil.example"))[0] == 421
+
+
+def test_a_short_token_is_refused_at_start() -> None:
+    """A secret that can be guessed is none."""
+    with pytest.raises(ConfigError, match="tokens"):
+        SharedTokens(["short"])

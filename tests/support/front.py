@@ -1,0 +1,114 @@
+"""A gateway on a broker of this process and a store of its own: facts told go over the bus, as they do in real life."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.support.told import Story, record
+
+from gpu_autoscaler.bus.memory import MemoryBus
+from gpu_autoscaler.bus.memory_broker import MemoryBroker
+from gpu_autoscaler.bus.protocol import Ack, Publication
+from gpu_autoscaler.bus.streams import Declared, streams
+from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
+from gpu_autoscaler.events.envelope import Recorded, encode
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.config import GatewaySettings
+from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.publisher import Publisher
+from gpu_autoscaler.store.sqlite import SqliteStore
+from gpu_autoscaler_services.gateway.auth import Authenticator
+from gpu_autoscaler_services.gateway.ledger import Ledger
+from gpu_autoscaler_services.gateway.reading import ReadModel
+from gpu_autoscaler_services.gateway.server import make_app, serving
+from gpu_autoscaler_services.gateway.service import Gateway
+from gpu_autoscaler_services.gateway.tail import Tail
+
+SETTLE_SECONDS_MAX = 5.0
+
+
+class LossyBus(MemoryBus):
+    """A bus whose broker can be away: what is published then is refused for now, as by a real one."""
+
+    is_away = False
+
+    async def publish_many(self, publications: Sequence[Publication]) -> Sequence[Ack]:
+        """As the bus does, unless the broker is away."""
+        self._answer()
+        return await super().publish_many(publications)
+
+    async def publish(self, subject: str, payload: bytes, **more: Any) -> Ack:  # noqa: ANN401 - as the bus takes them
+        """As the bus does, unless the broker is away."""
+        self._answer()
+        return await super().publish(subject, payload, **more)
+
+    def _answer(self) -> None:
+        if self.is_away:
+            raise TransientError("the broker does not answer", retry_after_seconds=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """A gateway that answers at `url`."""
+
+    url: str
+    model: ReadModel
+    bus: LossyBus
+
+    async def tell(self, *stories: Story) -> None:
+        """Publish the stories' facts and fold them; returns when the gateway has seen them all."""
+        recorded: list[Recorded] = []
+        for each in record(told for story in stories for told in story):
+            envelope = each.envelope
+            ack = await self.model.bus.publish(envelope.fact.subject(), encode(envelope), message_id=envelope.id)
+            recorded.append(Recorded(envelope=envelope, stream=ack.stream, sequence=ack.sequence))
+        view = self.model.view
+        view.advance(fold(view.state, recorded), {each.stream: each.sequence for each in recorded})
+        async with asyncio.timeout(SETTLE_SECONDS_MAX):
+            for stream in {each.stream for each in recorded}:
+                while self.model.tail.position(stream) < await self.model.bus.last_sequence(stream):
+                    await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def front(
+    folder: Path,
+    *,
+    policy: ScalingPolicy = DEFAULT_POLICY,
+    authenticators: Sequence[Authenticator] = (),
+    readiness: Readiness | None = None,
+    ring_count_max: int = 500,
+) -> AsyncIterator[Front]:
+    """Serve a gateway on a free port until the context ends."""
+    declared = Declared(streams=streams())
+    bus = LossyBus(MemoryBroker(), declared, now=lambda: datetime.now(UTC))
+    await bus.ensure()
+    store = await SqliteStore.open(folder / "store.db")
+    clock, ledger = Clock(), Ledger()
+    model = ReadModel(
+        view=StateView(),
+        tail=Tail(bus, clock, observers={"COST": ledger.observe}, ring_count_max=ring_count_max),
+        ledger=ledger,
+        store=store,
+        bus=bus,
+        publisher=Publisher(
+            bus, clock, Metrics(Gateway.name), service=Gateway.name, instance="test", publishes=Gateway.publishes
+        ),
+        policy=policy,
+        clock=clock,
+    )
+    app = make_app(model, authenticators=authenticators, readiness=readiness)
+    try:
+        async with serving(app, GatewaySettings(port=0)) as url:
+            yield Front(url=url, model=model, bus=bus)
+    finally:
+        await bus.close()
+        await store.close()
