@@ -75,6 +75,7 @@ class NatsLink:
         self.connections_count = 0  # so that one can tell what came over an earlier connection
         self._inbox = ""
         self.last_error = ""
+        self.refusal = ""  # the server's word on our credentials
 
     @property
     def is_up(self) -> bool:
@@ -113,6 +114,8 @@ class NatsLink:
     async def on_error(self, error: Exception) -> None:
         """Called by the client for errors that belong to no request."""
         self.last_error = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if "authorization violation" in str(error).lower():
+            self.refusal = self.last_error  # the broken connection that follows would hide it
         if "permissions violation" in str(error).lower():
             # The server only says so here; the request itself just never gets its answer.
             _log.error("broker refuses a subject to this user, extend its permissions", error=self.last_error)
@@ -238,8 +241,9 @@ async def open_link(
             await _retry_until_there(lambda: _inspect(link, addresses))
     except TimeoutError as exc:
         await link.close()
-        if "authorization" in link.last_error.lower():
-            raise ConfigError("broker", [f"{addresses} refuses our credentials: {link.last_error}"]) from exc
+        if link.refusal:
+            mistake = f"the broker at {addresses} refuses our credentials ({link.refusal}); correct them"
+            raise ConfigError("broker", [mistake]) from exc
         raise TransientError(
             f"no NATS server answered at {addresses} within {waits.connect_seconds_max:g} s "
             f"(last: {link.last_error or 'no connection'}); start one, or correct the address"

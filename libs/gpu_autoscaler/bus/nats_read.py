@@ -44,8 +44,8 @@ def place(reply: str) -> Place:
 
 
 def _instant(nanoseconds: int) -> datetime:
-    # Whole microseconds first: a float of this size would round by some.
-    seconds, rest = divmod(nanoseconds // 1000, 1_000_000)
+    # Whole microseconds, rounded as msgspec rounds them in JSON; a float of this size would be off by some.
+    seconds, rest = divmod((nanoseconds + 500) // 1000, 1_000_000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest)
 
 

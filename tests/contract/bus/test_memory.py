@@ -3,7 +3,9 @@
 from datetime import UTC, datetime
 
 import pytest
-from tests.contract.bus.contract import BusContract, Desk
+from tests.contract.bus.contract import BusContract
+from tests.contract.bus.dead_letters import DeadLetterContract
+from tests.contract.bus.desk import Desk
 
 from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
@@ -11,7 +13,7 @@ from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import Declared
 
 
-class TestMemoryBus(BusContract):
+class TestMemoryBus(BusContract, DeadLetterContract):
     @pytest.fixture
     def desk(self) -> Desk:
         broker = MemoryBroker()

@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator
 
 import nats
 import pytest
-from tests.contract.bus.contract import BusContract, Desk
+from tests.contract.bus.contract import BusContract
+from tests.contract.bus.dead_letters import DeadLetterContract
+from tests.contract.bus.desk import Desk
 from tests.support.nats import nats_url
 
 from gpu_autoscaler.bus.nats import NatsBus
@@ -17,7 +19,7 @@ __all__ = ["nats_url"]  # a fixture
 pytestmark = pytest.mark.integration
 
 
-class TestNatsBus(BusContract):
+class TestNatsBus(BusContract, DeadLetterContract):
     @pytest.fixture
     async def desk(self, nats_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
         """A desk whose streams are gone afterwards; a broker's own dead letters are left alone."""

@@ -143,10 +143,10 @@ async def test_nothing_listens() -> None:
             await NatsBus.connect(f"nats://127.0.0.1:{port}", name="client", declared=NOTHING, waits=PROMPT)
 
 
-def plain_server(folder: Path) -> subprocess.Popen[bytes]:
-    """A server with every setting as it comes."""
+def plain_server(folder: Path, *flags: str) -> subprocess.Popen[bytes]:
+    """A server with every other setting as it comes."""
     return subprocess.Popen(
-        [str(find_binary()), "--addr", "127.0.0.1", "--port", "-1", "--ports_file_dir", str(folder)],
+        [str(find_binary()), "--addr", "127.0.0.1", "--port", "-1", "--ports_file_dir", str(folder), *flags],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -158,22 +158,35 @@ def listening_at(folder: Path) -> str | None:
     return str(json.loads(ports.read_text())["nats"][0]) if ports is not None else None
 
 
-async def test_a_server_without_jetstream_is_refused(tmp_path: Path) -> None:
-    """All that is wrong with it at once: no JetStream, and messages too small."""
-    process = plain_server(tmp_path)
+async def refusal(folder: Path, *flags: str) -> str:
+    """What is said when such a server is connected to."""
+    process = plain_server(folder, *flags)
     try:
         async with asyncio.timeout(10):
-            while (url := listening_at(tmp_path)) is None:
+            while (url := listening_at(folder)) is None:
                 await asyncio.sleep(0.02)
-
         with pytest.raises(ConfigError) as caught:
             await NatsBus.connect(url, name="client", declared=NOTHING, waits=PROMPT)
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
+    return str(caught.value)
 
-    assert "has no JetStream" in str(caught.value)
-    assert "takes messages of 1048576 bytes; set max_payload to 8388608" in str(caught.value)
+
+async def test_a_server_without_jetstream_is_refused(tmp_path: Path) -> None:
+    """All that is wrong with it at once: no JetStream, and messages too small."""
+    said = await refusal(tmp_path)
+
+    assert "has no JetStream" in said
+    assert "takes messages of 1048576 bytes; set max_payload to 8388608" in said
+
+
+async def test_refused_credentials_are_no_matter_of_time(tmp_path: Path) -> None:
+    """Trying again would not help; the error says whose credentials are meant."""
+    said = await refusal(tmp_path, "--auth", "secret", "-js", "--store_dir", str(tmp_path / "js"))
+
+    assert "refuses our credentials" in said
+    assert "secret" not in said
 
 
 async def test_an_old_server_is_refused() -> None:
