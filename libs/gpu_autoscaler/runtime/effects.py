@@ -113,7 +113,12 @@ class EffectLoop:
         error: Exception | None = None
         try:
             recorded = plumbing.read(message)
-            line = line.bind(fact_type=recorded.envelope.type, fact_id=recorded.envelope.id)
+            line = line.bind(
+                fact_type=recorded.envelope.type,
+                fact_id=recorded.envelope.id,
+                correlation_id=recorded.envelope.correlation_id,
+                about=recorded.fact.entity(),
+            )
             outcome, again_after_seconds = "done", await self._effect(recorded)
             if again_after_seconds is None:
                 await self._tell(delivery.ack())

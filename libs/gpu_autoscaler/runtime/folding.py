@@ -137,6 +137,7 @@ class FoldingLoop:
             except TransientError:
                 await asyncio.sleep(CATCH_UP_POLL_SECONDS)
                 continue
+            self._plumbing.readiness.clear(f"fold {self._stream}")
             self._plumbing.metrics.consumer_lag.labels(self._stream.lower()).set(lag)
             if lag == 0 and not self._is_folding and not self._is_caught_up:
                 self._is_caught_up = True

@@ -238,6 +238,29 @@ async def test_a_service_may_remember_what_the_state_forgets() -> None:
     assert service.seen == list(range(1, 22))
 
 
+async def test_a_fold_that_fails_is_loud_and_begins_again() -> None:
+    """Not ready while it fails; it goes on where it stopped, and says so when it works again."""
+
+    class Fragile(Reader):
+        is_broken = True
+
+        def on_folded(self, recorded: Sequence[Recorded]) -> None:
+            if self.is_broken and recorded:
+                self.is_broken = False
+                raise KeyError("what the author forgot")
+
+    place, service = Place(), Fragile()
+    with structlog.testing.capture_logs() as lines:
+        async with running(place, service) as runner:
+            await until(lambda: runner.readiness.is_ready)
+            await place.say(cancel("a"))
+            await until(lambda: not service.is_broken)
+            await until(lambda: any(line["event"] == "loop failed; it begins again" for line in lines))
+            await place.say(cancel("b"))
+            await until(lambda: len(service.view.state.jobs) == 2)
+            await until(lambda: runner.readiness.is_ready)
+
+
 class Watcher(Probe):
     """Turns what it is shown into placements."""
 
