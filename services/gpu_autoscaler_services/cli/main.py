@@ -71,3 +71,7 @@ def _say(error: Exception, code: Exit) -> Exit:
 def main() -> None:
     """Entry of the installed command."""
     sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

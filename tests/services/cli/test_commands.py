@@ -1,0 +1,193 @@
+"""The command line: data on stdout, words on stderr, and an exit code for each way to end."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.front import Front, front
+from tests.support.stories import Told, job, node, on_sale
+
+from gpu_autoscaler.events.job import JobFinished
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler_services.cli.exits import Exit
+from gpu_autoscaler_services.cli.main import run
+
+SUBMIT = ["jobs", "submit", "--name", "train", "--project", "research", "--image", "registry.example/train:1"]
+
+
+@pytest.fixture
+async def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Front]:
+    """A gateway that the commands find through the environment."""
+    async with front(tmp_path) as opened:
+        monkeypatch.setenv("GPU_AUTOSCALER_GATEWAY", opened.url)
+        yield opened
+
+
+async def _run(*tokens: str) -> int:
+    """One command line. The commands wait without an event loop, so they run beside ours."""
+    return await asyncio.to_thread(run, tokens)
+
+
+async def test_a_job_goes_in_and_comes_out(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """Submitted from flags, shown as JSON; words stay off stdout."""
+    assert await _run(*SUBMIT, "--gpus", "2", "--gpu-type", "A100", "-o", "name", "--", "python", "train.py") == Exit.OK
+    said = capsys.readouterr()
+    job_id = said.out.strip()
+    assert job_id.startswith("job-")
+
+    assert await _run("jobs", "show", job_id, "-o", "json") == Exit.OK
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["job_name"], shown["gpu_count"], shown["gpu_type"]) == ("train", 2, "A100")
+    row = await gate.model.store.job(JobId(job_id))
+    assert row is not None
+    assert row.spec.command == ("python", "train.py")
+
+
+@pytest.mark.parametrize("text", ['{"job_name": "from-file"}', "job_name: from-file\n"], ids=["json", "yaml"])
+async def test_flags_win_over_the_file(
+    gate: Front, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
+) -> None:
+    """A file may hold any part of the request, as JSON or YAML."""
+    path = tmp_path / "request"
+    path.write_text(text, encoding="utf-8")
+
+    assert await _run(*SUBMIT[:2], *SUBMIT[4:], "--gpus", "1", "-f", str(path), "-o", "yaml") == Exit.OK
+
+    assert yaml.safe_load(capsys.readouterr().out)["job_name"] == "from-file"
+
+
+async def test_a_refused_request_names_its_mistakes_on_stderr(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 2: the caller's mistake, with field and reason; stdout stays empty."""
+    assert await _run(*SUBMIT, "--gpus", "-1") == Exit.USAGE
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "gpu_requirements.gpu_count" in said.err
+
+
+async def test_each_way_to_end_has_its_code(gate: Front, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Not found, wrong usage, a file that is none, a gateway that is not there."""
+    assert await _run("jobs", "show", "nobody") == Exit.NOT_FOUND
+    assert await _run("why", "node", "nobody") == Exit.NOT_FOUND
+    assert await _run("jobs", "show") == Exit.USAGE
+    assert await _run("status", "--colour") == Exit.USAGE
+    assert await _run(*SUBMIT, "-f", str(tmp_path / "missing")) == Exit.USAGE
+    assert await _run("status", "--gateway", "http://127.0.0.1:1") == Exit.FAILURE
+    assert "start it" in capsys.readouterr().err
+    assert await _run("status", "--gateway", "nonsense") == Exit.USAGE
+
+
+async def test_waiting_ends_by_what_the_job_came_to(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 for completed, 1 for another end, 4 when the time is up."""
+    await gate.tell(job("good"), job("bad"), job("slow"))
+    ends = {"good": "completed", "bad": "failed"}
+    for job_id, outcome in ends.items():
+        fact = JobFinished(job_id=JobId(job_id), outcome=outcome, finished_at=Clock().now())  # type: ignore[arg-type]  # from a table
+        await gate.tell((Told(fact, fact.finished_at),))
+
+    assert await _run("jobs", "wait", "good") == Exit.OK
+    assert await _run("jobs", "wait", "bad") == Exit.FAILURE
+    assert await _run("jobs", "wait", "slow", "--timeout", "0.1") == Exit.TIME_OUT
+    assert await _run("jobs", "wait", "nobody") == Exit.NOT_FOUND
+    assert "slow is still queued" in capsys.readouterr().err
+
+
+async def test_cancelling_says_so(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """The job is asked to end; one that has ended cannot be."""
+    await gate.tell(job("j1"))
+
+    assert await _run("jobs", "cancel", "j1", "-o", "name") == Exit.OK
+    assert capsys.readouterr().out == "j1\n"
+
+
+@pytest.mark.parametrize("command", [["status"], ["nodes"], ["jobs", "list"], ["plans"], ["cost"], ["events"]])
+async def test_every_list_has_every_form(gate: Front, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    """The same data as a table, JSON, YAML and names; a pipe's table is cut off nowhere."""
+    await gate.tell(on_sale(), node("a-node-with-a-rather-long-name"), job("j1", placed_on=("n1",)))
+    documents: list[Any] = []
+    for form, read in (("json", json.loads), ("yaml", yaml.safe_load)):
+        assert await _run(*command, "-o", form) == Exit.OK
+        documents.append(read(capsys.readouterr().out))
+    assert type(documents[0]) is type(documents[1])
+    for form in ("table", "name"):
+        assert await _run(*command, "-o", form) == Exit.OK
+        out = capsys.readouterr().out
+        assert "…" not in out
+        assert "\x1b[" not in out
+
+
+async def test_a_long_list_is_fetched_page_by_page(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--limit` counts jobs, not pages."""
+    for number in range(3):
+        await _run(*SUBMIT, "--gpus", "1", "--job-id", f"j{number}")
+    capsys.readouterr()
+
+    assert await _run("jobs", "list", "-o", "name", "--limit", "2") == Exit.OK
+
+    assert capsys.readouterr().out == "j2\nj1\n"
+
+
+async def test_followed_facts_are_lines(gate: Front) -> None:
+    """JSON lines as they arrive, for another program; it ends when its reader leaves."""
+    command = [
+        sys.executable,
+        "-m",
+        "gpu_autoscaler_services.cli.main",
+        "events",
+        "-f",
+        "--subject",
+        "job.>",
+        "-o",
+        "json",
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "GPU_AUTOSCALER_GATEWAY": gate.url}
+    )
+    try:
+        async with asyncio.timeout(20):
+            while not gate.model.tail.listeners_count:
+                await asyncio.sleep(0.05)
+            await gate.tell(job("j1"))
+            assert process.stdout is not None
+            lines = [json.loads(await process.stdout.readline()) for _ in range(2)]
+    finally:
+        process.kill()
+        await process.wait()
+    assert [line["type"] for line in lines] == ["job.requested.v1", "job.queued.v1"]
+
+
+def test_help_is_quick_and_loads_little() -> None:
+    """`--help` imports no command: the bus, HTTP servers and tables stay unloaded."""
+    code = (
+        "import sys; from gpu_autoscaler_services.cli.main import run; run(['--help']); "
+        "print([m for m in ('aiohttp', 'nats', 'gpu_autoscaler.core.plan') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stderr.strip() == "[]"
+    for command in ("status", "jobs", "why", "recompute", "dead-letters", "up", "demo"):
+        assert command in done.stdout
+
+
+def test_the_installed_command_exits_with_its_code() -> None:
+    """The process's own exit code, as a shell sees it."""
+    command = [
+        sys.executable,
+        "-m",
+        "gpu_autoscaler_services.cli.main",
+        "jobs",
+        "show",
+        "x",
+        "--gateway",
+        "http://127.0.0.1:1",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "cannot reach the gateway" in done.stderr
