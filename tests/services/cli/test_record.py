@@ -1,0 +1,87 @@
+"""Commands that read the streams: `recompute` and `dead-letters`, against a real broker."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gpu_autoscaler.bus.dead_letters import DeadLetters
+from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.server import NatsServer
+from gpu_autoscaler.bus.streams import Declared, streams
+from gpu_autoscaler_services.cli.exits import Exit
+from gpu_autoscaler_services.cli.main import run
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NatsBus]:
+    """A broker of this test's own, which the commands find through the environment."""
+    server = NatsServer(tmp_path / "nats")
+    await server.start()
+    monkeypatch.setenv("GPU_AUTOSCALER_NATS_URL", server.url)
+    opened = await NatsBus.connect(server.url, name="test", declared=Declared(streams=streams()))
+    await opened.ensure()
+    yield opened
+    await opened.close()
+    await server.stop()
+
+
+async def _run(*tokens: str) -> int:
+    return await asyncio.to_thread(run, tokens)
+
+
+async def _set_aside(bus: NatsBus) -> None:
+    ack = await bus.publish("job.requested", b'{"job_name": "half', message_id="broken")
+    message = await bus.message_at("JOB", ack.sequence)
+    assert message is not None
+    await DeadLetters(bus).set_aside(
+        message,
+        service="scheduler",
+        reason="no JSON",
+        error_kind="InvalidFact",
+        delivered_count=1,
+        at=datetime.now(UTC),
+    )
+
+
+async def test_dead_letters_are_listed_and_sent_again(bus: NatsBus, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason is shown, the message goes back on its own subject, and the list says that it did."""
+    await _set_aside(bus)
+    assert await _run("dead-letters", "list", "-o", "json") == Exit.OK
+    (letter,) = json.loads(capsys.readouterr().out)
+    assert (letter["reason"], letter["payload"], letter["resubmitted_count"]) == ("no JSON", '{"job_name": "half', 0)
+
+    assert await _run("dead-letters", "resubmit", str(letter["sequence"])) == Exit.OK
+
+    assert "job.requested JOB:2" in capsys.readouterr().out
+    await _run("dead-letters", "list", "-o", "json")
+    assert json.loads(capsys.readouterr().out)[0]["resubmitted_count"] == 1
+    assert await _run("dead-letters", "resubmit", "--all") == Exit.OK
+    assert capsys.readouterr().out == ""
+
+
+async def test_resubmitting_needs_a_choice(bus: NatsBus, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither nothing nor everything at once is meant by accident; a letter that is not there is said."""
+    assert await _run("dead-letters", "resubmit") == Exit.USAGE
+    assert await _run("dead-letters", "resubmit", "1", "--all") == Exit.USAGE
+    assert await _run("dead-letters", "resubmit", "99") == Exit.FAILURE
+    assert "99" in capsys.readouterr().err
+
+
+async def test_recomputing_a_plan_that_nobody_made_is_not_found(
+    bus: NatsBus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 3, with the command that lists those that there are."""
+    assert await _run("recompute", "nobody") == Exit.NOT_FOUND
+    assert "plans -o name" in capsys.readouterr().err
+
+
+async def test_a_broker_that_is_away_is_a_time_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 4, naming the address."""
+    assert await _run("dead-letters", "list", "--nats", "nats://127.0.0.1:1") == Exit.TIME_OUT
+    assert "127.0.0.1:1" in capsys.readouterr().err
