@@ -22,7 +22,7 @@ from gpu_autoscaler.runtime.plumbing import Limits
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.retry import Backoff
 from gpu_autoscaler.runtime.runner import Runner
-from gpu_autoscaler.runtime.service import Outputs
+from gpu_autoscaler.runtime.service import Outputs, Service
 
 QUICK = Limits(
     fetch_seconds_max=0.2,
@@ -61,7 +61,7 @@ class Place:
         """The broker's time."""
         return datetime.now(UTC) + self.passed
 
-    async def bus(self, service: "type[Probe] | None" = None, kind: type[MemoryBus] = Away) -> MemoryBus:
+    async def bus(self, service: "type[Service | Probe] | None" = None, kind: type[MemoryBus] = Away) -> MemoryBus:
         """A hand on the broker, with the consumers of a service."""
         consumers = () if service is None else consumers_for(service.name, service.consumes)
         bus = kind(self.broker, Declared(streams=streams(), consumers=consumers), now=self.now)
@@ -130,14 +130,16 @@ class Probe:
 @asynccontextmanager
 async def running(
     place: Place,
-    service: Probe,
+    service: Service | Probe,
     *,
     bus: MemoryBus | None = None,
     limits: Limits = QUICK,
+    view: StateView | None = None,
 ) -> AsyncIterator[Runner]:
-    """Run the service until the block ends, then stop it cleanly."""
+    """Run the service until the block ends, then stop it cleanly. A probe brings its own view."""
+    own = service.view if isinstance(service, Probe) else StateView()
     hand = bus or await place.bus(type(service))
-    runner = Runner(service, hand, view=service.view, clock=Clock(), instance="test", limits=limits)
+    runner = Runner(service, hand, view=view or own, clock=Clock(), instance="test", limits=limits)
     task = asyncio.create_task(runner.run())
     try:
         yield runner
