@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import msgspec
 
-from gpu_autoscaler.core.bins import offered_bin, ordered_labels
+from gpu_autoscaler.core.bins import ordered_labels
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.life import NodeView
@@ -136,7 +136,7 @@ class Basket:
 
     def _put(self, candidate: Candidate, buyer: DemandItem) -> str:
         action_id = self._draft.next_action_id()
-        node = offered_bin(candidate.pool, candidate.offer, action_id)
+        node = msgspec.structs.replace(candidate.node, key=f"action/{action_id}", name=action_id)
         self.room.put(node)
         self._account.add(candidate.pool.name, candidate.offer)
         self._orders[node.key] = _Order(action_id=action_id, candidate=candidate, buyer=buyer, demand={}, needs=set())

@@ -1,6 +1,6 @@
 """Nodes as bins: what is there, what is coming, and what could be bought, in the terms of the placement engine."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.placement import Bin, Standing
@@ -58,21 +58,28 @@ def free_room(view: NodeView, pods: PodsByNode) -> Resources:
     An offer is promised after what DaemonSets take, so on a node that still boots only workloads are subtracted.
     """
     bound = pods.get(view.name, ())
-    if view.is_booting:
-        bound = tuple(pod for pod in bound if is_workload(pod))
+    return _less(view.allocatable, [pod for pod in bound if is_workload(pod)] if view.is_booting else bound)
+
+
+def node_free_of_work(view: NodeView, pods: PodsByNode) -> Resources:
+    """What the node has for work when there is none: allocatable less what its own pods take."""
+    return _less(view.allocatable, [pod for pod in pods.get(view.name, ()) if not is_workload(pod)])
+
+
+def _less(whole: Resources, pods: Sequence[PodObserved]) -> Resources:
     cpu_milli = memory_bytes = gpu_count = ephemeral_storage_bytes = 0
-    for pod in bound:  # added up by hand: this is the planning run's only loop over all pods that run
+    for pod in pods:  # added up by hand: this is the planning run's only loop over all pods that run
         requests = pod.requests
         cpu_milli += requests.cpu_milli
         memory_bytes += requests.memory_bytes
         gpu_count += requests.gpu_count
         ephemeral_storage_bytes += requests.ephemeral_storage_bytes
-    return view.allocatable - Resources(
+    return whole - Resources(
         cpu_milli=cpu_milli,
         memory_bytes=memory_bytes,
         gpu_count=gpu_count,
         ephemeral_storage_bytes=ephemeral_storage_bytes,
-        pod_count=len(bound),
+        pod_count=len(pods),
     )
 
 

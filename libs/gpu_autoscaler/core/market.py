@@ -2,16 +2,22 @@
 
 A refusal reaches one offer, its zone, or its region: a zone out of addresses refuses everything there, a region's quota
 refuses the capacity type there. It is remembered until its `retry_at`.
+
+An offer is a promise; the latest usable node that came of it is what the next one is taken to be. So a node that comes
+smaller than promised, or without a label, is not bought again and again for work that it cannot take.
 """
 
 from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.bins import offered_bin
-from gpu_autoscaler.core.placement import Shape, accepts, members_that_fit
+from gpu_autoscaler.core.bins import PodsByNode, node_free_of_work, offered_bin
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.placement import Bin, Shape, accepts, members_that_fit
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
@@ -25,6 +31,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     offer: Offer
     price_micro_usd_per_hour: int
     members_count: int  # of the shape, that a new node takes
+    node: Bin  # as a new node would be, but for its name
 
 
 class Assortment(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,16 +44,17 @@ class Assortment(msgspec.Struct, frozen=True, kw_only=True):
 class Market:
     """All that is for sale at one instant, asked by shape. Answers are kept, as shapes repeat."""
 
-    def __init__(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
+    def __init__(self, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> None:
         self._watch_seconds_max = policy.watch_seconds_max
         self._offers = None if state.offers is None else state.offers.offers
+        latest = _latest_of_each_offer(draft.views)
         self._on_sale = [
-            (pool, offer, offered_bin(pool, offer, ActionId("offered")))
+            (pool, offer, _as_it_comes(pool, offer, latest.get((pool.name, offer.key)), draft.pods))
             for offer in sorted(self._offers or (), key=lambda offer: offer.key)
             for pool in sorted(policy.pools, key=lambda pool: pool.name)
             if allows(pool, offer)
         ]
-        self._refusals = _standing_refusals(state, as_of)
+        self._refusals = _standing_refusals(state, draft.as_of)
         self._answers: dict[Shape, Assortment] = {}
 
     @property
@@ -79,7 +87,7 @@ class Market:
                 unpriced.add(offer.key)
             else:
                 candidate = Candidate(
-                    pool=pool, offer=offer, price_micro_usd_per_hour=price, members_count=members_count
+                    pool=pool, offer=offer, price_micro_usd_per_hour=price, members_count=members_count, node=node
                 )
                 buyable.append(candidate)
         if buyable:
@@ -120,6 +128,29 @@ def allows(pool: NodePool, offer: Offer) -> bool:
         and (not pool.zones or offer.zone in pool.zones)
         and (not pool.capacity_types or offer.capacity_type in pool.capacity_types)
     )
+
+
+def _latest_of_each_offer(views: tuple[NodeView, ...]) -> dict[tuple[str, str], NodeView]:
+    """The node that became usable last, by pool and offer."""
+    latest: dict[tuple[str, str], NodeView] = {}
+    usable = (view for view in views if view.is_usable and view.usable_since is not None and view.order is not None)
+    for view in sorted(usable, key=lambda view: (view.usable_since, view.name)):
+        decision = None if view.order is None else view.order.decision
+        if decision is not None:
+            latest[decision.pool, decision.offer.key] = view
+    return latest
+
+
+def _as_it_comes(pool: NodePool, offer: Offer, came: NodeView | None, pods: PodsByNode) -> Bin:
+    """The node that this purchase makes: as promised, or with the amounts and labels of the one that came of it.
+
+    Taints are taken from the promise: those that a node has besides are for a while, or for that node alone.
+    """
+    promised = offered_bin(pool, offer, ActionId("offered"))
+    if came is None:
+        return promised
+    own = {key: value for key, value in came.labels.items() if key != labels.HOSTNAME}
+    return msgspec.structs.replace(promised, free=node_free_of_work(came, pods), labels=own)
 
 
 def _standing_refusals(state: ClusterState, as_of: datetime) -> dict[tuple[str, str], Instant]:

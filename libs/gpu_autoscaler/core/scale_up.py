@@ -28,7 +28,7 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Every waiting item has room, is bought for, or is held back with the reason; gangs whole or not at all."""
-    cover = _Cover(draft, Basket(draft, Market(state, policy, draft.as_of), policy))
+    cover = _Cover(draft, Basket(draft, Market(draft, state, policy), policy))
     closed_reason = stale_watch(state, policy, draft.as_of)
     for lot in _lots(draft.demand):
         cover.serve(lot, closed_reason)
