@@ -124,12 +124,16 @@ class NatsBus:
 
     async def _ensure_stream(self, thing: str, config: Mapping[str, Any]) -> list[str]:
         # Asked first: creating with other values is refused without saying which.
+        question = f"STREAM.INFO.{config['name']}"
         try:
-            info = await self._link.call(f"STREAM.INFO.{config['name']}")
+            info = await self._link.call(question)
         except ApiError as exc:
             if exc.error_code != NO_STREAM:
                 raise
-            return await self._create(thing, f"STREAM.CREATE.{config['name']}", config, STREAM_EXISTS)
+            mistakes = await self._create(thing, f"STREAM.CREATE.{config['name']}", config, STREAM_EXISTS)
+            if mistakes:
+                return mistakes
+            info = await self._link.call(question)
         return differences(thing, config, info["config"])
 
     async def _ensure_consumer(self, stream: str, config: Mapping[str, Any]) -> list[str]:

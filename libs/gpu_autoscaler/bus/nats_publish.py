@@ -13,7 +13,7 @@ from gpu_autoscaler.bus.protocol import Ack, Publication
 from gpu_autoscaler.bus.streams import MESSAGE_BYTES_MAX, SERVER_PAYLOAD_BYTES_MAX, Declared
 from gpu_autoscaler.model.errors import PermanentError, StalePlan, TransientError
 
-WINDOW_COUNT = 512  # messages in flight
+WINDOW_COUNT = 1024  # messages in flight
 WINDOW_BYTES_MAX = SERVER_PAYLOAD_BYTES_MAX
 PAUSE_SECONDS_MIN = 0.05
 PAUSE_SECONDS_MAX = 1.0
@@ -44,6 +44,7 @@ class NatsPublisher:
     def __init__(self, link: NatsLink, declared: Declared) -> None:
         self._link = link
         self._declared = declared
+        self._with_ttl = [spec for spec in declared.streams if spec.message_ttls]
 
     async def store(self, publications: Sequence[Publication]) -> list[Ack]:
         """Return the acks in the order given. Raises as `Bus.publish_many` says."""
@@ -159,10 +160,10 @@ class NatsPublisher:
         headers[MESSAGE_ID] = publication.message_id
         if publication.expected_last_subject_sequence is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(publication.expected_last_subject_sequence)
-        spec = self._declared.stream_of(publication.subject)
-        ttl_seconds = None if spec is None else spec.ttl_seconds(publication.subject)
-        if ttl_seconds is not None:
-            headers["Nats-TTL"] = str(ttl_seconds)
+        for spec in self._with_ttl:
+            ttl_seconds = spec.ttl_seconds(publication.subject)
+            if ttl_seconds is not None:
+                headers["Nats-TTL"] = str(ttl_seconds)
         return headers
 
     def _refuse_too_large(self, publication: Publication) -> None:

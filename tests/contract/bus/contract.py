@@ -211,8 +211,8 @@ class BusContract:
         await bus.publish(desk.subject(), b"", message_id="1")
         delivery = only(await consumer.fetch(1, SOON_SECONDS))
 
-        for _ in range(4):
-            await asyncio.sleep(ACK_WAIT_SECONDS / 2)
+        for _ in range(6):
+            await asyncio.sleep(ACK_WAIT_SECONDS / 4)
             await delivery.in_progress()
             assert await consumer.fetch(1, 0.05) == []
 
@@ -279,6 +279,12 @@ class BusContract:
         """Every replica does so at its start."""
         await desk.bus()
         await desk.bus()
+
+    async def test_replicas_that_start_together_agree(self, desk: Desk) -> None:
+        """Whoever is first makes it, the others find it."""
+        buses = await asyncio.gather(*(desk.bus() for _ in range(4)))
+
+        assert [await bus.last_sequence(desk.stream.name) for bus in buses] == [0, 0, 0, 0]
 
     async def test_a_drifted_stream_is_refused_with_both_values(self, desk: Desk) -> None:
         """Each differing field is told, in one go; nothing is changed."""

@@ -10,6 +10,7 @@ from tests.support.nats import nats_store
 
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.nats_link import Waits
+from gpu_autoscaler.bus.nats_projection import NatsProjection
 from gpu_autoscaler.bus.protocol import Message, Publication
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.bus.streams import MEBIBYTE, ConsumerSpec, Declared, StreamSpec
@@ -194,3 +195,25 @@ async def test_a_store_that_is_gone_is_noticed(server: NatsServer, connect: Conn
 
     with pytest.raises(ConfigError, match="ends at sequence 0, but was read up to 1"):
         await asyncio.wait_for(reading, 20)
+
+
+async def test_a_message_lost_on_the_way_is_read_again(server: NatsServer, connect: Connect) -> None:
+    """A number that is missing is noticed; what follows is given once, in order."""
+    bus = await connect("reader")
+    projection = NatsProjection(bus._link, "WORK", (), 0)
+    pull = await projection.open()
+    await bus.publish_many([Publication(subject="work.asked", payload=b"", message_id=str(n)) for n in range(10)])
+    async with asyncio.timeout(5):
+        while pull.waiting_count < 10:
+            await asyncio.sleep(0.01)
+    del pull._arrived[4]
+
+    seen: list[int] = []
+    async with asyncio.timeout(5):
+        async for batch in projection:
+            seen += [message.sequence for message in batch]
+            if len(seen) >= 10:
+                break
+    await projection.close()
+
+    assert seen == list(range(1, 11))
