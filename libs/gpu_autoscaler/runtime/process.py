@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -40,7 +41,12 @@ class Workplace(msgspec.Struct, frozen=True, kw_only=True):
     closing: AsyncExitStack
 
 
-Compose = Callable[[Workplace], Awaitable[tuple[Service, Bus]]]
+class _ToldToStop(Exception):
+    """It is time to stop before everything was put together."""
+
+
+Compose = Callable[[Workplace], Coroutine[Any, Any, tuple[Service, Bus]]]
+T = TypeVar("T")
 
 
 def run_process(service_name: str, settings: Settings, compose: Compose) -> int:
@@ -100,7 +106,7 @@ async def _composed(
             settings=settings, clock=clock, view=view, metrics=metrics, readiness=readiness, closing=closing
         )
         try:
-            service, bus = await compose(workplace)
+            service, bus = await _unless(stop, compose(workplace))
             runner = Runner(
                 service,
                 bus,
@@ -117,11 +123,26 @@ async def _composed(
             log.warning("cannot start yet; trying again", error=str(exc), tries_count=tries)
             if await pause(stop, START_BACKOFF.wait_seconds(tries, exc)):
                 return None, AsyncExitStack()
+        except _ToldToStop:
+            await closing.aclose()
+            return None, AsyncExitStack()
         except BaseException:
             await closing.aclose()
             raise
         else:
             return runner, closing
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """Return what comes of `work`; it is left where it stands when it is time to stop."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    raise _ToldToStop
 
 
 async def _run_until(runner: Runner, stop: asyncio.Event) -> None:

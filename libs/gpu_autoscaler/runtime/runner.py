@@ -74,7 +74,8 @@ class Runner:
 
     async def run(self) -> None:
         """Work until `stop`. Raises ConfigError when what the bus holds is not what was declared."""
-        for domain in sorted({fact.domain() for fact in (*self.service.consumes, *self.service.folds)}):
+        service = self.service
+        for domain in sorted({fact.domain() for fact in (*service.consumes, *service.folds, *service.publishes)}):
             self.metrics.declare_domain(domain)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_bus())

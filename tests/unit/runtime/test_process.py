@@ -106,6 +106,26 @@ async def test_a_service_lives_and_ends_cleanly(logs: io.StringIO) -> None:
     assert all(line["service"] == "quiet" and line["instance"] == "test" for line in lines)
 
 
+async def test_a_start_that_hangs_can_be_stopped(logs: io.StringIO) -> None:
+    """SIGTERM while something outside does not answer: what was opened is closed, and the process ends with 0."""
+    closed: list[str] = []
+    hangs = asyncio.Event()
+
+    async def compose(place: Workplace) -> tuple[Service, Bus]:
+        place.closing.callback(closed.append, "store")
+        hangs.set()
+        await asyncio.sleep(60)
+        raise AssertionError("never reached")
+
+    served = asyncio.create_task(serve("quiet", Settings(http=HttpSettings(port=0)), compose))
+    await hangs.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(2):
+        assert await served == EXIT_STOPPED
+    assert closed == ["store"]
+    assert "service stopped" in logs.getvalue()
+
+
 async def test_a_mistake_of_the_operator_is_told_and_ends_it(logs: io.StringIO) -> None:
     """All mistakes at once, no traceback, exit code 2; adapters that were opened are closed."""
     closed: list[str] = []
