@@ -52,7 +52,7 @@ class NodePhase(enum.StrEnum):
     DRAINED = "drained"  # no pod that counts is left
     TERMINATING = "terminating"  # the instance is being ended
     GONE = "gone"  # the cloud confirmed that the instance is gone
-    FAILED = "failed"  # refused, or not usable by its deadline
+    FAILED = "failed"  # refused, or past its deadline without a node that is or was usable: to be given back
     LOST = "lost"  # was there, and fell silent or was ended without our word
 
 
@@ -99,6 +99,7 @@ TRANSITIONS: Mapping[NodePhase, frozenset[NodePhase]] = {
         {
             _P.READY,  # the kubelet is back, with all GPUs
             _P.CORDONED,  # drained although silent, or cordoned by somebody
+            _P.FAILED,  # its node is gone for good, and the boot deadline has passed: to be given back
             _P.TERMINATING,  # its instance is released
         }
     ),
@@ -131,7 +132,7 @@ TRANSITIONS: Mapping[NodePhase, frozenset[NodePhase]] = {
             _P.REGISTERED,  # the node came after all, though late
             _P.READY,  # the node became usable after all, though late
             _P.CORDONED,  # came late, and cordoned
-            _P.LOST,  # the instance is gone; our books are not closed yet
+            _P.LOST,  # its node came late and vanished again
             _P.TERMINATING,  # the instance is released
         }
     ),
@@ -214,7 +215,8 @@ def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
     for joined in joins.all():
         phase = phase_of(joined, joins, as_of)
         # A refused order whose instance exists all the same is kept: somebody has to end it.
-        if phase is not NodePhase.GONE and not (phase is NodePhase.FAILED and not is_counted(joined, joins)):
+        is_refused = joined.order is not None and joined.order.refused is not None
+        if phase is not NodePhase.GONE and (is_counted(joined, joins) or not is_refused):
             views.append(_view(joined, phase, joins, state))
     return tuple(sorted(views, key=lambda view: view.name))
 
@@ -233,8 +235,14 @@ def phase_of(joined: Joined, joins: Joins, as_of: datetime) -> NodePhase:
     order, node, drain = joined.order, joined.node, joins.drain_of(joined)
     if joins.is_closed(joined):
         return NodePhase.GONE if node is None else NodePhase.TERMINATING
+    is_late = joined.deadline_at is not None and as_of >= joined.deadline_at
     if joined.instance is not None and joined.instance.state == "terminated":
-        return NodePhase.LOST if drain is None else NodePhase.TERMINATING
+        if order is None and node is None:
+            return NodePhase.GONE
+        if drain is not None:
+            return NodePhase.TERMINATING
+        # Our books are still open; as a failure the order is given back, which closes them.
+        return NodePhase.FAILED if node is None and is_late else NodePhase.LOST
     if drain is not None and isinstance(drain.decision, ReleaseInstance):
         return NodePhase.TERMINATING
     if joined.instance is not None and joined.instance.state == "terminating":
@@ -243,10 +251,10 @@ def phase_of(joined: Joined, joins: Joins, as_of: datetime) -> NodePhase:
         return _phase_in_kubernetes(node, drain, joined, joins, as_of)
     if order is not None and order.refused is not None:
         return NodePhase.FAILED
+    if is_late:
+        return NodePhase.FAILED
     if joins.has_lost_node(joined) or joins.is_missing(joined):
         return NodePhase.LOST
-    if joined.deadline_at is not None and as_of >= joined.deadline_at:
-        return NodePhase.FAILED
     if joined.instance is not None or (order is not None and order.launched is not None):
         return NodePhase.LAUNCHED
     return NodePhase.ORDERED if order is not None and order.ordered is not None else NodePhase.PLANNED

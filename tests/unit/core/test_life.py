@@ -122,6 +122,7 @@ def test_the_phase_follows_from_what_each_stream_said(story: Story, phase: NodeP
         bought(BUY) + terminated("release-n1"),
         bought(BUY, is_launched=False) + terminated("release-n1", is_known=False),
         node("n1") + drained("n1") + node_drained() + terminated("drain-n1") + gone(),
+        instance(BUY, state="terminated"),
     ],
 )
 def test_what_is_gone_or_never_was_has_no_view(story: Story) -> None:
@@ -145,6 +146,18 @@ def test_a_node_that_was_usable_never_fails_its_boot() -> None:
     view = only(given(node("n1"), node("n1", is_ready=False, version=2)[-1:], as_of=T0 + HOUR), T0 + HOUR)
 
     assert (view.phase, view.usable_since) == (NodePhase.LOST, T0)
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_counted"), [(gone(), True), (gone() + instance(BUY, state="terminated"), False)]
+)
+def test_a_purchase_without_a_node_is_given_back_in_the_end(ending: Story, *, is_counted: bool) -> None:
+    """Its node is gone and nobody drained it: lost at first, then a failure, so that somebody closes the books."""
+    state = given(node("n1"), ending)
+
+    assert only(state, T0 + 5 * MINUTE).phase is NodePhase.LOST
+    late = only(state, T0 + HOUR)
+    assert (late.phase, late.is_counted, late.is_room) == (NodePhase.FAILED, is_counted, False)
 
 
 def test_a_released_instance_is_on_its_way_out() -> None:
