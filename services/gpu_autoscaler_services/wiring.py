@@ -126,12 +126,12 @@ async def gateway(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler_services.gateway.tail import Tail
 
     bus = await _bus(place, Gateway)
-    ledger = Ledger()
+    ledger, store = Ledger(), await _store(place)
     model = ReadModel(
         view=place.view,
         tail=Tail(bus, place.clock, observers={"COST": ledger.observe}),
         ledger=ledger,
-        store=await _store(place),
+        store=store,
         bus=bus,
         publisher=Publisher(
             bus,
@@ -146,7 +146,7 @@ async def gateway(place: Workplace) -> tuple[Service, Bus]:
     )
     app = make_app(model, authenticators=await _authenticators(place), readiness=place.readiness)
     await place.closing.enter_async_context(serving(app, place.settings.gateway))
-    return Gateway(), bus
+    return Gateway(store), bus
 
 
 async def _authenticators(place: Workplace) -> list[Authenticator]:

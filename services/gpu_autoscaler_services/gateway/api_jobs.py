@@ -50,7 +50,7 @@ async def submit_handler(request: web.Request) -> web.Response:
     digest = request_digest(asked)
     if key is None:
         return await _accept(request, asked, spec, digest)
-    claim = await model.store.begin_request(key, request_digest=digest, begun_at=model.clock.wall_now())
+    claim = await model.store.begin_request(key, request_digest=digest, begun_at=model.clock.now())
     if claim is not None and claim.request_digest != digest:
         raise Problem(HTTPStatus.CONFLICT, f"{_KEY} {key!r} {OTHER_BODY}")
     if claim is not None and claim.status is not None and claim.answer is not None:
@@ -119,7 +119,7 @@ async def _accept(request: web.Request, asked: JobRequested, spec: JobSpec, dige
 
 async def _publish_once(asked: JobRequested, digest: str, model: ReadModel) -> None:
     """Store the request on the stream. Of two that race for one id the stream keeps the first: the other is refused."""
-    (ack,) = await model.publisher.publish((asked,))
+    ack = await model.publish(asked)
     if not ack.is_duplicate:
         return
     first = await model.bus.message_at(ack.stream, ack.sequence)
@@ -163,7 +163,7 @@ async def cancel_handler(request: web.Request) -> web.Response:
         raise Problem(HTTPStatus.CONFLICT, f"job {row.spec.job_id!r} is {status} already")
     if status is not JobState.CANCELLED:
         caller = request.get(CALLER, "")
-        await model.publisher.publish((JobCancelRequested(job_id=row.spec.job_id, requested_by=caller),))
+        await model.publish(JobCancelRequested(job_id=row.spec.job_id, requested_by=caller))
     scene = outlook.Scene.of(model.view.state, model.clock.now())
     return answer(request, outlook.job(row.spec, status, scene), status=HTTPStatus.ACCEPTED)
 

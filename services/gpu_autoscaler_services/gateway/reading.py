@@ -6,14 +6,18 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.bus.protocol import Ack, Bus
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.gateway.ledger import Ledger
 from gpu_autoscaler_services.gateway.tail import Tail
+
+PUBLISH_SECONDS_MAX = 10.0  # wall time; clients and proxies give up after 30 s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,21 @@ class ReadModel:
     clock: Clock
     # A story reads whole streams: one at a time, so that curiosity never starves the screens.
     one_story_at_a_time: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    async def publish(self, fact: Fact) -> Ack:
+        """Store a fact on the stream; returns when it is there. Raises TransientError soon: somebody waits for us.
+
+        What timed out may be stored all the same. That is why requests repeat under an Idempotency-Key.
+        """
+        away = "the broker does not answer; repeat the request, with an Idempotency-Key so that it counts once"
+        if not self.bus.is_connected:
+            raise TransientError(away)
+        try:
+            async with asyncio.timeout(PUBLISH_SECONDS_MAX):
+                (ack,) = await self.publisher.publish((fact,))
+        except TimeoutError as error:
+            raise TransientError(away) from error
+        return ack
 
 
 READ_MODEL: web.AppKey[ReadModel] = web.AppKey("read_model", ReadModel)

@@ -1,5 +1,6 @@
 """The gateway's declarations. Its doors are HTTP: `server.py` opens them, the handlers stand in `api_*.py`."""
 
+from datetime import datetime, timedelta
 from typing import ClassVar
 
 from gpu_autoscaler.events.catalogue import FACTS
@@ -7,9 +8,15 @@ from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSampled
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+from gpu_autoscaler.runtime.service import Outputs
+from gpu_autoscaler.store.protocol import Store
 
 # Raw samples and money are no part of the folded state: the tail (`tail.py`) and the ledger read them.
 _NOT_FOLDED = frozenset({GpuNodeSampled, CostAccrued, CostBudgetCrossed})
+
+
+# How long an Idempotency-Key stands for its request: a client that has not asked again within a day has given up.
+KEY_AGE_MAX = timedelta(days=1)
 
 
 class Gateway:
@@ -20,4 +27,12 @@ class Gateway:
     folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact not in _NOT_FOLDED)
     publishes: ClassVar[tuple[type[Fact], ...]] = (JobRequested, JobCancelRequested)
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
-    tick_seconds: ClassVar[float | None] = None
+    tick_seconds: ClassVar[float | None] = 3600.0
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def on_tick(self, now: datetime) -> Outputs:
+        """Forget which keys were used long ago; nothing is said about it."""
+        await self._store.forget_requests(now - KEY_AGE_MAX)
+        return ()

@@ -160,6 +160,9 @@ class Tail:
                     await projection.close()
             except TransientError as error:
                 log.warning("stream cannot be read, screens stand still", stream=stream, error=str(error))
+            except Exception:
+                # A bug of ours in one stream must not silence the others, nor itself for good.
+                log.exception("tail failed; it begins again", stream=stream)
             await asyncio.sleep(RECONNECT_SECONDS)
 
     def _take(self, batch: Sequence[Message]) -> None:

@@ -130,7 +130,7 @@ async function start() {
   try {
     const facts = (await read(`api/v1/facts?limit=${EVENTS_COUNT_MAX}&${subjectQuery(LISTED)}`)).value.items.map((item) => item.event);
     events.splice(0, events.length, ...facts);
-    place("events").replaceChildren(...events.map((one) => panels.event(one, false)));
+    place("events").replaceChildren(...(events.length ? events.map((one) => panels.event(one, false)) : panels.noEvents()));
     await follow(SUBJECTS, onFact, (state) => { setConnection(state); if (state === "live") soon(); });
   } catch (error) {
     if (error instanceof Refused) askForToken();

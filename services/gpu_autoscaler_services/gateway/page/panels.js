@@ -25,10 +25,10 @@ export function summary(status) {
     tile(
       "GPUs busy",
       [`${status.gpu_busy_count} `, h("small", {}, `of ${status.gpu_count}`)],
-      status.gpu_booting_count ? `${count(status.gpu_booting_count, "more GPU")} booting` : `${share} % of what is there`,
+      status.gpu_booting_count ? `${count(status.gpu_booting_count, "more GPU")} booting` : status.gpu_count ? `${share} % of what is there` : "none there yet",
       h("dd", { class: "meter", "aria-hidden": "true" }, meter),
     ),
-    tile("Jobs waiting", [String(waiting)], unschedulable(status.pods_unschedulable_count)),
+    tile("Jobs waiting", [String(waiting)], waitingDetail(status, waiting)),
     tile("Jobs running", [String(running)], `${ended} ended`),
     tile(
       "Price now",
@@ -38,7 +38,12 @@ export function summary(status) {
   ];
 }
 
-const unschedulable = (number) => (number ? `${count(number, "pod")} find no room` : "every pod has its room");
+function waitingDetail(status, waiting) {
+  const coming = status.jobs_by_status.provisioning || 0;
+  if (status.pods_unschedulable_count) return `${count(status.pods_unschedulable_count, "pod")} without room`;
+  if (coming) return `${coming} with nodes on the way`;
+  return waiting ? "in the queue" : "the queue is empty";
+}
 
 function tile(label, figure, detail, meter = null) {
   return h(
@@ -221,6 +226,8 @@ const SAY = {
   "node.observed": (fact) => `${fact.name} ${fact.is_ready ? "ready" : "not ready"}, ${count(fact.allocatable.gpu_count || 0, "GPU")}`,
   "node.instance_observed": (fact) => `${fact.instance_type} ${fact.state}`,
 };
+
+export const noEvents = () => [h("li", { class: "empty" }, "None yet.")];
 
 export function event(fact, isFresh) {
   const subject = fact.type.replace(/\.v\d+$/, "");
