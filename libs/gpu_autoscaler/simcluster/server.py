@@ -48,7 +48,8 @@ def create_app(world: World, *, token: str | None = None, extensions: Iterable[E
 
     for path in ("/healthz", "/readyz", "/livez"):
         app.router.add_get(path, healthy)
-    app.router.add_get("/version", version)
+    for path in ("/version", "/version/"):  # generated clients ask with the slash
+        app.router.add_get(path, version)
     add_admin_routes(app, world.faults)
     for extension in extensions:
         extension(app)
