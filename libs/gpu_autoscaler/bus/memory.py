@@ -153,6 +153,11 @@ class MemoryProjection:
         """Messages that are stored but not given yet."""
         return sum(1 for _ in self._stream.after(self._last_sequence, self._subjects, self._now()))
 
+    @property
+    def is_closed(self) -> bool:
+        """True when nobody reads here any more."""
+        return self._closed
+
     async def close(self) -> None:
         """Stop reading; an iteration that waits ends."""
         self._closed = True
@@ -223,7 +228,7 @@ class MemoryBus:
             )
             raise ConfigError("broker", [mistake])
         projection = MemoryProjection(self._broker, known, subjects, after_sequence, self._now, self._sleep)
-        self._projections.append(projection)
+        self._projections = [one for one in self._projections if not one.is_closed] + [projection]
         return projection
 
     async def last_sequence(self, stream: str) -> int:

@@ -90,7 +90,8 @@ class NatsBus:
         """Read a stream from the message after `after_sequence`. Raises ConfigError when there is no such stream."""
         projection = NatsProjection(self._link, stream, subjects, after_sequence)
         await projection.open()
-        self._projections.append(projection)
+        # Readers come and go (every page of dead letters is one); only the open ones are closed with the bus.
+        self._projections = [one for one in self._projections if not one.is_closed] + [projection]
         return projection
 
     async def last_sequence(self, stream: str) -> int:

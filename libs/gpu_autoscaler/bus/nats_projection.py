@@ -116,6 +116,11 @@ class NatsProjection:
         # What the server sent and we did not give is on the wire or in a buffer: not caught up either.
         return int(info["num_pending"]) + int(info["delivered"]["consumer_seq"]) - self._last_number
 
+    @property
+    def is_closed(self) -> bool:
+        """True when nobody reads here any more."""
+        return self._closed
+
     async def close(self) -> None:
         """Stop reading; an iteration that waits ends."""
         self._closed = True
