@@ -81,6 +81,31 @@ def job_state(state: ClusterState, job_id: JobId) -> JobState | None:
     job = state.jobs.get(job_id)
     if job is None:
         return None
+    said = _state_said(job)
+    if said is JobState.QUEUED and has_nodes_under_way(state, job_id):
+        return JobState.PROVISIONING
+    return said
+
+
+def job_states(state: ClusterState) -> Mapping[JobId, JobState]:
+    """Return the state of every job that has one, as `job_state` does, in one pass over the orders."""
+    said = {job_id: _state_said(job) for job_id, job in state.jobs.items()}
+    queued = {f"job/{job_id}" for job_id, each in said.items() if each is JobState.QUEUED}
+    expecting = {
+        key
+        for order in state.orders.values()
+        if (keys := queued.intersection(_demand_of(order))) and is_under_way(state, order)
+        for key in keys
+    }
+    return {
+        job_id: JobState.PROVISIONING if f"job/{job_id}" in expecting else each
+        for job_id, each in said.items()
+        if each is not None
+    }
+
+
+def _state_said(job: JobRecord) -> JobState | None:
+    """The state by the job's own facts alone, without a look at the nodes that come for it."""
     if job.finished is not None:
         return _OUTCOMES[job.finished.outcome]
     if job.queued is None:
@@ -91,7 +116,7 @@ def job_state(state: ClusterState, job_id: JobId) -> JobState | None:
         return JobState.PREEMPTED
     if job.placed is not None:
         return JobState.RUNNING if _runs_since_placement(job) else JobState.PROVISIONING
-    return JobState.PROVISIONING if has_nodes_under_way(state, job_id) else JobState.QUEUED
+    return JobState.QUEUED
 
 
 def _runs_since_placement(job: JobRecord) -> bool:

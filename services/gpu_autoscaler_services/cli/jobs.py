@@ -132,7 +132,7 @@ def _read(path: str) -> Document:
 @jobs.command(name="list")
 def list_(
     *,
-    state: Annotated[str | None, Parameter(help="Only jobs in this state.")] = None,
+    state: Annotated[list[str] | None, Parameter(help="Only jobs in this state; may be repeated.")] = None,
     project: Annotated[str | None, Parameter(help="Only jobs of this project.")] = None,
     limit: Annotated[int, Parameter(help="How many, newest first; pages are fetched as needed.")] = 100,
     gateway: Gateway = HERE,

@@ -13,12 +13,12 @@ from aiohttp import web
 
 from gpu_autoscaler.core.admission import admit, job_id_of, supply
 from gpu_autoscaler.core.views import job_state, queue
-from gpu_autoscaler.events import door
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Mistake
 from gpu_autoscaler.runtime.digests import request_digest
 from gpu_autoscaler.runtime.documents import mistakes_in
+from gpu_autoscaler.runtime.reading import read_message
 from gpu_autoscaler.store.protocol import JobRow
 from gpu_autoscaler_services.gateway import outlook, wire
 from gpu_autoscaler_services.gateway.auth import CALLER
@@ -84,7 +84,8 @@ def _admitted(asked: JobRequested, event_id: str, model: ReadModel) -> JobSpec:
     admitted = admit(
         asked,
         event_id=event_id,
-        at=model.clock.now(),
+        at=(now := model.clock.now()),
+        now=now,
         policy=model.policy,
         gpu_models=known.gpu_models,
         gpus_per_node_max=known.gpus_per_node_max,
@@ -125,9 +126,7 @@ async def _publish_once(asked: JobRequested, digest: str, model: ReadModel) -> N
     first = await model.bus.message_at(ack.stream, ack.sequence)
     if first is None:
         return
-    recorded = door.read(
-        first.subject, first.payload, message_id=first.message_id, arrived_at=model.clock.at(first.stored_at)
-    )
+    recorded = read_message(first, model.clock)
     if not isinstance(recorded.fact, JobRequested) or request_digest(recorded.fact) != digest:
         raise Problem(HTTPStatus.CONFLICT, f"job_id {asked.job_id!r} {OTHER_BODY}")
 

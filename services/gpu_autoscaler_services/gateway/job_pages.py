@@ -1,13 +1,15 @@
 """Lists of jobs, page by page. Jobs that live come from memory, all others from the store of record."""
 
 import base64
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated
 
 import msgspec
 
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.core.views import job_state
+from gpu_autoscaler.core.views import job_states
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Mistake
 from gpu_autoscaler.store.protocol import JobRow
 from gpu_autoscaler_services.gateway import outlook, wire
@@ -22,7 +24,9 @@ PAGES_READ_MAX = 10  # of the store for one answer: a rare state may need a seco
 class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs, and how many."""
 
-    state: Annotated[JobState | None, msgspec.Meta(description="Only jobs in this state.")] = None
+    state: Annotated[
+        tuple[JobState, ...], msgspec.Meta(description="Only jobs in this state; may be repeated. Default: all.")
+    ] = ()
     project_id: Annotated[str | None, msgspec.Meta(description="Only jobs of this project.")] = None
     limit: Annotated[
         int, msgspec.Meta(ge=1, le=PAGE_COUNT_MAX, description="How many at most; a page may hold fewer.")
@@ -33,7 +37,7 @@ class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
 async def job_page(query: JobsQuery, model: ReadModel) -> wire.JobPage:
     """The page that the query asks for."""
     scene = outlook.Scene.of(model.view.state, model.clock.now())
-    if query.state is None or query.state in FINAL_STATES:
+    if not query.state or FINAL_STATES.intersection(query.state):
         specs, cursor = await _stored(query, model, scene.state)
     else:
         specs, cursor = _living(query, scene.state)
@@ -46,12 +50,12 @@ Found = tuple[list[tuple[JobSpec, JobState]], str | None]
 
 def _living(query: JobsQuery, state: ClusterState) -> Found:
     """From memory: every job that has not ended is there. The cursor names the last one that was shown."""
+    states = job_states(state)
     living = [
-        (record.queued.spec, status)
+        (record.queued.spec, states[job_id])
         for job_id, record in state.jobs.items()
         if record.queued is not None
-        and (status := job_state(state, job_id)) is query.state
-        and status is not None
+        and states.get(job_id) in query.state
         and query.project_id in {None, record.queued.spec.project_id}
     ]
     living.sort(key=lambda found: (found[0].requested_at, found[0].job_id), reverse=True)
@@ -65,6 +69,7 @@ def _living(query: JobsQuery, state: ClusterState) -> Found:
 
 async def _stored(query: JobsQuery, model: ReadModel, state: ClusterState) -> Found:
     found: list[tuple[JobSpec, JobState]] = []
+    states = job_states(state)
     cursor = None if query.cursor is None else _read_cursor(query.cursor)
     for _ in range(PAGES_READ_MAX):
         try:
@@ -74,8 +79,8 @@ async def _stored(query: JobsQuery, model: ReadModel, state: ClusterState) -> Fo
         except ValueError as error:
             raise _bad_cursor() from error
         for row in page.rows:
-            status = _status(row, state)
-            if query.state in {None, status}:
+            status = _status(row, states)
+            if not query.state or status in query.state:
                 found.append((row.spec, status))
         cursor = page.next_cursor
         if cursor is None or len(found) >= query.limit:
@@ -83,10 +88,10 @@ async def _stored(query: JobsQuery, model: ReadModel, state: ClusterState) -> Fo
     return found, None if cursor is None else _cursor(cursor)
 
 
-def _status(row: JobRow, state: ClusterState) -> JobState:
+def _status(row: JobRow, states: Mapping[JobId, JobState]) -> JobState:
     if row.outcome is not None:
         return JobState(row.outcome)
-    return job_state(state, row.spec.job_id) or JobState.PENDING
+    return states.get(row.spec.job_id, JobState.PENDING)
 
 
 def _mark(spec: JobSpec) -> str:

@@ -82,7 +82,6 @@ def status(
     bound = views.pods_by_node(state)
     usable = [view for view in known if view.is_usable]
     paid = [view for view in known if view.is_counted and view.provider_id is not None]
-    states = (views.job_state(state, job_id) for job_id in state.jobs)
     return wire.Status(
         as_of=as_of,
         clock_factor=clock_factor,
@@ -94,7 +93,7 @@ def status(
             pod.requests.gpu_count for view in usable for pod in bound.get(view.name, ()) if views.is_workload(pod)
         ),
         gpu_booting_count=sum(view.allocatable.gpu_count for view in known if view.is_booting),
-        jobs_by_status=dict(Counter(str(job_state) for job_state in states if job_state is not None)),
+        jobs_by_status=dict(Counter(str(each) for each in views.job_states(state).values())),
         pods_unschedulable_count=sum(
             pod.unschedulable_since is not None and pod.node_name is None and not views.is_finished(pod)
             for pod in state.pods.values()

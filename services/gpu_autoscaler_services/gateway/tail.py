@@ -14,11 +14,11 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.bus.protocol import Bus, Message
-from gpu_autoscaler.events import door
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.errors import InvalidFact, TransientError
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.reading import read_message
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
 STREAMS = tuple(sorted({fact.stream() for fact in FACTS}))
@@ -135,15 +135,9 @@ class Tail:
     def entry(self, message: Message) -> Entry | None:
         """The message as an entry; None when it is no valid fact (its effect consumer sets it aside)."""
         try:
-            envelope = door.read(
-                message.subject,
-                message.payload,
-                message_id=message.message_id,
-                arrived_at=self._clock.at(message.stored_at),
-            )
+            recorded = read_message(message, self._clock)
         except InvalidFact:
             return None
-        recorded = Recorded(envelope=envelope, stream=message.stream, sequence=message.sequence)
         return Entry(recorded=recorded, subject=message.subject, stored_at=message.stored_at)
 
     async def _follow(self, stream: str) -> None:

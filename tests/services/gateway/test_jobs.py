@@ -273,7 +273,12 @@ async def test_pages_follow_each_other_without_gap_or_repeat(gate: Front, http: 
     ids = [(await _post(http, gate, {**BODY, "job_id": f"j{n}"}))[1]["job_id"] for n in range(5)]
     await gate.tell(*(job(job_id) for job_id in ids))
 
-    for query in ("limit=2", "limit=2&state=queued", "limit=2&project_id=research"):
+    for query in (
+        "limit=2",
+        "limit=2&state=queued&state=pending",
+        "limit=2&state=queued&state=failed",
+        "limit=2&project_id=research",
+    ):
         seen: list[str] = []
         cursor = ""
         for _ in range(5):

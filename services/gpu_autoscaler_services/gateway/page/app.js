@@ -10,7 +10,8 @@ const QUIET = /^(gpu|cost)\./; // drawn, but not worth a line in the list of fac
 const REFRESH_MILLISECONDS = 700;
 const REFRESH_MILLISECONDS_MAX = 10000; // countdowns and ages need one now and then
 const EVENTS_COUNT_MAX = 60;
-const JOBS_SHOWN = 200;
+const JOBS_SHOWN = 300;
+const LIVING = ["running", "provisioning", "preempted", "queued", "pending"]; // in the order of the table
 
 const place = (id) => document.getElementById(id);
 const events = [];
@@ -30,10 +31,10 @@ function setConnection(state) {
 }
 
 async function liveJobs() {
-  const wanted = ["running", "provisioning", "preempted", "queued", "pending"];
-  const pages = await Promise.all(wanted.map((state) => read(`api/v1/gpu/jobs?state=${state}&limit=${JOBS_SHOWN}`)));
-  const items = pages.flatMap((page) => page.value.items);
-  return items.sort((one, other) => (one.queue_position || 0) - (other.queue_position || 0));
+  const states = LIVING.map((state) => `state=${state}`).join("&");
+  const { items } = (await read(`api/v1/gpu/jobs?${states}&limit=${JOBS_SHOWN}`)).value;
+  const rank = (job) => [LIVING.indexOf(job.status), job.queue_position || 0];
+  return items.sort((one, other) => rank(one)[0] - rank(other)[0] || rank(one)[1] - rank(other)[1]);
 }
 
 async function refresh() {
@@ -71,7 +72,7 @@ function draw() {
   redraw("nodes", panels.nodes(nodes, now()));
   redraw("plans", panels.plans(plans, names(nodes, jobs)));
   redraw("jobs", panels.jobs(jobs, now()));
-  place("jobs-note").textContent = jobs.length >= JOBS_SHOWN ? `the first ${JOBS_SHOWN} of each state` : "";
+  place("jobs-note").textContent = jobs.length >= JOBS_SHOWN ? `the newest ${JOBS_SHOWN}` : "";
   place("plans-note").textContent = plans.items.length ? "newest first, with what was held back" : "";
   place("money").replaceChildren(...panels.money(cost, place("money").clientWidth || 720));
   const total = cost.allocated_micro_usd + cost.idle_micro_usd;
