@@ -34,13 +34,12 @@ class WatchLoop:
     async def run(self) -> None:
         """Take items until it is time to stop. A source that ends or fails is our bug."""
         stopping = asyncio.create_task(self._plumbing.stop.wait())
+        pulling: asyncio.Future[Any] | None = None
         try:
             while not self._plumbing.stop.is_set():
                 pulling = asyncio.ensure_future(anext(self._source))
                 await asyncio.wait((pulling, stopping), return_when=asyncio.FIRST_COMPLETED)
                 if not pulling.done():
-                    pulling.cancel()
-                    await asyncio.gather(pulling, return_exceptions=True)
                     return
                 try:
                     item = pulling.result()
@@ -49,6 +48,9 @@ class WatchLoop:
                 await self._take(item)
         finally:
             stopping.cancel()
+            if pulling is not None and not pulling.done():  # a source that is being pulled cannot be closed
+                pulling.cancel()
+                await asyncio.gather(pulling, return_exceptions=True)
             close = getattr(self._source, "aclose", None)
             if close is not None:
                 await close()
