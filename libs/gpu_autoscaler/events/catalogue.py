@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 
 from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, spot
-from gpu_autoscaler.events.envelope import Envelope, Head, read_head
+from gpu_autoscaler.events.envelope import UNREADABLE, Envelope, Head, read_head
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.upcasts import UPCASTS, Upcast
 from gpu_autoscaler.model.errors import InvalidFact, UnknownType
@@ -68,6 +68,7 @@ class Catalogue:
         self.by_type = {fact.type_name(): fact for fact in facts}
         self._decoders = {name: msgspec.json.Decoder(fact) for name, fact in self.by_type.items()}
         self._upcasts = dict(upcasts)
+        self.subject_roots = frozenset(fact.subject_root() for fact in self.by_type.values())
 
     def decode(self, message: bytes, *, arrived_at: datetime | None = None) -> Envelope:
         """Return the envelope of a message. `arrived_at` stands in for a `time` that the event does not carry.
@@ -97,7 +98,7 @@ class Catalogue:
             raise UnknownType(f"event {head.id!r} has type {head.type!r}, which this version does not know")
         try:
             return decoder.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except UNREADABLE as exc:
             raise InvalidFact(f"event {head.id!r} is no valid {type_name}: {exc}") from exc
 
 

@@ -4,14 +4,15 @@ Every reader of the record (effects, projections, replays) reads through here, s
 """
 
 from datetime import datetime
+from difflib import get_close_matches
 
 import msgspec
 
 from gpu_autoscaler.events.catalogue import CATALOGUE, Catalogue
-from gpu_autoscaler.events.envelope import Envelope
+from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, UNREADABLE, Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobRequested
-from gpu_autoscaler.model.errors import InvalidFact
+from gpu_autoscaler.model.errors import InvalidFact, UnknownType
 from gpu_autoscaler.model.ids import FactId, derive_id
 
 # Facts that programs which know nothing of CloudEvents may publish: the subject says the type.
@@ -42,9 +43,11 @@ def read(
 ) -> Envelope:
     """Return the fact of a message with its context. `arrived_at` (cluster time) is the time of what carries none.
 
-    Raises UnknownType for a type that this version does not know; InvalidFact naming the field for a broken one, and
-    for a fact that was published on a subject of another.
+    Raises UnknownType for a type or a subject that this version does not know; InvalidFact naming the field for a
+    broken one, and for a fact that was published on a subject of another.
     """
+    if _root(subject) not in catalogue.subject_roots:
+        raise UnknownType(_unknown_subject(subject, catalogue))
     if subject in _BARE and _is_bare(payload):
         return _lifted(subject, payload, message_id, arrived_at)
     envelope = catalogue.decode(payload, arrived_at=arrived_at)
@@ -56,10 +59,20 @@ def read(
     return envelope
 
 
+def _root(subject: str) -> str:
+    return ".".join(subject.split(".", 2)[:2])
+
+
+def _unknown_subject(subject: str, catalogue: Catalogue) -> str:
+    nearest = get_close_matches(subject, sorted(catalogue.subject_roots), n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"no fact that this version knows is published on {subject!r}{hint}"
+
+
 def _is_bare(payload: bytes) -> bool:
     try:
         marks = _marks_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise InvalidFact(f"neither a CloudEvent nor a bare body: {exc}") from exc
     return not bytes(marks.specversion) and not bytes(marks.data)
 
@@ -68,8 +81,10 @@ def _lifted(subject: str, payload: bytes, message_id: str | None, arrived_at: da
     """The envelope of a bare body: named by its Nats-Msg-Id, else by its content, so that repeats are one fact."""
     try:
         fact = _BARE_DECODERS[subject].decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise InvalidFact(f"no valid body of {subject}: {exc}") from exc
+    if message_id is not None and len(message_id) > EVENT_ID_LENGTH_MAX:
+        raise InvalidFact(f"Nats-Msg-Id has {len(message_id)} characters; at most {EVENT_ID_LENGTH_MAX} can be")
     return Envelope(
         id=FactId(message_id or derive_id(subject, payload.hex())),
         source=PUBLIC_SOURCE,

@@ -14,6 +14,10 @@ from gpu_autoscaler.model.ids import FactId
 from gpu_autoscaler.model.observed import Instant
 
 SPEC_VERSION = "1.0"
+# It goes into headers, log lines and every fact that follows; our own are shorter than a quarter of this.
+EVENT_ID_LENGTH_MAX = 512
+# What decoding foreign JSON raises. Nesting that is deeper than the interpreter goes is the sender's mistake as well.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +71,16 @@ def read_head(message: bytes) -> Head:
     """Return the event's head, with the data still encoded. Raises InvalidFact naming what is wrong."""
     try:
         head = _head_decoder.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise InvalidFact(f"not a CloudEvent in structured JSON: {exc}") from exc
     if head.specversion != SPEC_VERSION:
         raise InvalidFact(f"specversion {head.specversion!r} of event {head.id!r}; only {SPEC_VERSION!r} is understood")
     if not head.id:
         raise InvalidFact("a CloudEvent without an id cannot be told from its repeats; set `id`")
+    if len(head.id) > EVENT_ID_LENGTH_MAX:
+        raise InvalidFact(
+            f"the `id` of a CloudEvent has {len(head.id)} characters; at most {EVENT_ID_LENGTH_MAX} can be"
+        )
     return head
 
 

@@ -9,6 +9,7 @@ import structlog
 from gpu_autoscaler.bus.protocol import Message, Projection
 from gpu_autoscaler.bus.streams import subject_filter
 from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import InvalidFact, TransientError
@@ -41,7 +42,9 @@ class FoldingLoop:
         self._door = door
         self._stream = stream
         self._folds = frozenset(folds)
-        self._subjects = tuple(sorted({subject_filter(fact) for fact in folds}))
+        # Who folds all facts of a stream reads all of it, and comes upon what was published on a subject of no fact.
+        is_whole = frozenset(folds) == frozenset(fact for fact in FACTS if fact.stream() == stream)
+        self._subjects = () if is_whole else tuple(sorted({subject_filter(fact) for fact in folds}))
         self._urgent = frozenset(urgent)
         self._is_caught_up = False
         self._is_folding = False  # a batch was given and is not in the state yet

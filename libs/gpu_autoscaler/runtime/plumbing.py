@@ -5,9 +5,8 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from gpu_autoscaler.bus.dead_letters import ORIGINAL_ID, DeadLetters
+from gpu_autoscaler.bus.dead_letters import DeadLetters
 from gpu_autoscaler.bus.protocol import Ack, Bus, Message
-from gpu_autoscaler.events.door import read
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.model.errors import InvalidFact, PermanentError, TransientError, UnknownType
 from gpu_autoscaler.runtime.clock import Clock
@@ -17,6 +16,7 @@ from gpu_autoscaler.runtime.observing import Observer
 from gpu_autoscaler.runtime.progress import FoldProgress
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher, as_outcome
+from gpu_autoscaler.runtime.reading import read_message
 from gpu_autoscaler.runtime.retry import Backoff
 from gpu_autoscaler.runtime.service import Outcome, Outputs, Service
 
@@ -71,13 +71,7 @@ class Plumbing:
 
     def read(self, message: Message) -> Recorded:
         """Return the fact of a message with its place in the record. Raises InvalidFact, UnknownType."""
-        envelope = read(
-            message.subject,
-            message.payload,
-            message_id=message.headers.get(ORIGINAL_ID, message.message_id),
-            arrived_at=self.clock.at(message.stored_at),
-        )
-        return Recorded(envelope=envelope, stream=message.stream, sequence=message.sequence)
+        return read_message(message, self.clock)
 
     async def publish(self, outputs: Outputs, cause: Envelope | None = None) -> tuple[Ack, ...]:
         """Store what a door said. Raises what `Bus.publish` raises."""

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator, Sequence
 
 from gpu_autoscaler.bus.protocol import Bus, Message
 from gpu_autoscaler.bus.streams import subject_filter
-from gpu_autoscaler.events import door
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import InvalidFact
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.reading import read_message
 
 
 class History:
@@ -56,12 +56,6 @@ class History:
 
     def _recorded(self, message: Message) -> Recorded | None:
         try:
-            envelope = door.read(
-                message.subject,
-                message.payload,
-                message_id=message.message_id,
-                arrived_at=self._clock.at(message.stored_at),
-            )
+            return read_message(message, self._clock)
         except InvalidFact:
             return None  # set aside; a cut names only the newest of those
-        return Recorded(envelope=envelope, stream=message.stream, sequence=message.sequence)

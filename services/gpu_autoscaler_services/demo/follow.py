@@ -10,11 +10,10 @@ from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.protocol import Bus, Message
 from gpu_autoscaler.bus.streams import STREAMS as STREAM_SPECS
 from gpu_autoscaler.bus.streams import Declared
-from gpu_autoscaler.events import door
 from gpu_autoscaler.events.catalogue import FACTS
-from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.errors import InvalidFact
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.reading import read_message
 from gpu_autoscaler_services.demo.record import Record, Seen
 
 
@@ -54,21 +53,15 @@ class Follower:
         try:
             async for batch in projection:
                 for message in batch:
-                    if (seen := self._read(stream, message)) is not None:
+                    if (seen := self._read(message)) is not None:
                         self.record.add(seen)
                         self._on_seen(seen)
         finally:
             await projection.close()
 
-    def _read(self, stream: str, message: Message) -> Seen | None:
+    def _read(self, message: Message) -> Seen | None:
         try:
-            envelope = door.read(
-                message.subject,
-                message.payload,
-                message_id=message.message_id,
-                arrived_at=self._clock.at(message.stored_at),
-            )
+            recorded = read_message(message, self._clock)
         except InvalidFact:
             return None  # the services set it aside; `dead-letters list` shows it
-        recorded = Recorded(envelope=envelope, stream=stream, sequence=message.sequence)
         return Seen(recorded=recorded, stored_at=message.stored_at)

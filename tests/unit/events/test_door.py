@@ -8,7 +8,7 @@ import pytest
 from gpu_autoscaler.events.door import PUBLIC, PUBLIC_SOURCE, read
 from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.job import JobRequested
-from gpu_autoscaler.model.errors import InvalidFact
+from gpu_autoscaler.model.errors import InvalidFact, UnknownType
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BODY = b'{"job_name":"t","project_id":"p","gpu_requirements":{"gpu_count":1},"container":{"image":"i"}}'
@@ -49,6 +49,9 @@ def test_an_event_keeps_its_own_name_and_time() -> None:
     [
         (b"", "neither a CloudEvent nor a bare body"),
         (b"\xff\xfe", "neither a CloudEvent nor a bare body"),
+        (b'{"job_name":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "maximum recursion depth"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "maximum recursion depth"),
+        (b'{"specversion":"1.0","id":"' + b"x" * 513 + b'","type":"job.requested.v1","data":{}}', "513 characters"),
         (b"[]", "neither a CloudEvent nor a bare body"),
         (b"{}", "missing required field `job_name`"),
         (BODY.replace(b"1", b"1.5"), r"Expected `int`, got `float` - at `\$\.gpu_requirements\.gpu_count`"),
@@ -71,3 +74,9 @@ def test_no_public_fact_looks_like_an_event() -> None:
     """A field called `data` or `specversion` would make a bare body ambiguous."""
     for fact in PUBLIC:
         assert not {"specversion", "data"} & {field.name for field in msgspec.structs.fields(fact)}
+
+
+def test_a_subject_of_no_fact_is_unknown_whatever_it_carries() -> None:
+    """A slip of the pen is not silence: the nearest subject is named."""
+    with pytest.raises(UnknownType, match=r"'job\.request'; did you mean 'job\.requested'\?"):
+        read("job.request", BODY, message_id=None, arrived_at=T0)

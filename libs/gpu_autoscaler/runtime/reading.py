@@ -1,0 +1,22 @@
+"""A stored message as the fact that it records. Everything that reads a stream reads through here, so that services,
+screens and recomputations see the same facts under the same ids."""
+
+from gpu_autoscaler.bus.dead_letters import ORIGINAL_ID
+from gpu_autoscaler.bus.protocol import Message
+from gpu_autoscaler.events.door import read
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.runtime.clock import Clock
+
+
+def read_message(message: Message, clock: Clock) -> Recorded:
+    """Return the fact of a message with its place in the record. Raises InvalidFact, UnknownType.
+
+    A message that was sent again keeps the id that it first had, and what carries no time has that of its arrival.
+    """
+    envelope = read(
+        message.subject,
+        message.payload,
+        message_id=message.headers.get(ORIGINAL_ID, message.message_id),
+        arrived_at=clock.at(message.stored_at),
+    )
+    return Recorded(envelope=envelope, stream=message.stream, sequence=message.sequence)
