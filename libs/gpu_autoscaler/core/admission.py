@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from datetime import datetime
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 
 import msgspec
@@ -37,7 +37,14 @@ _ENV_KEY = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 
 # More of one member than any machine has, by far: such a number is a slip of the unit (`64Ti` for `64Gi`).
 _QUANTITY_MAX = {"cpu": 10_000 * 1000, "memory": 64 * 2**40, "ephemeral_storage": 512 * 2**40}
+_GPU_MEMORY_GIB_MAX = 16 * 1024.0
 _BUDGET_USD_MAX = 1e9
+_RUN_SECONDS_MAX = 366 * 24 * 3600.0
+# Command and environment go into one Kubernetes object, of which etcd takes 1.5 MiB (etcd documentation, "System
+# limits", read 2026-11-21), into every fact that carries the job, and into the memory of every service.
+_CONTAINER_BYTES_MAX = 128 * 1024
+# The sender's clock may be wrong by minutes. A request of another month, or of tomorrow, is not what it says.
+_AHEAD_MAX, _BEHIND_MAX = timedelta(days=1), timedelta(days=30)
 
 
 def job_id_of(asked: JobId | None, event_id: str) -> JobId:
@@ -67,12 +74,14 @@ def admit(
     *,
     event_id: str,
     at: datetime,
+    now: datetime,
     policy: ScalingPolicy,
     gpu_models: AbstractSet[str],
     gpus_per_node_max: int | None,
 ) -> JobSpec | tuple[Mistake, ...]:
     """Return the job, checked and with every default filled in, or everything that is wrong with the request.
 
+    `at` is when the request says that it was made, `now` the cluster's time.
     `gpu_models` are the models that can be had; empty means not known yet, and then every model that we have a name
     for will do. `gpus_per_node_max` is the most GPUs that one node has; None means not known yet.
     """
@@ -84,6 +93,7 @@ def admit(
         *_priority(request),
         *_resources(request),
         *_limits(request, policy),
+        *_time(at, now),
     )
     return mistakes or _spec(request, event_id, at, policy)
 
@@ -167,8 +177,8 @@ def _gpus(request: JobRequested, policy: ScalingPolicy, known: Supply) -> Iterat
 
 def _gpu_memory(memory_gib: float, models: list[str]) -> Iterator[Mistake]:
     field = "gpu_requirements.gpu_memory_gb"
-    if not math.isfinite(memory_gib) or memory_gib <= 0:
-        yield Mistake(field, f"is {memory_gib:g}; it must be a number above zero")
+    if not 0 < memory_gib <= _GPU_MEMORY_GIB_MAX:
+        yield Mistake(field, f"is {memory_gib:g}; it must be above zero and at most {_GPU_MEMORY_GIB_MAX:g} GiB")
         return
     sizes = [GPU_MODELS[name].memory_bytes if name in GPU_MODELS else None for name in models]
     known = [size for size in sizes if size is not None]
@@ -196,6 +206,11 @@ def _container(request: JobRequested) -> Iterator[Mistake]:
         if not _ENV_KEY.fullmatch(key):
             reason = "is no name of a variable: letters, digits, `_`, `-` and `.`, not starting with a digit"
             yield Mistake("container.env", f"{_quoted(key)} {reason}")
+    parts = (*request.container.command, *request.container.env, *request.container.env.values())
+    size_bytes = sum(len(part.encode()) for part in parts)
+    if size_bytes > _CONTAINER_BYTES_MAX:
+        kibibytes = f"{size_bytes / 1024:.0f} KiB; at most {_CONTAINER_BYTES_MAX // 1024} can be"
+        yield Mistake("container", f"has command and env of {kibibytes}: put what is large into the image or a volume")
 
 
 def _priority(request: JobRequested) -> Iterator[Mistake]:
@@ -234,8 +249,17 @@ def _limits(request: JobRequested, policy: ScalingPolicy) -> Iterator[Mistake]:
     if hours is not None and not 0 < hours <= policy.job_duration_hours_max:
         reason = f"is {hours:g}; it must be above zero and at most {policy.job_duration_hours_max:g} hours"
         yield Mistake("max_duration_hours", reason)
-    if run_seconds is not None and not (math.isfinite(run_seconds) and run_seconds >= 0):
-        yield Mistake("run_seconds", f"is {run_seconds:g}; it must be a number of zero or more")
+    if run_seconds is not None and not 0 <= run_seconds <= _RUN_SECONDS_MAX:
+        yield Mistake("run_seconds", f"is {run_seconds:g}; it must be zero or more and at most {_RUN_SECONDS_MAX:g}")
+
+
+def _time(at: datetime, now: datetime) -> Iterator[Mistake]:
+    if at > now + _AHEAD_MAX:
+        yield Mistake("time", f"is {at.isoformat()}, more than a day ahead of the clock here ({now.isoformat()})")
+    elif at < now - _BEHIND_MAX:
+        yield Mistake(
+            "time", f"is {at.isoformat()}, more than {_BEHIND_MAX.days} days ago; ask again with the time of now"
+        )
 
 
 def _label_rule(value: str) -> str:

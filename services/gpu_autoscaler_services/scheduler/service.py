@@ -1,6 +1,6 @@
 """The scheduler: accepts jobs, finds out when each may start, and hears when one is lost."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import ClassVar
 
 from gpu_autoscaler.core.admission import admit, supply
@@ -32,8 +32,9 @@ from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.scheduler.attempts import after_loss
 from gpu_autoscaler_services.scheduler.binder import Binder
 
-# A job that is being accepted is soon in the store; wall time.
+# A job that is being accepted is soon in the store: asked again after so much wall time, within so much cluster time.
 ACCEPTANCE_SECONDS = 0.5
+ACCEPTANCE_SECONDS_MAX = 60.0
 _FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "scaling"})
 
 
@@ -62,6 +63,7 @@ class Scheduler:
         self._store = store
         self._binder = binder
         self._now = now
+        self._cancels_since: dict[JobId, datetime] = {}  # cancels of jobs that may still be accepted
 
     # ---- placing
 
@@ -106,6 +108,7 @@ class Scheduler:
             request,
             event_id=envelope.id,
             at=envelope.time,
+            now=self._now(),
             policy=self._policy,
             gpu_models=known.gpu_models,
             gpus_per_node_max=known.gpus_per_node_max,
@@ -140,17 +143,26 @@ class Scheduler:
     async def _cancel(self, request: JobCancelRequested) -> Outputs:
         """End the job on record; its Kubernetes Job goes as the effect of that."""
         row = await self._store.job(request.job_id)
+        if row is None and self._may_be_accepted(request.job_id):
+            return Outcome(again_after_seconds=ACCEPTANCE_SECONDS)
+        self._cancels_since.pop(request.job_id, None)
         if row is None:
-            job = self._view.state.jobs.get(request.job_id)
-            if job is not None and job.requested is not None and job.rejected is None:
-                return Outcome(again_after_seconds=ACCEPTANCE_SECONDS)
-            raise PermanentError(f"job {request.job_id} was never accepted: there is nothing to cancel")
+            raise PermanentError(f"job_id: {request.job_id!r} was never accepted: there is nothing to cancel")
         if row.outcome is not None:
             return ()
         by = f" by {request.requested_by}" if request.requested_by else ""
         note = f": {request.note}" if request.note else ""
         message = f"cancelled{by}{note}"
         return (JobFinished(job_id=request.job_id, outcome="cancelled", finished_at=self._now(), message=message),)
+
+    def _may_be_accepted(self, job_id: JobId) -> bool:
+        """True for a request without an answer, for a while: what was set aside is never answered."""
+        job = self._view.state.jobs.get(job_id)
+        if job is None or job.requested is None or job.rejected is not None:
+            return False
+        now = self._now()
+        since = self._cancels_since.setdefault(job_id, now)
+        return now - since < timedelta(seconds=ACCEPTANCE_SECONDS_MAX)
 
     async def _end(self, finished: JobFinished) -> Outputs:
         await self._store.finish_job(finished.job_id, outcome=finished.outcome, finished_at=finished.finished_at)

@@ -1,6 +1,7 @@
 """What `admit` accepts and what it says of the rest."""
 
 import math
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ MODELS = frozenset({"A100", "H100", "L40S", "T4"})
 
 def ask(asked: JobRequested, models: frozenset[str] = MODELS) -> JobSpec | tuple[Mistake, ...]:
     """Admission in a cluster of these models, with at most 8 GPUs on a node."""
-    return admit(asked, event_id="event-1", at=T0, policy=policy(), gpu_models=models, gpus_per_node_max=8)
+    return admit(asked, event_id="event-1", at=T0, now=T0, policy=policy(), gpu_models=models, gpus_per_node_max=8)
 
 
 def test_a_request_becomes_a_job_in_our_units() -> None:
@@ -73,6 +74,7 @@ def test_the_same_event_is_the_same_job() -> None:
         ("max_duration_hours", "above zero", {"max_duration_hours": -1.0}),
         ("max_duration_hours", "nan", {"max_duration_hours": math.nan}),
         ("run_seconds", "zero or more", {"run_seconds": -0.5}),
+        ("run_seconds", "at most 3.16224e+07", {"run_seconds": 1e308}),
         ("container.image", "is empty", {"container": ContainerRequest(image="")}),
         ("container.image", "no image reference", {"container": ContainerRequest(image="a b")}),
         ("container.env", "'1X'", {"container": ContainerRequest(image="i", env={"1X": "", "OK": ""})}),
@@ -81,7 +83,11 @@ def test_the_same_event_is_the_same_job() -> None:
         ("resources.memory", "above zero", {"resources": ResourceRequest(memory="0")}),
         ("resources.memory", "more than any node has", {"resources": ResourceRequest(memory="64Pi")}),
         ("resources.ephemeral_storage", "quantity", {"resources": ResourceRequest(ephemeral_storage="")}),
-        ("gpu_requirements.gpu_count", "asks for GPUs, or for none", {"gpu_requirements": GpuRequirements(gpu_count=-1)}),
+        (
+            "gpu_requirements.gpu_count",
+            "asks for GPUs, or for none",
+            {"gpu_requirements": GpuRequirements(gpu_count=-1)},
+        ),
         ("gpu_requirements.gpu_count", "is -3", {"gpu_requirements": GpuRequirements(gpu_count=-3)}),
         ("gpu_requirements.gpu_count", "more than 8 GPUs", {"gpu_requirements": GpuRequirements(gpu_count=9)}),
         (
@@ -103,6 +109,17 @@ def test_the_same_event_is_the_same_job() -> None:
             "gpu_requirements.gpu_memory_gb",
             "nan",
             {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_memory_gb=math.nan)},
+        ),
+        (
+            "gpu_requirements.gpu_memory_gb",
+            "is 1e+308",
+            {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_type="A100", gpu_memory_gb=1e308)},
+        ),
+        ("container", "of 129 KiB; at most 128", {"container": ContainerRequest(image="i", command=("x" * 132_000,))}),
+        (
+            "container",
+            "into the image or a volume",
+            {"container": ContainerRequest(image="i", env={"A": "ä" * 99_000})},
         ),
     ],
 )
@@ -127,6 +144,19 @@ def test_all_mistakes_are_told_at_once() -> None:
         "priority",
         "budget_limit_usd",
     }
+
+
+@pytest.mark.parametrize(("days", "part"), [(2, "more than a day ahead"), (-31, "more than 30 days ago")])
+def test_a_request_of_another_time_is_refused(days: int, part: str) -> None:
+    """A clock that is wrong by days would make waits and orders of everything that follows nonsense."""
+    at = T0 + timedelta(days=days)
+    mistakes = admit(
+        request(), event_id="event-1", at=at, now=T0, policy=policy(), gpu_models=MODELS, gpus_per_node_max=8
+    )
+
+    assert isinstance(mistakes, tuple)
+    assert [mistake.field for mistake in mistakes] == ["time"]
+    assert part in mistakes[0].reason
 
 
 def test_memory_above_every_model_is_refused_and_an_unknown_size_is_not() -> None:
