@@ -82,7 +82,7 @@ def _node_stories(draw: st.DrawFn, number: int, as_of: datetime) -> Story:
             at=at,
             labels={"app": draw(st.sampled_from(("a", "b")))},
             annotations=draw(_marks),
-            owner_kind=draw(st.sampled_from(("Job", "Job", "Job", "ReplicaSet", "DaemonSet", None))),
+            owner_kind=draw(st.sampled_from(("ReplicaSet", "ReplicaSet", "ReplicaSet", "Job", "DaemonSet", None))),
         )
     fate = draw(st.integers(0, 11))
     if fate == 7:

@@ -99,7 +99,8 @@ def _is_protected(pod: PodObserved) -> bool:
     if "true" in (marks.get(labels.DO_NOT_DISRUPT), marks.get(labels.KARPENTER_DO_NOT_DISRUPT)):
         return True
     safe = marks.get(labels.SAFE_TO_EVICT)
-    return safe == "false" or (safe != "true" and (pod.owner_kind is None or pod.has_local_storage))
+    loses_work = pod.owner_kind in (None, "Job") or pod.has_local_storage
+    return safe == "false" or (safe != "true" and loses_work)
 
 
 def _broken_budgets(

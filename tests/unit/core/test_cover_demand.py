@@ -21,8 +21,10 @@ from tests.support.stories import (
     purchase,
 )
 
+from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import NodePool
+from gpu_autoscaler.core.scale_up import cover_demand
 from gpu_autoscaler.model import labels, reasons
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, Plan
 from gpu_autoscaler.model.offers import CapacityType
@@ -246,9 +248,14 @@ def test_the_pool_of_higher_priority_is_asked_first_and_the_next_when_it_is_full
         NodePool(name="spot", priority=10, capacity_types=(CapacityType.SPOT,), nodes_count_max=1),
         NodePool(name="rest", priority=5, capacity_types=(CapacityType.ON_DEMAND,)),
     )
-    made = plan(given(job("a"), job("b"), on_sale(A100, A100_ON_DEMAND)), policy(pools=pools), T0)
+    dear_first = (
+        NodePool(name="spot", capacity_types=(CapacityType.SPOT,)),
+        NodePool(name="rest", priority=1, capacity_types=(CapacityType.ON_DEMAND,), gpu_count_max=8),
+    )
+    state = given(job("a"), job("b"), on_sale(A100, A100_ON_DEMAND))
 
-    assert [decision.pool for decision in purchases(made)] == ["spot", "rest"]
+    assert [decision.pool for decision in purchases(plan(state, policy(pools=pools), T0))] == ["spot", "rest"]
+    assert [decision.pool for decision in purchases(plan(state, policy(pools=dear_first), T0))] == ["rest", "spot"]
 
 
 def test_a_pool_gives_its_nodes_labels_and_taints() -> None:
@@ -345,14 +352,6 @@ def test_a_gang_that_cannot_be_completed_stops_no_drain() -> None:
     assert plan(state, policy(nodes_count_max=2), T0 + MINUTE).decisions == ()
 
 
-def test_the_minimum_is_kept() -> None:
-    """Nodes that the policy wants are bought although nobody waits."""
-    made = plan(given(on_sale(A100, T4)), policy(nodes_count_min=2), T0)
-
-    assert offers(made) == [T4.key, T4.key]
-    assert purchases(made)[0].reason == reasons.BelowMinimum(nodes_count=0, nodes_count_min=2)
-
-
 def test_a_frozen_policy_buys_nothing_and_says_so() -> None:
     """What would have been bought is held back by the freeze."""
     made = plan(given(job("train"), on_sale()), policy(is_frozen=True), T0)
@@ -366,3 +365,30 @@ def test_each_decision_has_an_id_of_its_own() -> None:
     made = plan(given(*(job(f"j{n}") for n in range(5)), on_sale()), policy(), T0)
 
     assert len({decision.action_id for decision in made.decisions}) == 5
+
+
+def test_a_gang_that_rides_on_another_gangs_node_stands_and_falls_with_it() -> None:
+    """Five GPUs are left on the first gang's second node: the second gang buys one node and needs the other."""
+    state = given(job("a", gpus=3, members=3), job("b", gpus=5, members=2), on_sale())
+    covered = cover_demand(Draft.start(state, T0), state, policy())
+
+    assert [(each.transaction, each.needs) for each in covered.purchases] == [
+        ("job/a", frozenset()),
+        ("job/a", frozenset()),
+        ("job/b", frozenset({"job/a"})),
+    ]
+
+
+def test_a_foreign_node_that_never_was_usable_is_no_room() -> None:
+    """Nobody knows whether it will be."""
+    state = given(node("n1", is_ours=False, is_ready=False), job("train"), on_sale())
+
+    assert offers(plan(state, policy(), T0)) == [A100.key]
+
+
+def test_a_booting_node_has_the_room_that_was_promised() -> None:
+    """Its own pods were counted in the promise: they take nothing away."""
+    daemon = pod("ds", on="n1", gpus=0, cpu=24, owner_kind="DaemonSet")
+    state = given(node("n1", gpus_allocatable=0), daemon, pod("a", gpus=8, cpu=90), on_sale())
+
+    assert plan(state, policy(), T0).decisions == ()

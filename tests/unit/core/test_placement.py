@@ -142,8 +142,9 @@ def test_the_tightest_node_is_filled_first() -> None:
 
 
 def test_work_without_gpus_leaves_gpu_nodes_alone_where_it_can() -> None:
-    """A GPU node is the last choice for a CPU pod, and a choice all the same."""
-    room = Room([bin_("gpu"), bin_("plain", 0, free=resources(cpu=1, pods=110))])
+    """A GPU node is the last choice for a CPU pod, be it the tighter one, and a choice all the same."""
+    full = bin_("gpu", has_gpus=True, free=resources(cpu=1, pods=110))
+    room = Room([full, bin_("plain", 0, free=resources(cpu=2, memory_gib=4, pods=110))])
 
     assert room.place_gang(shape(gpus=0), 2) == ("plain", "gpu")
 

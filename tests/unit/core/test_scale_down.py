@@ -1,14 +1,16 @@
 """What goes, and what keeps it: idle nodes, late purchases, orphans, and nodes that others can stand in for."""
 
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from tests.support.stories import (
     HOUR,
     MINUTE,
     T0,
     Story,
+    Told,
     bought,
     budget,
     drained,
@@ -27,8 +29,10 @@ from tests.support.stories import (
 
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels, reasons
 from gpu_autoscaler.model.decisions import DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.scheduling import LabelRequirement
 
 R = TypeVar("R", bound=reasons.Reason)
@@ -206,10 +210,15 @@ def test_a_young_instance_is_no_orphan() -> None:
 # ---- consolidation
 
 
+def service(name: str, **changes: Any) -> Story:  # noqa: ANN401 - arguments of `pod`
+    """A pod that can be made again elsewhere without losing work."""
+    return pod(name, owner_kind="ReplicaSet", **changes)
+
+
 def two_nodes(*more: Story, on_first: Story | None = None) -> ClusterState:
     """One GPU is used on n1, two on n2; n1 can go."""
-    first = pod("a", on="n1") if on_first is None else on_first
-    return given(node("n1"), node("n2"), first, pod("b1", on="n2"), pod("b2", on="n2"), *more, as_of=NOW)
+    first = service("a", on="n1") if on_first is None else on_first
+    return given(node("n1"), node("n2"), first, service("b1", on="n2"), service("b2", on="n2"), *more, as_of=NOW)
 
 
 def test_a_node_goes_when_its_pods_fit_elsewhere() -> None:
@@ -222,7 +231,7 @@ def test_a_node_goes_when_its_pods_fit_elsewhere() -> None:
 
 def test_one_consolidation_is_enough_for_a_plan() -> None:
     """The next one is decided on what the first one leaves."""
-    state = given(*(node(f"n{n}") for n in range(4)), *(pod(f"p{n}", on=f"n{n}") for n in range(4)), as_of=NOW)
+    state = given(*(node(f"n{n}") for n in range(4)), *(service(f"p{n}", on=f"n{n}") for n in range(4)), as_of=NOW)
 
     assert drained_nodes(state, disruption_ratio_max=1) == ["n0"]
 
@@ -230,12 +239,13 @@ def test_one_consolidation_is_enough_for_a_plan() -> None:
 @pytest.mark.parametrize(
     "protected",
     [
-        pod("a", on="n1", annotations={labels.DO_NOT_DISRUPT: "true"}),
-        pod("a", on="n1", annotations={labels.KARPENTER_DO_NOT_DISRUPT: "true"}),
-        pod("a", on="n1", annotations={labels.SAFE_TO_EVICT: "false"}),
+        service("a", on="n1", annotations={labels.DO_NOT_DISRUPT: "true"}),
+        service("a", on="n1", annotations={labels.KARPENTER_DO_NOT_DISRUPT: "true"}),
+        service("a", on="n1", annotations={labels.SAFE_TO_EVICT: "false"}),
         pod("a", on="n1", owner_kind=None),
-        pod("a", on="n1", has_local_storage=True),
-        (*job("j", is_preemptible=False, placed_on=("n1",), is_running=True), *pod("a", on="n1", job_id="j")),
+        pod("a", on="n1", owner_kind="Job"),
+        service("a", on="n1", has_local_storage=True),
+        (*job("j", is_preemptible=False, placed_on=("n1",), is_running=True), *service("a", on="n1", job_id="j")),
     ],
 )
 def test_a_protected_pod_keeps_its_node(protected: Story) -> None:
@@ -253,9 +263,9 @@ def test_a_disruption_budget_must_allow_all_moves_together(allowed_count: int, g
     state = given(
         node("n1"),
         node("n2"),
-        pod("a1", on="n1", labels={"app": "x"}),
-        pod("a2", on="n1", labels={"app": "x"}),
-        pod("b", on="n2", gpus=5),
+        service("a1", on="n1", labels={"app": "x"}),
+        service("a2", on="n1", labels={"app": "x"}),
+        service("b", on="n2", gpus=5),
         budget("x", match=match, disruptions_allowed=allowed_count),
         as_of=NOW,
     )
@@ -265,7 +275,7 @@ def test_a_disruption_budget_must_allow_all_moves_together(allowed_count: int, g
 
 def test_pods_without_another_place_keep_their_node() -> None:
     """Three GPUs do not fit beside six."""
-    state = given(node("n1"), node("n2"), pod("a", on="n1", gpus=3), pod("b", on="n2", gpus=6), as_of=NOW)
+    state = given(node("n1"), node("n2"), service("a", on="n1", gpus=3), service("b", on="n2", gpus=6), as_of=NOW)
     made = plan(state, policy(), NOW)
 
     assert made.decisions == ()
@@ -274,7 +284,7 @@ def test_pods_without_another_place_keep_their_node() -> None:
 
 def test_a_node_that_is_much_used_is_left_alone() -> None:
     """More than half of its GPUs are asked for: moving that many is not worth it."""
-    state = given(node("n1"), node("n2"), pod("a", on="n1", gpus=5), pod("b", on="n2", gpus=5), as_of=NOW)
+    state = given(node("n1"), node("n2"), service("a", on="n1", gpus=5), service("b", on="n2", gpus=5), as_of=NOW)
 
     assert plan(state, policy(), NOW).held_back == ()
 
@@ -282,7 +292,7 @@ def test_a_node_that_is_much_used_is_left_alone() -> None:
 def test_a_small_saving_disturbs_nobody() -> None:
     """A cheap node beside a dear one: too little of their price is saved."""
     cheap = offer("cheap", gpus=8, usd_per_hour=1.0)
-    state = given(node("n1", cheap), node("n2"), pod("a", on="n1"), pod("b", on="n2", gpus=7), as_of=NOW)
+    state = given(node("n1", cheap), node("n2"), service("a", on="n1"), service("b", on="n2", gpus=7), as_of=NOW)
     made = plan(state, policy(), NOW)
 
     assert made.decisions == ()
@@ -296,7 +306,7 @@ def test_pods_are_not_moved_while_work_waits_for_nodes() -> None:
 
 def test_pods_are_not_moved_while_others_still_move() -> None:
     """One disturbance after the other."""
-    state = two_nodes(node("n3"), pod("c", on="n3"), drained("n3", at=NOW - timedelta(seconds=10)))
+    state = two_nodes(node("n3"), service("c", on="n3"), drained("n3", at=NOW - timedelta(seconds=10)))
 
     assert drained_nodes(state, disruption_ratio_max=1) == []
 
@@ -309,13 +319,51 @@ def test_consolidation_can_be_switched_off() -> None:
 def test_a_moved_pod_keeps_what_it_demands() -> None:
     """A node of another model is no other place."""
     t4 = offer("g4", gpus=8, model="T4", gpu_memory_gib=16)
-    state = given(node("n1"), node("n2", t4), pod("a", on="n1", model="A100"), pod("b", on="n2", gpus=7), as_of=NOW)
+    state = given(
+        node("n1"), node("n2", t4), service("a", on="n1", model="A100"), service("b", on="n2", gpus=7), as_of=NOW
+    )
 
     assert drained_nodes(state) == []
 
 
 def test_a_cordoned_node_is_no_other_place() -> None:
     """Somebody wants nothing new there."""
-    state = given(node("n1"), node("n2", is_cordoned=True), pod("a", on="n1"), pod("b", on="n2"), as_of=NOW)
+    state = given(node("n1"), node("n2", is_cordoned=True), service("a", on="n1"), service("b", on="n2"), as_of=NOW)
 
     assert drained_nodes(state) == []
+
+
+def test_room_that_waiting_work_counts_on_is_not_given_to_moved_pods() -> None:
+    """A pod is about to land on the little used node: it stays."""
+    state = given(
+        node("n1"), node("n2"), service("a", on="n1"), service("b", on="n2", gpus=7), service("c", gpus=2), as_of=NOW
+    )
+
+    assert drained_nodes(state) == []
+
+
+def test_a_node_that_still_boots_is_no_other_place() -> None:
+    """Pods move only to where they can run now."""
+    state = given(node("n1"), service("a", on="n1"), bought(purchase("order", at=NOW), at=NOW), as_of=NOW)
+
+    assert drained_nodes(state) == []
+
+
+def test_an_instance_that_has_a_node_is_adopted() -> None:
+    """Its order is forgotten, but work runs there: it is no orphan."""
+    *_, last = node("n1", is_ours=False)
+    assert isinstance(last.fact, NodeObserved)
+    fact = msgspec.structs.replace(last.fact, action_id=ActionId("lost"), provider_id=provider_id("lost"))
+    state = given(instance(purchase("lost")), (Told(fact, T0),), service("a", on="n1"), as_of=NOW)
+
+    assert plan(state, policy(), NOW).decisions == ()
+
+
+def test_a_drain_that_this_plan_cancels_makes_way_for_another() -> None:
+    """The A100 node has to stay for its pod, so the idle T4 node may go."""
+    t4 = offer("g4", model="T4", gpu_memory_gib=16)
+    state = given(
+        node("n1", t4), node("n2"), service("a", on="n2", model="A100"), drained("n2", at=NOW - MINUTE), as_of=NOW
+    )
+
+    assert drained_nodes(state) == ["n1"]

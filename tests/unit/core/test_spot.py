@@ -16,6 +16,7 @@ from tests.support.stories import (
     notice,
     offer,
     on_sale,
+    planned,
     pod,
     policy,
     provider_id,
@@ -127,6 +128,10 @@ def test_a_withdrawn_notice_keeps_the_node() -> None:
 
     assert isinstance(decision, CancelDrain)
     assert decision.reason == reasons.NoticeWithdrawn(notice_id=reclaimed("n1").notice_id)
+    decided = given(
+        node("n1"), notice("n1", reclaim_at=RECLAIM), withdrawn("n1"), under_way, planned(decision, plan_id="plan-2")
+    )
+    assert plan(decided, policy(), T0 + SECOND).decisions == ()
 
 
 def test_neither_freeze_nor_budget_nor_old_pictures_stop_a_notice() -> None:
