@@ -29,7 +29,8 @@ async def running_pod(here: RunningCluster, item: Json) -> wire.Pod:
         seen = await here.kube.get(PODS, "default", item["metadata"]["name"])
         return seen if any(one.type == "Ready" and one.status == "True" for one in seen.status.conditions) else None
 
-    return await until(ready)
+    seen: wire.Pod = await until(ready)
+    return seen
 
 
 async def test_the_cluster_is_known_by_its_kube_system_namespace(here: RunningCluster) -> None:
