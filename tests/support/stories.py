@@ -164,7 +164,7 @@ def pod(
     model: str | None = None,
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
-    owner_kind: str | None = "Job",
+    owner_kind: str | None = "ReplicaSet",
     job_id: str | None = None,
     priority: int = 0,
     namespace: str = "default",

@@ -55,6 +55,8 @@ def test_what_would_be_lost_protects_unless_it_is_marked_safe() -> None:
 
     assert protection(pod("a", on="n1", owner_kind=None)) == "no controller would make it again"
     assert protection(pod("a", on="n1", has_local_storage=True)) == "its local storage would be lost"
+    assert protection(pod("a", on="n1", owner_kind="Job")) == "it runs to completion and would start over"
+    assert protection(pod("a", on="n1", owner_kind="Job", annotations=safe)) is None
     assert protection(pod("a", on="n1", owner_kind=None, has_local_storage=True, annotations=safe)) is None
 
 
