@@ -121,7 +121,7 @@ def _give_back(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draf
 
 def _late(view: NodeView, draft: Draft, policy: ScalingPolicy) -> ReleaseInstance | None:
     order = view.order
-    if view.phase is not NodePhase.FAILED or view.drain is not None or order is None:
+    if view.phase is not NodePhase.FAILED or order is None:
         return None
     booting_seconds = 0.0 if order.planned_at is None else (draft.as_of - order.planned_at).total_seconds()
     return ReleaseInstance(
