@@ -98,7 +98,10 @@ NO_FLAGS = Request()
 @jobs.command
 def submit(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    file: Annotated[str | None, Parameter(name=["--file", "-f"], help="JSON or YAML request; - reads stdin.")] = None,
+    file: Annotated[
+        str | None,
+        Parameter(name=["--file", "-f"], allow_leading_hyphen=True, help="JSON or YAML request; - reads stdin."),
+    ] = None,
     request: Annotated[Request, Parameter(name="*")] = NO_FLAGS,
     idempotency_key: Annotated[str | None, Parameter(help="The same key twice is one job.")] = None,
     gateway: Gateway = HERE,

@@ -1,6 +1,7 @@
 """The command line: data on stdout, words on stderr, and an exit code for each way to end."""
 
 import asyncio
+import io
 import json
 import os
 import subprocess
@@ -62,6 +63,19 @@ async def test_flags_win_over_the_file(
     assert await _run(*SUBMIT[:2], *SUBMIT[4:], "--gpus", "1", "-f", str(path), "-o", "yaml") == Exit.OK
 
     assert yaml.safe_load(capsys.readouterr().out)["job_name"] == "from-file"
+
+
+async def test_a_request_may_come_through_a_pipe(
+    gate: Front, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`-f -` reads stdin."""
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"run_seconds": 300}'))
+
+    assert await _run(*SUBMIT, "--gpus", "1", "-f", "-", "-o", "name") == Exit.OK
+
+    row = await gate.model.store.job(JobId(capsys.readouterr().out.strip()))
+    assert row is not None
+    assert row.spec.run_seconds == 300
 
 
 async def test_a_refused_request_names_its_mistakes_on_stderr(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
