@@ -256,10 +256,12 @@ def retellings(draw: st.DrawFn, history: tuple[Recorded, ...]) -> list[list[Reco
     batches: list[list[Recorded]] = [[]]
     while streams:
         name = rng.choice(sorted(streams))
-        batches[-1].append(streams[name].pop(0))
+        taken = rng.choice((1, 1, 3, len(streams[name])))  # now and then one stream runs far ahead of the others
+        batches[-1] += streams[name][:taken]
+        streams[name] = streams[name][taken:]
         if not streams[name]:
             del streams[name]
-        if rng.random() < 0.3:
+        if rng.random() < 0.5:
             batches.append([])
     return batches
 
