@@ -1,0 +1,101 @@
+"""When the scaler speaks: behind the last plan's fence, and only when there is something to say."""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+from prometheus_client import CollectorRegistry
+from tests.support.stories import T0, Story, Told, given, job, offer, on_sale, planned, policy
+
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.ids import ActionId, ProviderId
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.providers.protocol import Instance
+from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.service import Outcome
+from gpu_autoscaler_services.scaler.inventory import InstancesListed
+from gpu_autoscaler_services.scaler.service import Digests, Scaler
+
+SECOND = timedelta(seconds=1)
+
+
+async def no_instances() -> AsyncIterator[InstancesListed]:
+    """A cloud that has nothing."""
+    yield InstancesListed(instances=(), listed_at=T0)
+
+
+def scaler(view: StateView, with_policy: ScalingPolicy | None = None) -> Scaler:
+    """A scaler that only plans."""
+    return Scaler(
+        view,
+        with_policy or policy(),
+        executor=None,  # type: ignore[arg-type]  # nothing is carried out here
+        instances=no_instances(),
+        digests=Digests(policy="p", core="c"),
+        plans_refused=Metrics("scaler", CollectorRegistry()).plans_refused,
+    )
+
+
+def view_of(*stories: Story) -> StateView:
+    """What the stories add up to at T0."""
+    view = StateView()
+    view.advance(given(*stories), {"JOB": 1})
+    return view
+
+
+async def test_unmet_demand_is_planned_behind_the_last_plans_fence() -> None:
+    """One fact, the parent's sequence as its fence, cut and digests with it; the id follows from them."""
+    view = view_of(on_sale(offer()), job("train"), planned(plan_id="before"))
+    outcome = await scaler(view).on_tick(T0)
+    assert isinstance(outcome, Outcome)
+    (made,) = outcome.facts
+    assert isinstance(made, ScalingPlanMade)
+    assert made.plan.decisions
+    assert outcome.expected_last_sequence == made.plan.parent_sequence == view.state.last_plan_sequence == 1
+    assert (made.cut, made.policy_digest, made.core_digest) == (view.cut, "p", "c")
+    assert await scaler(view).on_tick(T0) == outcome
+
+
+async def test_nothing_to_say_is_not_said() -> None:
+    """An empty cluster without work makes no plans."""
+    assert await scaler(view_of(on_sale(offer()))).on_tick(T0) == ()
+
+
+async def test_what_is_held_back_is_said_once() -> None:
+    """The same thing for the same kind of reason is said again only where the stream never took it."""
+    view = view_of(on_sale(offer()), job("train", gpus=99))
+    service = scaler(view)
+    first = await service.on_tick(T0)
+    assert isinstance(first, Outcome)
+    assert await service.on_tick(T0 + SECOND) != ()  # the plan was not stored: nothing has been folded
+    view.advance(given(on_sale(offer()), job("train", gpus=99), planned(plan_id="taken")), {"SCALING": 1})
+    assert await service.on_tick(T0 + 2 * SECOND) == ()
+
+
+def instance(state: str) -> Instance:
+    """An instance of ours."""
+    return Instance(
+        provider_id=ProviderId("sim:///a/i-1"),
+        action_id=ActionId("a"),
+        state=state,  # type: ignore[arg-type]
+        instance_type="p4d.24xlarge",
+        zone="a",
+        capacity_type=CapacityType.SPOT,
+        price_micro_usd_per_hour=1,
+        launched_at=T0,
+    )
+
+
+async def test_an_instance_is_told_of_when_it_moves_on() -> None:
+    """Its state is its version; the list is told each time, as the proof of what is absent."""
+    view = StateView()
+    service = scaler(view)
+    first = await service.on_item(InstancesListed(instances=(instance("running"),), listed_at=T0))
+    assert [type(fact) for fact in first] == [NodeInstanceObserved, NodeInstanceListed]  # type: ignore[union-attr]
+    view.advance(given(tuple(Told(fact, T0) for fact in first), is_synced=False), {})  # type: ignore[union-attr]
+    again = await service.on_item(InstancesListed(instances=(instance("running"),), listed_at=T0 + SECOND))
+    assert [type(fact) for fact in again] == [NodeInstanceListed]  # type: ignore[union-attr]
+    ended = await service.on_item(InstancesListed(instances=(instance("terminated"),), listed_at=T0 + SECOND))
+    assert [type(fact) for fact in ended] == [NodeInstanceObserved, NodeInstanceListed]  # type: ignore[union-attr]

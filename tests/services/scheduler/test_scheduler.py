@@ -1,0 +1,218 @@
+"""The scheduler's doors: what is accepted, made, released, lost and ended. A real API server and a real store."""
+
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.support.cluster import RunningCluster, running_cluster
+from tests.support.stories import T0, Story, Told, given, job, node, policy, record, request
+
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.job import (
+    JobCancelRequested,
+    JobFinished,
+    JobPlaced,
+    JobPreempted,
+    JobQueued,
+    JobRejected,
+)
+from gpu_autoscaler.events.pod import PodGone
+from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.service import Outcome
+from gpu_autoscaler.store.sqlite import SqliteStore
+from gpu_autoscaler_services.scheduler.attempts import after_loss
+from gpu_autoscaler_services.scheduler.binder import Binder
+from gpu_autoscaler_services.scheduler.service import Scheduler
+
+TRAIN = JobId("train")
+
+
+class Desk:
+    """A scheduler with everything it acts on."""
+
+    def __init__(self, here: RunningCluster, store: SqliteStore) -> None:
+        self.here = here
+        self.store = store
+        self.view = StateView()
+        self.scheduler = Scheduler(
+            self.view, policy(queue_count_max=2), store, Binder(here.kube, "default"), lambda: T0
+        )
+
+    def knows(self, *stories: Story) -> None:
+        """The record says this."""
+        self.view.advance(given(*stories), {})
+
+    async def hear(self, fact: Fact, at: datetime = T0) -> Outcome:
+        """Hand the fact to the door."""
+        (recorded,) = record([Told(fact, at)])
+        outcome = await self.scheduler.on_fact(recorded)
+        return outcome if isinstance(outcome, Outcome) else Outcome(facts=tuple(outcome))
+
+    async def accepted(self) -> JobQueued:
+        """The job `train`, on record and known."""
+        (queued,) = (await self.hear(request("train"))).facts
+        assert isinstance(queued, JobQueued)
+        self.knows((Told(queued, T0),))
+        return queued
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    """A desk on an empty cluster; real time, so that nothing happens by itself."""
+    async with running_cluster(clock_factor=1.0) as here:
+        store = await SqliteStore.open(tmp_path / "store.db")
+        yield Desk(here, store)
+        await store.close()
+
+
+async def test_a_job_is_on_record_before_it_is_queued(desk: Desk) -> None:
+    """The row is there; the same request again is the same job."""
+    queued = await desk.accepted()
+    row = await desk.store.job(TRAIN)
+    assert row is not None
+    assert row.spec == queued.spec
+    assert (await desk.hear(request("train"))).facts == (queued,)
+
+
+async def test_a_taken_id_is_refused_without_a_word_about_its_owner(desk: Desk) -> None:
+    """Another body under the id: refused and set aside, and the refusal carries no job id."""
+    await desk.accepted()
+    outcome = await desk.hear(request("train", members=7))
+    (rejected,) = outcome.facts
+    assert isinstance(rejected, JobRejected)
+    assert rejected.job_id is None
+    assert [mistake.field for mistake in rejected.mistakes] == ["job_id"]
+    assert outcome.set_aside_reason is not None
+    assert "taken by another request" in outcome.set_aside_reason
+
+
+async def test_a_full_queue_refuses_and_says_how_full(desk: Desk) -> None:
+    """Counted by those who wait; a job that is in already is not refused for it."""
+    queued = await desk.accepted()
+    desk.knows((Told(queued, T0),), job("second"))
+    outcome = await desk.hear(request("third"))
+    assert outcome.set_aside_reason == "job refused: queue: 2 jobs wait already, the policy allows 2; try later"
+    assert (await desk.hear(request("train"))).facts == (queued,)
+
+
+async def test_a_job_waits_suspended_and_is_released_once(desk: Desk) -> None:
+    """Made twice it is one Job; released it likes the nodes of its placement, and stays as it is from then on."""
+    queued = await desk.accepted()
+    await desk.hear(queued)
+    await desk.hear(queued)
+    made = desk.here.item("jobs", "train")
+    assert made["spec"]["suspend"] is True
+    placed = JobPlaced(job_id=TRAIN, attempt=1, node_uids=(NodeUid("u"),), node_names=("gpu-a",), placed_at=T0)
+    await desk.hear(placed)
+    released = desk.here.item("jobs", "train")
+    assert released["spec"]["suspend"] is False
+    affinity = released["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (preferred,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert preferred["preference"]["matchExpressions"][0]["values"] == ["gpu-a"]
+    version = released["metadata"]["generation"]
+    await desk.hear(placed)
+    assert desk.here.item("jobs", "train")["metadata"]["generation"] == version
+
+
+async def test_what_a_job_needs_of_its_nodes_is_required(desk: Desk) -> None:
+    """Model, memory, and never spot where it must not be interrupted: by labels that nodes carry."""
+    story = job("train", model="A100", is_preemptible=False, gpu_memory_bytes_min=80 * 2**30)
+    (queued,) = (told.fact for told in story if isinstance(told.fact, JobQueued))
+    desk.knows(story, node("n1"))
+    await desk.hear(queued)
+    template = desk.here.item("jobs", "train")["spec"]["template"]["spec"]
+    terms = template["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    for term in terms:
+        by_key = {one["key"]: one for one in term["matchExpressions"]}
+        assert by_key["gpu-autoscaler.io/gpu-model"]["values"] == ["A100"]
+        capacity = [one for key, one in by_key.items() if "capacity" in key or "scalesetpriority" in key]
+        assert len(capacity) == 1
+        assert not {"spot", "SPOT"} & set(capacity[0]["values"])
+    assert any("nvidia.com/gpu.memory" in {one["key"] for one in term["matchExpressions"]} for term in terms)
+    assert template["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+
+
+async def test_a_cancelled_job_ends_on_record_first_and_its_job_goes_after(desk: Desk) -> None:
+    """Said once; never made again; a second cancel finds it over; a cancel of nothing says so."""
+    queued = await desk.accepted()
+    await desk.hear(queued)
+    cancel = JobCancelRequested(job_id=TRAIN, note="enough")
+    (end,) = (await desk.hear(cancel)).facts
+    assert isinstance(end, JobFinished)
+    assert (end.outcome, end.message) == ("cancelled", "cancelled: enough")
+    assert desk.here.item("jobs", "train")
+    await desk.hear(end)
+    assert not desk.here.item("jobs", "train")
+    await desk.hear(end)
+    desk.knows((Told(queued, T0), Told(cancel, T0), Told(end, T0)))
+    await desk.hear(queued)
+    assert not desk.here.item("jobs", "train")
+    assert (await desk.hear(cancel)).facts == ()
+    with pytest.raises(PermanentError, match="nobody' was never accepted"):
+        await desk.hear(JobCancelRequested(job_id=JobId("nobody")))
+
+
+async def test_somebody_elses_job_of_the_name_is_left_alone(desk: Desk) -> None:
+    """A Job without our label is not taken over: the message says what to do."""
+    queued = await desk.accepted()
+    desk.here.add("jobs", {"metadata": {"name": "train"}, "spec": {"template": desk_template(), "suspend": True}})
+    with pytest.raises(PermanentError, match="delete or rename it"):
+        await desk.hear(queued)
+
+
+def desk_template() -> dict[str, object]:
+    """The least that a Job's template may be."""
+    return {"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "x"}]}}
+
+
+# ---- attempts
+
+
+def gone(**changes: object) -> PodGone:
+    """A member of `train` that is gone."""
+    told = {"epoch": 1, "version": 9, "pod_uid": PodUid("p"), "namespace": "default", "name": "train-0-x"}
+    return PodGone(**{**told, "node_name": "n1", "job_id": TRAIN, "phase": "running", **changes})  # type: ignore[arg-type]
+
+
+LOST_AT = T0 + timedelta(hours=1)
+
+
+def test_a_lost_member_ends_the_attempt_once() -> None:
+    """The first loss is told; what goes with it before the next placement is the same loss."""
+    placed = job("train", placed_on=("n1",), is_running=True)
+    state = given(node("n1"), placed)
+    (lost,) = after_loss(state, gone(), LOST_AT, policy())
+    assert isinstance(lost, JobPreempted)
+    assert (lost.attempt, lost.preempted_at) == (1, LOST_AT)
+    assert lost.cause == "pod default/train-0-x on node n1 was lost"
+    after = given(node("n1"), placed, (Told(lost, LOST_AT),))
+    assert after_loss(after, gone(pod_uid=PodUid("other")), LOST_AT, policy()) == []
+
+
+@pytest.mark.parametrize("changes", [{"phase": "succeeded"}, {"job_id": None}, {"job_id": JobId("unknown")}])
+def test_the_end_of_a_pod_may_mean_nothing(changes: dict[str, object]) -> None:
+    """It had done its work, or it is none of ours."""
+    state = given(node("n1"), job("train", placed_on=("n1",), is_running=True))
+    assert after_loss(state, gone(**changes), LOST_AT, policy()) == []
+
+
+def test_a_job_that_waits_or_is_over_loses_nothing() -> None:
+    """Not placed yet, or finished already."""
+    assert after_loss(given(job("train")), gone(), LOST_AT, policy()) == []
+    end = JobFinished(job_id=TRAIN, outcome="completed", finished_at=T0)
+    over = given(node("n1"), job("train", placed_on=("n1",)), (Told(end, T0),))
+    assert after_loss(over, gone(), LOST_AT, policy()) == []
+
+
+def test_the_last_retry_ends_the_job() -> None:
+    """With one retry allowed the second loss is the end, and the message counts."""
+    allowed = policy(job_retries_count_max=1)
+    state = given(node("n1"), job("train", placed_on=("n1",), attempt=2, is_running=True))
+    lost, end = after_loss(state, gone(), LOST_AT, allowed)
+    assert isinstance(lost, JobPreempted)
+    assert isinstance(end, JobFinished)
+    assert (end.outcome, end.finished_at) == ("failed", LOST_AT)
+    assert "lost its place 2 times, the policy allows 1 retries" in end.message
