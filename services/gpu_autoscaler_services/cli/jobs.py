@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from gpu_autoscaler_services.cli.client import Document, Gateway, part
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import Columns, Output, age, show, words
+from gpu_autoscaler_services.cli.output import Columns, Output, show, words
 
 HERE = Gateway()
 POLL_SECONDS = 1.0
@@ -28,7 +28,7 @@ _COLUMNS: Columns = (
     ("QUEUE", lambda row: row["queue_position"]),
     ("GPUS", lambda row: f"{row['members']}x{row['gpu_count']} {row['gpu_type'] or ''}".strip()),
     ("NODES", lambda row: row["node_names"]),
-    ("AGE", lambda row: age(row["created_at"])),
+    ("CREATED", lambda row: row["created_at"][:19] + "Z"),
     ("MESSAGE", lambda row: row["message"]),
 )
 

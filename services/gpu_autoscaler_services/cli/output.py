@@ -6,7 +6,7 @@ Data goes to stdout, words go to stderr. Colours only on a terminal, and never w
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -39,7 +39,7 @@ def _table(rows: Sequence[Row], columns: Columns) -> None:
     from rich.table import Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415 - as above
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = Table(box=None, pad_edge=False, header_style="dim", show_header=any(header for header, _ in columns))
     for header, _ in columns:
         table.add_column(header)
     for row in rows:
@@ -63,12 +63,11 @@ def usd(micro_usd: int | None) -> str:
     return "-" if micro_usd is None else f"${micro_usd / 1_000_000:,.4f}"
 
 
-def age(instant: str | None, now: str | None = None) -> str:
-    """How long ago an instant of the cluster was: `3m`, `2h`. `now` is the answer's `as_of`, else wall time."""
+def age(instant: str | None, now: str) -> str:
+    """How long before `now`, the answer's `as_of`, an instant was: `3m`, `2h`. The cluster's clock may run faster."""
     if instant is None:
         return "-"
-    until = datetime.fromisoformat(now) if now else datetime.now(UTC)
-    seconds = int((until - datetime.fromisoformat(instant)).total_seconds())
+    seconds = int((datetime.fromisoformat(now) - datetime.fromisoformat(instant)).total_seconds())
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:
             return f"{seconds // size}{unit}"

@@ -10,6 +10,7 @@ const QUIET = /^(gpu|cost)\./; // drawn, but not worth a line in the list of fac
 const REFRESH_MILLISECONDS = 700;
 const REFRESH_MILLISECONDS_MAX = 10000; // countdowns and ages need one now and then
 const EVENTS_COUNT_MAX = 60;
+const NAMES_COUNT_MAX = 5000;
 const JOBS_SHOWN = 300;
 const LIVING = ["running", "provisioning", "preempted", "queued", "pending"]; // in the order of the table
 
@@ -80,12 +81,14 @@ function draw() {
   place("money-note").textContent = total ? `${usd(total)} in all, ${width}` : "";
 }
 
+const called = new Map(); // names stay known after a job or node has gone
+
 /** What people call the subjects of decisions. */
 function names(nodes, jobs) {
-  return new Map([
-    ...jobs.map((job) => [`job/${job.job_id}`, `job ${job.job_name}`]),
-    ...nodes.items.filter((node) => node.node_uid).map((node) => [`node/${node.node_uid}`, `node ${node.name}`]),
-  ]);
+  for (const job of jobs) called.set(`job/${job.job_id}`, `job ${job.job_name}`);
+  for (const node of nodes.items) if (node.node_uid) called.set(`node/${node.node_uid}`, `node ${node.name}`);
+  while (called.size > NAMES_COUNT_MAX) called.delete(called.keys().next().value);
+  return called;
 }
 
 /** New children, old scroll. */

@@ -150,9 +150,17 @@ export function plans(list, names) {
       {},
       h("div", { class: "when" }, h("time", { datetime: plan.as_of }, clockTime(plan.as_of)), h("span", { class: "mono", title: plan.plan_id }, `plan ${plan.sequence}`)),
       plan.decisions.map((decision) => decisionLine(...VERBS[decision.decision], decision.sentence, decision.subject)),
-      plan.held_back.map((held) => decisionLine("not yet", "held", held.sentence, names.get(held.subject) || held.subject)),
+      heldBack(plan.held_back, names).map(([sentence, about]) => decisionLine("not yet", "held", sentence, about.join(", "))),
+      plan.decisions.length + plan.held_back.length ? null : decisionLine("nothing", "held", "What was held back is done or no longer wanted.", ""),
     ),
   );
+}
+
+/** Sentences with all that each is about: a reason that ten jobs share is told once. */
+function heldBack(held, names) {
+  const about = new Map();
+  for (const { sentence, subject } of held) about.set(sentence, [...(about.get(sentence) || []), names.get(subject) || subject]);
+  return [...about];
 }
 
 function decisionLine(word, tone, sentence, subject) {
