@@ -79,10 +79,11 @@ def _story(history: Sequence[Recorded], keys: frozenset[str], causes: frozenset[
     """Tell every fact about the keys, and of the causes how they began. Without a fact about the keys: nothing."""
     if not any(_is_about(each, keys) for each in history):
         return ()
-    teller = Teller(keys | causes)
+    demand = frozenset(key for key in causes if not key.startswith("node/"))
+    teller = Teller(keys | demand)
     told: list[str] = []
     for each in sorted(history, key=_as_it_happened):
-        if _is_about(each, keys) or _is_beginning(each, causes):
+        if _is_about(each, keys) or _is_beginning(each, causes, demand):
             told.extend(teller.tell(each))
     return tuple(told)
 
@@ -105,11 +106,14 @@ def _is_about(recorded: Recorded, keys: frozenset[str]) -> bool:
     return _entity(recorded) in keys
 
 
-def _is_beginning(recorded: Recorded, causes: frozenset[str]) -> bool:
-    """True for how a cause began: the request, the wait for a node, the notice, the node that became ready."""
+def _is_beginning(recorded: Recorded, causes: frozenset[str], demand: frozenset[str]) -> bool:
+    """True for how a cause began: the request, the wait for a node, the notice, the node that became ready.
+
+    What is held back for demand delays it; what is held back for its node is that node's own story.
+    """
     fact = recorded.fact
     if isinstance(fact, scaling.ScalingPlanMade):
-        return any(held.subject in causes for held in fact.plan.held_back)
+        return any(held.subject in demand for held in fact.plan.held_back)
     if _entity(recorded) not in causes:
         return False
     return (

@@ -5,6 +5,8 @@ Observations repeat; a sentence is made only of what is new since the last one a
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from gpu_autoscaler.core.sentences import decision_sentence, held_back_sentence
 from gpu_autoscaler.core.wording import counted, instant, money, named, price
 from gpu_autoscaler.events import job, node, pod, scaling, spot
@@ -19,6 +21,7 @@ class Teller:
     def __init__(self, keys: frozenset[str]) -> None:
         self._keys = keys
         self._last: dict[str, str] = {}  # the last that was told of each thing
+        self._names: dict[str, str] = {}  # of nodes, as far as they were told of
 
     def tell(self, recorded: Recorded) -> Iterator[str]:
         """Yield what this fact adds to the story, with its instant and its place in the record."""
@@ -36,7 +39,8 @@ class Teller:
             # second says the same thing as long as it is so; once is enough.
             is_about = held.subject in self._keys or held.subject == "cluster"
             if is_about and self._is_news(f"held/{held.subject}/{held.step}", held.reason.tag()):
-                yield f"Plan {fact.plan_id}: {held_back_sentence(held)}"
+                called = replace(held, subject=self._names.get(held.subject, held.subject))
+                yield f"Plan {fact.plan_id}: {held_back_sentence(called)}"
 
     def _is_news(self, key: str, said: str) -> bool:
         is_news = self._last.get(key) != said
@@ -45,6 +49,7 @@ class Teller:
 
     def _one(self, fact: Fact) -> Iterator[str]:
         if isinstance(fact, node.NodeObserved):
+            self._names[f"node/{fact.node_uid}"] = f"node/{fact.name}"
             text: str | None = f"Node {fact.name} {_node_status(fact)}."
         elif isinstance(fact, pod.PodObserved):
             text = f"Pod {fact.namespace}/{fact.name} {_pod_status(fact)}."
@@ -61,6 +66,8 @@ def _node_status(fact: node.NodeObserved) -> str:
         return "is cordoned"
     if not fact.is_ready:
         return "is registered, not ready"
+    if not fact.allocatable.gpu_count:
+        return "is ready, without a GPU that pods can use"
     return f"is ready with {counted(fact.allocatable.gpu_count, 'GPU')}"
 
 

@@ -255,6 +255,22 @@ def test_a_replacement_is_explained_by_the_notice_of_the_node_before_it() -> Non
     assert in_order(story, "gave notice that it takes n1 back", "Node n1 will be gone at", "The cloud made")
 
 
+def test_what_keeps_a_node_is_its_own_story_and_told_by_its_name() -> None:
+    """Uids are for machines; and a job does not care why its node was not removed an hour later."""
+    kept = HeldBack(
+        step="release_idle", subject="node/uid-n1", reason=reasons.NotYetIdle(idle_seconds=1, idle_seconds_max=150)
+    )
+    plan = Plan(as_of=T0 + MINUTE, parent_sequence=1, held_back=(kept,))
+    made = ScalingPlanMade(plan_id=PlanId("plan-9"), plan=plan, cut=Cut(), policy_digest="p", core_digest="c")
+    demand = reasons.UnmetDemand(demand=("job/train",), offers_considered=2, price_micro_usd_per_hour=10_000_000)
+    bought_node = bought(purchase("buy-n1", reason=demand), at=T0)
+    history = record([*job("train"), *bought_node, *node("n1"), Told(made, T0 + MINUTE)])
+
+    told = "Held back for node n1 (step release_idle): It has been empty for 1 s of 2 min 30 s."
+    assert any(told in line for line in why_node(history, "n1"))
+    assert not any("Held back" in line for line in why_job(history, "train"))
+
+
 @pytest.mark.parametrize("why", [why_node, why_pod, why_job])
 def test_what_nobody_heard_of_has_no_story(why: Why) -> None:
     """Nothing found is an empty story, not a guess."""
