@@ -1,6 +1,7 @@
 """Commands that read the streams themselves: `recompute` and `dead-letters`. They need the broker, not the gateway."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
+import structlog
 from cyclopts import App, Parameter
 
 from gpu_autoscaler.bus.dead_letters import DeadLetter, DeadLetters, Resubmitted
@@ -46,6 +48,9 @@ HERE = Broker()
 
 
 def _with_bus(settings: Settings, use: Callable[[Bus], Awaitable[T]]) -> T:
+    # What goes wrong is said once, at the end; what the client tries meanwhile is of no use to the caller.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
     async def go() -> T:
         bus = await command_bus(settings, "cli")
         try:

@@ -71,8 +71,8 @@ def plans(
     rows = [row for plan in document["items"] for row in _plan_rows(plan)]
     columns = (
         ("PLAN", lambda row: row["plan_id"]),
-        ("AT", lambda row: row["as_of"]),
-        ("WHAT", lambda row: row["what"]),
+        ("AT", lambda row: row["as_of"][:19] + "Z"),
+        ("WHAT", lambda row: row["what"].replace("_", " ")),
         ("ABOUT", lambda row: row["subject"]),
         ("WHY", lambda row: row["sentence"]),
     )
@@ -95,12 +95,15 @@ def cost(
 ) -> None:
     """Money by time and by project."""
     document = gateway.read("cost", span_seconds=span_seconds)
+    spans = [{**span, "what": f"from {span['from_at']}"} for span in document["spans"]]
+    projects = [{**one, "what": f"project {one['project_id'] or 'unknown'}"} for one in document["projects"]]
     columns = (
-        ("FROM", lambda row: row["from_at"]),
+        ("WHAT", lambda row: row["what"]),
         ("ALLOCATED", lambda row: usd(row["allocated_micro_usd"])),
-        ("IDLE", lambda row: usd(row["idle_micro_usd"])),
+        ("IDLE", lambda row: usd(row.get("idle_micro_usd"))),
     )
-    show(document, document["spans"], columns, lambda row: str(row["from_at"]), output)
+    named = spans if output == "name" else [*spans, {**document, "what": "all of it"}, *projects]
+    show(document, named, columns, lambda row: str(row["from_at"]), output)
 
 
 def why(

@@ -56,7 +56,7 @@ def read_query(request: web.Request, query: type[T]) -> T:
             raw: Any = many if _is_repeatable(field.type) else many[-1]
             values[name] = msgspec.convert(raw, field.type, strict=False)
         except msgspec.ValidationError as error:
-            mistakes.append(Mistake(name, str(error)))
+            mistakes.append(Mistake(name, str(error).partition(" - at ")[0]))
     if mistakes:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "the query cannot be read", mistakes=tuple(mistakes))
     return query(**values)
