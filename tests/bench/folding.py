@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 from tests.bench.line import Line
 
 from gpu_autoscaler.core.fold import fold
@@ -83,16 +84,15 @@ def history() -> list[Envelope]:
             created_at=at, epoch=1, version=5 * number,
         )  # fmt: skip
         facts.append((at, seen))
-        for step, changes in enumerate(
-            ({"unschedulable_since": at}, {"node_name": f"node-{number % 500}"}, {"phase": "running"}), 1
-        ):
-            changed = PodObserved(**{**_fields(seen), **changes, "version": 5 * number + step})
+        changes: tuple[dict[str, object], ...] = (
+            {"unschedulable_since": at},
+            {"node_name": f"node-{number % 500}"},
+            {"phase": "running"},
+        )
+        for step, change in enumerate(changes, 1):
+            changed = msgspec.structs.replace(seen, **change, version=5 * number + step)
             facts.append((at + timedelta(seconds=10 * step), changed))
         gone = PodGone(pod_uid=uid, namespace="bench", name=f"pod-{number}", epoch=1, version=5 * number + 4)
         facts.append((at + timedelta(seconds=100), gone))
     facts.sort(key=lambda item: item[0])
     return [Envelope(id=FactId(str(fact.condition())), source="/bench", time=at, fact=fact) for at, fact in facts]
-
-
-def _fields(fact: PodObserved) -> dict[str, object]:
-    return {name: getattr(fact, name) for name in fact.__struct_fields__}
