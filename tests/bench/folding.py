@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import msgspec
 from tests.bench.line import Line
@@ -37,7 +38,7 @@ def measure() -> list[Line]:
             Recorded(envelope=envelope, stream="POD", sequence=number) for number, envelope in enumerate(decoded, 1)
         ]
         batches = [recorded[start : start + BATCH_COUNT] for start in range(0, len(recorded), BATCH_COUNT)]
-        fold_seconds.append(seconds_of(lambda batches=batches: fold_all(batches)))
+        fold_seconds.append(seconds_of(partial(fold_all, batches)))
     ratio = statistics.median(folded / decode for folded, decode in zip(fold_seconds, decode_seconds, strict=True))
     return [
         Line(
