@@ -4,14 +4,14 @@ A service's parts are imported where it is composed, so that a process loads onl
 """
 # ruff: noqa: PLC0415 - see above
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import aiohttp
 
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import BUCKETS, ConsumerSpec, Declared, consumers_for, streams
+from gpu_autoscaler.bus.streams import BUCKETS, ConsumerSpec, Declared, consumers_of_process, streams
 from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection, from_environment
@@ -177,7 +177,10 @@ COMPOSE: Mapping[str, Compose] = {
 async def _bus(place: Workplace, service: type[Service]) -> NatsBus:
     """The broker, with everything that this service needs made or found to be as declared."""
     bus = await _connected(
-        place.settings.nats, name=service.name, consumers=consumers_for(service.name, service.consumes)
+        place.settings.nats,
+        name=service.name,
+        consumers=consumers_of_process(service.name, service.consumes),
+        on_closed=place.lost.set,
     )
     place.closing.push_async_callback(bus.close)
     await bus.ensure()
@@ -189,12 +192,19 @@ async def command_bus(settings: Settings, name: str) -> Bus:
     return await _connected(settings.nats, name=name, consumers=())
 
 
-async def _connected(nats: NatsSettings, *, name: str, consumers: tuple[ConsumerSpec, ...]) -> NatsBus:
+async def _connected(
+    nats: NatsSettings,
+    *,
+    name: str,
+    consumers: tuple[ConsumerSpec, ...],
+    on_closed: Callable[[], None] | None = None,
+) -> NatsBus:
     return await NatsBus.connect(
         [url.strip() for url in nats.url.split(",")],
         name=name,
         declared=Declared(streams=streams(replicas_count=nats.replicas_count), consumers=consumers, buckets=BUCKETS),
         credentials=None if nats.credentials_path is None else Path(nats.credentials_path),
+        on_closed=on_closed,
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import ConsumerSpec, Declared, consumers_for, streams
+from gpu_autoscaler.bus.streams import ConsumerSpec, Declared, consumers_of_process, streams
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished
@@ -57,7 +57,7 @@ def envelope_of(fact: JobCancelRequested) -> tuple[str, bytes]:
 
 def consumers() -> tuple[ConsumerSpec, ...]:
     """The ender's consumers; what a killed process held comes again after a second."""
-    specs = consumers_for(Ender.name, Ender.consumes)
+    specs = consumers_of_process(Ender.name, Ender.consumes)
     return tuple(msgspec.structs.replace(spec, ack_wait_seconds=1.0) for spec in specs)
 
 

@@ -11,7 +11,7 @@ from tests.support.cluster import RunningCluster, running_cluster, until
 
 from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
-from gpu_autoscaler.bus.streams import BUCKETS, Declared, consumers_for, streams
+from gpu_autoscaler.bus.streams import BUCKETS, Declared, consumers_of_process, streams
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
@@ -112,7 +112,8 @@ class Line:
         await self.stop(name)
         view = StateView()
         service = self._make(name, view)
-        declared = Declared(streams=streams(), consumers=consumers_for(service.name, service.consumes), buckets=BUCKETS)
+        consumers = consumers_of_process(service.name, service.consumes)
+        declared = Declared(streams=streams(), consumers=consumers, buckets=BUCKETS)
         bus = MemoryBus(self.broker, declared, now=wall_now)
         await bus.ensure()
         runner = Runner(service, bus, view=view, clock=self.here.clock)

@@ -11,7 +11,7 @@ from gpu_autoscaler.bus.dead_letters import DeadLetter, DeadLetters
 from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.protocol import Ack, Message, Publication
-from gpu_autoscaler.bus.streams import Declared, consumers_for, streams
+from gpu_autoscaler.bus.streams import Declared, consumers_of_process, streams
 from gpu_autoscaler.events.catalogue import CATALOGUE
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.fact import Fact
@@ -28,6 +28,7 @@ QUICK = Limits(
     fetch_seconds_max=0.2,
     effect_seconds_max=2.0,
     heartbeat_seconds=0.2,
+    given_up_seconds=0.2,
     fold_seconds_max=1.0,
     shutdown_seconds_max=1.0,
     backoff=Backoff(first_seconds=0.01, seconds_max=0.05),
@@ -63,7 +64,7 @@ class Place:
 
     async def bus(self, service: "type[Service | Probe] | None" = None, kind: type[MemoryBus] = Away) -> MemoryBus:
         """A hand on the broker, with the consumers of a service."""
-        consumers = () if service is None else consumers_for(service.name, service.consumes)
+        consumers = () if service is None else consumers_of_process(service.name, service.consumes)
         bus = kind(self.broker, Declared(streams=streams(), consumers=consumers), now=self.now)
         await bus.ensure()
         return bus

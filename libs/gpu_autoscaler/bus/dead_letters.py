@@ -62,6 +62,18 @@ class Resubmitted(msgspec.Struct, frozen=True, kw_only=True):
     ack: Ack
 
 
+class GivenUp(msgspec.Struct, frozen=True):
+    """The server's word that it no longer delivers a message to a consumer.
+
+    Source: NATS documentation, "JetStream / Monitoring / Advisories" (read 2026-11-21).
+    """
+
+    stream: str
+    consumer: str
+    stream_seq: int
+    deliveries: int
+
+
 class DeadLetters:
     """The dead letters of one broker."""
 
@@ -135,8 +147,8 @@ class DeadLetters:
             after_sequence = page[-1].sequence
         return sent
 
-    async def collect_given_up(self, *, at: datetime, wait_seconds_max: float = 1.0) -> int:
-        """Make dead letters of messages that the server stopped delivering; returns how many were there.
+    async def collect_given_up(self, *, at: datetime, wait_seconds_max: float = 1.0) -> Sequence[GivenUp]:
+        """Make dead letters of messages that the server stopped delivering; returns which those were.
 
         Needs the consumer `GIVEN_UP` among the declared ones. A message that has aged out meanwhile still leaves a
         letter, with an empty payload: that something was lost is said.
@@ -144,8 +156,9 @@ class DeadLetters:
         if self._given_up is None:
             self._given_up = await self._bus.effect_consumer(GIVEN_UP.durable)
         deliveries = await self._given_up.fetch(PAGE_COUNT_MAX // 10, wait_seconds_max)
+        given_up = []
         for delivery in deliveries:
-            advice = msgspec.json.decode(delivery.message.payload, type=_Advisory)
+            advice = msgspec.json.decode(delivery.message.payload, type=GivenUp)
             message = await self._bus.message_at(advice.stream, advice.stream_seq)
             reason = f"consumer {advice.consumer} was given it {advice.deliveries} times without an end"
             if message is None:
@@ -159,7 +172,8 @@ class DeadLetters:
                 at=at,
             )
             await delivery.ack()
-        return len(deliveries)
+            given_up.append(advice)
+        return given_up
 
     async def _send_again(self, letter: DeadLetter, at: datetime) -> Resubmitted:
         number = letter.resubmitted_count + 1
@@ -197,16 +211,7 @@ class DeadLetters:
             await projection.close()
 
 
-class _Advisory(msgspec.Struct):
-    """Source: NATS documentation, "JetStream / Monitoring / Advisories" (read 2026-11-21)."""
-
-    stream: str
-    consumer: str
-    stream_seq: int
-    deliveries: int
-
-
-def _aged_out(advice: _Advisory, at: datetime) -> Message:
+def _aged_out(advice: GivenUp, at: datetime) -> Message:
     return Message(
         subject=f"{advice.stream.lower()}.aged_out",
         payload=b"",

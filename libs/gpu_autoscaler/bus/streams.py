@@ -261,8 +261,14 @@ def consumers_for(service_name: str, consumed: Iterable[type[Fact]]) -> tuple[Co
     )
 
 
-# Reads ADVISORY into DEAD; run by whoever calls `DeadLetters.collect_given_up`.
+# Reads ADVISORY into DEAD. Shared by all services that consume, so that each word of the server is handled once.
 GIVEN_UP = ConsumerSpec(durable="dead_letters-advisory-act", stream=ADVISORY, subjects=(f"{ADVISORY_ROOT}.>",))
+
+
+def consumers_of_process(service_name: str, consumed: Iterable[type[Fact]]) -> tuple[ConsumerSpec, ...]:
+    """What the process of a service declares: its own consumers and, where it has any, GIVEN_UP."""
+    own = consumers_for(service_name, consumed)
+    return (*own, GIVEN_UP) if own else ()
 
 
 def differences(thing: str, declared: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ LABELS = frozenset({"service", "domain", "pool", "gpu_kind", "capacity_type", "d
 
 FACT_OUTCOMES = ("done", "again", "retried", "stale", "set_aside", "bug")
 TICK_OUTCOMES = ("done", "stale", "retried", "bug")
-SET_ASIDE_REASONS = ("unknown_type", "invalid_fact", "permanent_error", "bug")
+SET_ASIDE_REASONS = ("unknown_type", "invalid_fact", "permanent_error", "bug", "given_up")
 DIRECTIONS = ("up", "down")
 
 _FAST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -30,6 +30,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     fetch_seconds_max: float = 1.0
     effect_seconds_max: float = 120.0  # one call of a door
     heartbeat_seconds: float = 5.0  # well below the broker's ack_wait
+    given_up_seconds: float = 60.0  # between two looks at what the broker no longer delivers
     fold_seconds_max: float = 5.0  # for the projection to reach a fact that a door is to handle, or a plan of its own
     bug_tries_count_max: int = 5
     quiet_seconds_min: float = 0.02  # between a tick and the next urgent one: a burst is decided on once
@@ -62,7 +63,7 @@ class Plumbing:
         self.readiness = readiness
         self.limits = limits
         self.stop = asyncio.Event()
-        self._dead_letters = DeadLetters(bus)
+        self.dead_letters = DeadLetters(bus)
         self.folded = FoldProgress(view, service.folds)
         self.observer = Observer(metrics, view)
         self._publisher = Publisher(
@@ -110,7 +111,7 @@ class Plumbing:
     async def set_aside(self, message: Message, error: Exception, *, delivered_count: int) -> None:
         """Store the message as a dead letter with its reason. Raises TransientError while the broker is away."""
         reason = str(error) if isinstance(error, PermanentError) else f"bug in {self.service}: {error!r}"
-        await self._dead_letters.set_aside(
+        await self.dead_letters.set_aside(
             message,
             # What nobody can read is set aside once, whoever comes upon it first.
             service=READERS if isinstance(error, InvalidFact) else self.service,

@@ -39,6 +39,7 @@ class Workplace(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Metrics
     readiness: Readiness
     closing: AsyncExitStack
+    lost: asyncio.Event  # set by an adapter that is closed for good: the process ends, to be started again
 
 
 class _ToldToStop(Exception):
@@ -83,12 +84,13 @@ async def _serve(service_name: str, settings: Settings, compose: Compose, stop: 
     port = await health.start()
     log.info("listening", host=settings.http.host, port=port)
     try:
-        runner, closing = await _composed(settings, compose, metrics, readiness, stop)
-        if runner is not None:
-            async with closing:
+        composed = await _composed(settings, compose, metrics, readiness, stop)
+        if composed is not None:
+            runner, workplace = composed
+            async with workplace.closing:
                 readiness.clear("running")
                 log.info("service started")
-                await _run_until(runner, stop)
+                await _run_until(runner, stop, workplace.lost)
     finally:
         await health.close()
     log.info("service stopped")
@@ -97,13 +99,19 @@ async def _serve(service_name: str, settings: Settings, compose: Compose, stop: 
 
 async def _composed(
     settings: Settings, compose: Compose, metrics: Metrics, readiness: Readiness, stop: asyncio.Event
-) -> tuple[Runner | None, AsyncExitStack]:
+) -> tuple[Runner, Workplace] | None:
     """Put the service together, again and again while something outside is not there yet; None when told to stop."""
     clock, tries = Clock.from_environment(), 0
     while True:
         view, closing = StateView(), AsyncExitStack()
         workplace = Workplace(
-            settings=settings, clock=clock, view=view, metrics=metrics, readiness=readiness, closing=closing
+            settings=settings,
+            clock=clock,
+            view=view,
+            metrics=metrics,
+            readiness=readiness,
+            closing=closing,
+            lost=asyncio.Event(),
         )
         try:
             service, bus = await _unless(stop, compose(workplace))
@@ -122,15 +130,15 @@ async def _composed(
             readiness.hold("running", f"starting: {exc}")
             log.warning("cannot start yet; trying again", error=str(exc), tries_count=tries)
             if await pause(stop, START_BACKOFF.wait_seconds(tries, exc)):
-                return None, AsyncExitStack()
+                return None
         except _ToldToStop:
             await closing.aclose()
-            return None, AsyncExitStack()
+            return None
         except BaseException:
             await closing.aclose()
             raise
         else:
-            return runner, closing
+            return runner, workplace
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
@@ -145,12 +153,17 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
     raise _ToldToStop
 
 
-async def _run_until(runner: Runner, stop: asyncio.Event) -> None:
-    """Run until the event; a runner that ends by itself has failed, and says why."""
+async def _run_until(runner: Runner, stop: asyncio.Event, lost: asyncio.Event) -> None:
+    """Run until it is time to stop. A runner that ends by itself, or lost an adapter for good, has failed."""
     running = asyncio.create_task(runner.run())
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping, losing = asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())
+    await asyncio.wait((running, stopping, losing), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
+    losing.cancel()
+    if lost.is_set() and not stop.is_set():
+        running.cancel()  # nothing that it could finish would reach anybody
+        await asyncio.gather(running, return_exceptions=True)
+        raise RuntimeError("the connection to the broker is closed for good; start again")
     if stop.is_set():
         log.info("stopping")
         runner.stop()

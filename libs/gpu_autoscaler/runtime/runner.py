@@ -18,6 +18,7 @@ from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.effects import EffectLoop, Turns
 from gpu_autoscaler.runtime.folding import FoldingLoop
+from gpu_autoscaler.runtime.given_up import GivenUpLoop
 from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.plumbing import Limits, Plumbing
@@ -95,6 +96,7 @@ class Runner:
             for consumer in consumers_for(service.name, service.consumes):
                 effects = EffectLoop(plumbing, service, consumer.durable, consumer.stream.lower(), turns)
                 loops.append((f"consumer {consumer.durable}", effects.run))
+            loops.append(("given up", GivenUpLoop(plumbing).run))
         if service.tick_seconds is not None:
             assert isinstance(service, TickDoor), f"{service.name} has tick_seconds but no on_tick"  # noqa: S101
             loops.append(("ticks", TickLoop(plumbing, service, service.tick_seconds).run))

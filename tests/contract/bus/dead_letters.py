@@ -1,12 +1,13 @@
 """What dead letters are on every bus. Adapters inherit the claims beside `BusContract`."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pytest
 from tests.contract.bus.desk import SOON_SECONDS, Desk, only
 
-from gpu_autoscaler.bus.dead_letters import ORIGINAL_ID, DeadLetters
+from gpu_autoscaler.bus.dead_letters import ORIGINAL_ID, DeadLetters, GivenUp
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import ADVISORY, DEAD, GIVEN_UP, STREAMS, ConsumerSpec, Declared
 from gpu_autoscaler.model.errors import PermanentError
@@ -100,13 +101,14 @@ class DeadLetterContract:
         for count in (1, 2):
             assert only(await consumer.fetch(1, SOON_SECONDS)).delivered_count == count
 
-        collected = 0
+        collected: Sequence[GivenUp] = ()
         async with asyncio.timeout(2 * SOON_SECONDS):
             while not collected:
                 assert await consumer.fetch(1, 0.2) == []
                 collected = await letters.collect_given_up(at=AT, wait_seconds_max=0.2)
 
         (letter,) = await letters.page()
+        assert [(one.stream, one.stream_seq, one.deliveries) for one in collected] == [(desk.stream.name, 1, 2)]
         assert (letter.payload, letter.service, letter.error_kind) == (b"poison", "service", "MaxDeliveries")
         assert "was given it 2 times" in letter.reason
 

@@ -1,0 +1,88 @@
+"""What a real broker gives up is set aside, and a connection that it closes for good ends the process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import structlog
+from tests.support.ender import Ender, cancel, consumers, envelope_of
+from tests.support.nats import nats_store
+
+from gpu_autoscaler.bus.dead_letters import DeadLetters
+from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.bus.server import NatsServer
+from gpu_autoscaler.bus.streams import ConsumerSpec, Declared, streams
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.config import HttpSettings, NatsSettings, Settings, StoreSettings
+from gpu_autoscaler.runtime.plumbing import Limits
+from gpu_autoscaler.runtime.process import EXIT_FAILED, Workplace, serve
+from gpu_autoscaler.runtime.runner import Runner
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler_services.wiring import COMPOSE
+
+__all__ = ["nats_store"]  # a fixture
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def server(nats_store: Path) -> AsyncIterator[NatsServer]:
+    """A server of the test's own."""
+    server = NatsServer(nats_store)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def test_a_message_that_the_server_gave_up_is_set_aside(server: NatsServer) -> None:
+    """A service that never saw it finds it by the server's advisory, and keeps all of it."""
+    impatient = ConsumerSpec(
+        durable="other-job-act", stream="JOB", subjects=("job.cancel_requested",), ack_wait_seconds=0.1, max_deliver=2
+    )
+    declared = Declared(streams=streams(), consumers=(*consumers(), impatient))
+    bus = await NatsBus.connect(server.url, name="ender", declared=declared)
+    await bus.ensure()
+    service = Ender()
+    limits = Limits(given_up_seconds=0.2, fetch_seconds_max=0.2)
+    runner = Runner(service, bus, view=service.view, clock=Clock(), limits=limits)
+    run = asyncio.create_task(runner.run())
+    subject, payload = envelope_of(cancel(1))
+    await bus.publish(subject, payload, message_id="poison")
+    hand = await bus.effect_consumer(impatient.durable)
+    letters = DeadLetters(bus)
+    async with asyncio.timeout(20):
+        while not await letters.page():
+            await hand.fetch(1, 0.2)
+    runner.stop()
+    await asyncio.wait_for(run, 10)
+    (letter,) = await letters.page()
+    assert (letter.service, letter.message_id, letter.payload) == ("other", "poison", payload)
+    assert "was given it 2 times" in letter.reason
+    await bus.close()
+
+
+async def test_a_connection_that_is_closed_for_good_ends_the_process(server: NatsServer, tmp_path: Path) -> None:
+    """The server throws the client out for words it does not know: exit 1, so that whoever watches starts it again."""
+    opened: list[NatsBus] = []
+
+    async def compose(place: Workplace) -> tuple[Service, Bus]:
+        service, bus = await COMPOSE["cost_tracker"](place)
+        assert isinstance(bus, NatsBus)
+        opened.append(bus)
+        return service, bus
+
+    settings = Settings(
+        nats=NatsSettings(url=server.url),
+        store=StoreSettings(url=f"sqlite:///{tmp_path / 'store.db'}"),
+        http=HttpSettings(port=0),
+    )
+    with structlog.testing.capture_logs() as lines:
+        served = asyncio.create_task(serve("cost_tracker", settings, compose))
+        async with asyncio.timeout(20):
+            while not any(line["event"] == "service started" for line in lines):
+                await asyncio.sleep(0.02)
+            await opened[0]._link.client._send_command(b"NONSENSE\r\n")
+            assert await served == EXIT_FAILED
+    assert any(line["event"] == "connection to the broker is closed for good" for line in lines)
