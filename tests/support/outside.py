@@ -1,0 +1,125 @@
+"""What stands outside a running system and speaks to it as users do: programs, the command line, NATS, HTTP."""
+
+import asyncio
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from nats.aio.client import Client
+from tests.support.running import Running
+
+from gpu_autoscaler.runtime.clock import CLOCK_ENVIRONMENT
+from gpu_autoscaler_services.demo.run import DEMO_POLICY
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+PROGRAM_SECONDS_MAX = 60.0
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a program said and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:  # noqa: ANN401 - any JSON
+        """Its data."""
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        """Its data line by line."""
+        return self.out.splitlines()
+
+
+async def program(*command: str, environment: Mapping[str, str] | None = None) -> Said:
+    """Run a program to its end."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env={**os.environ, **(environment or {})},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), PROGRAM_SECONDS_MAX)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode is not None
+    return Said(process.returncode, out.decode(), err.decode())
+
+
+async def example(cluster: Running, name: str, *arguments: str) -> Said:
+    """Run one of the programs that the documentation shows to users."""
+    return await program(sys.executable, str(EXAMPLES / name), "--nats", cluster.system.nats_url, *arguments)
+
+
+async def cli(cluster: Running, *tokens: str) -> Said:
+    """Run one command line, with the addresses, the clock and the policy of this system."""
+    environment = {
+        "GPU_AUTOSCALER_GATEWAY": cluster.system.gateway_url,
+        "GPU_AUTOSCALER_NATS_URL": cluster.system.nats_url,
+        "GPU_AUTOSCALER_POLICY_PATH": str(DEMO_POLICY),
+        CLOCK_ENVIRONMENT: cluster.clock.to_environment(),
+    }
+    return await program(sys.executable, "-m", "gpu_autoscaler_services.cli.main", *tokens, environment=environment)
+
+
+async def publish(cluster: Running, subject: str, payload: bytes, message_id: str | None = None) -> None:
+    """Publish bytes from a connection of their own. Raises what nats-py raises."""
+    client = Client()
+    await client.connect(cluster.system.nats_url)
+    try:
+        headers = None if message_id is None else {"Nats-Msg-Id": message_id}
+        await client.jetstream().publish(subject, payload, headers=headers)
+    finally:
+        await client.close()
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the gateway answered."""
+
+    status: int
+    content_type: str
+    body: Any
+
+
+async def ask(
+    cluster: Running, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> Answer:
+    """Send a request to the gateway."""
+    sent = {"Content-Type": "application/json", **(headers or {})}
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
+        session.request(
+            method, cluster.system.gateway_url + path, data=None if body is None else io.BytesIO(body), headers=sent
+        ) as answer,
+    ):
+        return Answer(answer.status, answer.content_type, json.loads(await answer.read()))
+
+
+def request_body(name: str = "train", **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+    """A request as users write it, for one T4 and a minute of cluster time, with changes."""
+    return {
+        "job_name": name,
+        "project_id": "outside",
+        "gpu_requirements": {"gpu_count": 1, "gpu_type": "T4"},
+        "container": {"image": "registry.example/outside:1"},
+        "resources": {"cpu": "1", "memory": "2Gi", "ephemeral_storage": "1Gi"},
+        "run_seconds": 60,
+        **changes,
+    }
+
+
+def event(event_id: str, data: object, **changes: object) -> bytes:
+    """A CloudEvent of type `job.requested.v1` around the data, with changes; None leaves an attribute out."""
+    attributes = {"specversion": "1.0", "id": event_id, "source": "/outside", "type": "job.requested.v1", "data": data}
+    return json.dumps({key: value for key, value in {**attributes, **changes}.items() if value is not None}).encode()
