@@ -39,7 +39,7 @@ from gpu_autoscaler.events.catalogue import (
 )
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
-from gpu_autoscaler.model.ids import ActionId, JobId, PlanId
+from gpu_autoscaler.model.ids import ActionId, JobId, PlanId, ProviderId
 
 _KNOWN_TYPES = frozenset(FACTS)
 
@@ -58,9 +58,7 @@ class _Folding:
     """One batch on its way into the state."""
 
     def __init__(self, state: ClusterState) -> None:
-        self._before = state
         self._batch = Batch(state)
-        self._late: set[str] = set()  # domains in which something ended longer ago than it is kept
 
     def take(self, recorded: Recorded) -> None:
         """Fold one fact in. A new type of fact is an error of the type checker until it has its place here."""
@@ -88,22 +86,26 @@ class _Folding:
             assert_never(fact)
 
     def finish(self) -> ClusterState:
-        """Return the new state, without what has outlived its use."""
-        for domain, newest in self._batch.newest.now.items():
-            before = self._before.newest.get(domain)
-            if before is None or hour(before) != hour(newest) or domain in self._late:
-                prune(self._batch, domain, newest)
+        """Return the new state."""
         return self._batch.state()
 
     def _advance(self, domain: str, at: datetime) -> None:
+        """Move the stream's time on; with each new hour of it, forget what has outlived its use.
+
+        Right here and not when the batch ends: a later fact about something forgotten must find the same state
+        however the facts were cut into batches, else a recorded plan could not be recomputed.
+        """
         newest = self._batch.newest.get(domain)
         if newest is None or at > newest:
             self._batch.newest.set(domain, at)
+            if newest is not None and hour(newest) != hour(at):
+                prune(self._batch, domain, at)
 
     def _ended(self, domain: str, at: datetime) -> None:
+        """Forget at once what ended so long ago that it is not kept at all."""
         newest = self._batch.newest.get(domain)
         if newest is not None and is_outlived(at, newest):
-            self._late.add(domain)
+            prune(self._batch, domain, newest)
 
     # ---- pods
 
@@ -192,27 +194,26 @@ class _Folding:
             self._batch.usable.set(fact.node_uid, Usable(fact.allocatable.gpu_count, at))
 
     def _instance(self, fact: node.NodeInstanceObserved, at: datetime) -> None:
-        self._seen(fact, at)
+        self._seen(fact.provider_id, at)
         known = self._batch.instances.get(fact.provider_id)
         if known is None or version_of(fact) > version_of(known):
             self._batch.instances.set(fact.provider_id, fact)
             self._ended("node", fact.terminated_at or at)
 
-    def _seen(self, fact: node.NodeInstanceObserved, at: datetime) -> None:
-        seen_at = self._batch.instances_seen_at.get(fact.provider_id)
+    def _seen(self, provider_id: ProviderId, at: datetime) -> None:
+        seen_at = self._batch.instances_seen_at.get(provider_id)
         if seen_at is None or at > seen_at:
-            self._batch.instances_seen_at.set(fact.provider_id, at)
+            self._batch.instances_seen_at.set(provider_id, at)
 
     def _instances_listed(self, fact: node.NodeInstanceListed) -> None:
         before = self._batch.instances_listed_at
         if before is None or fact.listed_at > before:
             self._batch.instances_listed_at = fact.listed_at
-            if before is None or hour(before) != hour(fact.listed_at):
-                self._late.add("node")
         for provider_id in fact.provider_ids:
-            seen_at = self._batch.instances_seen_at.get(provider_id)
-            if seen_at is None or fact.listed_at > seen_at:
-                self._batch.instances_seen_at.set(provider_id, fact.listed_at)
+            self._seen(provider_id, fact.listed_at)
+        newest = self._batch.newest.get("node")
+        if newest is not None and (before is None or hour(before) != hour(fact.listed_at)):
+            prune(self._batch, "node", newest)
 
     # ---- telemetry
 

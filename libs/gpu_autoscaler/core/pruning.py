@@ -1,8 +1,8 @@
 """What the state may forget, so that it stays as large as the cluster and not as long as its history.
 
 How old something is, is told by the newest instant of its own stream: never by a clock, never by another stream,
-which may be hours ahead while a service catches up. Ages are counted in whole hours, so a batch that does not reach
-a new hour has nothing to forget, and however facts are cut into batches, equal facts leave an equal state.
+which may be hours ahead while a service catches up. Ages are counted in whole hours, so only a fact that begins a new
+hour of its stream makes the state forget.
 """
 
 from datetime import datetime

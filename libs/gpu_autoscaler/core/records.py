@@ -95,6 +95,7 @@ def notice_after(record: NoticeRecord | None, fact: spot.SpotNoticeReceived) -> 
 
 
 def notice_withdrawn(record: NoticeRecord, fact: spot.SpotNoticeWithdrawn) -> NoticeRecord:
-    """The last withdrawal counts."""
+    """The last withdrawal counts, and only one that is later than the notice: it cannot take back what came after."""
     known = record.withdrawn
-    return record if known is not None and known.withdrawn_at >= fact.withdrawn_at else replace(record, withdrawn=fact)
+    is_old = known is not None and known.withdrawn_at >= fact.withdrawn_at
+    return record if is_old or fact.withdrawn_at <= record.last_received_at else replace(record, withdrawn=fact)

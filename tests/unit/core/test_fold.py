@@ -181,6 +181,16 @@ def test_a_withdrawn_notice_stands_again_when_it_is_said_again() -> None:
     assert [(each.is_standing, each.notice.reclaim_at) for each in again.notices.values()] == [(True, T0 + HOUR)]
 
 
+def test_a_withdrawal_takes_back_only_what_came_before_it() -> None:
+    """A repeat of an old withdrawal leaves a newer notice standing."""
+    withdrawn = SpotNoticeWithdrawn(
+        provider_id=provider_id("buy-n1"), kind="terminate", provider_event="1", withdrawn_at=T0
+    )
+    state = told(notice("n1", at=T0 + MINUTE), (Told(withdrawn, T0 + HOUR),))
+
+    assert [each.is_standing for each in state.notices.values()] == [True]
+
+
 def test_a_request_without_an_id_is_known_by_its_event() -> None:
     """The scheduler and the state derive the same id from the same event."""
     recorded = record([Told(request(None), T0)])
@@ -227,6 +237,22 @@ def test_what_has_ended_is_forgotten_after_its_life() -> None:
     assert (len(state.pods_gone), after.pods_gone) == (1, {})
     assert len(state.notices) == len(after.notices) == 1
     assert (len(state.instances), len(after.instances)) == (2, 2)
+
+
+def test_where_a_batch_ends_makes_no_difference_to_what_is_forgotten() -> None:
+    """A word about a notice long forgotten is a new notice, whether or not the old one was folded just before."""
+    told_late = [
+        *notice("n1", reclaim_at=T0 + MINUTE),
+        *notice("n2", at=T0 + 2 * LIFE),
+        *notice("n1", at=T0 + 2 * LIFE),
+    ]
+    recorded = record(told_late)
+    one_by_one = EMPTY_STATE
+    for each in recorded:
+        one_by_one = fold(one_by_one, [each])
+
+    assert fold(EMPTY_STATE, recorded) == one_by_one
+    assert {each.notice.reclaim_at for each in one_by_one.notices.values()} == {None}
 
 
 def test_a_stream_that_is_ahead_does_not_age_another() -> None:
