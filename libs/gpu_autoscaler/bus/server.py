@@ -67,6 +67,7 @@ class NatsServer:
         self.store = store
         self.port = port
         self.monitor_port: int | None = None
+        self.process_group = 0  # to start in; 0: one of its own
         self._monitor = monitor
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
@@ -142,7 +143,7 @@ class NatsServer:
                     stdout=log,
                     stderr=log,
                     pass_fds=(lock,),
-                    start_new_session=True,  # Ctrl-C is for the launcher, which stops the server last
+                    process_group=self.process_group,  # Ctrl-C is for the launcher, which stops the server last
                 )
         finally:
             os.close(lock)

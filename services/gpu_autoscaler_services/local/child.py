@@ -32,13 +32,21 @@ class Child:
     """A supervised process. `ready_url` answers 200 once it does its work."""
 
     def __init__(
-        self, name: str, command: Sequence[str], *, environment: Mapping[str, str], log: Path, ready_url: str
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        ready_url: str,
+        process_group: int,
     ) -> None:
         self.name = name
         self.log = log
         self.ready_url = ready_url
         self.starts_count = 0
         self._command = tuple(command)
+        self._process_group = process_group
         self._environment = {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -59,7 +67,12 @@ class Child:
         self.starts_count += 1
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, env=self._environment, stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL
+                *self._command,
+                env=self._environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=self._process_group,
             )
 
     async def _keep(self) -> None:

@@ -21,6 +21,7 @@ from gpu_autoscaler.runtime.config import (
     to_environment,
 )
 from gpu_autoscaler_services.local.child import Child, free_port
+from gpu_autoscaler_services.local.guard import Guard
 
 Role = Literal["nodes", "central"]
 
@@ -46,6 +47,7 @@ class LocalSystem:
         self.folder = folder
         self.clock = clock
         self.nats = NatsServer(folder / "nats")
+        self._guard = Guard()
         self.simcluster_url = f"http://127.0.0.1:{free_port()}"
         self.gateway_url = f"http://127.0.0.1:{gateway_port or free_port()}"
         self.children: dict[str, Child] = {}
@@ -62,6 +64,7 @@ class LocalSystem:
         for folder in (self.folder / "nats", self.folder / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
         try:
+            self.nats.process_group = self._guard.start()
             say("starting the NATS server")
             await self.nats.start()
             say(f"starting the simulated cluster at {self.simcluster_url}")
@@ -85,6 +88,7 @@ class LocalSystem:
         if (world := self.children.get("simcluster")) is not None:
             await world.stop()
         await self.nats.stop()
+        self._guard.stop()
         self.children.clear()
 
     def _simcluster(self) -> Child:
@@ -98,6 +102,7 @@ class LocalSystem:
             environment={CLOCK_ENVIRONMENT: self.clock.to_environment()},
             log=self.folder / "logs" / "simcluster.log",
             ready_url=f"{self.simcluster_url}/readyz",
+            process_group=self._guard.process_group,
         )
 
     def _services(self) -> Iterator[Child]:
@@ -109,6 +114,7 @@ class LocalSystem:
                 environment={CLOCK_ENVIRONMENT: self.clock.to_environment(), **to_environment(settings)},
                 log=self.folder / "logs" / f"{name}.log",
                 ready_url=f"http://127.0.0.1:{settings.http.port}/readyz",
+                process_group=self._guard.process_group,
             )
 
     def _settings(self, name: str, role: Role | None) -> Settings:

@@ -1,0 +1,83 @@
+"""The launcher leaves nothing behind, however it ends."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+GONE_SECONDS_MAX = 10.0
+
+LAUNCHER = """
+import asyncio, sys
+from pathlib import Path
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler_services.local.system import LocalSystem
+
+async def main():
+    system = LocalSystem(Path(sys.argv[1]), clock=Clock(), policy=None, gateway_port=0)
+    await system.start(lambda _: None)
+    print(system.nats.process_group, system.nats.pid, *(child.pid for child in system.children.values()), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def is_alive(pid: int) -> bool:
+    """True while the process runs; one that ended and that nobody has asked about yet does not."""
+    if Path("/proc/self/stat").exists():  # a slim Linux has no `ps`
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+    else:
+        asked = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        state = asked.stdout.strip()
+    return bool(state) and state[0] not in "ZX"
+
+
+@pytest.fixture
+def started() -> Iterator[list[int]]:
+    """Process ids to end whatever becomes of the test."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP])
+async def test_a_launcher_that_is_killed_takes_its_children_along(
+    how: signal.Signals, tmp_path: Path, started: list[int]
+) -> None:
+    """Broker, simulated cluster, services and guard are gone soon after a launcher that had no time to end them."""
+    launcher = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LAUNCHER, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    assert launcher.stdout is not None
+    started.append(launcher.pid)
+    children = [int(word) for word in (await asyncio.wait_for(launcher.stdout.readline(), 90)).split()]
+    started += children
+    assert len(children) == 11
+    assert all(is_alive(pid) for pid in children)
+    launcher.send_signal(how)
+    await launcher.wait()
+    async with asyncio.timeout(GONE_SECONDS_MAX):
+        while any(is_alive(pid) for pid in children):
+            await asyncio.sleep(0.1)
+
+
+def test_the_guard_ends_nobody_elses_group() -> None:
+    """Started by hand, in the group of a shell, it refuses."""
+    command = [sys.executable, "-m", "gpu_autoscaler_services.local.guard"]
+    refused = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20, check=False)
+    assert refused.returncode == 1
+    assert "started by the launcher" in refused.stderr
