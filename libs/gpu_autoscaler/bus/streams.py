@@ -96,7 +96,9 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
     durable: str
     stream: str
     subjects: tuple[str, ...]
-    ack_wait_seconds: float = 30.0
+    # What a killed process had in hand comes again after this. A notice may leave 30 seconds for everything, so it is
+    # short; a process that works longer says so by its heartbeat.
+    ack_wait_seconds: float = 4.0
     max_ack_pending: int = 256
     # Waiting counts as well: a drain that is looked at every second may take hours. The runner gives up on errors
     # long before; beyond this the server's advisory makes the dead letter.

@@ -55,9 +55,7 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 300.0
     boot_seconds_max: Annotated[
         Seconds,
-        Meta(
-            description="A bought node is usable by then or given back. Source: cluster-autoscaler max-node-provision-time."
-        ),
+        Meta(description="A bought node is usable by then or given back. Source: cluster-autoscaler."),
     ] = 900.0
     idle_seconds_max: Annotated[Seconds, Meta(description="An empty node goes after this. Source: S54, S57.")] = 600.0
     scale_up_cooldown_seconds: Annotated[
@@ -102,9 +100,7 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 0.15
     consolidation_requested_ratio_max: Annotated[
         Ratio,
-        Meta(
-            description="Nodes that are asked for more than this stay. Source: cluster-autoscaler, utilization threshold."
-        ),
+        Meta(description="Nodes that are asked for more than this stay. Source: cluster-autoscaler."),
     ] = 0.5
     is_consolidation_on: Annotated[
         bool, Meta(description="Empty nodes by moving pods that fit elsewhere. Source: S57.")

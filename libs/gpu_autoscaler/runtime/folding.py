@@ -145,6 +145,6 @@ class FoldingLoop:
             if lag == 0 and not self._is_folding and not self._is_caught_up:
                 self._is_caught_up = True
                 self._plumbing.folded.caught_up_with(self._stream)
-            wait = self._plumbing.limits.heartbeat_seconds if self._is_caught_up else CATCH_UP_POLL_SECONDS
+            wait = self._plumbing.limits.lag_seconds if self._is_caught_up else CATCH_UP_POLL_SECONDS
             if await pause(self._plumbing.stop, wait):
                 return

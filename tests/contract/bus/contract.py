@@ -305,7 +305,7 @@ class BusContract:
         """At `ensure`, and at binding too; an existing durable is never silently kept or changed."""
         await desk.bus()
         drifted = await desk.connect(desk.declared(consumer=patient(desk)))
-        sentence = "ack_wait is 0.5 s on the broker, 30 s is declared"
+        sentence = "ack_wait is 0.5 s on the broker, 4 s is declared"
 
         with pytest.raises(ConfigError, match=sentence):
             await drifted.ensure()
