@@ -88,8 +88,9 @@ class Watch:
             seen = max(seen, self._store.version)
             await response.write(b"".join(self._initial_lines(seen)))
         bookmark_at = loop.time() + BOOKMARK_SECONDS
-        while loop.time() < deadline:
+        while True:
             wake.clear()
+            is_over = loop.time() >= deadline
             changes = self._table.log.since(seen)
             if changes is None:
                 refusal = answers.watch_too_old(seen, self._table.log.dropped_through)
@@ -98,14 +99,15 @@ class Watch:
             if changes:
                 seen = changes[-1].record.version
                 await response.write(b"".join(self._lines(changes)))
-            elif self._bookmarks and loop.time() >= bookmark_at:
+            elif self._bookmarks and (is_over or loop.time() >= bookmark_at):
+                # Only here, where nothing is unsent: a reader goes on from a bookmark and never looks back.
                 seen = max(seen, self._store.version)
                 await response.write(self._bookmark(seen))
                 bookmark_at = loop.time() + BOOKMARK_SECONDS
-            else:
+            elif not is_over:
                 await _sleep_or(wake, min(deadline, bookmark_at if self._bookmarks else deadline) - loop.time())
-        if self._bookmarks:
-            await response.write(self._bookmark(max(seen, self._store.version)))
+            if is_over:
+                return
 
     def _initial_lines(self, version: int) -> Iterable[bytes]:
         for key in self._table.keys(self._namespace):

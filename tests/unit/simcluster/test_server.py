@@ -14,6 +14,7 @@ from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import pod
 
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.simcluster import kinds
 from gpu_autoscaler.simcluster.server import start
 from gpu_autoscaler.simcluster.store import Change
 from gpu_autoscaler.simcluster.world import World
@@ -207,6 +208,20 @@ async def test_bookmarks_move_a_quiet_watch_forward(world: World, kube: KubeHttp
     assert [line["type"] for line in lines] == ["BOOKMARK"]
     assert int(lines[0]["object"]["metadata"]["resourceVersion"]) > int(version)
     assert world.faults.watches == set()
+
+
+async def test_a_watch_that_ends_has_told_everything_before_its_last_bookmark(world: World, kube: KubeHttp) -> None:
+    """What happens in the instant in which its time is over is told first: a reader goes on from the bookmark."""
+    version = (await kube.read(PODS))["metadata"]["resourceVersion"]
+    query = f"watch=1&resourceVersion={version}&allowWatchBookmarks=true&timeoutSeconds=1"
+    watching = asyncio.create_task(kube.watch(f"{PODS}?{query}"))
+    await asyncio.sleep(0.8)
+    time.sleep(0.4)  # noqa: ASYNC251 - the server is busy while the watch's time ends
+    world.api.create(kinds.PODS, "default", pod("late", schedulingGates=HELD))
+    lines = await watching
+
+    assert lines[0]["type"] == "ADDED"
+    assert lines[0]["object"]["metadata"]["name"] == "late"
 
 
 def test_the_process_starts_fast_and_ends_cleanly() -> None:
