@@ -100,9 +100,10 @@ async def scheduler(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler_services.scheduler.binder import Binder
     from gpu_autoscaler_services.scheduler.service import Scheduler
 
+    policy = _policy(place.settings)
     kube, _ = await _kube(place)
     binder = Binder(kube, place.settings.kube.namespace)
-    service = Scheduler(place.view, _policy(place.settings), await _store(place), binder, place.clock.now)
+    service = Scheduler(place.view, policy, await _store(place), binder, place.clock.now)
     return service, await _bus(place, Scheduler)
 
 
@@ -125,6 +126,7 @@ async def gateway(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler_services.gateway.service import Gateway
     from gpu_autoscaler_services.gateway.tail import Tail
 
+    policy = _policy(place.settings)
     bus = await _bus(place, Gateway)
     ledger, store = Ledger(), await _store(place)
     model = ReadModel(
@@ -141,7 +143,7 @@ async def gateway(place: Workplace) -> tuple[Service, Bus]:
             instance=instance_name(place.settings.instance),
             publishes=Gateway.publishes,
         ),
-        policy=_policy(place.settings),
+        policy=policy,
         clock=place.clock,
     )
     app = make_app(model, authenticators=await _authenticators(place), readiness=place.readiness)

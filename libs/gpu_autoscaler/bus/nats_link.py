@@ -20,6 +20,7 @@ from nats.js.api import Header
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
 
+SCHEMES = ("nats://", "tls://", "ws://", "wss://")
 SERVER_VERSION_MIN = (2, 15)  # older ones accept filters, time-to-live and fences that they then ignore
 PING_SECONDS = 10  # two unanswered pings: a black hole is noticed within half a minute
 RECONNECT_SECONDS = 0.25
@@ -216,6 +217,9 @@ async def open_link(
 
     Raises TransientError when nothing does within the limit, ConfigError when it is not a broker that we can use.
     """
+    if others := [server for server in servers if "://" in server and not server.startswith(SCHEMES)]:
+        mistake = f"{', '.join(others)} is no address of a NATS server; it begins with {' or '.join(SCHEMES)}"
+        raise ConfigError("broker", [mistake])
     client = Client()
     link = NatsLink(client, waits, on_closed)
     options: dict[str, Any] = {

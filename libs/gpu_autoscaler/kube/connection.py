@@ -42,7 +42,9 @@ async def from_environment(kubeconfig: str | None = None, context: str | None = 
             await config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=settings)
     except (config.ConfigException, OSError) as exc:
         source = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-        raise ConfigError("kubernetes", [f"{source} names no usable cluster: {exc}"]) from exc
+        raise ConfigError(
+            "kubernetes", [f"{source} names no usable cluster: {exc}; set kube.url or kube.kubeconfig_path"]
+        ) from exc
 
     async def authorize() -> str | None:
         token: str | None = await settings.get_api_key_with_prefix("BearerToken")

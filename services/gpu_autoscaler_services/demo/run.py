@@ -9,7 +9,9 @@ import msgspec
 
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.wording import named
 from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.tools.replay import Verdict, recompute
@@ -28,6 +30,7 @@ DEMO_POLICY = Path(__file__).with_name("policy.toml")
 CLOCK_FACTOR = 15.0
 QUIET_SECONDS_MAX = 120.0  # wall time for the cluster to become empty after the last request
 _LOOK_SECONDS = 0.5
+_LEFT_BEHIND = ("logs", "nats", "report.json", "store.db")  # how the names of what a demo leaves begin
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +50,7 @@ async def run_demo(options: DemoOptions, say: Callable[[str], None], *, on_repor
     """Run it; the report is also written to `report.json` in the folder. Raises what start-up raises."""
     pods = None if options.trace is None else read_pods(find_pod_list(options.trace), options.pods)
     policy = load_policy(DEMO_POLICY)
-    if options.folder.exists():
-        shutil.rmtree(options.folder)
+    _empty(options.folder)
     clock = Clock(options.clock_factor)
     system = LocalSystem(options.folder, clock=clock, policy=DEMO_POLICY, gateway_port=options.gateway_port)
     began = clock.monotonic_seconds()
@@ -88,6 +90,17 @@ async def run_demo(options: DemoOptions, say: Callable[[str], None], *, on_repor
         return report
     finally:
         await system.stop()
+
+
+def _empty(folder: Path) -> None:
+    """Remove what an earlier demo left there. Raises ConfigError where anything else lies: that is not ours."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ConfigError("demo", [f"{folder} is no folder; name another with --folder"])
+    if others := sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(_LEFT_BEHIND)):
+        raise ConfigError("demo", [f"{folder} holds {named(others)}, which no demo made; name another with --folder"])
+    shutil.rmtree(folder)
 
 
 async def wait_until_quiet(record: Record, world: SimulatedWorld, seconds_max: float) -> Truth:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import aiohttp
 
-from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler.runtime.process import EXIT_MISCONFIGURED
 
 READY_SECONDS_MAX = 60.0  # a cold start of eight processes on two slow cores takes about ten
 STOP_SECONDS_MAX = 15.0  # after this SIGTERM becomes SIGKILL
@@ -51,6 +53,7 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._is_wanted = False
+        self._last_exit: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -78,7 +81,7 @@ class Child:
     async def _keep(self) -> None:
         wait_seconds = RESTART_SECONDS_MIN
         while self._process is not None and self.starts_count <= RESTARTS_COUNT_MAX:
-            await self._process.wait()
+            self._last_exit = await self._process.wait()
             if not self._is_wanted:
                 return
             await asyncio.sleep(wait_seconds)
@@ -86,7 +89,8 @@ class Child:
             await self._spawn()
 
     async def wait_ready(self, seconds_max: float = READY_SECONDS_MAX) -> None:
-        """Return when it is ready. Raises TransientError with the end of its log when it is not by then."""
+        """Return when it is ready. Raises ConfigError with its own words when it refuses to start, TransientError with
+        the end of its log when it is not ready by then."""
         deadline = asyncio.get_running_loop().time() + seconds_max
         last = "no answer yet"
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
@@ -99,6 +103,8 @@ class Child:
                 except (aiohttp.ClientError, TimeoutError) as exc:
                     last = repr(exc)
                 await asyncio.sleep(0.1)
+        if self._last_exit == EXIT_MISCONFIGURED:
+            raise ConfigError(self.name, self._mistakes())
         raise TransientError(
             f"{self.name} is not ready after {self.starts_count} start(s) within {seconds_max:g} s ({last}); "
             f"its log {self.log} ends:\n{self.log_end()}"
@@ -109,6 +115,15 @@ class Child:
         if not self.log.exists():
             return "(empty)"
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-_LINES_SHOWN:])
+
+    def _mistakes(self) -> list[str]:
+        """What it said when it refused to start, one thing a line, as `ConfigError` lists them."""
+        said = self.log_end()
+        for line in said.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # before logs are set up it speaks plainly
+                said = str(json.loads(line)["error"])
+        mistakes = (line.removeprefix("  - ") for line in said.splitlines() if line.startswith("  - "))
+        return list(dict.fromkeys(mistakes)) or [said]
 
     def kill(self) -> None:
         """End it without warning (SIGKILL); it is started again."""

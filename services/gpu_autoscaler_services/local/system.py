@@ -1,12 +1,14 @@
 """Every process of the system on this machine, started in order, waited for, ended in reverse."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 from gpu_autoscaler.bus.server import NatsServer
+from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.clock import CLOCK_ENVIRONMENT, Clock
 from gpu_autoscaler.runtime.config import (
     GatewaySettings,
@@ -60,7 +62,11 @@ class LocalSystem:
         return self.nats.url
 
     async def start(self, say: Callable[[str], None]) -> None:
-        """Start everything; returns when all of it is ready. What was started is ended again if anything fails."""
+        """Start everything; returns when all of it is ready. What was started is ended again if anything fails.
+
+        Raises ConfigError naming what is to be changed, TransientError with the log of what did not get ready.
+        """
+        self._check_gateway_port()
         for folder in (self.folder / "nats", self.folder / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -75,6 +81,18 @@ class LocalSystem:
         except BaseException:
             await self.stop()
             raise
+
+    def _check_gateway_port(self) -> None:
+        """The one port that people choose: say at once when it is taken, not when everything else runs."""
+        port = int(self.gateway_url.rsplit(":", 1)[1])
+        with socket.socket() as probe:
+            # As the gateway does: connections of the one before may linger.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as exc:
+                told = f"port {port} of 127.0.0.1: {exc.strerror}; name another with --gateway-port, 0 takes a free one"
+                raise ConfigError("gateway", [told]) from exc
 
     async def _start_child(self, child: Child) -> None:
         self.children[child.name] = child
