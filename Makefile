@@ -46,13 +46,15 @@ format: $(VENV)/.dev ## Put the code into its form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-schemas: $(VENV)/.dev ## Write schemas/ again from the code
+schemas: $(VENV)/.dev ## Write schemas/ and the default policy again from the code
 	$(BIN)/python -m gpu_autoscaler_services.contracts
+	$(BIN)/python -m gpu_autoscaler.tools.policy_file > deploy/policies/default.toml
 
 bench: $(VENV)/.dev ## Measure as ratios in one run (CASE=name for one)
 	$(BIN)/python -m tests.bench $(if $(CASE),--case $(CASE))
 
 lock: $(VENV)/.dev ## Write the locks again (needs uv on the PATH)
+	uv pip compile requirements/build.in --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/build.txt
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/runtime.txt
 	uv pip compile pyproject.toml requirements/build.in --extra local --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/local.txt
 	uv pip compile pyproject.toml requirements/build.in --extra dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/dev.txt

@@ -206,3 +206,33 @@ async def test_an_old_server_is_refused() -> None:
         await NatsBus.connect(f"nats://127.0.0.1:{port}", name="client", declared=NOTHING, waits=PROMPT)
     listener.close()
     await listener.wait_closed()
+
+
+@pytest.fixture
+def mounted_config(tmp_path: Path) -> Path:
+    """The configuration that containers mount, with places of this test in it."""
+    text = (Path(__file__).resolve().parents[3] / "deploy" / "nats" / "nats.conf").read_text()
+    for there, here in (("0.0.0.0:4222", "127.0.0.1:-1"), ("127.0.0.1:8222", "127.0.0.1:-1"), ("/data", str(tmp_path))):
+        assert f'"{there}"' in text
+        text = text.replace(f'"{there}"', f'"{here}"')
+    path = tmp_path / "nats.conf"
+    path.write_text(text)
+    return path
+
+
+async def test_the_broker_of_the_containers_is_one_that_we_can_use(mounted_config: Path) -> None:
+    """With the configuration that is mounted there, all that we declare can be made."""
+    folder = mounted_config.parent
+    server = subprocess.Popen([find_binary(), "-c", mounted_config, "--ports_file_dir", folder])  # noqa: ASYNC220
+    ports = folder / f"nats-server_{server.pid}.ports"
+    try:
+        async with asyncio.timeout(20):
+            while not ports.exists() or not ports.read_text():
+                await asyncio.sleep(0.02)
+        declared = Declared(streams=STREAMS, buckets=BUCKETS, consumers=(GIVEN_UP,))
+        bus = await NatsBus.connect(json.loads(ports.read_text())["nats"][0], name="client", declared=declared)
+        await bus.ensure()
+        await bus.close()
+    finally:
+        server.kill()
+        server.wait()
