@@ -1,6 +1,7 @@
 """Wraps facts in envelopes with derived ids and stores them on the bus. The only way for a service to say something."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -37,17 +38,11 @@ class Publisher:
     def seal(self, facts: Sequence[Fact], cause: Envelope | None = None) -> tuple[Sealed, ...]:
         """Return the facts with ids, cause and time of now. A fact that the service never declared is our bug."""
         sealed = []
-        for number, fact in enumerate(facts):
+        envelopes = in_envelopes(facts, cause, service=self._service, source=self._source, at=self._clock.now())
+        for envelope in envelopes:
+            fact = envelope.fact
             assert type(fact) in self._publishes, (  # noqa: S101 - a bug of ours, loud
                 f"{self._service} does not declare that it publishes {fact.type_name()}"
-            )
-            envelope = Envelope(
-                id=output_id(fact, service=self._service, cause=cause, number=number),
-                source=self._source,
-                time=self._clock.now(),
-                fact=fact,
-                correlation_id=None if cause is None else cause.correlation_id or cause.id,
-                causation_id=None if cause is None else cause.id,
             )
             sealed.append(Sealed(fact=fact, message_id=envelope.id, payload=encode(envelope)))
         return tuple(sealed)
@@ -75,6 +70,23 @@ class Publisher:
         """Seal and store what a door returned."""
         outcome = as_outcome(outputs)
         return await self.send(self.seal(outcome.facts, cause), expected_last_sequence=outcome.expected_last_sequence)
+
+
+def in_envelopes(
+    facts: Sequence[Fact], cause: Envelope | None, *, service: str, source: str, at: datetime
+) -> tuple[Envelope, ...]:
+    """Return what a service says, each fact with its id, its cause and the instant at which it is said."""
+    return tuple(
+        Envelope(
+            id=output_id(fact, service=service, cause=cause, number=number),
+            source=source,
+            time=at,
+            fact=fact,
+            correlation_id=None if cause is None else cause.correlation_id or cause.id,
+            causation_id=None if cause is None else cause.id,
+        )
+        for number, fact in enumerate(facts)
+    )
 
 
 def as_outcome(outputs: Outputs) -> Outcome:
