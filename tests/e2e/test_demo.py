@@ -1,0 +1,50 @@
+"""The demo as a user runs it: the story, and a real trace, each with every promise kept."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpu_autoscaler_services.demo.report import Report
+from gpu_autoscaler_services.demo.run import DemoOptions, run_demo
+from gpu_autoscaler_services.demo.story import JOBS_COUNT
+
+TRACE = Path(os.environ.get("GPU_AUTOSCALER_TRACES", "../shared/traces")) / "openb-gpu-2023"
+PODS_COUNT = 500
+SPEED = 600.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+async def test_the_story_is_told_and_every_promise_kept(tmp_path: Path) -> None:
+    """Jobs run, a refusal goes elsewhere, a notice is answered, the cluster ends empty, the money adds up."""
+    told: list[str] = []
+    reports: list[Report] = []
+    await run_demo(DemoOptions(folder=tmp_path / "demo", gateway_port=0), told.append, on_report=reports.append)
+    (report,) = reports
+    assert report.broken_promises == ()
+    assert (report.jobs_requested, report.jobs_finished) == (JOBS_COUNT, JOBS_COUNT)
+    assert report.jobs_completed == JOBS_COUNT - 1, "one is cancelled"
+    assert report.launches_refused >= 1
+    assert report.notices_answered == report.notices_received == 1
+    assert report.nodes_bought == report.nodes_removed
+    assert report.bill_micro_usd == report.allocated_micro_usd + report.idle_micro_usd > 0
+    assert any("NOTICE" in line for line in told)
+    written = msgspec.json.decode((tmp_path / "demo" / "report.json").read_bytes(), type=Report)
+    assert written == report
+
+
+@pytest.mark.skipif(not TRACE.is_dir(), reason=f"openb trace: no folder {TRACE}; set GPU_AUTOSCALER_TRACES")
+async def test_500_pods_of_a_real_trace_all_run(tmp_path: Path) -> None:
+    """Every pod of the trace's end that can ever fit runs to its end, 600 times faster than it did."""
+    options = DemoOptions(
+        folder=tmp_path / "demo", gateway_port=0, trace=f"openb:{TRACE}", pods=PODS_COUNT, speed=SPEED
+    )
+    reports: list[Report] = []
+    await run_demo(options, lambda _: None, on_report=reports.append)
+    (report,) = reports
+    assert report.broken_promises == ()
+    assert report.jobs_requested == report.jobs_finished == report.jobs_completed == PODS_COUNT
+    assert 0 < report.gpu_hours_allocated < report.gpu_hours_bought
+    assert report.queue_wait_seconds_p95 is not None
