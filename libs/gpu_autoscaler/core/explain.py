@@ -103,6 +103,8 @@ def _is_about(recorded: Recorded, keys: frozenset[str]) -> bool:
         return any(f"action/{decision.action_id}" in keys for decision in fact.plan.decisions) or any(
             held.subject in keys for held in fact.plan.held_back
         )
+    if isinstance(fact, scaling.ScalingPodEvicted) and f"action/{fact.action_id}" in keys:
+        return True  # the pod's own word, and a step of the drain
     return _entity(recorded) in keys
 
 

@@ -3,6 +3,7 @@
 Observations repeat; a sentence is made only of what is new since the last one about the same thing.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -31,9 +32,10 @@ class Teller:
             yield f"{instant(recorded.envelope.time)}: {text} [{recorded.stream} {recorded.sequence}]"
 
     def _plan(self, fact: scaling.ScalingPlanMade) -> Iterator[str]:
-        for decision in fact.plan.decisions:
-            if f"action/{decision.action_id}" in self._keys:
-                yield f"Plan {fact.plan_id}: {decision_sentence(decision)}"
+        ours = (one for one in fact.plan.decisions if f"action/{one.action_id}" in self._keys)
+        # The members of a gang often get nodes of one kind: the same sentence for each of them.
+        for text, count in Counter(map(decision_sentence, ours)).items():
+            yield f"Plan {fact.plan_id}: {f'{count} times: ' if count > 1 else ''}{text}"
         for held in fact.plan.held_back:
             # What holds the whole cluster back holds this back too, where the plan speaks of this at all. A plan a
             # second says the same thing as long as it is so; once is enough.

@@ -191,6 +191,7 @@ def test_a_node_is_explained_back_to_the_job_and_on_to_its_end() -> None:
         "The cloud gave notice that it takes n1 back",
         "Drain node n1 without a choice",
         "was cordoned for its drain",
+        "Pod default/train-0 on node n1 was asked to go",
         "is gone, at",
     )
     assert story[0].startswith("2026-11-21 12:00:00 UTC: ")
@@ -253,6 +254,18 @@ def test_a_replacement_is_explained_by_the_notice_of_the_node_before_it() -> Non
     story = why_node(history, "buy-n2")
 
     assert in_order(story, "gave notice that it takes n1 back", "Node n1 will be gone at", "The cloud made")
+
+
+def test_nodes_of_one_kind_for_a_gang_are_told_in_one_sentence() -> None:
+    """Four members, four nodes, one reason."""
+    reason = reasons.UnmetDemand(demand=("job/train",), offers_considered=2, price_micro_usd_per_hour=10_000_000)
+    decisions = tuple(purchase(f"buy-n{number}", reason=reason) for number in range(4))
+    plan = Plan(as_of=T0, parent_sequence=1, decisions=decisions)
+    made = ScalingPlanMade(plan_id=PlanId("plan-9"), plan=plan, cut=Cut(), policy_digest="p", core_digest="c")
+
+    story = why_job(record([*job("train"), Told(made, T0 + SECOND)]), "train")
+
+    assert [line for line in story if "Buy" in line] == [line for line in story if "plan-9: 4 times: Buy p4d" in line]
 
 
 def test_what_keeps_a_node_is_its_own_story_and_told_by_its_name() -> None:
