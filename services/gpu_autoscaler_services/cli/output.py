@@ -48,7 +48,7 @@ def _table(rows: Sequence[Row], columns: Columns) -> None:
 
 
 def _cell(value: object) -> str:
-    if value is None or value == "":
+    if value is None or value in ("", [], ()):
         return "-"
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 

@@ -69,11 +69,13 @@ def plans(
     """The last plans: what was decided, what was held back, and why."""
     document = gateway.read("plans", limit=limit)
     rows = [row for plan in document["items"] for row in _plan_rows(plan)]
+    known = gateway.read("nodes")["items"] if output == "table" else []
+    names = {f"node/{node['node_uid']}": f"node/{node['name']}" for node in known}
     columns = (
         ("PLAN", lambda row: row["plan_id"]),
         ("AT", lambda row: row["as_of"][:19] + "Z"),
         ("WHAT", lambda row: row["what"].replace("_", " ")),
-        ("ABOUT", lambda row: row["subject"]),
+        ("ABOUT", lambda row: names.get(row["subject"], row["subject"])),
         ("WHY", lambda row: row["sentence"]),
     )
     named = document["items"] if output == "name" else rows
