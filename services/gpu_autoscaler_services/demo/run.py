@@ -7,17 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.wording import named
-from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
-from gpu_autoscaler.tools.replay import Verdict, recompute
 from gpu_autoscaler_services.demo.follow import Follower, connect
 from gpu_autoscaler_services.demo.narrate import Narrator
 from gpu_autoscaler_services.demo.promises import jobs_have_ended, money_adds_up, orders_have_ended
+from gpu_autoscaler_services.demo.recomputing import plans_that_differ
 from gpu_autoscaler_services.demo.record import Record, Seen
 from gpu_autoscaler_services.demo.report import Report, make_report
 from gpu_autoscaler_services.demo.script import Script
@@ -71,8 +68,8 @@ async def run_demo(options: DemoOptions, say: Callable[[str], None], *, on_repor
             else:
                 await script.play_trace(pods, options.speed)
             truth = await wait_until_quiet(follower.record, world, options.quiet_seconds_max)
-            say("making every plan that decided something again, from its facts")
-            differing = await plans_that_differ(bus, follower.record, policy, clock)
+            say("making every plan again, from its facts")
+            differing = await asyncio.to_thread(plans_that_differ, follower.record, policy)
             report = make_report(
                 follower.record,
                 truth,
@@ -113,14 +110,3 @@ async def wait_until_quiet(record: Record, world: SimulatedWorld, seconds_max: f
         if (has_ended and not list(money_adds_up(record, truth))) or loop.time() > deadline:
             return truth
         await asyncio.sleep(_LOOK_SECONDS)
-
-
-async def plans_that_differ(bus: Bus, record: Record, policy: ScalingPolicy, clock: Clock) -> tuple[str, ...]:
-    """Recompute each plan that decided something; return a sentence for each that is not equal byte for byte."""
-    plan_ids = [fact.plan_id for fact, _ in record.of(ScalingPlanMade) if fact.plan.decisions]
-    made_again = [(plan_id, await recompute(bus, plan_id, policy, clock)) for plan_id in plan_ids]
-    return tuple(
-        f"plan {plan_id} cannot be made again: {again.sentence}"
-        for plan_id, again in made_again
-        if again.verdict is not Verdict.EQUAL
-    )
