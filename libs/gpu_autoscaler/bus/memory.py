@@ -5,12 +5,12 @@ real time, and the same calls give the same order on every run.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Self
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker, MemoryConsumer, MemoryStream
-from gpu_autoscaler.bus.protocol import Ack, Delivery, EffectConsumer, Message, Projection, Publication
+from gpu_autoscaler.bus.protocol import Ack, Bus, Delivery, EffectConsumer, Message, Projection, Publication
 from gpu_autoscaler.bus.streams import Declared, differences
 from gpu_autoscaler.model.errors import ConfigError, PermanentError
 
@@ -164,7 +164,7 @@ class MemoryProjection:
         self._broker.tell()
 
 
-class MemoryBus:
+class MemoryBus(Bus):
     """One service's hand on the broker of this process."""
 
     def __init__(self, broker: MemoryBroker, declared: Declared, *, now: Now, sleep: Sleep = asyncio.sleep) -> None:
@@ -178,25 +178,6 @@ class MemoryBus:
     def is_connected(self) -> bool:
         """Always: there is nothing between us and the broker."""
         return True
-
-    async def publish(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        message_id: str,
-        expected_last_subject_sequence: int | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Ack:
-        """Store a message; see `Bus.publish`."""
-        publication = Publication(
-            subject=subject,
-            payload=payload,
-            message_id=message_id,
-            headers=headers or {},
-            expected_last_subject_sequence=expected_last_subject_sequence,
-        )
-        return self._broker.store(publication, self._now())
 
     async def publish_many(self, publications: Sequence[Publication]) -> Sequence[Ack]:
         """Store messages; see `Bus.publish_many`."""

@@ -9,7 +9,7 @@ from gpu_autoscaler.bus.nats_link import ApiError, NatsLink, Waits, open_link
 from gpu_autoscaler.bus.nats_projection import NatsProjection
 from gpu_autoscaler.bus.nats_publish import NatsPublisher
 from gpu_autoscaler.bus.nats_read import NO_STREAM, stored_message
-from gpu_autoscaler.bus.protocol import Ack, EffectConsumer, Message, Projection, Publication
+from gpu_autoscaler.bus.protocol import Ack, Bus, EffectConsumer, Message, Projection, Publication
 from gpu_autoscaler.bus.streams import Declared, differences
 from gpu_autoscaler.model.errors import ConfigError, PermanentError
 
@@ -17,7 +17,7 @@ CONSUMER_EXISTS = 10148
 STREAM_EXISTS = 10058
 
 
-class NatsBus:
+class NatsBus(Bus):
     """One process's connection. Make one with `connect`; `ensure` before anything is bound."""
 
     def __init__(self, link: NatsLink, declared: Declared) -> None:
@@ -52,25 +52,6 @@ class NatsBus:
     def is_connected(self) -> bool:
         """True while the broker answers, as far as is known."""
         return self._link.is_up
-
-    async def publish(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        message_id: str,
-        expected_last_subject_sequence: int | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Ack:
-        """Store a message; see `Bus.publish`."""
-        publication = Publication(
-            subject=subject,
-            payload=payload,
-            message_id=message_id,
-            headers=headers or {},
-            expected_last_subject_sequence=expected_last_subject_sequence,
-        )
-        return (await self._publisher.store([publication]))[0]
 
     async def publish_many(self, publications: Sequence[Publication]) -> Sequence[Ack]:
         """Store messages without waiting for each; see `Bus.publish_many`."""

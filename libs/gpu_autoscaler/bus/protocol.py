@@ -105,7 +105,7 @@ class Projection(Protocol):
 
 
 class Bus(Protocol):
-    """The way facts travel."""
+    """The way facts travel. Adapters inherit it, for the one method that is the same in all."""
 
     async def publish(
         self,
@@ -121,7 +121,14 @@ class Bus(Protocol):
         Raises StalePlan when the subject's last sequence is not the expected one, TransientError when the broker
         stays away past the limit, PermanentError when it never will take the message (too large, no such stream).
         """
-        ...
+        publication = Publication(
+            subject=subject,
+            payload=payload,
+            message_id=message_id,
+            headers=headers or {},
+            expected_last_subject_sequence=expected_last_subject_sequence,
+        )
+        return (await self.publish_many([publication]))[0]
 
     async def publish_many(self, publications: Sequence[Publication]) -> Sequence[Ack]:
         """Store messages without waiting for each; returns when the streams have all of them, acks in the order given.

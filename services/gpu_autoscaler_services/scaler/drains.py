@@ -110,16 +110,7 @@ class Drains:
         record = self._record(decision.drain_action_id)
         if record is not None and (record.drained or record.cancelled or record.terminated):
             return []
-        await self._cordon(decision.node_name, decision.node_uid, is_cordoned=False)
-        cancelled = ScalingDrainCancelled(
-            action_id=decision.action_id,
-            plan_id=plan_id,
-            drain_action_id=decision.drain_action_id,
-            node_uid=decision.node_uid,
-            node_name=decision.node_name,
-            cancelled_at=self._clock.now(),
-        )
-        return [cancelled]
+        return await self._keep(decision, plan_id, decision.drain_action_id)
 
     # ---- steps
 
@@ -173,13 +164,19 @@ class Drains:
 
     async def _give_up(self, drain: DrainNode | ScalingDrainStarted, plan_id: PlanId, why: str) -> list[Fact]:
         log.info("drain given up, the node stays", node=drain.node_name, action_id=drain.action_id, reason=why)
-        await self._cordon(drain.node_name, drain.node_uid, is_cordoned=False)
+        return await self._keep(drain, plan_id, drain.action_id)
+
+    async def _keep(
+        self, said: DrainNode | ScalingDrainStarted | CancelDrain, plan_id: PlanId, drain_action_id: ActionId
+    ) -> list[Fact]:
+        """Let pods onto the node again, and say that its drain is over."""
+        await self._cordon(said.node_name, said.node_uid, is_cordoned=False)
         cancelled = ScalingDrainCancelled(
-            action_id=drain.action_id,
+            action_id=said.action_id,
             plan_id=plan_id,
-            drain_action_id=drain.action_id,
-            node_uid=drain.node_uid,
-            node_name=drain.node_name,
+            drain_action_id=drain_action_id,
+            node_uid=said.node_uid,
+            node_name=said.node_name,
             cancelled_at=self._clock.now(),
         )
         return [cancelled]
