@@ -21,7 +21,6 @@ from gpu_autoscaler.core.admission import job_id_of
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
 from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotOffersSampled
-from gpu_autoscaler.tools.schemas import fact_files
 from gpu_autoscaler_services.demo.record import Record
 
 pytestmark = [
@@ -33,6 +32,7 @@ pytestmark = [
 
 JOBS = "/api/v1/gpu/jobs"
 BODY = request_body()
+SCHEMAS = Path(__file__).parents[2] / "schemas" / "facts"
 MEBIBYTE = 2**20
 
 
@@ -82,15 +82,12 @@ async def until_answered(cluster: Running, event_id: str) -> None:
     await cluster.until(lambda record: queued(record, event_id) == 1, f"{event_id} accepted")
 
 
-async def test_a_subscriber_without_our_package_reads_decisions_by_schema(cluster: Running, tmp_path: Path) -> None:
+async def test_a_subscriber_without_our_package_reads_decisions_by_schema(cluster: Running) -> None:
     """Each event of `scaling.>` is what its schema says, checked by a program that knows nothing else."""
-    for name, text in fact_files().items():
-        if name.startswith("facts/"):
-            (tmp_path / Path(name).name).write_text(text, encoding="utf-8")
     await cluster.until(lambda record: record.count(ScalingNodeLaunched) > 0, "a node")
     count = sum(cluster.record.count(kind) for kind in (ScalingPlanMade, ScalingNodeOrdered, ScalingNodeLaunched))
 
-    heard = await example(cluster, "hear_scaling.py", "--schemas", str(tmp_path), "--count", str(count))
+    heard = await example(cluster, "hear_scaling.py", "--schemas", str(SCHEMAS), "--count", str(count))
 
     assert (heard.code, heard.err) == (0, "")
     types = {json.loads(line)["type"] for line in heard.lines}
