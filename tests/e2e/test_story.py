@@ -15,6 +15,9 @@ from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobQueued, JobRequ
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingNodeLaunched, ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
+from gpu_autoscaler.kube.client import KubeClient
+from gpu_autoscaler.kube.connection import Connection
+from gpu_autoscaler.kube.protocol import JOBS
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
 from gpu_autoscaler_services.demo.record import Record
@@ -94,6 +97,22 @@ async def test_the_pod_watcher_dies_while_things_change(tmp_path: Path) -> None:
         assert not has(cluster.record, JobFinished)
         await cluster.kill("pod-watcher")
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0")
+
+
+async def test_a_job_is_deleted_behind_a_pod_watcher_that_then_dies(tmp_path: Path) -> None:
+    """Its Kubernetes Job goes unseen; the list that the watcher starts with lacks it: cancelled, and once."""
+    async with running(tmp_path) as cluster:
+        await cluster.script.request(request("job-0", run_seconds=4000.0), "nats")
+        await cluster.until(lambda record: has(record, JobStarted), "the job runs")
+        cluster.freeze("pod-watcher")
+        kube = KubeClient(Connection(base_url=cluster.system.simcluster_url), now=cluster.clock.now)
+        assert await kube.delete_job(await kube.get(JOBS, "default", "job-0"))
+        await kube.close()
+        await cluster.kill("pod-watcher")
+        await cluster.until(lambda record: has(record, JobFinished, outcome="cancelled"), "the end of the job")
+        report = await cluster.report_when_quiet(QUIET_SECONDS_MAX)
+        assert report.broken_promises == ()
+        assert (report.jobs_finished, report.jobs_completed) == (1, 0)
 
 
 async def test_the_spot_watcher_dies_with_a_notice_unread(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from gpu_autoscaler.events.catalogue import (
     GpuFact,
     JobFact,
     NodeFact,
+    OneJobFact,
     PodFact,
     ScalingFact,
     SpotFact,
@@ -235,6 +236,8 @@ class _Folding:
         # What anybody may publish does not move the stream's clock: a date in the far future would empty the state.
         if not isinstance(fact, job.JobRequested | job.JobCancelRequested):
             self._advance("job", at)
+        if isinstance(fact, job.JobListed):
+            return  # says what Kubernetes has, which the scheduler acts on; nothing is decided by it later
         job_id = self._job_id(fact, event_id)
         before = self._batch.jobs.get(job_id) or JobRecord()
         after = job_after(before, fact, at)
@@ -244,7 +247,7 @@ class _Folding:
             self._ended("job", fact.finished_at)
 
     @staticmethod
-    def _job_id(fact: JobFact, event_id: str) -> JobId:
+    def _job_id(fact: OneJobFact, event_id: str) -> JobId:
         if isinstance(fact, job.JobRequested):
             return job_id_of(fact.job_id, event_id)
         return job_id_of(fact.job_id, fact.request_id) if isinstance(fact, job.JobRejected) else fact.job_id

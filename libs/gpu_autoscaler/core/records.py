@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpu_autoscaler.core.batch import version_of
 from gpu_autoscaler.core.state import DrainRecord, JobRecord, NoticeRecord, OrderRecord
 from gpu_autoscaler.events import job, scaling, spot
-from gpu_autoscaler.events.catalogue import JobFact
+from gpu_autoscaler.events.catalogue import OneJobFact
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
@@ -19,7 +19,7 @@ OrderStep = scaling.ScalingNodeOrdered | scaling.ScalingNodeLaunched | scaling.S
 DrainStep = scaling.ScalingDrainStarted | scaling.ScalingPodEvicted | scaling.ScalingNodeDrained
 
 
-def job_after(record: JobRecord, fact: JobFact, at: datetime) -> JobRecord:
+def job_after(record: JobRecord, fact: OneJobFact, at: datetime) -> JobRecord:
     """First word wins where a thing happens once; the highest attempt or version where it happens again."""
     match fact:
         case job.JobRequested():

@@ -13,7 +13,7 @@ from gpu_autoscaler.events.upcasts import UPCASTS, Upcast
 from gpu_autoscaler.model.errors import InvalidFact, UnknownType
 from gpu_autoscaler.model.ids import FactId
 
-JobFact = (
+OneJobFact = (
     job.JobRequested
     | job.JobCancelRequested
     | job.JobQueued
@@ -23,6 +23,7 @@ JobFact = (
     | job.JobStarted
     | job.JobFinished
 )
+JobFact = OneJobFact | job.JobListed
 PodFact = (
     pod.PodObserved
     | pod.PodGone

@@ -90,6 +90,7 @@ def _jobs() -> Iterator[Fact]:
     yield job.JobStarted(
         job_id=JOB, kube_job="gpu-jobs/job-5d41402abc4b", started_at=_at(172), epoch=EPOCH, version=5120
     )
+    yield job.JobListed(job_ids=(JOB,), listed_at=_at(180), epoch=EPOCH, version=5200)
     yield job.JobFinished(job_id=JOB, outcome="completed", finished_at=_at(3600))
 
 

@@ -1,5 +1,5 @@
 """Facts about jobs. `requested` and `cancel_requested` come from anybody; the scheduler says what became of them;
-`started` and `finished` are what the pod watcher saw in the cluster."""
+`started`, `listed` and `finished` are what the pod watcher saw in the cluster."""
 
 from typing import Literal
 
@@ -115,6 +115,14 @@ class JobStarted(Versioned, frozen=True, kw_only=True):
     def entity(self) -> str | None:
         """The job."""
         return f"job/{self.job_id}"
+
+
+class JobListed(Versioned, frozen=True, kw_only=True):
+    """A whole list of our Kubernetes Jobs was read. A job that was queued before this was said and is not in it, and
+    has not ended, has no Kubernetes Job, unless one was made since."""
+
+    job_ids: tuple[JobId, ...]
+    listed_at: Instant
 
 
 class JobFinished(_AboutJob, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from gpu_autoscaler.core import explain
 from gpu_autoscaler.events import envelope as envelopes
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.job import JobListed
 from gpu_autoscaler.events.node import NodeInstanceListed, NodeListed, NodeWatched
 from gpu_autoscaler.events.pod import PodBudgetListed, PodListed, PodWatched
 from gpu_autoscaler.events.scaling import ScalingPlanMade
@@ -192,7 +193,7 @@ _TOLD = tuple(
     fact
     for fact in FACTS
     if fact.domain() in {"job", "pod", "node", "spot", "scaling"}
-    and fact not in {PodListed, PodWatched, PodBudgetListed, NodeListed, NodeWatched, NodeInstanceListed}
+    and fact not in {JobListed, PodListed, PodWatched, PodBudgetListed, NodeListed, NodeWatched, NodeInstanceListed}
 )
 _UNREADABLE = (HTTPStatus.UNPROCESSABLE_ENTITY,)
 

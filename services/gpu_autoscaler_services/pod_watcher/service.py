@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.events.fact import Fact, Versioned
-from gpu_autoscaler.events.job import JobFinished, JobStarted
+from gpu_autoscaler.events.job import JobFinished, JobListed, JobStarted
 from gpu_autoscaler.events.node import NodeGone, NodeListed, NodeObserved, NodeWatched
 from gpu_autoscaler.events.pod import (
     PodBudgetGone,
@@ -97,6 +97,7 @@ class PodWatcher:
         NodeListed,
         NodeWatched,
         JobStarted,
+        JobListed,
         JobFinished,
     )
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
@@ -184,8 +185,7 @@ class PodWatcher:
     def _on_job_item(self, item: WatchItem) -> list[Fact]:
         match item:
             case Listed():
-                self._running &= {one.metadata.uid for one in item.objects}
-                return [fact for one in item.objects for fact in self._job_facts(one, item.seen_at)]
+                return self._on_jobs_listed(item)
             case Changed():
                 return self._job_facts(item.object, item.seen_at)
             case Deleted():
@@ -193,6 +193,14 @@ class PodWatcher:
                 return self._job_end(item.object, item.seen_at)
             case Bookmark():
                 return []
+
+    def _on_jobs_listed(self, item: Listed) -> list[Fact]:
+        """What the list shows of each Job, then the list: what went while nobody watched is not in it."""
+        self._running &= {one.metadata.uid for one in item.objects}
+        facts = [fact for one in item.objects for fact in self._job_facts(one, item.seen_at)]
+        jobs: tuple[Any, ...] = item.objects
+        job_ids = tuple(sorted(job_id for one in jobs if (job_id := job_id_of(one)) is not None))
+        return [*facts, JobListed(epoch=self._epoch, version=item.version, job_ids=job_ids, listed_at=item.seen_at)]
 
     def _job_facts(self, job: Any, seen_at: datetime) -> list[Fact]:  # noqa: ANN401 - items hold objects of any kind
         job_id = job_id_of(job)

@@ -40,6 +40,14 @@ class Binder:
                 self._namespace, job.metadata.name, release_patch(spec, placed.node_names, state)
             )
 
+    async def has(self, job_id: JobId) -> bool:
+        """True while there is a Kubernetes Job of the job's name, also where it is another's."""
+        try:
+            await self._kube.get(JOBS, self._namespace, job_id)
+        except NotFound:
+            return False
+        return True
+
     async def withdraw(self, job_id: JobId) -> None:
         """Delete the Job with its pods, unless it ended by itself: then it is kept to be looked at for a while."""
         try:

@@ -13,6 +13,7 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
     JobFinished,
+    JobListed,
     JobPlaced,
     JobPreempted,
     JobQueued,
@@ -29,6 +30,7 @@ from gpu_autoscaler.runtime.digests import request_digest
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler_services.scheduler.absent import not_listed, was_made
 from gpu_autoscaler_services.scheduler.attempts import after_loss
 from gpu_autoscaler_services.scheduler.binder import Binder
 
@@ -48,6 +50,7 @@ class Scheduler:
         JobQueued,
         JobPlaced,
         JobFinished,
+        JobListed,
         PodGone,
     )
     folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
@@ -95,6 +98,8 @@ class Scheduler:
                 return await self._cancel(request)
             case JobFinished() as finished:
                 return await self._end(finished)
+            case JobListed() as listed:
+                return await self._heal(listed)
             case PodGone() as gone:
                 return after_loss(self._view.state, gone, recorded.envelope.time, self._policy)
             case other:
@@ -169,6 +174,22 @@ class Scheduler:
         if finished.outcome != "completed":
             await self._binder.withdraw(finished.job_id)
         return ()
+
+    async def _heal(self, listed: JobListed) -> Outputs:
+        """Make what was never made, and end what somebody took away: both while nobody watched."""
+        ended: list[Fact] = []
+        for queued, job in not_listed(self._view.state, listed):
+            if await self._binder.has(queued.job_id):
+                continue  # made since
+            if was_made(self._view.state, job):
+                message = "its Kubernetes Job is gone, and nobody saw how it ended"
+                now = self._now()
+                ended.append(JobFinished(job_id=queued.job_id, outcome="cancelled", finished_at=now, message=message))
+            elif job.placed is None:
+                await self._make(queued)
+            else:
+                await self._release(job.placed)
+        return ended
 
     def _is_ending(self, job_id: JobId) -> bool:
         """True for a job that is over or to be cancelled: nothing more is made for it."""

@@ -23,6 +23,8 @@ from gpu_autoscaler.events.scaling import (
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.ids import JobId, ProviderId
 from gpu_autoscaler.model.jobs import JobState
+from gpu_autoscaler.simcluster.api import DeleteOptions
+from gpu_autoscaler.simcluster.kinds import JOBS
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -37,6 +39,11 @@ def alive(line: Line) -> list[str]:
 async def ended(line: Line, provider_ids: set[ProviderId]) -> bool:
     """Whether the record has the end of each of these instances."""
     return provider_ids <= {fact.provider_id for fact in await line.said(ScalingNodeTerminated)}
+
+
+def is_about(job_id: str, fact: JobStarted | JobFinished) -> bool:
+    """Whether the fact is about this job."""
+    return fact.job_id == job_id
 
 
 async def letters(line: Line, count: int) -> list[str]:
@@ -111,6 +118,41 @@ async def test_a_cancelled_job_leaves_nothing_behind(tmp_path: Path) -> None:
         await until(lambda: not line.here.items("jobs") and not line.here.items("pods"))
         assert job_state(await line.state(), JobId("train")) is JobState.CANCELLED
         assert len(await line.said(JobFinished)) == 1
+
+
+async def test_a_job_that_is_deleted_while_nobody_watches_is_cancelled(tmp_path: Path) -> None:
+    """The Kubernetes Job goes with the pod watcher away; the next one's list lacks it, and the job ends once."""
+    async with running_line(tmp_path, POLICY) as line:
+        await line.say(request("train", run_seconds=4000.0))
+        await line.say(request("other", run_seconds=400.0))
+        for name in ("train", "other"):
+            await line.wait_for(JobStarted, partial(is_about, name), seconds_max=40)
+        await line.kill("pod_watcher")
+        line.here.world.api.delete(JOBS, "default/train", DeleteOptions(propagation="Background"))
+        await until(lambda: not line.here.item("jobs", "train"))
+        await line.start("pod_watcher")
+        end = await line.wait_for(JobFinished)
+        assert (end.job_id, end.outcome) == ("train", "cancelled")
+        assert "nobody saw how it ended" in end.message
+        last = await line.wait_for(JobFinished, partial(is_about, "other"), seconds_max=40)
+        assert last.outcome == "completed"
+        assert len(await line.said(JobFinished)) == 2
+        assert await line.dead_letters() == []
+
+
+async def test_a_job_that_was_never_made_is_made_after_the_next_list(tmp_path: Path) -> None:
+    """Kubernetes loses the suspended Job unseen: it is made again, and the job completes."""
+    async with running_line(tmp_path, POLICY) as line:
+        await line.stop("scaler")  # nothing is bought, so the job waits
+        await line.say(request("train", run_seconds=30.0))
+        await until(lambda: line.here.item("jobs", "train"))
+        await line.kill("pod_watcher")
+        line.here.world.api.delete(JOBS, "default/train", DeleteOptions(propagation="Background"))
+        await line.start("pod_watcher")
+        await until(lambda: line.here.item("jobs", "train"))
+        await line.start("scaler")
+        end = await line.wait_for(JobFinished, seconds_max=40)
+        assert end.outcome == "completed"
 
 
 async def test_what_cannot_be_accepted_is_told_and_set_aside(tmp_path: Path) -> None:

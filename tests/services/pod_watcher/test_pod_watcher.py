@@ -8,7 +8,7 @@ import pytest
 from tests.support.kube_objects import Json, budget, job, node, pod
 
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.job import JobFinished, JobStarted
+from gpu_autoscaler.events.job import JobFinished, JobListed, JobStarted
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetListed, PodGone, PodListed, PodObserved, PodWatched
 from gpu_autoscaler.kube.client import KubeClient
@@ -26,6 +26,7 @@ from gpu_autoscaler.kube.protocol import (
     Listed,
 )
 from gpu_autoscaler.kube.wire import Object
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 
 T0 = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -136,13 +137,21 @@ def kube_job(version: int, **status: Any) -> Object:  # noqa: ANN401 - any field
 
 async def test_a_job_starts_when_all_members_run_and_again_after_a_loss(watcher: PodWatcher) -> None:
     """Told once while they run; a member that is lost and replaced is a new start."""
-    assert await watcher.on_item(listed(JOBS, kube_job(5, ready=1))) == []
+    assert types(await watcher.on_item(listed(JOBS, kube_job(5, ready=1)))) == [JobListed]
     started = await watcher.on_item(changed(JOBS, kube_job(6, ready=2)))
     assert types(started) == [JobStarted]
     assert await watcher.on_item(changed(JOBS, kube_job(7, ready=2))) == []
     assert await watcher.on_item(changed(JOBS, kube_job(8, ready=1))) == []
     assert types(await watcher.on_item(changed(JOBS, kube_job(9, ready=2)))) == [JobStarted]
     assert await watcher.on_item(changed(JOBS, kube_job(10, ready=1, succeeded=1))) == []
+
+
+async def test_a_list_of_jobs_says_what_it_shows_and_then_which_there_are(watcher: PodWatcher) -> None:
+    """An end that nobody saw first, so that no reader of the list takes the job for one that goes on."""
+    ends = [{"type": "Complete", "status": "True"}]
+    facts = await watcher.on_item(listed(JOBS, kube_job(5, conditions=ends), thing(JOBS, job("other"), 6)))
+    assert types(facts) == [JobFinished, JobListed]
+    assert facts[1] == JobListed(epoch=7, version=100, job_ids=(JobId("train"),), listed_at=T0)
 
 
 @pytest.mark.parametrize(("condition", "outcome"), [("Complete", "completed"), ("Failed", "failed")])

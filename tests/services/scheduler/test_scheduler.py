@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from tests.support.cluster import RunningCluster, running_cluster
-from tests.support.stories import T0, Story, Told, given, job, node, policy, record, request
+from tests.support.stories import EPOCH, LIST_VERSION, T0, Story, Told, given, job, node, pod, policy, record, request
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
     JobFinished,
+    JobListed,
     JobPlaced,
     JobPreempted,
     JobQueued,
@@ -161,6 +162,64 @@ async def test_somebody_elses_job_of_the_name_is_left_alone(desk: Desk) -> None:
     desk.here.add("jobs", {"metadata": {"name": "train"}, "spec": {"template": desk_template(), "suspend": True}})
     with pytest.raises(PermanentError, match="delete or rename it"):
         await desk.hear(queued)
+
+
+# ---- Jobs that went while nobody watched
+
+
+def listing(*job_ids: JobId) -> JobListed:
+    """A whole list of Kubernetes Jobs, read at T0."""
+    return JobListed(epoch=EPOCH, version=LIST_VERSION, job_ids=job_ids, listed_at=T0)
+
+
+async def test_a_job_that_was_never_made_is_made_when_a_list_lacks_it(desk: Desk) -> None:
+    """Its creation got lost: it waits suspended, as if nothing had been; a second list changes nothing."""
+    await desk.accepted()
+    assert (await desk.hear(listing())).facts == ()
+    made = desk.here.item("jobs", "train")
+    assert made["spec"]["suspend"] is True
+    assert (await desk.hear(listing())).facts == ()
+    assert desk.here.item("jobs", "train")["metadata"]["uid"] == made["metadata"]["uid"]
+
+
+async def test_a_placed_job_that_was_never_made_is_made_and_released(desk: Desk) -> None:
+    """Nothing shows that it ever was at work, so nothing is lost by making it (again)."""
+    desk.knows(node("n1"), job("train", placed_on=("n1",)))
+    assert (await desk.hear(listing())).facts == ()
+    assert desk.here.item("jobs", "train")["spec"]["suspend"] is False
+
+
+async def test_a_job_at_work_whose_job_is_gone_is_cancelled_once(desk: Desk) -> None:
+    """Whether it ran, was lost, or only had pods: nobody will say its end, so the scheduler does."""
+    lost = Told(JobPreempted(job_id=TRAIN, attempt=1, cause="notice", preempted_at=T0), T0)
+    at_work = (
+        (job("train", placed_on=("n1",), is_running=True),),
+        (job("train", placed_on=("n1",)), (lost,)),
+        (job("train", placed_on=("n1",)), pod("train-0", on="n1", job_id="train", owner_kind="Job")),
+    )
+    for stories in at_work:
+        desk.knows(node("n1"), *stories)
+        (end,) = (await desk.hear(listing())).facts
+        assert isinstance(end, JobFinished)
+        assert (end.job_id, end.outcome) == (TRAIN, "cancelled")
+        assert end.message == "its Kubernetes Job is gone, and nobody saw how it ended"
+        desk.knows(node("n1"), *stories, (Told(end, T0),))
+        assert (await desk.hear(listing())).facts == ()
+        assert not desk.here.item("jobs", "train")
+
+
+async def test_a_list_says_nothing_about_jobs_that_are_there_over_or_ending(desk: Desk) -> None:
+    """In the list, made since the list was read, finished, or to be cancelled: nothing is made or said."""
+    running = job("train", placed_on=("n1",), is_running=True)
+    end = JobFinished(job_id=TRAIN, outcome="completed", finished_at=T0)
+    cancel = JobCancelRequested(job_id=TRAIN)
+    for told, listed in (((), (TRAIN,)), ((Told(end, T0),), ()), ((Told(cancel, T0),), ())):
+        desk.knows(node("n1"), running, told)
+        assert (await desk.hear(listing(*listed))).facts == ()
+        assert not desk.here.item("jobs", "train")
+    desk.knows(node("n1"), running)
+    desk.here.add("jobs", {"metadata": {"name": "train"}, "spec": {"template": desk_template(), "suspend": True}})
+    assert (await desk.hear(listing())).facts == ()
 
 
 def desk_template() -> dict[str, object]:

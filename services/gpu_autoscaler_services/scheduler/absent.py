@@ -1,0 +1,27 @@
+"""Jobs whose Kubernetes Job went while nobody watched. Pure; README.md says in words what becomes of them."""
+
+from collections.abc import Iterator
+
+from gpu_autoscaler.core.state import ClusterState, JobRecord
+from gpu_autoscaler.core.views import job_pods
+from gpu_autoscaler.events.job import JobListed, JobQueued
+
+
+def not_listed(state: ClusterState, listed: JobListed) -> Iterator[tuple[JobQueued, JobRecord]]:
+    """Yield the jobs that go on and are not in the list, in order of id.
+
+    The list is later in its stream than the acceptance of every job whose Job could be missing from it, so no clock
+    says which jobs are old enough; that a Job is made meanwhile is possible, and for the caller to find out.
+    """
+    there = frozenset(listed.job_ids)
+    for job_id, job in sorted(state.jobs.items()):
+        is_over = job.finished is not None or job.cancel_requested is not None
+        if job.queued is not None and not is_over and job_id not in there:
+            yield job.queued, job
+
+
+def was_made(state: ClusterState, job: JobRecord) -> bool:
+    """True where the record shows a Kubernetes Job at work: its pods, their start, or their loss."""
+    if job.started is not None or job.preempted is not None:
+        return True
+    return job.queued is not None and bool(job_pods(state, job.queued.job_id))
