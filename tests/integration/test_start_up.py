@@ -1,22 +1,19 @@
 """A process that cannot work says why and what to do, and ends with status 2 instead of trying for ever."""
 
-import asyncio
-import json
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.nats import nats_store
+from tests.support.nats import nats_store, old_nats
 from tests.support.outside import Said, program
 
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.runtime.process import EXIT_MISCONFIGURED
 from gpu_autoscaler_services.cli.exits import Exit
 
-__all__ = ["nats_store"]  # a fixture
+__all__ = ["nats_store", "old_nats"]  # fixtures
 
 pytestmark = pytest.mark.integration
 
@@ -49,23 +46,6 @@ def taken_port() -> Iterator[int]:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         yield holder.getsockname()[1]
-
-
-@pytest.fixture
-async def old_nats() -> AsyncIterator[str]:
-    """The address of something that greets like a NATS server of years ago."""
-
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        about = {"version": "2.9.10", "max_payload": SERVER_PAYLOAD_BYTES_MAX, "headers": True, "jetstream": True}
-        writer.write(b"INFO " + json.dumps(about).encode() + b"\r\n")
-        while line := await reader.readline():
-            if line.startswith(b"PING"):
-                writer.write(b"PONG\r\n")
-        writer.close()
-
-    listener = await asyncio.start_server(greet, "127.0.0.1", 0)
-    yield f"nats://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    listener.close()
 
 
 async def test_settings_that_are_wrong_are_all_named(tmp_path: Path) -> None:

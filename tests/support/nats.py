@@ -5,14 +5,16 @@ Where none can be had, tests that need one are skipped with a sentence that says
 
 import asyncio
 import gc
+import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from gpu_autoscaler.bus.server import NatsServer, find_binary
+from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import ConfigError
 
 URL_ENVIRONMENT = "GPU_AUTOSCALER_NATS_URL"
@@ -60,6 +62,32 @@ def _container(why_not_local: str) -> Iterator[str]:
 
 
 @pytest.fixture
+async def server(nats_store: Path) -> AsyncIterator[NatsServer]:
+    """A server of the test's own, which it may kill."""
+    server = NatsServer(nats_store)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
 def nats_store(tmp_path: Path) -> Path:
     """An empty store folder for a server of the test's own, which it may kill."""
     return tmp_path / "nats"
+
+
+@pytest.fixture
+async def old_nats() -> AsyncIterator[str]:
+    """The address of something that greets like a NATS server of years ago."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        about = {"version": "2.9.10", "max_payload": SERVER_PAYLOAD_BYTES_MAX, "headers": True, "jetstream": True}
+        writer.write(b"INFO " + json.dumps(about).encode() + b"\r\n")
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+    listener = await asyncio.start_server(greet, "127.0.0.1", 0)
+    yield f"nats://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    listener.close()

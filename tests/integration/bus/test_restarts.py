@@ -3,10 +3,9 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import pytest
-from tests.support.nats import nats_store
+from tests.support.nats import nats_store, server
 
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.nats_link import Waits
@@ -16,7 +15,7 @@ from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.bus.streams import MEBIBYTE, ConsumerSpec, Declared, StreamSpec
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
-__all__ = ["nats_store"]  # a fixture
+__all__ = ["nats_store", "server"]  # fixtures
 
 pytestmark = pytest.mark.integration
 
@@ -29,15 +28,6 @@ ASKED = ConsumerSpec(
 DECLARED = Declared(streams=(STREAM,), consumers=(ASKED,))
 Connect = Callable[[str], Awaitable[NatsBus]]
 PROMPT = Waits(publish_seconds_max=20.0, request_seconds_max=2.0)
-
-
-@pytest.fixture
-async def server(nats_store: Path) -> AsyncIterator[NatsServer]:
-    """A server of the test's own, to be killed."""
-    server = NatsServer(nats_store)
-    await server.start()
-    yield server
-    await server.stop()
 
 
 @pytest.fixture

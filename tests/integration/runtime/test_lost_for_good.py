@@ -1,13 +1,12 @@
 """What a real broker gives up is set aside, and a connection that it closes for good ends the process."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import structlog
 from tests.support.ender import Ender, cancel, consumers, envelope_of
-from tests.support.nats import nats_store
+from tests.support.nats import nats_store, server
 
 from gpu_autoscaler.bus.dead_letters import DeadLetters
 from gpu_autoscaler.bus.nats import NatsBus
@@ -22,18 +21,9 @@ from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler_services.wiring import COMPOSE
 
-__all__ = ["nats_store"]  # a fixture
+__all__ = ["nats_store", "server"]  # fixtures
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def server(nats_store: Path) -> AsyncIterator[NatsServer]:
-    """A server of the test's own."""
-    server = NatsServer(nats_store)
-    await server.start()
-    yield server
-    await server.stop()
 
 
 async def test_a_message_that_the_server_gave_up_is_set_aside(server: NatsServer) -> None:

@@ -4,12 +4,10 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from tests.support.ender import Ender, cancel, consumers, envelope_of
-from tests.support.nats import nats_store
+from tests.support.nats import nats_store, server
 
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.nats_link import Waits
@@ -23,20 +21,11 @@ from gpu_autoscaler.runtime.plumbing import Limits
 from gpu_autoscaler.runtime.retry import Backoff
 from gpu_autoscaler.runtime.runner import Runner
 
-__all__ = ["nats_store"]  # a fixture
+__all__ = ["nats_store", "server"]  # fixtures
 
 pytestmark = pytest.mark.integration
 
 COUNT = 60
-
-
-@pytest.fixture
-async def server(nats_store: Path) -> AsyncIterator[NatsServer]:
-    """A server of the test's own, to be killed."""
-    server = NatsServer(nats_store)
-    await server.start()
-    yield server
-    await server.stop()
 
 
 async def connect(url: str, name: str) -> NatsBus:
