@@ -12,9 +12,9 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import NodeIdle
+from gpu_autoscaler.model.reasons import GangGivenUp, NodeIdle
 from gpu_autoscaler.model.resources import Resources
 
 
@@ -37,6 +37,7 @@ def removal_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     yield from _broken_budgets(chosen, state, pods)
     yield from _too_many(chosen, plan, state, policy, views)
     yield from _wrong_releases(releases, views, plan.as_of)
+    yield from _gangs_in_hand(plan)
     yield from _wrong_cancels(plan, state)
     yield from _doomed_left_alone(plan, drains, views, pods)
 
@@ -86,7 +87,7 @@ def _protected_node(drain: DrainNode, state: ClusterState, pods: Iterable[PodObs
     if any(key in keys and value == "true" for key, value in marks):
         yield f"node {drain.node_name} is drained by choice, but is marked to stay"
     for pod in pods:
-        if isinstance(drain.reason, NodeIdle):
+        if isinstance(drain.reason, NodeIdle | GangGivenUp):
             yield f"node {drain.node_name} is drained as idle, but pod {pod.namespace}/{pod.name} is there"
         job = None if pod.job_id is None else state.jobs.get(pod.job_id)
         is_kept = job is not None and job.queued is not None and not job.queued.spec.is_preemptible
@@ -183,8 +184,21 @@ def _wrong_releases(releases: list[ReleaseInstance], views: tuple[NodeView, ...]
             yield f"order {release.order_action_id} is given back, but it is not one of ours that is open"
         elif view.phase is NodePhase.READY:
             yield f"order {release.order_action_id} is given back, but its node {view.name} is in use"
+        elif isinstance(release.reason, GangGivenUp):
+            continue
         elif view.usable_by is not None and as_of < view.usable_by and view.phase is not NodePhase.FAILED:
             yield f"order {release.order_action_id} is given back before its deadline"
+
+
+def _gangs_in_hand(plan: Plan) -> Iterator[str]:
+    """A gang is given up as a whole: nothing is bought for it in the same breath, and the plan says why."""
+    held = {each.subject: each.reason.tag() for each in plan.held_back}
+    bought = {each.gang for each in plan.decisions if isinstance(each, BuyNode)}
+    for decision in plan.decisions:
+        if isinstance(decision, DrainNode | ReleaseInstance) and isinstance(decision.reason, GangGivenUp):
+            gang = decision.reason.gang
+            if gang in bought or held.get(gang) != decision.reason.hold_reason:
+                yield f"a node of gang {gang} goes as given up, but the gang is not held back for it"
 
 
 def _wrong_cancels(plan: Plan, state: ClusterState) -> Iterator[str]:

@@ -23,28 +23,39 @@ from gpu_autoscaler.model.decisions import DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.reasons import (
     BootTimedOut,
+    BudgetLimit,
     Cooldown,
     DisruptionBudget,
     DrainReason,
+    GangGivenUp,
+    GpusLimit,
     HoldReason,
     MinimumReached,
     NodeIdle,
     NodeOrphaned,
     NodeProtected,
+    NodesLimit,
     NodeUnderused,
+    NoOfferFits,
     NotYetIdle,
+    OffersRefused,
     PodProtected,
     PodsFitNowhere,
     PriceUnknown,
     SavingTooSmall,
 )
 
+# Why a gang is not bought that will not be bought a moment later either. A cooldown passes; an old list says nothing.
+_NOTHING_TO_BUY = (NoOfferFits, OffersRefused, PriceUnknown, NodesLimit, GpusLimit, BudgetLimit)
 _RELEASE = "release_idle"
 _CONSOLIDATE = "consolidate"
 
 
 def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Nodes that were empty for long enough drain; instances that never became usable, or nobody's, are given back."""
+    """Nodes that were empty for long enough drain; instances that never became usable, or nobody's, are given back.
+
+    What was bought for a gang that cannot be completed goes at once: nothing else needs it, and nothing will idle it.
+    """
     stale = stale_watch(state, policy, draft.as_of)
     if stale is not None:
         return draft.adding(held_back=[HeldBack(step=_RELEASE, subject="cluster", reason=stale)])
@@ -54,17 +65,20 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         if view.empty_since is None or not _may_leave(view) or bin_key(view) in draft.claimed:
             continue
         idle_seconds = (draft.as_of - view.empty_since).total_seconds()
+        given_up = _given_up(view, draft)
         reason: HoldReason | None
-        if idle_seconds < policy.idle_seconds_max:
+        if given_up is None and idle_seconds < policy.idle_seconds_max:
             reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=policy.idle_seconds_max)
-        else:
+        elif given_up is None:
             reason = _blocker(view, draft, policy)
+        else:
+            reason = _marked(view, draft) or _too_many_go(draft, policy)
         if reason is not None:
             held = HeldBack(step=_RELEASE, subject=f"node/{view.node_uid}", reason=reason)
             draft = draft.adding(held_back=[held])
         else:
             idle = NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=policy.idle_seconds_max)
-            draft = draft.adding(removals=_drain(view, draft, policy, idle))
+            draft = draft.adding(removals=_drain(view, draft, policy, given_up or idle))
     return draft
 
 
@@ -96,9 +110,9 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
 
 
 def _give_back(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Purchases that missed their deadline, and instances that no decision stands behind."""
-    late = [_late(view, draft, policy) for view in draft.views]
-    draft = draft.adding(removals=[each for each in late if each is not None])
+    """Purchases that missed their deadline or their gang, and instances that no decision stands behind."""
+    undone = [_late(view, draft, policy) or _without_gang(view, draft) for view in draft.views]
+    draft = draft.adding(removals=[each for each in undone if each is not None])
     orphans = [view for view in draft.views if _orphaned_seconds(view, draft) > policy.boot_seconds_max]
     if not orphans:
         return draft
@@ -132,6 +146,31 @@ def _late(view: NodeView, draft: Draft, policy: ScalingPolicy) -> ReleaseInstanc
     )
 
 
+def _without_gang(view: NodeView, draft: Draft) -> ReleaseInstance | None:
+    """Give back what boots for a gang that is given up. One whose launch is under way is looked at when it is done."""
+    given_up = _given_up(view, draft)
+    if given_up is None or not view.is_booting or view.provider_id is None or view.action_id is None:
+        return None
+    if bin_key(view) in draft.claimed or draft.pods.get(view.name):
+        return None
+    return ReleaseInstance(
+        action_id=draft.next_action_id(),
+        provider_id=view.provider_id,
+        order_action_id=view.action_id,
+        reason=given_up,
+    )
+
+
+def _given_up(view: NodeView, draft: Draft) -> GangGivenUp | None:
+    """Return why the gang that the node was bought for cannot be completed; None where it can, or nobody knows."""
+    decision = None if view.order is None else view.order.decision
+    if decision is None or decision.gang is None:
+        return None
+    reasons = (held.reason for held in draft.held_back if held.subject == decision.gang)
+    final = next((reason for reason in reasons if isinstance(reason, _NOTHING_TO_BUY)), None)
+    return None if final is None else GangGivenUp(gang=decision.gang, hold_reason=final.tag())
+
+
 def _orphaned_seconds(view: NodeView, draft: Draft) -> float:
     """How long an instance with our tag has run without order and node; 0 for one that has either, or no tag."""
     instance = view.instance
@@ -149,12 +188,22 @@ def _may_leave(view: NodeView) -> bool:
 
 def _blocker(view: NodeView, draft: Draft, policy: ScalingPolicy) -> HoldReason | None:
     """What keeps a node that could go: its own marks, its youth, the minimum, or others that are going."""
+    return _marked(view, draft) or _young(view, draft, policy) or _too_many_go(draft, policy)
+
+
+def _marked(view: NodeView, draft: Draft) -> NodeProtected | None:
     mark = None if view.node is None else node_protection(view.node, draft.as_of)
-    if mark is not None:
-        return NodeProtected(protection=mark)
+    return None if mark is None else NodeProtected(protection=mark)
+
+
+def _young(view: NodeView, draft: Draft, policy: ScalingPolicy) -> Cooldown | None:
     usable_seconds = 0.0 if view.usable_since is None else (draft.as_of - view.usable_since).total_seconds()
     if usable_seconds < policy.scale_down_cooldown_seconds:
         return Cooldown(remaining_seconds=policy.scale_down_cooldown_seconds - usable_seconds)
+    return None
+
+
+def _too_many_go(draft: Draft, policy: ScalingPolicy) -> MinimumReached | DisruptionBudget | None:
     ours = [each for each in draft.views if each.is_ours and each.is_counted]
     staying_count = len(ours) - len(draft.leaving())
     if staying_count <= policy.nodes_count_min:

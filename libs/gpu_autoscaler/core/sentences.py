@@ -72,6 +72,9 @@ def _why_done(reason: ActionReason) -> str:
             return f"It was not usable {span(reason.booting_seconds)} after it was ordered; {limit} are allowed."
         case reasons.NodeOrphaned():
             return f"No decision of ours stands behind the instance; it was seen for {span(reason.seen_seconds)}."
+        case reasons.GangGivenUp():
+            why = reason.hold_reason.replace("_", " ")
+            return f"It was bought for {thing(reason.gang)}, the rest of which cannot be had now ({why})."
         case reasons.DemandReturned():
             return f"{_capital(named([thing(key) for key in reason.demand]))} can run here, which beats buying anew."
         case reasons.NoticeWithdrawn():

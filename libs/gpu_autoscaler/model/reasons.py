@@ -84,6 +84,13 @@ class NodeOrphaned(Reason, frozen=True, kw_only=True, tag="node_orphaned"):
     seen_seconds: float
 
 
+class GangGivenUp(Reason, frozen=True, kw_only=True, tag="gang_given_up"):
+    """Bought for a gang that cannot be completed now, and needed by nothing else."""
+
+    gang: str  # key of the demand item, e.g. job/<id>
+    hold_reason: str  # tag of the reason for which the rest of the gang is not bought
+
+
 class DemandReturned(Reason, frozen=True, kw_only=True, tag="demand_returned"):
     """Work came that this draining node can take; keeping it is cheaper than buying another."""
 
@@ -221,8 +228,8 @@ class MinimumReached(Reason, frozen=True, kw_only=True, tag="minimum_reached"):
 
 
 BuyReason = UnmetDemand | ReplacesDoomed | BelowMinimum
-DrainReason = NodeIdle | NodeUnderused | SpotReclaim
-ReleaseReason = BootTimedOut | NodeOrphaned
+DrainReason = NodeIdle | NodeUnderused | GangGivenUp | SpotReclaim
+ReleaseReason = BootTimedOut | NodeOrphaned | GangGivenUp
 KeepReason = DemandReturned | NoticeWithdrawn
 HoldReason = (
     NoOfferFits

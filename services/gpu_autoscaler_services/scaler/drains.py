@@ -23,7 +23,7 @@ from gpu_autoscaler.kube.translate.pod import pod_observed
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid
-from gpu_autoscaler.model.reasons import NodeIdle
+from gpu_autoscaler.model.reasons import GangGivenUp, NodeIdle
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
@@ -121,7 +121,7 @@ class Drains:
     def _objection(pods: Sequence[wire.Pod], decision: object, now: datetime) -> str:
         """Why a voluntary drain must not go on; empty where nothing speaks against it. Budgets speak for themselves."""
         waiting = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
-        if waiting and isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle):
+        if waiting and isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle | GangGivenUp):
             return f"pod {waiting[0].metadata.namespace}/{waiting[0].metadata.name} has come: not idle any more"
         for pod in waiting:
             # The version means nothing here: this pod is compared with nothing.

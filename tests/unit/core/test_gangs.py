@@ -1,0 +1,132 @@
+"""A gang that is bought in part: completed elsewhere while anything is on sale, given back when nothing is."""
+
+from tests.support.stories import (
+    MINUTE,
+    SECOND,
+    T0,
+    Story,
+    bought,
+    given,
+    job,
+    node,
+    offer,
+    on_sale,
+    pod,
+    policy,
+    provider_id,
+    purchase,
+)
+
+from gpu_autoscaler.core.check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons import GangGivenUp
+
+SPOT = offer()
+ON_DEMAND = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
+GANG = "job/train"
+NOW = T0 + 30 * SECOND
+GIVEN_UP = GangGivenUp(gang=GANG, hold_reason="offers_refused")
+
+
+def half_refused(*, at: datetime = T0) -> tuple[Story, ...]:
+    """Four nodes were ordered for a gang of four; two of the launches were refused."""
+    orders = [purchase(f"member-{number}", SPOT, gang=GANG, at=at) for number in range(4)]
+    return (
+        job("train", gpus=8, members=4),
+        *(bought(order, at=at) for order in orders[:2]),
+        *(bought(order, at=at, is_refused=True) for order in orders[2:]),
+    )
+
+
+def checked(state: ClusterState, under: ScalingPolicy | None = None) -> Plan:
+    """The plan of now, which the second opinion agrees with."""
+    under = under or policy()
+    made = plan(state, under, NOW)
+    assert check(made, state, under) == ()
+    return made
+
+
+def releases(made: Plan) -> list[tuple[object, object]]:
+    """Which instances are given back, and why."""
+    return [(each.provider_id, each.reason) for each in made.decisions if isinstance(each, ReleaseInstance)]
+
+
+def test_a_gang_that_is_refused_in_part_is_completed_elsewhere() -> None:
+    """Two launches are refused and another offer is on sale: two of that are bought, and what boots is kept."""
+    made = checked(given(*half_refused(), on_sale(SPOT, ON_DEMAND), as_of=NOW))
+
+    assert [each.offer.key for each in made.decisions if isinstance(each, BuyNode)] == [ON_DEMAND.key] * 2
+    assert releases(made) == []
+
+
+def test_a_gang_that_nothing_can_complete_gives_back_what_was_launched() -> None:
+    """The only offer is refused: what boots for the gang goes at once, each with the reason."""
+    made = checked(given(*half_refused(), on_sale(SPOT), as_of=NOW))
+
+    assert releases(made) == [(provider_id("member-0"), GIVEN_UP), (provider_id("member-1"), GIVEN_UP)]
+    assert [each.reason.tag() for each in made.held_back if each.subject == GANG] == ["offers_refused"]
+
+
+def test_a_launch_that_is_under_way_is_waited_for() -> None:
+    """Nobody knows yet whether there is an instance to give back."""
+    ordered = bought(purchase("late", SPOT, gang=GANG), is_launched=False)
+    made = checked(given(*half_refused(), ordered, on_sale(SPOT), as_of=NOW))
+
+    assert [given_back for given_back, _ in releases(made)] == [provider_id("member-0"), provider_id("member-1")]
+
+
+def test_what_other_work_needs_is_not_given_back() -> None:
+    """A pod waits that one of the booting nodes will take."""
+    made = checked(given(*half_refused(), pod("other", gpus=8), on_sale(SPOT), as_of=NOW))
+
+    assert len(releases(made)) == 1
+
+
+def ready_member() -> Story:
+    """A node that was bought for the gang and is ready, empty since a moment."""
+    story = node("ready", SPOT, at=T0)
+    order = purchase("buy-ready", SPOT, gang=GANG, at=T0)
+    return (*bought(order), story[-1])
+
+
+def test_a_node_that_is_ready_drains_without_waiting_to_idle() -> None:
+    """It came before the gang was given up: neither the idle time nor its youth keeps it."""
+    lone = given(job("train", gpus=8, members=4), ready_member(), refused(), on_sale(SPOT), as_of=NOW)
+    (drain,) = [
+        each for each in checked(lone, policy(disruption_ratio_max=1.0)).decisions if isinstance(each, DrainNode)
+    ]
+
+    assert (drain.node_name, drain.reason, drain.is_voluntary) == ("ready", GIVEN_UP, True)
+
+
+def test_a_ready_node_with_work_on_it_stays() -> None:
+    """A pod took the place: the node is in use, whoever it was bought for."""
+    used = given(
+        job("train", gpus=8, members=4), ready_member(), refused(), pod("a", on="ready"), on_sale(SPOT), as_of=NOW
+    )
+
+    assert [each for each in checked(used).decisions if isinstance(each, DrainNode)] == []
+
+
+def refused() -> Story:
+    """The cloud has no more of the only offer."""
+    return bought(purchase("refused", SPOT, gang=GANG), is_refused=True)
+
+
+def test_a_gang_is_not_given_up_on_an_unknown_market() -> None:
+    """No list of offers is not an empty list."""
+    assert releases(checked(given(*half_refused(), as_of=NOW))) == []
+
+
+def test_a_gang_is_bought_again_when_the_cloud_may_be_asked_again() -> None:
+    """The refusal is forgotten after its time: all that is missing is bought."""
+    later = T0 + 4 * MINUTE
+    state = given(*half_refused(), on_sale(SPOT, at=later), as_of=later)
+    made = plan(state, policy(), later)
+
+    assert len([each for each in made.decisions if isinstance(each, BuyNode)]) == 2
+    assert releases(made) == []
