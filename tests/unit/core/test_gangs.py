@@ -32,13 +32,13 @@ NOW = T0 + 30 * SECOND
 GIVEN_UP = GangGivenUp(gang=GANG, hold_reason="offers_refused")
 
 
-def half_refused(*, at: datetime = T0) -> tuple[Story, ...]:
+def half_refused() -> tuple[Story, ...]:
     """Four nodes were ordered for a gang of four; two of the launches were refused."""
-    orders = [purchase(f"member-{number}", SPOT, gang=GANG, at=at) for number in range(4)]
+    orders = [purchase(f"member-{number}", SPOT, gang=GANG) for number in range(4)]
     return (
         job("train", gpus=8, members=4),
-        *(bought(order, at=at) for order in orders[:2]),
-        *(bought(order, at=at, is_refused=True) for order in orders[2:]),
+        *(bought(order) for order in orders[:2]),
+        *(bought(order, is_refused=True) for order in orders[2:]),
     )
 
 
