@@ -1,0 +1,186 @@
+"""The cloud, the machines' metadata, their exporters and the store as one process reaches them: they fail and lie."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
+from gpu_autoscaler.dcgm.parse import Page
+from gpu_autoscaler.events.gpu import GpuSample
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.model.gpu import GIBIBYTE
+from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalScope
+from gpu_autoscaler.sim.cloud import Cloud, Machine
+from gpu_autoscaler.sim.gate import Gate
+from gpu_autoscaler.sim.store import MemoryStore, Tables
+from gpu_autoscaler.sim.witness import Witness
+
+REFUSED_SECONDS = 180.0
+SLOW_SECONDS = (2.0, 60.0)
+LATE_SECONDS = (5.0, 90.0)  # until an instance that was made is shown
+BOOT_RATIO = (0.7, 1.4)  # of what the offer says
+_CODES: tuple[tuple[str, RefusalScope], ...] = (
+    ("InsufficientInstanceCapacity", "offer"),
+    ("Unsupported", "zone"),
+    ("VcpuLimitExceeded", "region"),
+)
+
+
+class SimCapacity:
+    """A CapacityProvider."""
+
+    name = "sim"
+
+    def __init__(self, gate: Gate, cloud: Cloud, witness: Witness) -> None:
+        self._gate = gate
+        self._cloud = cloud
+        self._witness = witness
+
+    async def offers(self) -> Sequence[Offer]:
+        """Return everything that is for sale."""
+        await self._gate.leave("cloud_call_failed")
+        return self._cloud.offers
+
+    async def launch(self, order: Order) -> Instance:
+        """Make the instance, or return the one of this token. Raises LaunchRefused, TransientError."""
+        await self._gate.leave()
+        faults = self._gate.faults
+        if faults.strikes("launch_slow"):
+            await self._gate.wait(faults.seconds("launch_slow", *SLOW_SECONDS))
+        if faults.strikes("launch_throttled"):
+            raise TransientError("RequestLimitExceeded", retry_after_seconds=2.0)
+        if faults.strikes("launch_refused"):
+            code, scope = _CODES[int(faults.seconds("launch_refused", 0.0, 2.2))]
+            raise LaunchRefused(
+                f"{code}: {order.offer.key} cannot be launched now",
+                code=code,
+                scope=scope,
+                retry_after_seconds=REFUSED_SECONDS,
+            )
+        is_late = faults.strikes("instance_visible_late")
+        machine = self._cloud.launch(
+            order,
+            visible_in_seconds=faults.seconds("instance_visible_late", *LATE_SECONDS) if is_late else 0.0,
+            comes_up=not faults.strikes("instance_never_registers"),
+            shows_gpus=not faults.strikes("gpus_never_allocatable"),
+            boots_in_ratio=faults.seconds("launch_slow", *BOOT_RATIO),
+        )
+        await self._gate.back("launch_answer_lost")
+        return machine.shown()
+
+    async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:  # noqa: ARG002 - protocol
+        """End the instance. Raises TransientError."""
+        await self._gate.leave("cloud_call_failed")
+        machine = self._cloud.of_id(provider_id)
+        if machine is not None:
+            if machine.is_alive:
+                self._witness.ended(machine)
+            self._cloud.terminate(machine)
+        await self._gate.back("cloud_call_failed")
+        return None if machine is None else machine.shown()
+
+    async def instances(self, installation: str) -> Sequence[Instance]:  # noqa: ARG002 - one account, one installation
+        """Return every instance, those terminated in the last hour included."""
+        await self._gate.leave("cloud_call_failed")
+        return self._cloud.shown()
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class SimMetadata:
+    """One machine's InstanceMetadata."""
+
+    def __init__(self, gate: Gate, cloud: Cloud, node_name: str) -> None:
+        self._gate = gate
+        self._cloud = cloud
+        self._node_name = node_name
+
+    async def reclaim_notice(self) -> ReclaimNotice | None:
+        """Return the notice that stands. Raises TransientError."""
+        return (await self._machine()).notice
+
+    async def rebalance_recommended_at(self) -> datetime | None:
+        """Return the instant of the hint that stands. Raises TransientError."""
+        return (await self._machine()).hinted_at
+
+    async def provider_id(self) -> ProviderId:
+        """Return which instance this is. Raises TransientError."""
+        return (await self._machine()).provider_id
+
+    async def _machine(self) -> Machine:
+        await self._gate.leave()
+        machine = self._cloud.of_node(self._node_name)
+        if machine is None or not machine.is_alive:
+            raise TransientError(f"the metadata of {self._node_name} does not answer")
+        return machine
+
+
+class SimExporters:
+    """Pages of all machines."""
+
+    def __init__(self, gate: Gate, cloud: Cloud) -> None:
+        self._gate = gate
+        self._cloud = cloud
+        self._frozen: dict[str, Page] = {}
+
+    async def scrape(self, urls: Mapping[str, str]) -> dict[str, Page | None]:
+        """Return the page of each name's URL; None for one that did not answer."""
+        await self._gate.leave()
+        return {name: self._page(url) for name, url in urls.items()}
+
+    def _page(self, url: str) -> Page | None:
+        machine = self._cloud.of_node(url.removeprefix("sim://").partition("/")[0])
+        if machine is None or not machine.is_alive or machine.telemetry == "silent":
+            return None
+        busy_count = sum(int(pod.spec.containers[0].resources.requests.get("nvidia.com/gpu", "0"))
+                         for pod in self._cloud.pods_on(machine))  # fmt: skip
+        true = Page(tuple(_sample(machine, index, index < busy_count) for index in range(_gpus(machine))), 0)
+        if machine.telemetry == "frozen":
+            return self._frozen.setdefault(machine.node_name, true)
+        self._frozen.pop(machine.node_name, None)
+        if machine.telemetry == "all_zero":
+            return Page(tuple(_sample(machine, index, False) for index in range(_gpus(machine))), 0)
+        if machine.telemetry == "absurd":  # what the parser leaves of figures that cannot be
+            return Page(tuple(GpuSample(gpu=one.gpu, gpu_uuid=one.gpu_uuid) for one in true.gpus), len(true.gpus))
+        return true
+
+
+class SimStore(MemoryStore):
+    """The store of record, full or slow by chance."""
+
+    def __init__(self, gate: Gate, tables: Tables, trouble: "StoreTrouble") -> None:
+        super().__init__(tables)
+        self._gate = gate
+        self._trouble = trouble
+
+    async def _reached(self) -> None:
+        await self._gate.leave()
+        if self._gate.faults.strikes("store_slow"):
+            await self._gate.wait(self._gate.faults.seconds("store_slow", 0.1, 5.0))
+        if self._trouble.is_full:
+            raise TransientError("store: database or disk is full; free the disk, it is tried again")
+
+
+class StoreTrouble:
+    """What is wrong with the store just now; moved by `trouble.py`."""
+
+    is_full = False
+
+
+def _gpus(machine: Machine) -> int:
+    return machine.offer.resources.gpu_count if machine.is_usable else 0
+
+
+def _sample(machine: Machine, index: int, is_busy: bool) -> GpuSample:  # noqa: FBT001 - said where it is called
+    return GpuSample(
+        gpu=str(index),
+        gpu_uuid=f"GPU-{machine.node_name}-{index}",
+        gpu_model=machine.offer.gpu_model,
+        utilization_ratio=0.9 if is_busy else 0.0,
+        memory_used_bytes=16 * GIBIBYTE if is_busy else 0,
+        memory_total_bytes=machine.offer.gpu_memory_bytes,
+        temperature_celsius=65.0 if is_busy else 35.0,
+        power_watts=250.0 if is_busy else 60.0,
+    )

@@ -1,0 +1,279 @@
+"""The cloud as it truly is: machines, prices, reclaims, telemetry, and the nodes that machines become.
+
+Services see it through `capacity.py`, which fails and lies; the invoice and the promises are read from here.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from msgspec.structs import replace
+
+from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
+from gpu_autoscaler.events.node import InstanceState
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.protocol import NODES, PODS
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import ActionId, ProviderId, derive_id
+from gpu_autoscaler.model.money import cost_micro_usd
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.resources import GPU_RESOURCE
+from gpu_autoscaler.providers.protocol import Instance, Order
+from gpu_autoscaler.sim.kubernetes import amounts_text, with_condition
+from gpu_autoscaler.sim.workloads import Workloads, is_ready
+from gpu_autoscaler.simcluster.offers import CATALOGUE, offers_of
+
+Telemetry = Literal["true", "silent", "frozen", "all_zero", "absurd"]
+
+SHOWN_SECONDS_AFTER_END = 3600.0
+RUNNING_AT_RATIO, REGISTERED_AT_RATIO, READY_AT_RATIO = 0.3, 0.6, 0.8  # of the boot, as `simcluster` has it
+TERMINATION_SECONDS = (5.0, 30.0)
+FORGOTTEN_SECONDS = (1.0, 15.0)  # from a machine's end to its node object's
+
+
+@dataclass(slots=True)
+class Machine:
+    """One instance, from its launch on."""
+
+    provider_id: ProviderId
+    node_name: str
+    order: Order
+    price_micro_usd_per_hour: int
+    launched_at: datetime
+    visible_at: datetime
+    state: InstanceState = "pending"
+    terminated_at: datetime | None = None
+    notice: ReclaimNotice | None = None
+    hinted_at: datetime | None = None
+    reclaimed_at: datetime | None = None  # when the cloud took it, of its own accord
+    telemetry: Telemetry = "true"
+    is_usable: bool = False
+
+    @property
+    def offer(self) -> Offer:
+        """What was sold."""
+        return self.order.offer
+
+    @property
+    def is_alive(self) -> bool:
+        """True until it is told to end."""
+        return self.state in ("pending", "running")
+
+    def shown(self) -> Instance:
+        """The machine as the cloud's API shows it."""
+        return Instance(
+            provider_id=self.provider_id,
+            action_id=self.order.action_id,
+            state=self.state,
+            instance_type=self.offer.instance_type,
+            zone=self.offer.zone,
+            capacity_type=self.offer.capacity_type,
+            price_micro_usd_per_hour=self.price_micro_usd_per_hour,
+            launched_at=self.launched_at,
+            terminated_at=self.terminated_at,
+        )
+
+    def cost_micro_usd(self) -> int:
+        """What the cloud's invoice says of it, once it has ended."""
+        if self.terminated_at is None:
+            raise ValueError(f"{self.provider_id} still runs: its bill is not closed")
+        return cost_micro_usd(self.price_micro_usd_per_hour, self.terminated_at - self.launched_at)
+
+
+class Cloud:
+    """Everything that one account holds."""
+
+    def __init__(self, workloads: Workloads, chance: random.Random) -> None:
+        self.machines: list[Machine] = []
+        self.offers: tuple[Offer, ...] = offers_of(CATALOGUE)
+        self.version = 0  # moves with everything that a look from outside could see
+        self._workloads = workloads
+        self._cluster = workloads.cluster
+        self._loop = workloads.loop
+        self._chance = chance
+        self._by_token: dict[ActionId, Machine] = {}
+        self._by_id: dict[ProviderId, Machine] = {}
+        self._by_node: dict[str, Machine] = {}
+        self._listed = self.offers
+        self.launch_listeners: list[Callable[[Machine], None]] = []
+
+    # ---- what can be asked
+
+    def alive(self) -> list[Machine]:
+        """Machines that nobody has told to end."""
+        return [machine for machine in self.machines if machine.is_alive]
+
+    def of_node(self, node_name: str | None) -> Machine | None:
+        """The machine that a node runs on."""
+        return self._by_node.get(node_name or "")
+
+    def of_id(self, provider_id: ProviderId) -> Machine | None:
+        """The machine of this name."""
+        return self._by_id.get(provider_id)
+
+    def shown(self) -> Sequence[Instance]:
+        """What the API lists at this instant."""
+        now = self._cluster.now()
+        oldest = now - timedelta(seconds=SHOWN_SECONDS_AFTER_END)
+        return [
+            machine.shown()
+            for machine in self.machines
+            if machine.visible_at <= now and (machine.terminated_at is None or machine.terminated_at >= oldest)
+        ]
+
+    # ---- machines
+
+    def launch(
+        self, order: Order, *, visible_in_seconds: float, comes_up: bool, shows_gpus: bool, boots_in_ratio: float
+    ) -> Machine:
+        """Make the machine, or return the one that this token made."""
+        made = self._by_token.get(order.action_id)
+        if made is not None:
+            return made
+        now = self._cluster.now()
+        digest = derive_id("machine", order.installation, order.action_id, len(self.machines))
+        sold = next((offer for offer in self.offers if offer.key == order.offer.key), order.offer)
+        price = sold.price_micro_usd_per_hour or order.offer.price_micro_usd_per_hour
+        assert price is not None, f"{order.offer.key} was ordered without a price"  # noqa: S101 - a bug of the core
+        machine = Machine(
+            provider_id=ProviderId(f"sim:///{order.offer.zone}/i-{digest[:17]}"),
+            node_name=f"gpu-{digest[:8]}",
+            order=order,
+            price_micro_usd_per_hour=price,
+            launched_at=now,
+            visible_at=now + timedelta(seconds=visible_in_seconds),
+        )
+        self._by_token[order.action_id] = self._by_id[machine.provider_id] = machine
+        self._by_node[machine.node_name] = machine
+        self.machines.append(machine)
+        self.version += 1
+        boot_seconds = order.offer.boot_seconds * boots_in_ratio
+        self._loop.call_later(boot_seconds * RUNNING_AT_RATIO, self._run, machine)
+        if comes_up:
+            self._loop.call_later(boot_seconds * REGISTERED_AT_RATIO, self._register, machine)
+            self._loop.call_later(boot_seconds * READY_AT_RATIO, self._say_ready, machine)
+            if shows_gpus:
+                self._loop.call_later(boot_seconds, self._show_gpus, machine)
+        for listener in self.launch_listeners:
+            listener(machine)
+        return machine
+
+    def terminate(self, machine: Machine) -> None:
+        """Begin the machine's end: what runs on it dies with it."""
+        if not machine.is_alive:
+            return
+        machine.state = "terminating"
+        self.version += 1
+        self._workloads.silence(machine.node_name)
+        node = self._cluster.find(NODES, "", machine.node_name)
+        if node is not None:
+            self._ready(node, "False")
+        self._loop.call_later(self._chance.uniform(*TERMINATION_SECONDS), self._ended, machine)
+
+    def reclaim(self, machine: Machine) -> None:
+        """Take the machine back, as clouds do."""
+        if machine.is_alive:
+            machine.reclaimed_at = self._cluster.now()
+            self.terminate(machine)
+
+    def warn(self, machine: Machine, seconds: float) -> None:
+        """Show a notice in the machine's metadata, and act on it when its time has come."""
+        at = (self._cluster.now() + timedelta(seconds=seconds)).replace(microsecond=0)
+        machine.notice = ReclaimNotice("terminate", at.isoformat(), at)
+        self.version += 1
+        self._loop.call_later(seconds, self._act_on, machine, machine.notice)
+
+    def withdraw(self, machine: Machine) -> None:
+        """Take the notice back: the machine stays."""
+        machine.notice = None
+        self.version += 1
+
+    def reprice(self, offers: tuple[Offer, ...]) -> None:
+        """Sell at these prices from now on; machines that run keep theirs."""
+        self.offers = offers
+        self.version += 1
+
+    def listed(self) -> tuple[Offer, ...]:
+        """The first price list, to which prices return."""
+        return self._listed
+
+    def _act_on(self, machine: Machine, notice: ReclaimNotice) -> None:
+        if machine.notice == notice:
+            self.reclaim(machine)
+
+    def _run(self, machine: Machine) -> None:
+        if machine.state == "pending":
+            machine.state = "running"
+            self.version += 1
+
+    def _ended(self, machine: Machine) -> None:
+        machine.state, machine.terminated_at = "terminated", self._cluster.now()
+        self.version += 1
+        self._loop.call_later(self._chance.uniform(*FORGOTTEN_SECONDS), self._workloads.forget_node, machine.node_name)
+
+    # ---- nodes
+
+    def _register(self, machine: Machine) -> None:
+        if not machine.is_alive:
+            return
+        order, offer = machine.order, machine.offer
+        known = {
+            labels.HOSTNAME: machine.node_name,
+            labels.INSTANCE_TYPE: offer.instance_type,
+            labels.ZONE: offer.zone,
+            labels.POOL: order.pool,
+            labels.CAPACITY_TYPE: str(offer.capacity_type),
+            labels.GPU_MODEL: offer.gpu_model or "",
+            labels.ACTION_ID: order.action_id,
+            labels.INSTALLATION: order.installation,
+        }
+        shown = dict(order.labels) | {key: value for key, value in known.items() if value}
+        taints = tuple(wire.WireTaint(key=one.key, effect=one.effect, value=one.value) for one in order.taints)
+        amounts = amounts_text(
+            offer.resources.cpu_milli,
+            offer.resources.memory_bytes,
+            offer.resources.ephemeral_storage_bytes,
+            pods=offer.resources.pod_count,
+        )
+        conditions = with_condition((), "Ready", "False", self._cluster.now())
+        self._cluster.put(
+            NODES,
+            wire.Node(
+                metadata=self._cluster.metadata("", machine.node_name, labels=shown),
+                spec=wire.NodeSpec(provider_id=machine.provider_id, taints=taints),
+                status=wire.NodeStatus(allocatable=dict(amounts), conditions=conditions),
+            ),
+        )
+
+    def _say_ready(self, machine: Machine) -> None:
+        node = self._cluster.find(NODES, "", machine.node_name)
+        if machine.is_alive and node is not None:
+            self._ready(node, "True")
+
+    def _ready(self, node: wire.Node, status: wire.ConditionStatus) -> None:
+        conditions = with_condition(node.status.conditions, "Ready", status, self._cluster.now())
+        self._cluster.put(NODES, replace(node, status=replace(node.status, conditions=conditions)))
+
+    def _show_gpus(self, machine: Machine) -> None:
+        node = self._cluster.find(NODES, "", machine.node_name)
+        if machine.is_alive and node is not None:
+            gpus = {GPU_RESOURCE: str(machine.offer.resources.gpu_count)}
+            status = replace(node.status, allocatable={**node.status.allocatable, **gpus})
+            self._cluster.put(NODES, replace(node, status=status))
+            machine.is_usable = True
+
+    def pods_on(self, machine: Machine) -> list[wire.Pod]:
+        """The pods that run on the machine's node."""
+        return [pod for pod in self._cluster.all(PODS) if pod.spec.node_name == machine.node_name and is_ready(pod)]
+
+    def spot(self) -> list[Machine]:
+        """Machines that may be taken, without a notice so far."""
+        return [
+            machine
+            for machine in self.machines
+            if machine.state == "running"
+            and machine.offer.capacity_type is CapacityType.SPOT
+            and machine.notice is None
+        ]

@@ -1,0 +1,89 @@
+"""The processes of a run: who is there, who dies, who comes back."""
+
+from collections.abc import Callable
+
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.sim.faults import Faults
+from gpu_autoscaler.sim.process import Bug, Process
+from gpu_autoscaler.sim.record import Record
+from gpu_autoscaler.sim.timeline import VirtualClock, VirtualLoop
+
+RESTART_SECONDS = (1.0, 120.0)
+SKEW_SECONDS_MAX = 3.0
+FORGOTTEN_SECONDS = 31.0  # when the broker gives what a dead process held to another: its ack wait, and one more
+
+Make = Callable[[Process], Service]
+
+
+class Crew:
+    """All processes, by role. A role that dies comes back as a fresh object."""
+
+    def __init__(
+        self, loop: VirtualLoop, faults: Faults, record: Record, roles: tuple[str, ...], make: Make, on_bug: Bug
+    ) -> None:
+        self.processes: dict[str, Process] = {}
+        self._loop = loop
+        self._faults = faults
+        self._record = record
+        self._make = make
+        self._on_bug = on_bug
+        self._skew = {
+            role: faults.seconds("clocks_differ", -SKEW_SECONDS_MAX, SKEW_SECONDS_MAX)
+            if faults.strikes("clocks_differ")
+            else 0.0
+            for role in roles
+        }
+        self._ended: list[Process] = []
+        record.listen(self._told)
+
+    def begin(self) -> None:
+        """Start every role."""
+        for role in self._skew:
+            self.start(role)
+
+    def start(self, role: str, *, instance: str | None = None) -> None:
+        """Start a fresh process of a role, under a name of its own where it is one more."""
+        if self._record.is_away:  # nobody gets through its start without the broker
+            self._loop.call_later(1.0, lambda: self.start(role, instance=instance))
+            return
+        name = instance or role
+        process = Process(
+            role,
+            loop=self._loop,
+            faults=self._faults,
+            record=self._record,
+            clock=VirtualClock(self._loop, self._skew[role]),
+            on_kill=lambda dead: self._died(name, dead),
+            on_bug=self._on_bug,
+        )
+        self.processes[name] = process
+        process.start(self._make(process))
+
+    def kill(self, name: str) -> None:
+        """End a process, wherever it is."""
+        if name in self.processes:
+            self.processes[name].kill()
+
+    def pump(self) -> None:
+        """Whoever lives looks whether the broker has something."""
+        for process in tuple(self.processes.values()):
+            process.pump()
+
+    def close(self) -> None:
+        """The run is over."""
+        for process in (*self._ended, *self.processes.values()):
+            process.close()
+
+    def _told(self, recorded: Recorded) -> None:
+        for process in tuple(self.processes.values()):
+            process.told(recorded.stream)
+            process.hears(recorded.stream)
+
+    def _died(self, name: str, dead: Process) -> None:
+        self._ended.append(self.processes.pop(name))
+        self._loop.call_later(FORGOTTEN_SECONDS, self.pump)
+        if name == dead.role:  # one more than there ought to be does not come back
+            seconds = self._faults.seconds("service_killed", *RESTART_SECONDS)
+            self._faults.lasts(seconds + FORGOTTEN_SECONDS)
+            self._loop.call_later(seconds, self.start, name)

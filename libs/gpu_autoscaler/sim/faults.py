@@ -1,0 +1,142 @@
+"""What goes wrong, how often, and what did. The seed switches kinds on (a swarm: every run has its own mix).
+
+Each kind draws from its own random numbers: a kind that is switched off, or one occurrence that is muted, leaves the
+others as they were, as far as the run itself does. That is what makes a failing run small enough to read.
+"""
+
+import random
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+
+Occurrence = tuple[str, int]  # kind and number within the run, 1 for the first
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A kind of fault: by chance at each opportunity (`ratio`), or so often an hour (`per_hour`).
+
+    What `disturbs` may make the system late; the rest is what it is there to deal with in time.
+    """
+
+    name: str
+    ratio: float = 0.0
+    per_hour: float = 0.0
+    disturbs: bool = True
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        # messages
+        Kind("message_delayed", ratio=0.01),
+        Kind("message_repeated", ratio=0.02),
+        Kind("streams_overtaking", per_hour=0.15),
+        Kind("publish_answer_lost", ratio=0.002),
+        Kind("broker_away", per_hour=0.08),
+        # processes
+        Kind("service_killed", per_hour=0.25),
+        Kind("killed_before_publish", ratio=0.0005),
+        Kind("killed_before_ack", ratio=0.002),
+        Kind("killed_in_call", ratio=0.001),
+        Kind("two_scalers", per_hour=0.1),
+        Kind("clocks_differ", ratio=0.7, disturbs=False),
+        # Kubernetes
+        Kind("list_stale", ratio=0.2),
+        Kind("watch_broken", per_hour=0.3),
+        Kind("watch_history_lost", per_hour=0.15),
+        Kind("kube_call_failed", ratio=0.01),
+        Kind("kube_answer_lost", ratio=0.01),
+        Kind("node_vanished", per_hour=0.05),
+        Kind("pod_vanished", per_hour=0.1, disturbs=False),
+        # clouds
+        Kind("launch_refused", ratio=0.08, disturbs=False),
+        Kind("launch_slow", ratio=0.08),
+        Kind("launch_throttled", ratio=0.05),
+        Kind("launch_answer_lost", ratio=0.05),
+        Kind("cloud_call_failed", ratio=0.01),
+        Kind("instance_visible_late", ratio=0.08),
+        Kind("instance_never_registers", ratio=0.03),
+        Kind("gpus_never_allocatable", ratio=0.03),
+        Kind("notice_120", per_hour=0.3, disturbs=False),
+        Kind("notice_30", per_hour=0.15, disturbs=False),
+        Kind("notice_0", per_hour=0.1, disturbs=False),
+        Kind("reclaimed_without_notice", per_hour=0.1, disturbs=False),
+        Kind("notice_cancelled", ratio=0.3, disturbs=False),
+        Kind("rebalance_hint", per_hour=0.2, disturbs=False),
+        Kind("storm_in_zone", per_hour=0.04, disturbs=False),
+        Kind("storm_of_type", per_hour=0.04, disturbs=False),
+        Kind("price_jumping", per_hour=0.2, disturbs=False),
+        Kind("price_missing", per_hour=0.05),
+        # telemetry
+        Kind("telemetry_silent", per_hour=0.1, disturbs=False),
+        Kind("telemetry_frozen", per_hour=0.1, disturbs=False),
+        Kind("telemetry_all_zero", per_hour=0.1, disturbs=False),
+        Kind("telemetry_absurd", per_hour=0.1, disturbs=False),
+        # the store of record
+        Kind("store_full", per_hour=0.05),
+        Kind("store_slow", ratio=0.02),
+        # users
+        Kind("user_cancels", ratio=0.08, disturbs=False),
+        Kind("user_asks_again", ratio=0.08, disturbs=False),
+        Kind("user_talks_nonsense", ratio=0.06, disturbs=False),
+    )
+}
+
+
+class Faults:
+    """The faults of one run."""
+
+    def __init__(self, seed: int, *, kinds: Collection[str] | None = None, muted: Collection[Occurrence] = ()) -> None:
+        """`kinds`: those switched on, None for the seed's own choice; `muted`: occurrences that do not happen."""
+        self.kinds = frozenset(swarm(seed) if kinds is None else kinds)
+        self.counts: dict[str, int] = {}
+        self.happened: list[Occurrence] = []
+        self.is_over = False
+        self.disturbed_until = 0.0  # in the loop's seconds
+        self.clock: Callable[[], float] = float  # the world's, once there is one
+        self._muted = frozenset(muted)
+        self._numbers: dict[str, int] = {}
+        self._random = {name: random.Random(f"{seed}/{name}") for name in sorted(KINDS)}
+
+    def strikes(self, name: str) -> bool:
+        """True when this opportunity goes wrong; counted."""
+        if self.is_over or name not in self.kinds:
+            return False
+        return self._random[name].random() < KINDS[name].ratio and self.happens(name)
+
+    def happens(self, name: str) -> bool:
+        """A fault of this kind occurs now, unless that very one is muted."""
+        number = self._numbers[name] = self._numbers.get(name, 0) + 1
+        if (name, number) in self._muted:
+            return False
+        self.counts[name] = self.counts.get(name, 0) + 1
+        self.happened.append((name, number))
+        if KINDS[name].disturbs:
+            self.lasts(0.0)
+        return True
+
+    def lasts(self, seconds: float) -> None:
+        """What has just happened is in force for so long."""
+        self.disturbed_until = max(self.disturbed_until, self.clock() + seconds)
+
+    def seconds(self, name: str, least: float, most: float) -> float:
+        """How long this one lasts, or is away."""
+        return self._random[name].uniform(least, most)
+
+    def choose(self, name: str, among: list[str]) -> str:
+        """Whom it hits."""
+        return self._random[name].choice(among)
+
+    def next_in_seconds(self, name: str) -> float | None:
+        """When the next one of a kind that comes by itself is due; None: this kind never comes by itself."""
+        per_hour = KINDS[name].per_hour
+        if name not in self.kinds or per_hour <= 0:
+            return None
+        return self._random[name].expovariate(per_hour / 3600.0)
+
+
+def swarm(seed: int) -> frozenset[str]:
+    """The kinds that a seed switches on: none at all once in a while, each by a chance that the seed chooses."""
+    chance = random.Random(f"{seed}/swarm")
+    share = chance.choice((0.0, 0.1, 0.25, 0.5, 0.75, 1.0))
+    return frozenset(name for name in sorted(KINDS) if chance.random() < share)

@@ -1,0 +1,60 @@
+"""The one way out of a process: every call to the outside passes here, and here a process can die.
+
+What is killed simply never goes on: no `finally`, no `except`, as after a power cut.
+"""
+
+from typing import Protocol
+
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.sim.faults import Faults
+from gpu_autoscaler.sim.timeline import VirtualLoop
+
+
+class Mortal(Protocol):
+    """A process, as the gate needs it."""
+
+    is_dead: bool
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+class Gate:
+    """One process' way out."""
+
+    def __init__(self, loop: VirtualLoop, faults: Faults, process: Mortal) -> None:
+        self.loop = loop
+        self.faults = faults
+        self._process = process
+
+    async def leave(self, failing: str = "") -> None:
+        """Before a call goes out: the process may be dead or die now, or the call fail (`failing`: kind of fault).
+
+        Raises TransientError where the call never arrives.
+        """
+        if self.faults.strikes("killed_in_call"):
+            self._process.kill()
+        await self.live()
+        if failing and self.faults.strikes(failing):
+            raise TransientError(f"{failing}: the call never arrived")
+
+    async def back(self, losing: str = "") -> None:
+        """When the answer comes back: as above, but what was asked for is done. Raises TransientError."""
+        if self.faults.strikes("killed_in_call"):
+            self._process.kill()
+        await self.live()
+        if losing and self.faults.strikes(losing):
+            raise TransientError(f"{losing}: it is done, and the answer is lost")
+
+    async def wait(self, seconds: float) -> None:
+        """Let time pass for this process."""
+        waiting = self.loop.create_future()
+        self.loop.call_later(seconds, waiting.set_result, None)
+        await waiting
+        await self.live()
+
+    async def live(self) -> None:
+        """Go on only if the process lives."""
+        if self._process.is_dead:
+            await self.loop.create_future()

@@ -1,0 +1,244 @@
+"""Kubernetes as one process sees it: `KubeApi` over the run's cluster, late, stale, broken or lost by chance."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.protocol import (
+    JOBS,
+    NODES,
+    PODS,
+    Bookmark,
+    Changed,
+    Cluster,
+    Conflict,
+    Deleted,
+    Eviction,
+    Kind,
+    Listed,
+    NotFound,
+    WatchItem,
+)
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.sim.gate import Gate
+from gpu_autoscaler.sim.groups import Groups
+from gpu_autoscaler.sim.kubernetes import Entry, Kubernetes, selected
+from gpu_autoscaler.sim.witness import Witness
+from gpu_autoscaler.sim.workloads import Workloads
+from gpu_autoscaler.simcluster.patch import merge
+
+ObjectT = TypeVar("ObjectT", bound=wire.Object)
+
+BOOKMARK_SECONDS = 60.0  # the API server's own interval (KEP-956, read 2026-11-21)
+STALE_SECONDS = 20.0  # how far a list may lag behind
+BROKEN_SECONDS = (1.0, 60.0)  # until a broken watch is noticed and opened again
+
+
+class WatchTrouble:
+    """What is wrong with the watches of a run just now; moved by `trouble.py`."""
+
+    def __init__(self) -> None:
+        self.breaks_count = 0  # a watch that sees it move is broken, and begins where it stopped
+        self.losses_count = 0  # ... has lost its history, and lists again
+
+
+class SimKube:
+    """A KubeApi."""
+
+    def __init__(
+        self, gate: Gate, clock: Clock, cluster: Cluster, workloads: Workloads, groups: Groups, trouble: WatchTrouble,
+        witness: Witness,
+    ) -> None:  # fmt: skip
+        self._gate = gate
+        self._clock = clock
+        self._identity = cluster
+        self._workloads = workloads
+        self._groups = groups
+        self._trouble = trouble
+        self._witness = witness
+
+    @property
+    def _cluster(self) -> Kubernetes:
+        return self._workloads.cluster
+
+    # ---- reading
+
+    async def watch(self, kind: Kind[Any], *, label_selector: str = "") -> AsyncIterator[WatchItem]:
+        """List, then watch, for ever."""
+        cluster, gate = self._cluster, self._gate
+        history = cluster.history[kind.plural]
+        ear = _Ear(cluster, kind.plural, gate)
+        at = await self._place_of_list(len(history))
+        while True:
+            seen_at = self._clock.now()
+            shown = cluster.as_of(kind, at) if at < len(history) else tuple(cluster.all(kind))
+            version = cluster.version if at == len(history) else _version_of(history, at)
+            yield Listed(
+                kind=kind, objects=tuple(selected(list(shown), label_selector)), version=version, seen_at=seen_at
+            )
+            breaks, losses = self._trouble.breaks_count, self._trouble.losses_count
+            while losses == self._trouble.losses_count:
+                if breaks != self._trouble.breaks_count:
+                    breaks = self._trouble.breaks_count
+                    await gate.wait(gate.faults.seconds("watch_broken", *BROKEN_SECONDS))
+                while at < len(history):
+                    entry = history[at]
+                    at += 1
+                    if label_selector in entry.object.metadata.labels or not label_selector:
+                        yield _item(kind, entry, self._clock)
+                        await gate.live()
+                if not await ear.hears_within(BOOKMARK_SECONDS):
+                    yield Bookmark(kind=kind, version=cluster.version, seen_at=self._clock.now())
+            await gate.wait(gate.faults.seconds("watch_history_lost", *BROKEN_SECONDS))
+            at = await self._place_of_list(len(history))
+
+    async def _place_of_list(self, newest: int) -> int:
+        """How much of a kind's history a list shows: all, unless the server lags behind."""
+        await self._gate.live()
+        if not newest or not self._gate.faults.strikes("list_stale"):
+            return newest
+        return max(0, newest - int(self._gate.faults.seconds("list_stale", 1, STALE_SECONDS)))
+
+    async def cluster(self) -> Cluster:
+        """Return which cluster this is."""
+        await self._gate.leave("kube_call_failed")
+        return self._identity
+
+    async def get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
+        """Return the object. Raises NotFound."""
+        await self._gate.leave("kube_call_failed")
+        return self._found(kind, namespace, name)
+
+    async def pods_on(self, node_name: str) -> Sequence[wire.Pod]:
+        """Return the pods bound to this node."""
+        await self._gate.leave("kube_call_failed")
+        return [pod for pod in self._cluster.all(PODS) if pod.spec.node_name == node_name]
+
+    # ---- writing
+
+    async def patch_node(self, name: str, patch: Mapping[str, Any]) -> wire.Node:
+        """Apply a merge patch to the node: its `unschedulable` is all that is written here."""
+        await self._gate.leave("kube_call_failed")
+        node = self._found(NODES, "", name)
+        self._same(node, patch)
+        is_cordoned = bool((patch.get("spec") or {}).get("unschedulable"))
+        if is_cordoned != node.spec.unschedulable:
+            node = self._cluster.put(NODES, replace(node, spec=replace(node.spec, unschedulable=is_cordoned)))
+        await self._gate.back("kube_answer_lost")
+        return node
+
+    async def annotate_pod(self, pod: wire.Pod, annotations: Mapping[str, str]) -> bool:
+        """Set annotations; False where that very pod is gone."""
+        await self._gate.leave("kube_call_failed")
+        known = self._cluster.current(PODS, pod)
+        if known is not None:
+            told = {**known.metadata.annotations, **annotations}
+            if told != known.metadata.annotations:
+                self._cluster.put(PODS, replace(known, metadata=replace(known.metadata, annotations=told)))
+        await self._gate.back("kube_answer_lost")
+        return known is not None
+
+    async def evict_pod(self, pod: wire.Pod) -> Eviction:
+        """Ask for that very pod's eviction."""
+        await self._gate.leave("kube_call_failed")
+        known = self._cluster.current(PODS, pod)
+        if known is None:
+            return Eviction(answer="gone")
+        self._witness.disturbed(known, is_forced=False)
+        answer = self._groups.evict(known)
+        await self._gate.back("kube_answer_lost")
+        return answer
+
+    async def delete_pod(self, pod: wire.Pod, *, grace_seconds: int) -> bool:
+        """Delete that very pod whatever its budgets say."""
+        await self._gate.leave("kube_call_failed")
+        known = self._cluster.current(PODS, pod)
+        if known is not None:
+            self._witness.disturbed(known, is_forced=True)
+            self._workloads.disrupt(known, grace_seconds=max(1, grace_seconds))
+        await self._gate.back("kube_answer_lost")
+        return known is not None
+
+    async def create_job(self, namespace: str, manifest: Mapping[str, Any]) -> wire.Job:
+        """Create the Job. Raises Conflict."""
+        await self._gate.leave("kube_call_failed")
+        name = manifest["metadata"]["name"]
+        if self._cluster.find(JOBS, namespace, name) is not None:
+            raise Conflict(f"create job {namespace}/{name}: it exists")
+        job = self._workloads.create_job(namespace, manifest)
+        await self._gate.back("kube_answer_lost")
+        return job
+
+    async def patch_job(self, namespace: str, name: str, patch: Mapping[str, Any]) -> wire.Job:
+        """Apply a merge patch to the Job. Raises NotFound, Conflict."""
+        await self._gate.leave("kube_call_failed")
+        job = self._found(JOBS, namespace, name)
+        self._same(job, patch)
+        manifest = merge(self._workloads.works[job.metadata.uid].manifest, msgspec.to_builtins(patch))
+        changed = self._workloads.patch_job(job, manifest)
+        await self._gate.back("kube_answer_lost")
+        return changed
+
+    async def delete_job(self, job: wire.Job) -> bool:
+        """Delete that very Job and its pods in the background."""
+        await self._gate.leave("kube_call_failed")
+        known = self._cluster.current(JOBS, job)
+        if known is not None:
+            self._workloads.delete_job(known)
+        await self._gate.back("kube_answer_lost")
+        return known is not None
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _found(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
+        found = self._cluster.find(kind, namespace, name)
+        if found is None:
+            raise NotFound(f"{kind.plural} {namespace}/{name} is not there")
+        return found
+
+    @staticmethod
+    def _same(thing: wire.Object, patch: Mapping[str, Any]) -> None:
+        uid = (patch.get("metadata") or {}).get("uid")
+        if uid is not None and uid != thing.metadata.uid:
+            raise Conflict(f"{thing.metadata.name} is another object: uid {thing.metadata.uid}, not {uid}")
+
+
+class _Ear:
+    """Hears that a kind has changed."""
+
+    def __init__(self, cluster: Kubernetes, plural: str, gate: Gate) -> None:
+        self._plural = plural
+        self._gate = gate
+        self._waiting: asyncio.Future[bool] | None = None
+        cluster.listen(self._heard)
+
+    async def hears_within(self, seconds: float) -> bool:
+        """Wait for a change; False when there was none for so long."""
+        self._waiting = self._gate.loop.create_future()
+        timer = self._gate.loop.call_later(seconds, self._answer, False)
+        heard = await self._waiting
+        timer.cancel()
+        await self._gate.live()
+        return heard
+
+    def _heard(self, plural: str, _: Entry) -> None:
+        if plural == self._plural:
+            self._answer(True)
+
+    def _answer(self, heard: bool) -> None:  # noqa: FBT001 - a callback's argument
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(heard)
+
+
+def _item(kind: Kind[Any], entry: Entry, clock: Clock) -> WatchItem:
+    made = Deleted if entry.is_deleted else Changed
+    return made(kind=kind, object=entry.object, seen_at=clock.now())
+
+
+def _version_of(history: Sequence[Entry], count: int) -> int:
+    return history[count - 1].object.version if count else 1

@@ -1,0 +1,124 @@
+"""The cluster's objects as the API server holds them: versions, a history that watches read, and nothing that acts.
+
+Objects are the wire structs that clients decode, and never change in place. Who acts: `workloads.py`, `cloud.py`,
+services through `kube.py`, and users.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.protocol import BUDGETS, JOBS, NODES, PODS, Kind
+from gpu_autoscaler.model.ids import derive_id
+
+ObjectT = TypeVar("ObjectT", bound=wire.Object)
+Key = tuple[str, str]  # namespace and name
+
+KINDS: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, JOBS)
+
+
+class Entry:
+    """One change of one object: as it is now, or as it was last."""
+
+    __slots__ = ("is_deleted", "object")
+
+    def __init__(self, thing: wire.Object, *, is_deleted: bool) -> None:
+        self.object = thing
+        self.is_deleted = is_deleted
+
+
+class Kubernetes:
+    """The API server's store."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self.now = now
+        self.version = 1
+        self.history: dict[str, list[Entry]] = {kind.plural: [] for kind in KINDS}
+        self._objects: dict[str, dict[Key, Any]] = {kind.plural: {} for kind in KINDS}
+        self._listeners: list[Callable[[str, Entry], None]] = []
+        self._made_count = 0
+
+    def listen(self, listener: Callable[[str, Entry], None]) -> None:
+        """Have every change told, from now on."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[str, Entry], None]) -> None:
+        """Tell it nothing more."""
+        self._listeners.remove(listener)
+
+    def find(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT | None:
+        """Return the object; None where there is none of this name."""
+        found: ObjectT | None = self._objects[kind.plural].get((namespace, name))
+        return found
+
+    def all(self, kind: Kind[ObjectT]) -> list[ObjectT]:
+        """Return every object of a kind, in order of making."""
+        return list(self._objects[kind.plural].values())
+
+    def current(self, kind: Kind[ObjectT], thing: ObjectT) -> ObjectT | None:
+        """Return that very object as it is now; None where it is gone, even if another took its name."""
+        found = self.find(kind, thing.metadata.namespace, thing.metadata.name)
+        return found if found is not None and found.metadata.uid == thing.metadata.uid else None
+
+    def metadata(self, namespace: str, name: str, **more: Any) -> wire.Metadata:  # noqa: ANN401 - fields of Metadata
+        """Return what a new object carries; its uid never comes twice in a run."""
+        self._made_count += 1
+        uid = derive_id("uid", namespace, name, self._made_count)
+        return wire.Metadata(name=name, namespace=namespace, uid=uid, creation_timestamp=self.now(), **more)
+
+    def put(self, kind: Kind[ObjectT], thing: ObjectT) -> ObjectT:
+        """Store the object at a new version; returns it as it is stored."""
+        stored = self._stamped(thing)
+        self._objects[kind.plural][thing.metadata.namespace, thing.metadata.name] = stored
+        self._tell(kind, Entry(stored, is_deleted=False))
+        return stored
+
+    def remove(self, kind: Kind[ObjectT], thing: ObjectT) -> None:
+        """Take the object away; its last state carries the version of its deletion."""
+        last = self._objects[kind.plural].pop((thing.metadata.namespace, thing.metadata.name))
+        self._tell(kind, Entry(self._stamped(last), is_deleted=True))
+
+    def as_of(self, kind: Kind[Any], entries_count: int) -> tuple[wire.Object, ...]:
+        """Return the objects of a kind after so many changes: what a server shows that lags behind."""
+        shown: dict[Key, wire.Object] = {}
+        for entry in self.history[kind.plural][:entries_count]:
+            key = (entry.object.metadata.namespace, entry.object.metadata.name)
+            if entry.is_deleted:
+                shown.pop(key, None)
+            else:
+                shown[key] = entry.object
+        return tuple(shown.values())
+
+    def _stamped(self, thing: ObjectT) -> ObjectT:
+        self.version += 1
+        return replace(thing, metadata=replace(thing.metadata, resource_version=str(self.version)))
+
+    def _tell(self, kind: Kind[Any], entry: Entry) -> None:
+        self.history[kind.plural].append(entry)
+        for listener in tuple(self._listeners):
+            listener(kind.plural, entry)
+
+
+def selected(things: Iterator[ObjectT] | list[ObjectT], label: str) -> list[ObjectT]:
+    """Return those that carry the label; all for an empty one."""
+    return [thing for thing in things if not label or label in thing.metadata.labels]
+
+
+def with_condition(
+    conditions: tuple[wire.Condition, ...], condition_type: str, status: wire.ConditionStatus, at: datetime, **said: str
+) -> tuple[wire.Condition, ...]:
+    """Return the conditions with this one set; its instant moves only when its status does."""
+    others = tuple(one for one in conditions if one.type != condition_type)
+    before = next((one for one in conditions if one.type == condition_type), None)
+    since = before.last_transition_time if before is not None and before.status == status else at
+    return (*others, wire.Condition(type=condition_type, status=status, last_transition_time=since, **said))
+
+
+def amounts_text(cpu_milli: int, memory_bytes: int, disk_bytes: int, **more: int) -> Mapping[str, str]:
+    """Return amounts as quantities; what is zero is left out."""
+    known = {"cpu": f"{cpu_milli}m", "memory": str(memory_bytes), "ephemeral-storage": str(disk_bytes)}
+    known |= {name.replace("__", "/"): str(count) for name, count in more.items()}
+    return {name: amount for name, amount in known.items() if amount not in ("0", "0m")}

@@ -1,0 +1,328 @@
+"""One process: a service's doors, called as `runtime/runner.py` promises, on virtual time.
+
+What the runner does with tasks, timeouts and encodings is done here with as little as the order of things needs: fold
+before handling, publish before acknowledging, one tick at a time, an item again until the broker has it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any
+
+from gpu_autoscaler.bus.memory_broker import MemoryConsumer
+from gpu_autoscaler.bus.streams import ConsumerSpec, consumers_for
+from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.events.envelope import Envelope, Recorded
+from gpu_autoscaler.model.errors import PermanentError, StalePlan, TransientError
+from gpu_autoscaler.runtime.effects import STALE_SECONDS
+from gpu_autoscaler.runtime.plumbing import Limits
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.publisher import as_outcome, in_envelopes
+from gpu_autoscaler.runtime.service import FactDoor, FoldDoor, Outcome, Outputs, Service, TickDoor, WatchDoor
+from gpu_autoscaler.sim.faults import Faults
+from gpu_autoscaler.sim.gate import Gate
+from gpu_autoscaler.sim.record import DeadLetter, Record
+from gpu_autoscaler.sim.timeline import VirtualClock, VirtualLoop
+
+ON_THE_WAY_SECONDS = 0.002  # from the broker to a reader
+DELAYED_SECONDS = (0.2, 20.0)
+BUG = "bug"
+
+Bug = Callable[[str, Exception], None]
+
+
+class Process:
+    """A service at work, until it is killed."""
+
+    def __init__(
+        self,
+        role: str,
+        *,
+        loop: VirtualLoop,
+        faults: Faults,
+        record: Record,
+        clock: VirtualClock,
+        on_kill: Callable[["Process"], None],
+        on_bug: Bug,
+        limits: Limits | None = None,
+    ) -> None:
+        self.role = role
+        self.is_dead = False
+        self.clock = clock
+        self.view = StateView()
+        self.gate = Gate(loop, faults, self)
+        self.lag_until: dict[str, float] = {}  # by stream: nothing of it arrives before
+        self._loop = loop
+        self._faults = faults
+        self._record = record
+        self._on_kill = on_kill
+        self._on_bug = on_bug
+        self._limits = Limits() if limits is None else limits
+        self._service: Service
+        self._fold_door: FoldDoor | None = None
+        self._folds: frozenset[Any] = frozenset()
+        self._streams: frozenset[str] = frozenset()
+        self._arriving: set[str] = set()
+        self._consumers: dict[str, tuple[ConsumerSpec, MemoryConsumer]] = {}
+        self._in_hand: dict[tuple[str, int], MemoryConsumer] = {}
+        self._tries: dict[tuple[str, int], int] = {}
+        self._room = 1
+        self._is_pumping = False
+        self._waking: asyncio.Future[None] | None = None
+        self._is_urgent = False
+        self._folded = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ---- life
+
+    def start(self, service: Service) -> None:
+        """Read what there is, then open the doors."""
+        self._service = service
+        self._fold_door = service if isinstance(service, FoldDoor) else None
+        self._folds = frozenset(service.folds)
+        self._streams = frozenset(fact.stream() for fact in service.folds)
+        self._room = getattr(service, "handles_at_once", 1)
+        cursors, state = self._record.folded(service.folds)
+        self.view.advance(state, cursors)
+        if self._fold_door is not None:
+            for stream in sorted(self._streams):
+                self._fold_door.on_folded([one for one in self._record.facts[stream] if type(one.fact) in self._folds])
+        for spec in consumers_for(service.name, service.consumes):
+            self._consumers[spec.durable] = (spec, self._record.consumer(spec))
+        if service.tick_seconds is not None:
+            assert isinstance(service, TickDoor)  # noqa: S101 - as the runner has it
+            self._do(self._tick_for_ever(service, service.tick_seconds))
+        if isinstance(service, WatchDoor):
+            turns = asyncio.Semaphore(1)
+            for source in service.sources():
+                self._do(self._watch_for_ever(service, source, turns))
+        if self._consumers:
+            self._do(self._keep_alive())
+        self.pump()
+
+    def kill(self) -> None:
+        """End at once; what is in hand is delivered to somebody else when its time is up."""
+        if not self.is_dead:
+            self.is_dead = True
+            self._loop.graveyard.append(self)
+            self._on_kill(self)
+
+    def close(self) -> None:
+        """The run is over: give back what the loop holds."""
+        self.is_dead = True
+        for task in self._tasks:
+            task.cancel()
+
+    def _do(self, work: Any) -> None:  # noqa: ANN401 - a coroutine
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(self._loop.create_task(work))
+
+    # ---- folding
+
+    def told(self, stream: str) -> None:
+        """The broker has something new in this stream."""
+        if stream in self._streams and stream not in self._arriving:
+            self._arriving.add(stream)
+            seconds = ON_THE_WAY_SECONDS
+            if self._faults.strikes("message_delayed"):
+                seconds = self._faults.seconds("message_delayed", *DELAYED_SECONDS)
+            self._loop.call_at(max(self._loop.time() + seconds, self.lag_until.get(stream, 0.0)), self._fold, stream)
+
+    def _fold(self, stream: str) -> None:
+        if self.is_dead:
+            return
+        self._arriving.discard(stream)
+        if self._record.is_away:
+            return  # `pump` begins again when it is back
+        facts = self._record.facts[stream]
+        news = [one for one in facts[self.view.last_sequence(stream) :] if type(one.fact) in self._folds]
+        state = fold(self.view.state, news) if news else self.view.state
+        self.view.advance(state, {stream: len(facts)})
+        if news and self._fold_door is not None:
+            self._fold_door.on_folded(news)
+        self._folded.set()
+        self._folded.clear()
+        if any(type(one.fact) in self._service.urgent for one in news):
+            self._is_urgent = True
+            self._wake()
+
+    async def _until_folded(self, stream: str, sequence: int) -> bool:
+        """Wait for the state to hold this fact; False when it takes too long."""
+        until = self._loop.time() + self._limits.fold_seconds_max
+        while self.view.last_sequence(stream) < sequence:
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._folded.wait()
+            except TimeoutError:
+                await self.gate.live()
+                return False
+        await self.gate.live()
+        return True
+
+    # ---- ticks
+
+    async def _tick_for_ever(self, door: TickDoor, tick_seconds: float) -> None:
+        failures_count, was_stale = 0, False
+        while True:
+            self._is_urgent, was_stale = False, False
+            try:
+                outcome = as_outcome(await door.on_tick(self.clock.now()))
+                sequence = await self._publish(outcome, None)
+                if outcome.expected_last_sequence is not None:
+                    await self._until_folded(outcome.facts[0].stream(), sequence)
+                failures_count = 0
+            except StalePlan:
+                was_stale = True
+            except TransientError:
+                failures_count += 1
+            except Exception as exc:  # noqa: BLE001 - whatever a door raises is told and tried again
+                failures_count += 1
+                self._on_bug(self.role, exc)
+            await self.gate.live()
+            interval = tick_seconds
+            if failures_count or was_stale:
+                interval = min(tick_seconds, self._backoff_seconds(failures_count, None))
+            quiet_seconds = min(self._limits.quiet_seconds_min, interval)
+            await self.gate.wait(quiet_seconds)
+            await self._rest(interval - quiet_seconds)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait for the next tick; not at all after an urgent fact."""
+        if not self._is_urgent:
+            self._waking = self._loop.create_future()
+            timer = self._loop.call_later(seconds, self._wake)
+            await self._waking
+            timer.cancel()
+        await self.gate.live()
+
+    def _wake(self) -> None:
+        if self._waking is not None and not self._waking.done():
+            self._waking.set_result(None)
+
+    # ---- sources
+
+    async def _watch_for_ever(self, door: WatchDoor, source: AsyncIterator[Any], turns: asyncio.Semaphore) -> None:
+        async for item in source:
+            await self.gate.live()
+            tries = 0
+            while True:
+                try:
+                    async with turns:
+                        outcome = as_outcome(await door.on_item(item))
+                    await self._publish(outcome, None)
+                    break
+                except TransientError as exc:
+                    tries += 1
+                    await self.gate.wait(self._backoff_seconds(tries, exc))
+                except PermanentError:
+                    break
+                except Exception as exc:  # noqa: BLE001 - as above
+                    self._on_bug(self.role, exc)
+                    break
+
+    # ---- effects
+
+    def hears(self, stream: str) -> None:
+        """The broker has something new in this stream, that may be for one of the consumers."""
+        if not self._is_pumping and any(spec.stream == stream for spec, _ in self._consumers.values()):
+            self._is_pumping = True
+            self._loop.call_soon(self.pump)
+
+    def pump(self) -> None:
+        """Take what the broker has, as far as there is room."""
+        self._is_pumping = False
+        if self.is_dead or self._record.is_away:
+            return
+        for stream in sorted(self._streams):
+            if self.view.last_sequence(stream) < len(self._record.facts[stream]):
+                self.told(stream)
+        for spec, consumer in self._consumers.values():
+            room = self._room - len(self._in_hand)
+            if room > 0:
+                for message, _ in consumer.deliver(room, self._loop.now()):
+                    key = (spec.durable, message.sequence)
+                    self._in_hand[key] = consumer
+                    self._do(self._handle(self._record.at(spec.stream, message.sequence), spec, consumer))
+
+    async def _handle(self, recorded: Recorded, spec: ConsumerSpec, consumer: MemoryConsumer) -> None:
+        key, sequence = (spec.durable, recorded.sequence), recorded.sequence
+        seconds = ON_THE_WAY_SECONDS
+        if self._faults.strikes("message_delayed"):
+            seconds = self._faults.seconds("message_delayed", *DELAYED_SECONDS)
+        await self.gate.wait(seconds)
+        again_seconds = await self._attempt(recorded, key)
+        del self._in_hand[key]
+        if self._faults.strikes("message_repeated"):
+            again_seconds = spec.ack_wait_seconds  # handled, and the acknowledgement was lost
+        if again_seconds is None:
+            self._tries.pop(key, None)
+            consumer.settle(sequence)
+        else:
+            consumer.postpone(sequence, self._loop.now() + timedelta(seconds=again_seconds))
+            self._loop.call_later(again_seconds, self.pump)
+        self.pump()
+
+    async def _attempt(self, recorded: Recorded, key: tuple[str, int]) -> float | None:
+        """One try; the seconds until the next one, None when it is done with."""
+        try:
+            return await self._effect(recorded)
+        except StalePlan:
+            return STALE_SECONDS
+        except TransientError as exc:
+            return self._failed(key, exc)
+        except PermanentError as exc:
+            self._record.dead_letters.append(DeadLetter(recorded, self._service.name, exc))
+            return None
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._on_bug(self.role, exc)
+            return self._failed(key, exc)
+
+    async def _effect(self, recorded: Recorded) -> float | None:
+        """Call the door and store what it says; the seconds after which it wants the fact again, if it does."""
+        assert isinstance(self._service, FactDoor)  # noqa: S101 - as the runner has it
+        if type(recorded.fact) in self._folds and not await self._until_folded(recorded.stream, recorded.sequence):
+            raise TransientError("the state has not reached the fact yet")
+        outcome = as_outcome(await self._service.on_fact(recorded))
+        await self._publish(outcome, recorded.envelope)
+        if outcome.set_aside_reason is not None:
+            raise PermanentError(outcome.set_aside_reason)
+        if self._faults.strikes("killed_before_ack"):
+            self.kill()
+        await self.gate.live()
+        return outcome.again_after_seconds
+
+    def _failed(self, key: tuple[str, int], error: Exception) -> float:
+        self._tries[key] = self._tries.get(key, 0) + 1
+        return self._backoff_seconds(self._tries[key], error)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await self.gate.wait(self._limits.heartbeat_seconds)
+            for (_, sequence), consumer in self._in_hand.items():
+                consumer.progress(sequence, self._loop.now())
+
+    # ---- publishing
+
+    async def _publish(self, outcome: Outcome | Outputs, cause: Envelope | None) -> int:
+        """Store what a door said; the last sequence. Raises StalePlan, TransientError."""
+        await self.gate.live()
+        said = as_outcome(outcome)
+        if not said.facts:
+            return 0
+        if self._faults.strikes("killed_before_publish"):
+            self.kill()
+            await self.gate.live()
+        sequence = 0
+        source = f"/gpu-autoscaler/{self._service.name}/{self.role}"
+        for envelope in in_envelopes(said.facts, cause, service=self._service.name, source=source, at=self.clock.now()):
+            sequence = self._record.publish(envelope, expected_last_sequence=said.expected_last_sequence).sequence
+            if self._faults.strikes("publish_answer_lost"):
+                raise TransientError("publish_answer_lost: it is stored, and the answer is lost")
+        return sequence
+
+    def _backoff_seconds(self, tries_count: int, error: Exception | None) -> float:
+        """As `runtime/retry.py` waits, without the part that is left to chance."""
+        if isinstance(error, TransientError) and error.retry_after_seconds is not None:
+            return error.retry_after_seconds
+        backoff = self._limits.backoff
+        return min(backoff.first_seconds * 2.0 ** (max(tries_count, 1) - 1), backoff.seconds_max)

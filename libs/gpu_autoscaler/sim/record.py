@@ -1,0 +1,101 @@
+"""The bus of a run: the memory broker's own rules (order, ids, fences, redelivery), with facts kept as they are.
+
+Encoding and decoding each fact would take most of a run's time and change nothing; `is_coded` does it all the same, so
+that a test can show that it changes nothing.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from gpu_autoscaler.bus.memory_broker import MemoryBroker, MemoryConsumer
+from gpu_autoscaler.bus.protocol import Ack, Publication
+from gpu_autoscaler.bus.streams import ConsumerSpec, streams
+from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.door import read
+from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.sim.timeline import VirtualLoop
+
+Cursors = Mapping[str, int]
+
+
+class DeadLetter:
+    """A message that a service set aside, and why."""
+
+    __slots__ = ("at_sequence", "error", "recorded", "service")
+
+    def __init__(self, recorded: Recorded, service: str, error: Exception) -> None:
+        self.recorded = recorded
+        self.service = service
+        self.error = error
+
+
+class Record:
+    """All that was said, in order, and who is to hear it."""
+
+    def __init__(self, loop: VirtualLoop, *, is_coded: bool = False) -> None:
+        self.facts: dict[str, list[Recorded]] = {spec.name: [] for spec in streams()}
+        self.order: list[Recorded] = []  # over all streams
+        self.dead_letters: list[DeadLetter] = []
+        self.is_away = False
+        self._loop = loop
+        self._is_coded = is_coded
+        self._broker = MemoryBroker()
+        for spec in streams():
+            self._broker.make_stream(spec)
+        self._listeners: list[Callable[[Recorded], None]] = []
+        self._folded: dict[frozenset[type[Fact]], tuple[dict[str, int], ClusterState]] = {}
+
+    def listen(self, listener: Callable[[Recorded], None]) -> None:
+        """Have every fact told when it is stored."""
+        self._listeners.append(listener)
+
+    def publish(self, envelope: Envelope, *, expected_last_sequence: int | None = None) -> Ack:
+        """Store the fact. Raises StalePlan, and TransientError while the broker is away."""
+        if self.is_away:
+            raise TransientError("the broker is away")
+        fact = envelope.fact
+        ack = self._broker.stream(fact.stream()).store(
+            Publication(
+                subject=fact.subject(),
+                payload=b"",
+                message_id=envelope.id,
+                expected_last_subject_sequence=expected_last_sequence,
+            ),
+            self._loop.now(),
+        )
+        if not ack.is_duplicate:
+            told = self._through_the_codec(envelope) if self._is_coded else envelope
+            recorded = Recorded(envelope=told, stream=ack.stream, sequence=ack.sequence)
+            self.facts[ack.stream].append(recorded)
+            self.order.append(recorded)
+            for listener in tuple(self._listeners):
+                listener(recorded)
+        return ack
+
+    def consumer(self, spec: ConsumerSpec) -> MemoryConsumer:
+        """The durable consumer, made where it is missing."""
+        self._broker.make_consumer(spec)
+        return self._broker.consumers[spec.stream, spec.durable]
+
+    def at(self, stream: str, sequence: int) -> Recorded:
+        """The fact at this place."""
+        return self.facts[stream][sequence - 1]
+
+    def folded(self, folds: Iterable[type[Fact]]) -> tuple[Cursors, ClusterState]:
+        """Everything up to now, folded: what a service that starts again finds. Kept from one start to the next."""
+        wanted = frozenset(folds)
+        cursors, state = self._folded.get(wanted, ({}, EMPTY_STATE))
+        reached = dict(cursors)
+        for stream in sorted({fact.stream() for fact in wanted}):
+            facts = self.facts[stream]
+            news = [each for each in facts[reached.get(stream, 0) :] if type(each.fact) in wanted]
+            state = fold(state, news) if news else state
+            reached[stream] = len(facts)
+        self._folded[wanted] = (reached, state)
+        return reached, state
+
+    @staticmethod
+    def _through_the_codec(envelope: Envelope) -> Envelope:
+        return read(envelope.fact.subject(), encode(envelope), message_id=envelope.id, arrived_at=envelope.time)

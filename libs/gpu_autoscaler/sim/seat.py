@@ -1,0 +1,49 @@
+"""What a service is put together from in a run: the same protocols as live, each with the run's own adapter behind it.
+
+`services/gpu_autoscaler_services/simulation.py` is the one place that knows how; it hands its functions in.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpu_autoscaler.cloudmeta.protocol import InstanceMetadata
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.dcgm.parse import Page
+from gpu_autoscaler.kube.protocol import Cluster, KubeApi
+from gpu_autoscaler.providers.protocol import CapacityProvider
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.store.protocol import Store
+
+METADATA_URL = "sim://{node_name}/metadata"
+EXPORTER_URL = "sim://{node_name}/metrics"
+
+
+class Exporters(Protocol):
+    """Pages of GPU exporters by address."""
+
+    async def scrape(self, urls: Mapping[str, str]) -> dict[str, Page | None]:
+        """Return the page of each name's URL; None for one that did not answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Everything that one process reaches."""
+
+    view: StateView
+    policy: ScalingPolicy
+    clock: Clock
+    cluster: Cluster
+    kube: KubeApi
+    provider: CapacityProvider
+    store: Store
+    metadata: Callable[[str], InstanceMetadata]
+    exporters: Exporters
+    on_refused_plan: Callable[[], None]  # the second opinion found a mistake: never to happen
+
+
+Compose = Callable[[Seat], Service]
+Roles = Mapping[str, Compose]  # by role; one process each

@@ -1,0 +1,178 @@
+"""The end of a run: faults have stopped, and everything has to come to rest. What is not at rest broke a promise."""
+
+from collections import Counter
+from typing import Protocol
+
+from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
+from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
+from gpu_autoscaler.kube.protocol import JOBS, NODES
+from gpu_autoscaler.sim.cloud import Cloud
+from gpu_autoscaler.sim.kubernetes import Kubernetes
+from gpu_autoscaler.sim.record import Record
+from gpu_autoscaler.sim.store import Tables
+from gpu_autoscaler.sim.timeline import VirtualLoop
+from gpu_autoscaler.sim.witness import Witness
+from gpu_autoscaler.sim.workloads import Workloads
+
+SETTLED_SECONDS_MAX = 12 * 3600.0
+QUIET_SECONDS = 300.0  # at rest for so long: what is told late has been told
+RECOMPUTED_PLANS_COUNT = 3
+
+
+class Run(Protocol):
+    """What is judged."""
+
+    loop: VirtualLoop
+    record: Record
+    tables: Tables
+    policy: ScalingPolicy
+    cluster: Kubernetes
+    workloads: Workloads
+    cloud: Cloud
+    witness: Witness
+
+
+class Settling:
+    """Waits for rest, then looks at everything once."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._began_at: float | None = None
+        self._rest_since: float | None = None
+
+    def is_over(self) -> bool:
+        """True once everything is at rest, or has had more than enough time for it."""
+        now = self._run.loop.time()
+        if self._began_at is None:
+            self._began_at = now
+        if self._unrest():
+            self._rest_since = None
+        elif self._rest_since is None:
+            self._rest_since = now
+        is_quiet = self._rest_since is not None and now - self._rest_since >= QUIET_SECONDS
+        return is_quiet or now - self._began_at > SETTLED_SECONDS_MAX
+
+    def judge(self) -> None:
+        """Say what is not as it was promised."""
+        for what in self._unrest():
+            self._run.witness.breaks("settling", what)
+        self._judge_jobs()
+        self._judge_orders()
+        self._judge_bill()
+        self._judge_plans()
+
+    def _unrest(self) -> list[str]:
+        run = self._run
+        found = [f"job {row.spec.job_id} has no final state" for row in run.tables.jobs.values() if row.outcome is None]
+        standing = [machine for machine in run.cloud.machines if machine.state != "terminated"]
+        if len(standing) > run.policy.nodes_count_min:
+            names = ", ".join(f"{machine.node_name} ({machine.state})" for machine in standing)
+            found.append(f"{len(standing)} machines without work, {run.policy.nodes_count_min} are wanted: {names}")
+        names_standing = {machine.node_name for machine in standing}
+        found += [
+            f"node {node.metadata.name} has no machine"
+            for node in run.cluster.all(NODES)
+            if node.metadata.name not in names_standing
+        ]
+        found += [
+            f"node {node.metadata.name} is cordoned and nobody drains it"
+            for node in run.cluster.all(NODES)
+            if node.spec.unschedulable
+        ]
+        charged = run.tables.charges
+        found += [
+            f"{machine.provider_id} is not charged to its end"
+            for machine in run.cloud.machines
+            if machine.terminated_at is not None
+            and (machine.provider_id not in charged or charged[machine.provider_id].last.to_at < machine.terminated_at)
+        ]
+        return found
+
+    # ---- no accepted job is lost; each ends in exactly one final state
+
+    def _judge_jobs(self) -> None:
+        breaks, run = self._run.witness.breaks, self._run
+        ends: dict[str, str] = {}
+        queued: set[str] = set()
+        answered: set[str] = {letter.recorded.envelope.id for letter in run.record.dead_letters}
+        asked: dict[str, str] = {}
+        for recorded in run.record.facts["JOB"]:
+            fact = recorded.fact
+            if isinstance(fact, JobRequested):
+                asked[recorded.envelope.id] = str(fact.job_id)
+            elif isinstance(fact, JobQueued):
+                queued.add(fact.job_id)
+            elif isinstance(fact, JobRejected):
+                answered.add(fact.request_id)
+            elif isinstance(fact, JobFinished):
+                ends.setdefault(fact.job_id, fact.outcome)
+        for request_id, job_id in asked.items():
+            if job_id not in queued and request_id not in answered:
+                breaks("no job is lost", f"request {request_id} was never answered")
+        for row in run.tables.jobs.values():
+            job_id = row.spec.job_id
+            said = ends.get(job_id)
+            if job_id not in queued or said != row.outcome:
+                breaks("no job is lost", f"job {job_id} is {row.outcome} in the store, {said} on the record")
+            if row.outcome == "completed" and job_id not in run.workloads.completed:
+                breaks("no job is lost", f"job {job_id} is called completed, and never ran to its end")
+        left = [job.metadata.name for job in run.cluster.all(JOBS) if ends.get(job.metadata.name) == "cancelled"]
+        if left:
+            breaks("no job is lost", f"cancelled, and still in Kubernetes: {', '.join(left)}")
+
+    # ---- nothing ordered and forgotten
+
+    def _judge_orders(self) -> None:
+        state = self._state()
+        launched = Counter(machine.order.action_id for machine in self._run.cloud.machines)
+        for recorded in self._run.record.facts["SCALING"]:
+            if isinstance(recorded.fact, ScalingNodeOrdered):
+                order = state.orders.get(recorded.fact.action_id)
+                if order is not None and not (order.launched or order.refused or order.terminated):
+                    self._run.witness.breaks("settling", f"order {order.action_id} was placed and forgotten")
+        doubles = [action_id for action_id, count in launched.items() if count > 1]
+        if doubles:
+            self._run.witness.breaks("one launch for one action", f"bought twice: {', '.join(doubles)}")
+
+    # ---- the ledger is the bill, to the micro-dollar
+
+    def _judge_bill(self) -> None:
+        breaks = self._run.witness.breaks
+        charged: Counter[str] = Counter()
+        for span in self._run.tables.ledger.values():
+            charged[span.provider_id] += span.total_micro_usd
+            allocated = sum(share.allocated_micro_usd for share in span.shares)
+            used = sum(share.used_micro_usd or 0 for share in span.shares)
+            if allocated + span.idle_micro_usd != span.total_micro_usd:
+                breaks("the bill", f"shares and idle of {span.provider_id} from {span.from_at} are not its total")
+            if used > allocated:
+                breaks("the bill", f"more of {span.provider_id} was used than was allocated")
+        for machine in self._run.cloud.machines:
+            if machine.terminated_at is not None and charged[machine.provider_id] != machine.cost_micro_usd():
+                breaks(
+                    "the bill",
+                    f"{machine.provider_id} cost {machine.cost_micro_usd()}, charged {charged[machine.provider_id]}",
+                )
+
+    # ---- a recorded plan can be recomputed
+
+    def _judge_plans(self) -> None:
+        made = [one.fact for one in self._run.record.facts["SCALING"] if isinstance(one.fact, ScalingPlanMade)]
+        step = max(1, len(made) // RECOMPUTED_PLANS_COUNT)
+        for fact in made[step - 1 :: step]:
+            state = EMPTY_STATE
+            for stream, sequence in fact.cut.last_sequences:
+                state = fold(state, self._run.record.facts[stream][:sequence])
+            again = plan(state, self._run.policy, fact.plan.as_of)
+            if again != fact.plan:
+                self._run.witness.breaks("recomputable plans", f"plan {fact.plan_id} comes out otherwise")
+
+    def _state(self) -> ClusterState:
+        state = EMPTY_STATE
+        for facts in self._run.record.facts.values():
+            state = fold(state, facts)
+        return state

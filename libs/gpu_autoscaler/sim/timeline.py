@@ -1,0 +1,76 @@
+"""Virtual time: an event loop that never waits. When nothing is ready it jumps to the next timer.
+
+Doors run as they do live (`gather`, `timeout`, semaphores); what happens at one instant happens in the order in which
+it was asked for, so that equal seeds are equal runs.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gpu_autoscaler.runtime.clock import Clock
+
+ORIGIN = datetime(2026, 1, 5, tzinfo=UTC)  # a Monday; every run begins here
+
+
+class _Jump(selectors.BaseSelector):
+    """Instead of waiting for a socket, moves the loop's time on."""
+
+    def __init__(self) -> None:
+        self.passed_seconds = 0.0
+        self._keys: dict[Any, selectors.SelectorKey] = {}
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:  # noqa: ANN401 - as inherited
+        key = self._keys[fileobj] = selectors.SelectorKey(fileobj, 0, events, data)
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:  # noqa: ANN401 - as inherited
+        return self._keys.pop(fileobj)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("the simulation waits for something that nothing will bring about")
+        if timeout > 0:
+            self.passed_seconds += timeout
+        return []
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._keys
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An asyncio loop in which an hour takes as long as what happens in it."""
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+        self._clock_resolution = 1e-9  # the machine's own would differ from machine to machine
+        # What was killed stays as it was until the end: a collected coroutine would run its `finally` at any time.
+        self.graveyard: list[object] = []
+
+    def time(self) -> float:
+        """Seconds since the run began."""
+        return self._jump.passed_seconds
+
+    def now(self) -> datetime:
+        """The instant, by the world's own clock."""
+        return ORIGIN + timedelta(seconds=self._jump.passed_seconds)
+
+
+class VirtualClock(Clock):
+    """A process' clock; it may go wrong by `skew_seconds`."""
+
+    def __init__(self, loop: VirtualLoop, skew_seconds: float = 0.0) -> None:
+        self._loop = loop
+        self._skew = timedelta(seconds=skew_seconds)
+        super().__init__(1.0, ORIGIN)
+
+    def wall_now(self) -> datetime:  # type: ignore[override]  # there is no wall here
+        """The instant as this process believes it to be."""
+        return self._loop.now() + self._skew
+
+    def monotonic_seconds(self) -> float:  # type: ignore[override]  # as above
+        """Seconds since the run began."""
+        return self._loop.time()

@@ -1,0 +1,238 @@
+"""Faults that come by themselves: when each strikes, whom, and for how long. Those of single calls stand where they
+are made."""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from gpu_autoscaler.kube.protocol import NODES, PODS
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.sim.capacity import StoreTrouble
+from gpu_autoscaler.sim.cloud import Cloud, Machine, Telemetry
+from gpu_autoscaler.sim.crew import Crew
+from gpu_autoscaler.sim.faults import Faults
+from gpu_autoscaler.sim.kube import WatchTrouble
+from gpu_autoscaler.sim.record import Record
+from gpu_autoscaler.sim.timeline import VirtualLoop
+from gpu_autoscaler.sim.witness import Witness
+from gpu_autoscaler.sim.workloads import Workloads, is_ready
+
+AWAY_SECONDS = (20.0, 300.0)
+LAG_SECONDS = (5.0, 120.0)
+SECOND_SCALER_SECONDS = (60.0, 1800.0)
+ODD_SECONDS = (600.0, 3600.0)  # telemetry and prices
+COLLECTED_SECONDS = 20.0  # from a node object's deletion to that of its pods
+STORM_NOTICE_SECONDS = (30.0, 120.0)
+
+
+class Stage(Protocol):
+    """What can be hit."""
+
+    loop: VirtualLoop
+    faults: Faults
+    record: Record
+    workloads: Workloads
+    cloud: Cloud
+    crew: Crew
+    witness: Witness
+    watch_trouble: WatchTrouble
+    store_trouble: StoreTrouble
+
+
+class Trouble:
+    """The calendar of faults."""
+
+    def __init__(self, stage: Stage, chance: random.Random) -> None:
+        self._loop = stage.loop
+        self._faults = stage.faults
+        self._record = stage.record
+        self._workloads = stage.workloads
+        self._cloud = stage.cloud
+        self._crew = stage.crew
+        self._witness = stage.witness
+        self._watches = stage.watch_trouble
+        self._store = stage.store_trouble
+        self._chance = chance
+        self._acts: Mapping[str, Callable[[], None]] = {
+            "streams_overtaking": self._lag,
+            "broker_away": self._lose_broker,
+            "service_killed": self._kill,
+            "two_scalers": self._double,
+            "watch_broken": self._break_watches,
+            "watch_history_lost": self._lose_history,
+            "node_vanished": self._delete_node,
+            "pod_vanished": self._delete_pod,
+            "notice_120": lambda: self._warn(120.0),
+            "notice_30": lambda: self._warn(30.0),
+            "notice_0": lambda: self._warn(0.0),
+            "reclaimed_without_notice": self._reclaim,
+            "rebalance_hint": self._hint,
+            "storm_in_zone": lambda: self._storm(lambda machine: machine.offer.zone),
+            "storm_of_type": lambda: self._storm(lambda machine: machine.offer.instance_type),
+            "price_jumping": self._reprice,
+            "price_missing": self._hide_prices,
+            "telemetry_silent": lambda: self._lie("silent"),
+            "telemetry_frozen": lambda: self._lie("frozen"),
+            "telemetry_all_zero": lambda: self._lie("all_zero"),
+            "telemetry_absurd": lambda: self._lie("absurd"),
+            "store_full": self._fill_store,
+        }
+
+    def begin(self) -> None:
+        """Let it come."""
+        for name in self._acts:
+            self._await(name)
+
+    def end(self) -> None:
+        """Nothing more goes wrong, and what is wrong is put right."""
+        self._faults.is_over = True
+        self._return_broker()
+        self._store.is_full = False
+        self._cloud.reprice(self._cloud.listed())
+        for machine in self._cloud.machines:
+            machine.telemetry = "true"
+
+    def _await(self, name: str) -> None:
+        seconds = self._faults.next_in_seconds(name)
+        if seconds is not None:
+            self._loop.call_later(seconds, self._strike, name)
+
+    def _strike(self, name: str) -> None:
+        if self._faults.is_over:
+            return
+        if self._has_victim(name) and self._faults.happens(name):
+            self._acts[name]()
+        self._await(name)
+
+    def _has_victim(self, name: str) -> bool:
+        if name.startswith(("notice_", "storm_")) or name in ("reclaimed_without_notice", "rebalance_hint"):
+            return bool(self._cloud.spot())
+        if name == "node_vanished" or name.startswith("telemetry_"):
+            return any(machine.is_usable for machine in self._cloud.alive())
+        if name == "pod_vanished":
+            return any(is_ready(pod) for pod in self._workloads.cluster.all(PODS))
+        return bool(self._crew.processes)
+
+    # ---- messages and processes
+
+    def _lag(self) -> None:
+        process = self._crew.processes[self._faults.choose("streams_overtaking", sorted(self._crew.processes))]
+        seconds = self._faults.seconds("streams_overtaking", *LAG_SECONDS)
+        stream = self._faults.choose("streams_overtaking", sorted(self._record.facts))
+        process.lag_until[stream] = self._loop.time() + seconds
+        self._faults.lasts(seconds)
+
+    def _lose_broker(self) -> None:
+        self._record.is_away = True
+        seconds = self._faults.seconds("broker_away", *AWAY_SECONDS)
+        self._faults.lasts(seconds + 30.0)
+        self._loop.call_later(seconds, self._return_broker)
+
+    def _return_broker(self) -> None:
+        self._record.is_away = False
+        self._crew.pump()
+
+    def _kill(self) -> None:
+        self._crew.kill(self._faults.choose("service_killed", sorted(self._crew.processes)))
+
+    def _double(self) -> None:
+        self._crew.start("scaler", instance="scaler-2")
+        seconds = self._faults.seconds("two_scalers", *SECOND_SCALER_SECONDS)
+        self._loop.call_later(seconds, self._crew.kill, "scaler-2")
+
+    def _fill_store(self) -> None:
+        self._store.is_full = True
+        seconds = self._faults.seconds("store_full", *AWAY_SECONDS)
+        self._faults.lasts(seconds + 30.0)
+        self._loop.call_later(seconds, setattr, self._store, "is_full", False)
+
+    # ---- Kubernetes
+
+    def _break_watches(self) -> None:
+        self._watches.breaks_count += 1
+        self._faults.lasts(60.0)
+
+    def _lose_history(self) -> None:
+        self._watches.losses_count += 1
+        self._faults.lasts(60.0)
+
+    def _delete_node(self) -> None:
+        """Somebody deletes the object; the machine runs on, and its pods are collected."""
+        machine = self._pick("node_vanished", [one for one in self._cloud.alive() if one.is_usable])
+        node = self._workloads.cluster.find(NODES, "", machine.node_name)
+        if node is not None:
+            self._workloads.silence(machine.node_name)
+            self._workloads.cluster.remove(NODES, node)
+            self._loop.call_later(COLLECTED_SECONDS, self._workloads.forget_node, machine.node_name)
+
+    def _delete_pod(self) -> None:
+        pods = {pod.metadata.uid: pod for pod in self._workloads.cluster.all(PODS) if is_ready(pod)}
+        self._workloads.gone(pods[self._faults.choose("pod_vanished", sorted(pods))])
+
+    # ---- the cloud
+
+    def _pick(self, name: str, machines: list[Machine]) -> Machine:
+        by_id = {str(machine.provider_id): machine for machine in machines}
+        return by_id[self._faults.choose(name, sorted(by_id))]
+
+    def _warn(self, seconds: float) -> None:
+        name = f"notice_{seconds:.0f}"
+        machine = self._pick(name, self._cloud.spot())
+        self._cloud.warn(machine, seconds)
+        if seconds > 0 and self._faults.strikes("notice_cancelled"):
+            after_seconds = self._faults.seconds("notice_cancelled", 1.0, seconds)
+            self._loop.call_later(after_seconds, self._withdraw, machine)
+
+    def _withdraw(self, machine: Machine) -> None:
+        if machine.notice is not None and machine.is_alive:
+            self._cloud.withdraw(machine)
+            self._witness.withdrawn(machine)
+
+    def _reclaim(self) -> None:
+        self._cloud.reclaim(self._pick("reclaimed_without_notice", self._cloud.spot()))
+
+    def _hint(self) -> None:
+        machine = self._pick("rebalance_hint", self._cloud.spot())
+        machine.hinted_at = self._loop.now().replace(microsecond=0)
+        self._cloud.version += 1
+
+    def _storm(self, group: Callable[[Machine], str]) -> None:
+        name = "storm_in_zone"
+        spot = self._cloud.spot()
+        hit = self._faults.choose(name, sorted({group(machine) for machine in spot}))
+        for machine in spot:
+            if group(machine) == hit:
+                self._loop.call_later(self._faults.seconds(name, 0.0, 10.0), self._warn_in_storm, machine)
+
+    def _warn_in_storm(self, machine: Machine) -> None:
+        if machine.is_alive and machine.notice is None:
+            self._cloud.warn(machine, self._faults.seconds("storm_in_zone", *STORM_NOTICE_SECONDS))
+
+    def _reprice(self) -> None:
+        self._for_a_while("price_jumping", lambda offer: self._times(offer, self._chance.uniform(0.5, 2.5)))
+
+    def _hide_prices(self) -> None:
+        self._for_a_while("price_missing", lambda offer: replace(offer, price_micro_usd_per_hour=None))
+
+    def _for_a_while(self, name: str, change: Callable[[Offer], Offer]) -> None:
+        """Change a third of the offers, by type, and put them back later."""
+        types = sorted({offer.instance_type for offer in self._cloud.listed()})
+        hit = {one for one in types if self._chance.random() < 1 / 3}
+        changed = [change(offer) if offer.instance_type in hit else offer for offer in self._cloud.listed()]
+        self._cloud.reprice(tuple(changed))
+        self._loop.call_later(
+            self._faults.seconds(name, *ODD_SECONDS), lambda: self._cloud.reprice(self._cloud.listed())
+        )
+
+    @staticmethod
+    def _times(offer: Offer, factor: float) -> Offer:
+        price = offer.price_micro_usd_per_hour
+        return offer if price is None else replace(offer, price_micro_usd_per_hour=round(price * factor))
+
+    def _lie(self, how: Telemetry) -> None:
+        name = f"telemetry_{how}"
+        machine = self._pick(name, [one for one in self._cloud.alive() if one.is_usable])
+        machine.telemetry = how
+        self._loop.call_later(self._faults.seconds(name, *ODD_SECONDS), setattr, machine, "telemetry", "true")

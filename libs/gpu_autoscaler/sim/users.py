@@ -1,0 +1,143 @@
+"""People with work: jobs that arrive, services that stay, wishes that change, and nonsense."""
+
+import random
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpu_autoscaler.events.envelope import Envelope
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.model.ids import FactId, JobId, derive_id
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
+from gpu_autoscaler.model.resources import GPU_RESOURCE
+from gpu_autoscaler.sim.faults import Faults
+from gpu_autoscaler.sim.groups import Groups
+from gpu_autoscaler.sim.record import Record
+from gpu_autoscaler.sim.timeline import VirtualLoop
+
+JOBS_PER_HOUR = (16.0, 26.0)
+RUN_SECONDS_MIN, RUN_SECONDS_MEDIAN, RUN_SECONDS_MAX = 30.0, 1200.0, 3 * 3600.0
+ASKED_AGAIN_SECONDS = 5.0  # while the broker is away
+GROUPS_COUNT_MAX = 3
+_MODELS = (None, None, None, "T4", "A10G", "L4")
+
+
+class Users:
+    """Everybody outside."""
+
+    def __init__(
+        self, loop: VirtualLoop, record: Record, groups: Groups, faults: Faults, chance: random.Random
+    ) -> None:
+        self.requests: list[tuple[FactId, JobRequested]] = []
+        self._loop = loop
+        self._record = record
+        self._groups = groups
+        self._faults = faults
+        self._chance = chance
+        self._jobs_per_hour = chance.uniform(*JOBS_PER_HOUR)
+        self._started: list[str] = []
+        self._said_count = 0
+        self._is_over = False
+
+    def begin(self) -> None:
+        """Let work arrive from now on."""
+        for number in range(self._chance.randint(0, GROUPS_COUNT_MAX)):
+            self._loop.call_later(self._chance.uniform(0.0, 1800.0), self._serve, number)
+        self._next()
+
+    def leave(self) -> None:
+        """Want nothing new any more; services end, jobs run on."""
+        self._is_over = True
+        for uid in self._started:
+            self._groups.stop(uid)
+        self._started.clear()
+
+    # ---- jobs
+
+    def _next(self) -> None:
+        self._loop.call_later(self._chance.expovariate(self._jobs_per_hour / 3600.0), self._ask)
+
+    def _ask(self) -> None:
+        if self._is_over:
+            return
+        request = self._request()
+        if self._faults.strikes("user_talks_nonsense"):
+            request = self._nonsense(request)
+        self._say(request)
+        if self._faults.strikes("user_asks_again"):
+            self._loop.call_later(self._faults.seconds("user_asks_again", 1.0, 900.0), self._say, request)
+        if self._faults.strikes("user_cancels") and request.job_id is not None:
+            cancel = JobCancelRequested(job_id=request.job_id, requested_by="somebody")
+            self._loop.call_later(self._faults.seconds("user_cancels", 0.0, 2400.0), self._say, cancel)
+        self._next()
+
+    def _request(self) -> JobRequested:
+        chance = self._chance
+        run_seconds = min(max(chance.lognormvariate(0.0, 1.0) * RUN_SECONDS_MEDIAN, RUN_SECONDS_MIN), RUN_SECONDS_MAX)
+        name = f"work-{len(self.requests) + 1}"
+        return JobRequested(
+            job_name=name,
+            job_id=JobId(name),
+            project_id=chance.choice(("vision", "speech", "ranking")),
+            gpu_requirements=GpuRequirements(
+                gpu_count=chance.choice((1, 1, 1, 1, 2, 4)), gpu_type=chance.choice(_MODELS)
+            ),
+            container=ContainerRequest(image="work:1"),
+            priority=chance.choice(("low", "medium", "medium", "high")),
+            budget_limit_usd=chance.choice((None, None, 1.0, 50.0)),
+            max_duration_hours=chance.choice((None, None, None, 0.25)),
+            preemptible=chance.random() < 0.8,
+            members=chance.choice((1, 1, 1, 1, 2, 3)),
+            workload_type=chance.choice((None, "training", "batch")),
+            run_seconds=round(run_seconds, 1),
+        )
+
+    def _nonsense(self, request: JobRequested) -> JobRequested:
+        wishes: tuple[dict[str, Any], ...] = (
+            {"members": 0},
+            {"gpu_requirements": GpuRequirements(gpu_count=-1)},
+            {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_type="abacus")},
+            {"gpu_requirements": GpuRequirements(gpu_count=999)},
+            {"priority": "now!"},
+            {"max_duration_hours": -3.0},
+            {"job_id": JobId("No Such Name!")},
+            {"job_id": JobId("work-1"), "members": 7},
+        )
+        return replace(request, **self._chance.choice(wishes))
+
+    def _say(self, fact: Fact) -> None:
+        self._said_count += 1
+        fact_id = FactId(fact.condition() or derive_id("user", self._said_count))
+        if isinstance(fact, JobRequested):
+            self.requests.append((fact_id, fact))
+        self._publish(Envelope(id=fact_id, source="/users", time=self._loop.now(), fact=fact))
+
+    def _publish(self, envelope: Envelope) -> None:
+        try:
+            self._record.publish(envelope)
+        except TransientError:
+            self._loop.call_later(ASKED_AGAIN_SECONDS, self._publish, envelope)
+
+    # ---- services
+
+    def _serve(self, number: int) -> None:
+        if self._is_over:
+            return
+        chance = self._chance
+        replicas_count = chance.randint(1, 3)
+        amounts = {"cpu": "1", "memory": "2Gi", GPU_RESOURCE: "1"}
+        container = wire.Container(name="main", resources=wire.ResourceList(requests=amounts, limits=amounts))
+        annotations = {labels.DO_NOT_DISRUPT: "true"} if chance.random() < 0.3 else {}
+        self._started.append(
+            self._groups.start(
+                f"service-{number}",
+                wire.PodSpec(containers=(container,), termination_grace_period_seconds=chance.choice((5.0, 30.0))),
+                replicas_count=replicas_count,
+                annotations=annotations,
+                healthy_count_min=replicas_count - chance.randint(0, 1),
+            )
+        )

@@ -1,0 +1,166 @@
+"""The promises, held against the world's own truth at every step; what services believe counts for nothing here.
+
+Numbers are those of the design notes, "Promises". What can only be said at the end stands in `settling.py`.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.spot import SpotNoticeReceived
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.protocol import NODES, PODS
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.sim.cloud import Cloud, Machine
+from gpu_autoscaler.sim.timeline import VirtualLoop
+from gpu_autoscaler.sim.workloads import Workloads, controller_of, is_ready
+
+CORDONED_SECONDS = 2.0
+TOLD_SECONDS_MIN = 30.0  # a notice that was read so long before its end leaves time to tell the pods
+WITHDRAWN_SECONDS = 60.0  # until everybody has heard that a notice no longer stands
+
+
+class Broken:
+    """A promise that was not kept."""
+
+    __slots__ = ("at", "promise", "what")
+
+    def __init__(self, promise: str, what: str, at: datetime) -> None:
+        self.promise = promise
+        self.what = what
+        self.at = at
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.what} ({self.at.isoformat()})"
+
+
+class Witness:
+    """Sees what is done to the world, and says at once when a promise breaks."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        workloads: Workloads,
+        cloud: Cloud,
+        policy: ScalingPolicy,
+        *,
+        calm_since: Callable[[], float],
+    ) -> None:
+        """`calm_since`: when the last fault was over, in the loop's seconds."""
+        self.broken: list[Broken] = []
+        self._loop = loop
+        self._workloads = workloads
+        self._cloud = cloud
+        self._policy = policy
+        self._calm_since = calm_since
+        self._launched: set[ActionId] = set()
+        self._withdrawn_at: dict[str, float] = {}  # by node name
+        cloud.launch_listeners.append(self.launched)
+
+    def breaks(self, promise: str, what: str) -> None:
+        """Put it on record, and end the run: what follows from a broken promise is no news."""
+        self.broken.append(Broken(promise, what, self._loop.now()))
+        self._loop.stop()
+
+    # ---- never two launches for one action, never more than the limits
+
+    def launched(self, machine: Machine) -> None:
+        """A machine was made."""
+        action_id = machine.order.action_id
+        if action_id in self._launched:
+            self.breaks("one launch for one action", f"{action_id} bought a second machine, {machine.provider_id}")
+        self._launched.add(action_id)
+        standing = [each for each in self._cloud.machines if each.state != "terminated"]
+        policy = self._policy
+        if len(standing) > policy.nodes_count_max:
+            self.breaks("limits", f"{len(standing)} machines, the policy allows {policy.nodes_count_max}")
+        gpu_count = sum(each.offer.resources.gpu_count for each in standing)
+        if policy.gpu_count_max is not None and gpu_count > policy.gpu_count_max:
+            self.breaks("limits", f"{gpu_count} GPUs, the policy allows {policy.gpu_count_max}")
+        price_max = policy.price_micro_usd_per_hour_max
+        price = sum(each.offer.price_micro_usd_per_hour or 0 for each in standing)
+        if price_max is not None and price > price_max:
+            self.breaks("limits", f"{price} micro-dollars an hour, the policy allows {price_max}")
+
+    # ---- never a voluntary removal of what must not be disturbed
+
+    def withdrawn(self, machine: Machine) -> None:
+        """The cloud took a notice back."""
+        self._withdrawn_at[machine.node_name] = self._loop.time()
+
+    def disturbed(self, pod: wire.Pod, *, is_forced: bool) -> None:
+        """Somebody asks for the pod's eviction, or deletes it against all budgets."""
+        machine = self._cloud.of_node(pod.spec.node_name)
+        if machine is None or not machine.is_alive or self._is_doomed(machine):
+            return
+        name = f"{pod.metadata.namespace}/{pod.metadata.name} on {machine.node_name}"
+        if is_forced:
+            self.breaks("no voluntary removal", f"{name} was deleted by force, and nothing threatens its node")
+        elif (why := self._protection(pod)) is not None:
+            self.breaks("no voluntary removal", f"{name} was evicted, and {why}")
+
+    def ended(self, machine: Machine) -> None:
+        """A service ends a machine that lives."""
+        is_due = machine.notice is not None and (
+            machine.notice.reclaim_at is None or machine.notice.reclaim_at <= self._loop.now()
+        )
+        running = [pod for pod in self._cloud.pods_on(machine) if pod.metadata.deletion_timestamp is None]
+        if running and not is_due:
+            names = ", ".join(pod.metadata.name for pod in running)
+            self.breaks("no voluntary removal", f"{machine.node_name} was ended with work on it: {names}")
+
+    def _is_doomed(self, machine: Machine) -> bool:
+        withdrawn_at = self._withdrawn_at.get(machine.node_name)
+        if withdrawn_at is not None:
+            # Whoever has not heard of it yet acts on the notice in good faith; troubles make that take longer.
+            return self._loop.time() - max(withdrawn_at, self._calm_since()) < WITHDRAWN_SECONDS
+        return machine.notice is not None
+
+    @staticmethod
+    def _protection(pod: wire.Pod) -> str | None:
+        annotations = pod.metadata.annotations
+        if pod.metadata.deletion_timestamp is not None:
+            return None
+        if annotations.get(labels.DO_NOT_DISRUPT) == "true":
+            return "it must not be disrupted"
+        if annotations.get(labels.SAFE_TO_EVICT) == "false":
+            return "it is not safe to evict"
+        owner = next((one.kind for one in pod.metadata.owner_references if one.controller), None)
+        if owner == "Job" and annotations.get(labels.SAFE_TO_EVICT) != "true":
+            return "its work would start over"
+        return None if owner is not None or controller_of(pod) is not None else "nobody would make it again"
+
+    # ---- a notice is answered
+
+    def heard(self, recorded: Recorded) -> None:
+        """A fact was stored."""
+        if isinstance(recorded.fact, SpotNoticeReceived):
+            machine = self._cloud.of_id(recorded.fact.provider_id)
+            if machine is not None:
+                self._loop.call_later(CORDONED_SECONDS, self._see_cordoned, machine, self._loop.time())
+                if machine.notice is not None and machine.notice.reclaim_at is not None:
+                    left_seconds = (machine.notice.reclaim_at - self._loop.now()).total_seconds()
+                    if left_seconds >= TOLD_SECONDS_MIN:
+                        self._loop.call_later(left_seconds - 1.0, self._see_told, machine, self._loop.time())
+
+    def _see_cordoned(self, machine: Machine, read_at: float) -> None:
+        node = self._workloads.cluster.find(NODES, "", machine.node_name)
+        stands = machine.notice is not None and machine.is_alive and node is not None
+        if stands and self._was_calm_since(read_at) and node is not None and not node.spec.unschedulable:
+            self.breaks("a notice is answered", f"{machine.node_name} takes pods 2 s after its notice was read")
+
+    def _see_told(self, machine: Machine, read_at: float) -> None:
+        if machine.notice is None or not machine.is_alive or not self._was_calm_since(read_at):
+            return
+        for pod in self._workloads.cluster.all(PODS):
+            is_here = pod.spec.node_name == machine.node_name and is_ready(pod)
+            if is_here and pod.metadata.deletion_timestamp is None:
+                told = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
+                what = "was told, and is still there" if told else "was not even told"
+                self.breaks("a notice is answered", f"{pod.metadata.name} on {machine.node_name} {what}")
+
+    def _was_calm_since(self, at: float) -> bool:
+        """No fault was in force from a minute before `at` until now."""
+        return self._calm_since() < at - 60.0

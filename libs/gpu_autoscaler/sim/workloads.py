@@ -1,0 +1,335 @@
+"""Kubernetes at work: Jobs make pods, the scheduler binds them, kubelets run them, deletions take their grace.
+
+The rules are those of `simcluster`'s controllers, as events instead of ticks. Source: Kubernetes documentation, "Jobs",
+"Pod Lifecycle", "Pod disruption conditions" (read 2026-11-21).
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS
+from gpu_autoscaler.kube.translate.common import condition
+from gpu_autoscaler.kube.translate.job import is_over
+from gpu_autoscaler.kube.translate.pod import pod_requests
+from gpu_autoscaler.sim.binding import FINISHED, choose, free_room, liked_hosts
+from gpu_autoscaler.sim.kubernetes import Entry, Kubernetes, with_condition
+from gpu_autoscaler.sim.timeline import VirtualLoop
+
+RUN_SECONDS = "simcluster.gpu-autoscaler.io/run-seconds"  # on pods: how long the work takes; without it: for ever
+DISRUPTED = "DisruptionTarget"
+START_SECONDS = (2.0, 8.0)  # from the binding of a pod to its being ready: image and container
+NOTICED_SECONDS = 0.2  # until a controller has seen what changed
+
+
+@dataclass(slots=True)
+class Work:
+    """A Job's controller's books."""
+
+    job: wire.Job
+    manifest: dict[str, Any]
+    made_count: int = 0
+    done: set[int] = field(default_factory=set)
+    pods: dict[int, wire.Pod] = field(default_factory=dict)  # by index; the last one made for it
+
+    @property
+    def members_count(self) -> int:
+        """How many pods are to complete."""
+        return int(self.manifest["spec"]["completions"])
+
+
+class Workloads:
+    """The controllers of pods and Jobs."""
+
+    def __init__(self, cluster: Kubernetes, loop: VirtualLoop, chance: random.Random) -> None:
+        self.cluster = cluster
+        self.loop = loop
+        self.works: dict[str, Work] = {}  # by uid of the Job
+        self.completed: set[str] = set()  # names of Jobs all of whose members ran to their end
+        self._chance = chance
+        self._silent: set[str] = set()  # nodes whose kubelet is dead
+        self._is_scheduling = False
+        cluster.listen(self._heard)
+
+    # ---- Jobs
+
+    def create_job(self, namespace: str, manifest: Mapping[str, Any]) -> wire.Job:
+        """Make the Job; its pods follow once it is not suspended."""
+        body: dict[str, Any] = msgspec.to_builtins(manifest)
+        told = body["metadata"]
+        metadata = self.cluster.metadata(namespace, told["name"], labels=dict(told.get("labels", {})))
+        specification = msgspec.convert(body["spec"], wire.JobSpecification)
+        job = self.cluster.put(JOBS, wire.Job(metadata=metadata, spec=specification))
+        self.works[metadata.uid] = Work(job, body)
+        if not specification.suspend:
+            self._released(metadata.uid)
+        return job
+
+    def patch_job(self, job: wire.Job, manifest: dict[str, Any]) -> wire.Job:
+        """Store the Job with this manifest."""
+        work = self.works[job.metadata.uid]
+        work.manifest = manifest
+        specification = msgspec.convert(manifest["spec"], wire.JobSpecification)
+        changed = work.job = self.cluster.put(JOBS, replace(job, spec=specification))
+        if job.spec.suspend and not specification.suspend:
+            self._released(job.metadata.uid)
+        return changed
+
+    def delete_job(self, job: wire.Job) -> None:
+        """Delete the Job at once and its pods in the background."""
+        work = self.works.pop(job.metadata.uid)
+        self.cluster.remove(JOBS, work.job)
+        self._delete_pods(work)
+
+    def _delete_pods(self, work: Work) -> None:
+        for pod in self._pods_of(work.job.metadata.uid):
+            if pod.status.phase in FINISHED:
+                self.cluster.remove(PODS, pod)
+            else:
+                self.delete(pod)
+
+    def _released(self, uid: str) -> None:
+        seconds = self.works[uid].manifest["spec"].get("activeDeadlineSeconds")
+        if seconds is not None:
+            self.loop.call_later(seconds, self._over_time, uid)
+        self.loop.call_later(NOTICED_SECONDS, self._fill, uid)
+
+    def _fill(self, uid: str) -> None:
+        """Make a pod for each place that has none."""
+        work = self.works.get(uid)
+        if work is None or is_over(work.job) or work.job.spec.suspend:
+            return
+        for index in range(work.members_count):
+            held = work.pods.get(index)
+            if index not in work.done and (held is None or self.cluster.current(PODS, held) is None):
+                work.pods[index] = self._make_pod(work, index)
+
+    def _make_pod(self, work: Work, index: int) -> wire.Pod:
+        template = work.manifest["spec"]["template"]
+        work.made_count += 1
+        told, job = template["metadata"], work.job.metadata
+        owner = wire.OwnerReference(kind="Job", name=job.name, uid=job.uid, controller=True)
+        metadata = self.cluster.metadata(
+            job.namespace,
+            f"{job.name}-{index}-{work.made_count}",
+            labels=dict(told.get("labels", {})),
+            annotations=dict(told.get("annotations", {})),
+            owner_references=(owner,),
+        )
+        return self.cluster.put(PODS, wire.Pod(metadata=metadata, spec=msgspec.convert(template["spec"], wire.PodSpec)))
+
+    def _over_time(self, uid: str) -> None:
+        work = self.works.get(uid)
+        if work is not None and not is_over(work.job):
+            self._end_job(work, "Failed", "DeadlineExceeded", "Job was active longer than specified deadline")
+            self._delete_pods(work)
+
+    def _end_job(self, work: Work, condition_type: str, reason: str, message: str) -> None:
+        now = self.cluster.now()
+        conditions = with_condition(
+            work.job.status.conditions, condition_type, "True", now, reason=reason, message=message
+        )
+        is_complete = condition_type == "Complete"
+        status = replace(work.job.status, conditions=conditions, completion_time=now if is_complete else None, ready=0)
+        self._put_job(work, status)
+        if is_complete:
+            self.completed.add(work.job.metadata.name)
+        kept_seconds = work.manifest["spec"].get("ttlSecondsAfterFinished")
+        if kept_seconds is not None:
+            self.loop.call_later(kept_seconds, self._expire, work.job.metadata.uid)
+
+    def _expire(self, uid: str) -> None:
+        work = self.works.get(uid)
+        if work is not None:
+            self.delete_job(work.job)
+
+    def _put_job(self, work: Work, status: wire.JobStatus) -> None:
+        if status != work.job.status:
+            work.job = self.cluster.put(JOBS, replace(work.job, status=status))
+
+    def _count(self, uid: str) -> None:
+        """Bring the Job's status up to date with its pods."""
+        work = self.works.get(uid)
+        if work is None or is_over(work.job):
+            return
+        ready_count = sum(is_ready(pod) for pod in self._pods_of(uid))
+        self._put_job(work, replace(work.job.status, ready=ready_count, succeeded=len(work.done)))
+        if len(work.done) == work.members_count:
+            self._end_job(work, "Complete", "CompletionsReached", "Reached expected number of succeeded pods")
+
+    def _pods_of(self, owner_uid: str) -> list[wire.Pod]:
+        return [pod for pod in self.cluster.all(PODS) if controller_of(pod) == owner_uid]
+
+    # ---- the scheduler
+
+    def _heard(self, plural: str, _: Entry) -> None:
+        if plural in (PODS.plural, NODES.plural) and not self._is_scheduling:
+            self._is_scheduling = True
+            self.loop.call_later(NOTICED_SECONDS, self._schedule)
+
+    def _schedule(self) -> None:
+        """Bind what fits, highest priority first, then the oldest; say of the rest that it does not."""
+        waiting = [pod for pod in self.cluster.all(PODS) if is_waiting(pod)]
+        if waiting:
+            nodes = self.cluster.all(NODES)
+            free = free_room(nodes, self.cluster.all(PODS))
+            for pod in sorted(waiting, key=lambda pod: -pod.spec.priority):
+                node = choose(pod, nodes, free, self._liked(pod))
+                if node is None:
+                    self._unschedulable(pod)
+                else:
+                    free[node.metadata.name] -= pod_requests(pod)
+                    self._bind(pod, node.metadata.name)
+        self._is_scheduling = False
+
+    def _liked(self, pod: wire.Pod) -> frozenset[str]:
+        work = self.works.get(controller_of(pod) or "")
+        return frozenset() if work is None else liked_hosts(work.manifest["spec"]["template"]["spec"])
+
+    def _unschedulable(self, pod: wire.Pod) -> None:
+        known = condition(pod.status.conditions, "PodScheduled")
+        if known is None:
+            conditions = with_condition(
+                pod.status.conditions,
+                "PodScheduled",
+                "False",
+                self.cluster.now(),
+                reason="Unschedulable",
+                message="no node has room for it",
+            )
+            self.cluster.put(PODS, replace(pod, status=replace(pod.status, conditions=conditions)))
+
+    def _bind(self, pod: wire.Pod, node_name: str) -> None:
+        conditions = with_condition(pod.status.conditions, "PodScheduled", "True", self.cluster.now())
+        status = replace(pod.status, conditions=conditions)
+        bound = self.cluster.put(PODS, replace(pod, spec=replace(pod.spec, node_name=node_name), status=status))
+        self.loop.call_later(self._chance.uniform(*START_SECONDS), self._start, bound)
+
+    # ---- kubelets
+
+    def _start(self, bound: wire.Pod) -> None:
+        pod = self._on_living_node(bound)
+        if pod is None:
+            return
+        now = self.cluster.now()
+        conditions = with_condition(pod.status.conditions, "Ready", "True", now)
+        self.cluster.put(
+            PODS, replace(pod, status=replace(pod.status, phase="Running", start_time=now, conditions=conditions))
+        )
+        self._changed(pod)
+        run_seconds = pod.metadata.annotations.get(RUN_SECONDS)
+        if run_seconds is not None:
+            self.loop.call_later(float(run_seconds), self._succeed, bound)
+
+    def _succeed(self, bound: wire.Pod) -> None:
+        pod = self._on_living_node(bound)
+        if pod is None:
+            return
+        self._finish(pod, "Succeeded")
+        work = self.works.get(controller_of(pod) or "")
+        if work is not None:
+            work.done.update(index for index, held in work.pods.items() if held.metadata.uid == pod.metadata.uid)
+        self._changed(pod)
+
+    def _on_living_node(self, bound: wire.Pod) -> wire.Pod | None:
+        """Return the pod as it is, where its kubelet can still do something for it."""
+        pod = self.cluster.current(PODS, bound)
+        if pod is None or pod.metadata.deletion_timestamp is not None or pod.status.phase in FINISHED:
+            return None
+        return None if bound.spec.node_name in self._silent else pod
+
+    def _finish(self, pod: wire.Pod, phase: Any) -> wire.Pod:  # noqa: ANN401 - a literal of the wire
+        now = self.cluster.now()
+        ended = wire.ContainerStatus(state=wire.ContainerState(terminated=wire.Terminated(finished_at=now)))
+        conditions = with_condition(pod.status.conditions, "Ready", "False", now)
+        status = replace(pod.status, phase=phase, conditions=conditions, container_statuses=(ended,))
+        return self.cluster.put(PODS, replace(pod, status=status))
+
+    def _changed(self, pod: wire.Pod) -> None:
+        owner = controller_of(pod)
+        if owner in self.works:
+            self.loop.call_later(NOTICED_SECONDS, self._count, owner)
+
+    # ---- deletion
+
+    def disrupt(self, pod: wire.Pod, *, grace_seconds: float | None = None) -> None:
+        """Delete the pod as an eviction or a node's end does: its Job does not take it for a failure."""
+        known = self.cluster.current(PODS, pod)
+        if known is not None:
+            conditions = with_condition(known.status.conditions, DISRUPTED, "True", self.cluster.now())
+            self.delete(replace(known, status=replace(known.status, conditions=conditions)), grace_seconds)
+
+    def delete(self, pod: wire.Pod, grace_seconds: float | None = None) -> None:
+        """Begin the pod's end: its grace period, or a shorter one than it has already."""
+        grace = pod.spec.termination_grace_period_seconds if grace_seconds is None else grace_seconds
+        until = self.cluster.now() + timedelta(seconds=grace)
+        known = pod.metadata.deletion_timestamp
+        if known is not None and known <= until:
+            return
+        going = self.cluster.put(PODS, replace(pod, metadata=replace(pod.metadata, deletion_timestamp=until)))
+        stop_seconds = 0.0 if pod.spec.node_name is None else self._chance.uniform(0.2, max(0.2, grace))
+        self.loop.call_later(stop_seconds, self._stopped, going)
+
+    def _stopped(self, going: wire.Pod) -> None:
+        pod = self.cluster.current(PODS, going)
+        if pod is not None and pod.spec.node_name not in self._silent:
+            self.gone(pod)
+
+    def gone(self, pod: wire.Pod) -> None:
+        """The pod's object goes; who made it makes another, unless its end counts as a failure."""
+        if pod.status.phase not in FINISHED:
+            pod = self._finish(pod, "Failed")
+        self.cluster.remove(PODS, pod)
+        uid = controller_of(pod)
+        work = self.works.get(uid or "")
+        if uid is None or work is None or is_over(work.job):
+            return
+        was_disrupted = condition(pod.status.conditions, DISRUPTED) is not None
+        if pod.status.phase == "Failed" and not was_disrupted:
+            self._end_job(work, "Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit")
+            self._delete_pods(work)
+            return
+        self._changed(pod)
+        self.loop.call_later(NOTICED_SECONDS, self._fill, uid)
+
+    # ---- nodes that go
+
+    def silence(self, node_name: str) -> None:
+        """The machine is off: nothing runs there any more, and nobody says so."""
+        self._silent.add(node_name)
+
+    def forget_node(self, node_name: str) -> None:
+        """The node's object goes, and with it the pods that are still bound to it."""
+        node = self.cluster.find(NODES, "", node_name)
+        if node is not None:
+            self.cluster.remove(NODES, node)
+        for pod in self.cluster.all(PODS):
+            if pod.spec.node_name == node_name:
+                self.lose(pod)
+
+    def lose(self, pod: wire.Pod) -> None:
+        """The pod's object is collected: its node is no more."""
+        conditions = with_condition(pod.status.conditions, DISRUPTED, "True", self.cluster.now())
+        self.gone(replace(pod, status=replace(pod.status, conditions=conditions)))
+
+
+def controller_of(pod: wire.Pod) -> str | None:
+    """Return the uid of the object that made the pod."""
+    return next((owner.uid for owner in pod.metadata.owner_references if owner.controller), None)
+
+
+def is_ready(pod: wire.Pod) -> bool:
+    """True while the pod runs and serves."""
+    ready = condition(pod.status.conditions, "Ready")
+    return pod.status.phase == "Running" and ready is not None and ready.status == "True"
+
+
+def is_waiting(pod: wire.Pod) -> bool:
+    """True for a pod that the scheduler is to bind."""
+    return pod.spec.node_name is None and pod.metadata.deletion_timestamp is None and pod.status.phase == "Pending"

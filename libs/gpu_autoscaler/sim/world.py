@@ -1,0 +1,219 @@
+"""One run: a world, the services in it, faults, and a witness, from one seed."""
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+
+import msgspec
+
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.events.envelope import Recorded, encode
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.kube.protocol import Cluster
+from gpu_autoscaler.model.ids import derive_id
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.sim.capacity import SimCapacity, SimExporters, SimMetadata, SimStore, StoreTrouble
+from gpu_autoscaler.sim.cloud import Cloud
+from gpu_autoscaler.sim.crew import Crew
+from gpu_autoscaler.sim.faults import Faults, Occurrence
+from gpu_autoscaler.sim.groups import Groups
+from gpu_autoscaler.sim.kube import SimKube, WatchTrouble
+from gpu_autoscaler.sim.kubernetes import Kubernetes
+from gpu_autoscaler.sim.process import BUG, Process
+from gpu_autoscaler.sim.record import Record
+from gpu_autoscaler.sim.seat import Roles, Seat
+from gpu_autoscaler.sim.settling import Settling
+from gpu_autoscaler.sim.store import Tables
+from gpu_autoscaler.sim.timeline import ORIGIN, VirtualLoop
+from gpu_autoscaler.sim.trouble import Trouble
+from gpu_autoscaler.sim.users import Users
+from gpu_autoscaler.sim.witness import Witness
+from gpu_autoscaler.sim.workloads import Workloads
+
+HOURS = 4.0
+LAST_FACTS_COUNT = 25
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a run: equal settings and code, equal run."""
+
+    seed: int
+    hours: float = HOURS
+    kinds: tuple[str, ...] | None = None  # of faults; None: the seed's own choice
+    muted: tuple[Occurrence, ...] = ()
+    is_coded: bool = False  # facts go through the codec on their way
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a run."""
+
+    seed: int
+    cluster_hours: float
+    facts_count: int
+    plans_count: int
+    nodes_mean: float
+    pods_count: int
+    digest: str  # of all facts, in order
+    faults: dict[str, int]
+    happened: tuple[Occurrence, ...]
+    reasons: dict[str, int]
+    broken: tuple[str, ...]  # empty: every promise was kept
+    promise: str = ""  # the first that was not
+    last_facts: tuple[str, ...] = ()
+
+
+class World:
+    """Everything of one run."""
+
+    def __init__(self, setting: Setting, roles: Roles) -> None:
+        self.setting = setting
+        self.loop = VirtualLoop()
+        self.policy = policy_of(setting.seed)
+        self.faults = Faults(setting.seed, kinds=setting.kinds, muted=setting.muted)
+        self.faults.clock = self.loop.time
+        self.record = Record(self.loop, is_coded=setting.is_coded)
+        self.tables = Tables()
+        self._roles = roles
+        self.store_trouble, self.watch_trouble = StoreTrouble(), WatchTrouble()
+        self._identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
+        self.cluster = Kubernetes(self.loop.now)
+        self.workloads = Workloads(self.cluster, self.loop, self._chance("workloads"))
+        self._groups = Groups(self.workloads)
+        self.cloud = Cloud(self.workloads, self._chance("cloud"))
+        self.witness = Witness(
+            self.loop, self.workloads, self.cloud, self.policy, calm_since=lambda: self.faults.disturbed_until
+        )
+        self.record.listen(self.witness.heard)
+        self.crew = Crew(self.loop, self.faults, self.record, tuple(roles), self._compose, self._on_bug)
+        self.users = Users(self.loop, self.record, self._groups, self.faults, self._chance("users"))
+        self._trouble = Trouble(self, self._chance("trouble"))
+        self._settling = Settling(self)
+        self._node_seconds = 0.0
+
+    def run(self) -> Result:
+        """Let it happen: hours with faults, then without until all is settled."""
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.crew.begin()
+            self.users.begin()
+            self._trouble.begin()
+            self._let_pass(self.setting.hours * 3600.0)
+            hours_seconds = self.loop.time()
+            self._trouble.end()
+            self.users.leave()
+            while not self.witness.broken and not self._settling.is_over():
+                self._let_pass(60.0)
+            if not self.witness.broken:
+                self._settling.judge()
+            return self._result(hours_seconds)
+        finally:
+            self._close()
+
+    # ---- parts
+
+    def _chance(self, of: str) -> random.Random:
+        return random.Random(f"{self.setting.seed}/{of}")
+
+    def _compose(self, process: Process) -> Service:
+        gate = process.gate
+        return self._roles[process.role](
+            Seat(
+                view=process.view,
+                policy=self.policy,
+                clock=process.clock,
+                cluster=self._identity,
+                kube=SimKube(
+                    gate, process.clock, self._identity, self.workloads, self._groups, self.watch_trouble, self.witness
+                ),
+                provider=SimCapacity(gate, self.cloud, self.witness),
+                store=SimStore(gate, self.tables, self.store_trouble),
+                metadata=lambda address: SimMetadata(gate, self.cloud, address),
+                exporters=SimExporters(gate, self.cloud),
+                on_refused_plan=self._on_refused_plan,
+            )
+        )
+
+    def _on_bug(self, role: str, error: Exception) -> None:
+        self.witness.breaks(BUG, f"{role}: {error!r}")
+
+    def _on_refused_plan(self) -> None:
+        self.witness.breaks("the second opinion", "a plan was refused by `core/check.py`")
+
+    def _let_pass(self, seconds: float) -> None:
+        if self.witness.broken:
+            return
+        self._node_seconds += seconds * sum(machine.is_alive for machine in self.cloud.machines)
+        timer = self.loop.call_later(seconds, self.loop.stop)
+        self.loop.run_forever()
+        timer.cancel()
+
+    def _close(self) -> None:
+        self.crew.close()
+        self.loop.set_exception_handler(lambda *_: None)
+        self.loop.call_later(0.0, self.loop.stop)
+        self.loop.run_forever()
+        self.loop.close()
+        asyncio.set_event_loop(None)
+
+    # ---- what came of it
+
+    def _result(self, seconds: float) -> Result:
+        digest = hashlib.blake2b(digest_size=16)
+        reasons: Counter[str] = Counter()
+        plans_count = 0
+        for recorded in self.record.order:
+            digest.update(encode(recorded.envelope))
+            if isinstance(recorded.fact, ScalingPlanMade):
+                plans_count += 1
+                plan = recorded.fact.plan
+                reasons.update(each.reason.tag() for each in (*plan.decisions, *plan.held_back))
+        broken = self.witness.broken
+        return Result(
+            seed=self.setting.seed,
+            cluster_hours=seconds / 3600.0,
+            facts_count=len(self.record.order),
+            plans_count=plans_count,
+            nodes_mean=self._mean_nodes(seconds),
+            pods_count=sum(1 for entry in self.cluster.history["pods"] if entry.is_deleted),
+            digest=digest.hexdigest(),
+            faults=dict(sorted(self.faults.counts.items())),
+            happened=tuple(self.faults.happened),
+            reasons=dict(sorted(reasons.items())),
+            broken=tuple(map(str, broken)),
+            promise=broken[0].promise if broken else "",
+            last_facts=tuple(map(_told, self.record.order[-LAST_FACTS_COUNT:])) if broken else (),
+        )
+
+    def _mean_nodes(self, seconds: float) -> float:
+        now = self.loop.now()
+        ends = ((machine.terminated_at or now) - machine.launched_at for machine in self.cloud.machines)
+        return sum(end.total_seconds() for end in ends) / seconds if seconds else 0.0
+
+
+def policy_of(seed: int) -> ScalingPolicy:
+    """The policy of a run: limits that bind in some runs, patience that differs."""
+    chance = random.Random(f"{seed}/policy")
+    return ScalingPolicy(
+        idle_seconds_max=chance.choice((120.0, 300.0, 600.0)),
+        scale_down_cooldown_seconds=chance.choice((60.0, 300.0, 600.0)),
+        boot_seconds_max=chance.choice((300.0, 600.0, 900.0)),
+        nodes_count_max=chance.choice((12, 16, 24, 60)),
+        gpu_count_max=chance.choice((None, None, 24, 64)),
+        price_micro_usd_per_hour_max=chance.choice((None, None, 20_000_000, 60_000_000)),
+        disruption_ratio_max=chance.choice((0.1, 0.3, 1.0)),
+        nodes_count_min=chance.choice((0, 0, 2)),
+        is_consolidation_on=chance.random() < 0.8,
+    )
+
+
+def run(setting: Setting, roles: Roles) -> Result:
+    """Return what came of one run."""
+    return World(setting, roles).run()
+
+
+def _told(recorded: Recorded) -> str:
+    envelope = recorded.envelope
+    cause = f" because of {envelope.causation_id}" if envelope.causation_id else ""
+    about = envelope.fact.entity() or ""
+    return f"{envelope.time.isoformat()} {recorded.stream} #{recorded.sequence} {envelope.type} {about}{cause}"

@@ -1,0 +1,97 @@
+"""The system for the simulator: every service put together as in `wiring.py`, on the adapters of a run.
+
+The simulator imports no service; it is handed ROLES.
+"""
+
+from collections.abc import Callable
+
+from gpu_autoscaler.runtime.digests import core_digest, policy_digest
+from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.sim.seat import EXPORTER_URL, METADATA_URL, Roles, Seat
+from gpu_autoscaler_services.cost_tracker.service import CostTracker
+from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
+from gpu_autoscaler_services.pod_watcher.service import PodWatcher
+from gpu_autoscaler_services.scaler.drains import Drains
+from gpu_autoscaler_services.scaler.executor import Executor
+from gpu_autoscaler_services.scaler.inventory import watch_instances
+from gpu_autoscaler_services.scaler.purchases import Purchases
+from gpu_autoscaler_services.scaler.service import Digests, Scaler
+from gpu_autoscaler_services.scheduler.binder import Binder
+from gpu_autoscaler_services.scheduler.service import Scheduler
+from gpu_autoscaler_services.spot_watcher.offers import CentralOffers
+from gpu_autoscaler_services.spot_watcher.polls import NodesNotices
+from gpu_autoscaler_services.spot_watcher.service import SpotWatcher
+
+NAMESPACE = "default"
+# Seldom enough for long runs, often enough that every minute's summary has its sample.
+SCRAPE_SECONDS = 30.0
+
+_core_digest = core_digest()
+_metrics = Metrics("simulation")  # nobody reads them; they are made once, as gauges are dear
+
+
+class _Alarm:
+    """Says at once that the second opinion refused a plan."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+
+    def inc(self) -> None:
+        """A plan was refused."""
+        self._ring()
+
+
+def pod_watcher(seat: Seat) -> Service:
+    """Kubernetes -> facts."""
+    return PodWatcher(seat.kube, seat.cluster)
+
+
+def dcgm_ingest(seat: Seat) -> Service:
+    """Exporters -> facts."""
+    return DcgmIngest(seat.view, seat.exporters, dcgm_url=EXPORTER_URL, scrape_seconds=SCRAPE_SECONDS)
+
+
+def notices(seat: Seat) -> Service:
+    """Metadata of all nodes -> facts."""
+    return SpotWatcher(NodesNotices(seat.view, seat.metadata, metadata_url=METADATA_URL))
+
+
+def prices(seat: Seat) -> Service:
+    """What is for sale -> facts."""
+    return SpotWatcher(CentralOffers(seat.view, seat.provider))
+
+
+def scaler(seat: Seat) -> Service:
+    """State -> plan -> effect."""
+    installation = seat.cluster.installation
+    purchases = Purchases(seat.view, seat.provider, installation, seat.clock.now)
+    return Scaler(
+        seat.view,
+        seat.policy,
+        Executor(purchases, Drains(seat.view, seat.kube, seat.clock), seat.store),
+        watch_instances(seat.provider, installation, seat.clock),
+        digests=Digests(policy=policy_digest(seat.policy), core=_core_digest),
+        plans_refused=_Alarm(seat.on_refused_plan),
+    )
+
+
+def scheduler(seat: Seat) -> Service:
+    """Requests -> queue -> placements -> Kubernetes Jobs."""
+    return Scheduler(seat.view, seat.policy, seat.store, Binder(seat.kube, NAMESPACE), seat.clock.now)
+
+
+def cost_tracker(seat: Seat) -> Service:
+    """Instances and pods -> money."""
+    return CostTracker(seat.view, seat.store, instances_without_price=_metrics.instances_without_price)
+
+
+ROLES: Roles = {
+    "pod_watcher": pod_watcher,
+    "dcgm_ingest": dcgm_ingest,
+    "notices": notices,
+    "prices": prices,
+    "scheduler": scheduler,
+    "scaler": scaler,
+    "cost_tracker": cost_tracker,
+}
