@@ -151,15 +151,27 @@ class DeadLetters:
         """Make dead letters of messages that the server stopped delivering; returns which those were.
 
         Needs the consumer `GIVEN_UP` among the declared ones. A message that has aged out meanwhile still leaves a
-        letter, with an empty payload: that something was lost is said.
+        letter, with an empty payload: that something was lost is said. A word that names no message is set aside as it is.
         """
         if self._given_up is None:
             self._given_up = await self._bus.effect_consumer(GIVEN_UP.durable)
         deliveries = await self._given_up.fetch(PAGE_COUNT_MAX // 10, wait_seconds_max)
         given_up = []
         for delivery in deliveries:
-            advice = msgspec.json.decode(delivery.message.payload, type=GivenUp)
-            message = await self._bus.message_at(advice.stream, advice.stream_seq)
+            try:
+                advice = msgspec.json.decode(delivery.message.payload, type=GivenUp)
+                message = await self._bus.message_at(advice.stream, advice.stream_seq)
+            except (msgspec.MsgspecError, PermanentError) as exc:  # not of the server, or of a stream that is gone
+                await self.set_aside(
+                    delivery.message,
+                    service=GIVEN_UP.durable.partition("-")[0],
+                    reason=f"names no message that was given up: {exc}",
+                    error_kind=type(exc).__name__,
+                    delivered_count=delivery.delivered_count,
+                    at=at,
+                )
+                await delivery.ack()
+                continue
             reason = f"consumer {advice.consumer} was given it {advice.deliveries} times without an end"
             if message is None:
                 reason += "; the message itself has aged out of its stream"

@@ -1,10 +1,11 @@
 """What the broker no longer delivers is set aside by whichever service looks first, once."""
 
+import pytest
 from tests.support.ender import cancel
 from tests.support.runners import Place, Probe, running, until
 
 from gpu_autoscaler.bus.memory import MemoryBus
-from gpu_autoscaler.bus.streams import GIVEN_UP, ConsumerSpec, Declared, consumers_of_process, streams
+from gpu_autoscaler.bus.streams import ADVISORY_ROOT, GIVEN_UP, ConsumerSpec, Declared, consumers_of_process, streams
 from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.runtime.runner import Runner
 
@@ -53,6 +54,24 @@ async def test_what_the_broker_gave_up_becomes_a_dead_letter_once() -> None:
     assert {(letter.service, letter.error_kind) for letter in letters} == {("other", "MaxDeliveries")}
     assert [letter.stream_sequence for letter in letters] == [1, 2, 3]
     assert all(letter.payload for letter in letters)
+
+
+@pytest.mark.parametrize("word", [b"no json", b'{"stream":"GONE","consumer":"x-y-act","stream_seq":1,"deliveries":2}'])
+async def test_a_word_that_names_no_message_does_not_stop_the_others(word: bytes) -> None:
+    """It is set aside itself, and the service stays ready."""
+    place = Place()
+    await place.send(f"{ADVISORY_ROOT}.GONE.x-y-act", word, "nonsense")
+    await give_up(place, 1)
+
+    async def are_set_aside() -> bool:
+        return len(await place.dead_letters()) == 2
+
+    async with running(place, Consuming()) as runner:
+        await until(are_set_aside)
+        assert runner.readiness.is_ready
+    nonsense, _ = await place.dead_letters()
+    assert (nonsense.service, nonsense.payload) == ("dead_letters", word)
+    assert "names no message" in nonsense.reason
 
 
 async def test_it_is_counted_from_zero() -> None:
