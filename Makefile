@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Tests of whole systems wait more than they work: more workers than cores, a module each.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo up test check format schemas bench lock clean
@@ -32,7 +34,7 @@ up: $(VENV)/.local ## Start every service as a process and stay up
 	@$(BIN)/gpu-autoscaler up $(ARGS)
 
 test: $(VENV)/.dev ## Run everything that can run here; what cannot is named
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope $(ARGS)
 
 check: $(VENV)/.dev ## Format, lint, types, layers, house rules
 	$(BIN)/ruff format --check .
