@@ -151,7 +151,7 @@ class DeadLetters:
         """Make dead letters of messages that the server stopped delivering; returns which those were.
 
         Needs the consumer `GIVEN_UP` among the declared ones. A message that has aged out meanwhile still leaves a
-        letter, with an empty payload: that something was lost is said. A word that names no message is set aside as it is.
+        letter, with an empty payload: that something was lost is said. A word that names no message is set aside too.
         """
         if self._given_up is None:
             self._given_up = await self._bus.effect_consumer(GIVEN_UP.durable)
