@@ -25,7 +25,7 @@ from gpu_autoscaler_services.local.world import SimulatedWorld, Truth
 
 DEMO_POLICY = Path(__file__).with_name("policy.toml")
 CLOCK_FACTOR = 15.0
-QUIET_SECONDS_MAX = 120.0  # wall time for the cluster to become empty after the last request
+QUIET_SECONDS_MAX = 120.0  # wall time for the cluster to become empty after the last job could have ended
 _LOOK_SECONDS = 0.5
 _LEFT_BEHIND = ("logs", "nats", "report.json", "store.db")  # how the names of what a demo leaves begin
 
@@ -67,7 +67,8 @@ async def run_demo(options: DemoOptions, say: Callable[[str], None], *, on_repor
                 await script.play(STORY)
             else:
                 await script.play_trace(pods, options.speed)
-            truth = await wait_until_quiet(follower.record, world, options.quiet_seconds_max)
+            longest_seconds = 0.0 if pods is None else max(pod.duration_seconds for pod in pods) / options.speed
+            truth = await wait_until_quiet(follower.record, world, longest_seconds + options.quiet_seconds_max)
             say("making every plan again, from its facts")
             differing = await asyncio.to_thread(plans_that_differ, follower.record, policy)
             report = make_report(
