@@ -6,7 +6,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.job import JobPlaced
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import JOBS, Conflict, KubeApi, NotFound
-from gpu_autoscaler.kube.translate.job import is_over, job_id_of
+from gpu_autoscaler.kube.translate.job import is_ending, is_over, job_id_of
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
@@ -47,6 +47,13 @@ class Binder:
         except NotFound:
             return False
         return True
+
+    async def is_ending(self, job_id: JobId) -> bool:
+        """True where the Job is gone, over or about to be: it ends its pods itself, and its own end is said for it."""
+        try:
+            return is_ending(await self._kube.get(JOBS, self._namespace, job_id))
+        except NotFound:
+            return True
 
     async def withdraw(self, job_id: JobId) -> None:
         """Delete the Job with its pods, unless it ended by itself: then it is kept to be looked at for a while."""

@@ -101,7 +101,7 @@ class Scheduler:
             case JobListed() as listed:
                 return await self._heal(listed)
             case PodGone() as gone:
-                return after_loss(self._view.state, gone, recorded.envelope.time, self._policy)
+                return await self._lose(gone, recorded.envelope.time)
             case other:
                 raise PermanentError(f"{other.type_name()} is none of ours: the consumer's filter is too wide")
 
@@ -174,6 +174,13 @@ class Scheduler:
         if finished.outcome != "completed":
             await self._binder.withdraw(finished.job_id)
         return ()
+
+    async def _lose(self, gone: PodGone, lost_at: datetime) -> Outputs:
+        """End the attempt, unless the pod went because its Job ends: that is no loss, and has its own fact."""
+        losses = after_loss(self._view.state, gone, lost_at, self._policy)
+        if not losses or gone.job_id is None or await self._binder.is_ending(gone.job_id):
+            return ()
+        return losses
 
     async def _heal(self, listed: JobListed) -> Outputs:
         """Make what was never made, and end what somebody took away: both while nobody watched."""

@@ -23,6 +23,8 @@ from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
+from gpu_autoscaler.simcluster.api import DeleteOptions
+from gpu_autoscaler.simcluster.kinds import JOBS
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.scheduler.attempts import after_loss
 from gpu_autoscaler_services.scheduler.binder import Binder
@@ -162,6 +164,27 @@ async def test_somebody_elses_job_of_the_name_is_left_alone(desk: Desk) -> None:
     desk.here.add("jobs", {"metadata": {"name": "train"}, "spec": {"template": desk_template(), "suspend": True}})
     with pytest.raises(PermanentError, match="delete or rename it"):
         await desk.hear(queued)
+
+
+def conclude(desk: Desk, condition_type: str) -> None:
+    """The Job controller writes this condition."""
+    condition = {"type": condition_type, "status": "True", "reason": "DeadlineExceeded", "message": "too long"}
+    desk.here.world.api.modify(JOBS, "default/train", lambda item: item["status"].update(conditions=[condition]))
+
+
+async def test_a_pod_that_its_own_job_ends_is_no_loss(desk: Desk) -> None:
+    """While the Job goes on it is; once the Job fails, or is deleted, its end is said for it and no attempt is lost."""
+    queued = await desk.accepted()
+    await desk.hear(queued)
+    desk.knows(node("n1"), (Told(queued, T0),), job("train", placed_on=("n1",), is_running=True)[2:])
+    (lost,) = (await desk.hear(gone())).facts
+    assert isinstance(lost, JobPreempted)
+    conclude(desk, "FailureTarget")
+    assert (await desk.hear(gone())).facts == ()
+    conclude(desk, "Failed")
+    assert (await desk.hear(gone())).facts == ()
+    desk.here.world.api.delete(JOBS, "default/train", DeleteOptions(propagation="Background"))
+    assert (await desk.hear(gone())).facts == ()
 
 
 # ---- Jobs that went while nobody watched

@@ -9,6 +9,8 @@ from gpu_autoscaler.kube.translate.common import condition
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId
 
+# What a Job carries before it is Complete or Failed, while its pods are still being ended.
+_ANNOUNCED = ("SuccessCriteriaMet", "FailureTarget")
 _OUTCOMES: dict[str, Literal["completed", "failed"]] = {"Complete": "completed", "Failed": "failed"}
 
 
@@ -60,5 +62,14 @@ def job_removed(job: wire.Job, job_id: JobId, *, seen_at: datetime) -> JobFinish
 
 def is_over(job: wire.Job) -> bool:
     """True for a Job that is Complete or Failed."""
-    ends = (condition(job.status.conditions, condition_type) for condition_type in _OUTCOMES)
-    return any(end is not None and end.status == "True" for end in ends)
+    return _has_one_of(job, tuple(_OUTCOMES))
+
+
+def is_ending(job: wire.Job) -> bool:
+    """True for a Job that is over, about to be, or being deleted: it ends its pods itself and replaces none."""
+    return job.metadata.deletion_timestamp is not None or _has_one_of(job, (*_ANNOUNCED, *_OUTCOMES))
+
+
+def _has_one_of(job: wire.Job, condition_types: tuple[str, ...]) -> bool:
+    found = (condition(job.status.conditions, condition_type) for condition_type in condition_types)
+    return any(each is not None and each.status == "True" for each in found)

@@ -1,0 +1,151 @@
+"""However a job ends, it ends once: cancelled in each of its states, over its time, or both at the same time."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.support.cluster import until
+from tests.support.line import Line, running_line
+from tests.support.stories import policy, request
+
+from gpu_autoscaler.core.views import job_state
+from gpu_autoscaler.events.job import (
+    JobCancelRequested,
+    JobFinished,
+    JobPreempted,
+    JobQueued,
+    JobRequested,
+    JobStarted,
+)
+from gpu_autoscaler.events.scaling import ScalingNodeOrdered
+from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import JobState
+from gpu_autoscaler.simcluster.objects import is_true
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+POLICY = policy(idle_seconds_max=60.0, scale_down_cooldown_seconds=30.0, disruption_ratio_max=1.0)
+TRAIN = JobId("train")
+CANCEL = JobCancelRequested(job_id=TRAIN, requested_by="ana")
+
+
+async def is_in(line: Line, state: JobState) -> bool:
+    """Whether the job is in this state by the record."""
+    return job_state(await line.state(), TRAIN) is state
+
+
+async def pending(line: Line) -> None:
+    """Nobody has answered the request yet."""
+    await line.stop("scheduler")
+    await line.say(request("train", run_seconds=4000.0))
+
+
+async def queued(line: Line) -> None:
+    """Accepted; nothing is bought for it."""
+    await line.stop("scaler")
+    await line.say(request("train", run_seconds=4000.0))
+    await line.wait_for(JobQueued)
+
+
+async def provisioning(line: Line) -> None:
+    """A node is ordered for it."""
+    await line.say(request("train", run_seconds=4000.0))
+    await line.wait_for(ScalingNodeOrdered)
+
+
+async def running(line: Line) -> None:
+    """All its members run."""
+    await line.say(request("train", run_seconds=4000.0))
+    await line.wait_for(JobStarted, seconds_max=40)
+
+
+async def preempted(line: Line) -> None:
+    """It lost its pod, and its only node takes no other."""
+    await running(line)
+    (pod,) = line.here.items("pods")
+    await line.here.kube.patch_node(pod["spec"]["nodeName"], {"spec": {"unschedulable": True}})
+    await line.here.kube.evict_pod(await line.here.kube.get(PODS, "default", pod["metadata"]["name"]))
+    await line.wait_for(JobPreempted)
+
+
+STATES: dict[JobState, Callable[[Line], Awaitable[None]]] = {
+    JobState.PENDING: pending,
+    JobState.QUEUED: queued,
+    JobState.PROVISIONING: provisioning,
+    JobState.RUNNING: running,
+    JobState.PREEMPTED: preempted,
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_a_job_is_cancelled_once_in_whatever_state_it_is(tmp_path: Path, state: JobState) -> None:
+    """Asked twice, it ends once; its Kubernetes Job and its pods go, and no letter is dead."""
+    async with running_line(tmp_path, POLICY) as line:
+        await STATES[state](line)
+        await until(partial(is_in, line, state))
+        await line.say(CANCEL)
+        await line.start("scheduler")
+        end = await line.wait_for(JobFinished)
+        assert (end.outcome, end.message) == ("cancelled", "cancelled by ana")
+        await line.say(CANCEL)
+        await until(lambda: not line.here.items("jobs") and not line.here.items("pods"))
+        await line.start("scheduler")  # what it had in hand comes again
+        await until(partial(is_in, line, JobState.CANCELLED))
+        row = await line.store.job(TRAIN)
+        assert row is not None
+        assert row.outcome == "cancelled"
+        assert len(await line.said(JobFinished)) == 1
+        assert await line.dead_letters() == []
+
+
+async def test_a_cancel_of_a_finished_job_changes_nothing(tmp_path: Path) -> None:
+    """Completed stays completed, and the Kubernetes Job is kept to be looked at."""
+    async with running_line(tmp_path, POLICY) as line:
+        await line.say(request("train", run_seconds=30.0))
+        await line.wait_for(JobFinished, seconds_max=40)
+        await line.say(CANCEL)
+        await line.say(request("next", run_seconds=30.0))
+        await line.wait_for(JobFinished, lambda fact: fact.job_id == "next", seconds_max=40)
+        assert [fact.outcome for fact in await line.said(JobFinished)] == ["completed", "completed"]
+        assert line.here.item("jobs", "train")
+        assert await line.dead_letters() == []
+
+
+async def test_a_cancel_that_races_with_the_end_leaves_one_end(tmp_path: Path) -> None:
+    """The work is done, and nobody has said so when the cancel comes: who speaks first is right, once and for all."""
+    async with running_line(tmp_path, POLICY) as line:
+        await line.say(request("train", run_seconds=60.0))
+        await line.wait_for(JobStarted, seconds_max=40)
+        await line.kill("pod_watcher")
+        await until(lambda: is_true(line.here.item("jobs", "train"), "Complete"), 20)
+        await line.say(CANCEL)
+        end = await line.wait_for(JobFinished)
+        assert end.outcome == "cancelled"
+        await line.start("pod_watcher")
+        await line.say(request("next", run_seconds=30.0))
+        await line.wait_for(JobFinished, lambda fact: fact.job_id == "next", seconds_max=40)
+        assert len(await line.said(JobFinished, lambda fact: fact.job_id == TRAIN)) == 1
+        row = await line.store.job(TRAIN)
+        assert row is not None
+        assert row.outcome == "cancelled"
+
+
+async def test_a_job_that_runs_over_its_time_fails_and_says_so(tmp_path: Path) -> None:
+    """Two members, both ended by Kubernetes: one end, no loss, nothing bought for pods that do not come back."""
+    asked: JobRequested = request("train", members=2, run_seconds=4000.0, max_duration_hours=300 / 3600)
+    async with running_line(tmp_path, POLICY) as line:
+        await line.say(asked)
+        await line.wait_for(JobStarted, seconds_max=40)
+        end = await line.wait_for(JobFinished, seconds_max=40)
+        assert end.outcome == "failed"
+        assert end.message == "DeadlineExceeded: Job was active longer than specified deadline"
+        await until(lambda: not line.here.items("pods"))
+        await until(lambda: all(one.state == "terminated" for one in line.here.cloud.machines), 40)
+        assert await line.said(JobPreempted) == []
+        assert len(await line.said(JobFinished)) == 1
+        row = await line.store.job(TRAIN)
+        assert row is not None
+        assert row.outcome == "failed"
+        assert await line.dead_letters() == []
