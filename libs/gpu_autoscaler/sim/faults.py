@@ -1,7 +1,7 @@
 """What goes wrong, how often, and what did. The seed switches kinds on (a swarm: every run has its own mix).
 
-Each kind draws from its own random numbers: a kind that is switched off, or one occurrence that is muted, leaves the
-others as they were, as far as the run itself does. That is what makes a failing run small enough to read.
+Each kind draws from its own random numbers: a kind that is switched off, or one occurrence that is left out, leaves
+the others as they were, as far as the run itself does. That is what makes a failing run small enough to read.
 """
 
 import random
@@ -86,15 +86,17 @@ KINDS: Mapping[str, Kind] = {
 class Faults:
     """The faults of one run."""
 
-    def __init__(self, seed: int, *, kinds: Collection[str] | None = None, muted: Collection[Occurrence] = ()) -> None:
-        """`kinds`: those switched on, None for the seed's own choice; `muted`: occurrences that do not happen."""
+    def __init__(
+        self, seed: int, *, kinds: Collection[str] | None = None, only: Collection[Occurrence] | None = None
+    ) -> None:
+        """`kinds`: those switched on, None: the seed's own choice; `only`: the occurrences that happen, None: all."""
         self.kinds = frozenset(swarm(seed) if kinds is None else kinds)
         self.counts: dict[str, int] = {}
         self.happened: list[Occurrence] = []
         self.is_over = False
         self.disturbed_until = 0.0  # in the loop's seconds
         self.clock: Callable[[], float] = float  # the world's, once there is one
-        self._muted = frozenset(muted)
+        self._only = None if only is None else frozenset(only)
         self._numbers: dict[str, int] = {}
         self._random = {name: random.Random(f"{seed}/{name}") for name in sorted(KINDS)}
 
@@ -105,9 +107,9 @@ class Faults:
         return self._random[name].random() < KINDS[name].ratio and self.happens(name)
 
     def happens(self, name: str) -> bool:
-        """A fault of this kind occurs now, unless that very one is muted."""
+        """A fault of this kind occurs now, unless that very one is left out."""
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
-        if (name, number) in self._muted:
+        if self._only is not None and (name, number) not in self._only:
             return False
         self.counts[name] = self.counts.get(name, 0) + 1
         self.happened.append((name, number))

@@ -20,7 +20,7 @@ from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
 JOBS_PER_HOUR = (16.0, 26.0)
-RUN_SECONDS_MIN, RUN_SECONDS_MEDIAN, RUN_SECONDS_MAX = 30.0, 1200.0, 3 * 3600.0
+RUN_SECONDS_MIN, RUN_SECONDS_MEDIAN, RUN_SECONDS_MAX = 30.0, 1200.0, 5400.0
 ASKED_AGAIN_SECONDS = 5.0  # while the broker is away
 GROUPS_COUNT_MAX = 3
 _MODELS = (None, None, None, "T4", "A10G", "L4")

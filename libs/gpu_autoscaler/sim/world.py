@@ -41,7 +41,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     hours: float = HOURS
     kinds: tuple[str, ...] | None = None  # of faults; None: the seed's own choice
-    muted: tuple[Occurrence, ...] = ()
+    only: tuple[Occurrence, ...] | None = None  # of faults; None: all that come
     is_coded: bool = False  # facts go through the codec on their way
 
 
@@ -70,7 +70,7 @@ class World:
         self.setting = setting
         self.loop = VirtualLoop()
         self.policy = policy_of(setting.seed)
-        self.faults = Faults(setting.seed, kinds=setting.kinds, muted=setting.muted)
+        self.faults = Faults(setting.seed, kinds=setting.kinds, only=setting.only)
         self.faults.clock = self.loop.time
         self.record = Record(self.loop, is_coded=setting.is_coded)
         self.tables = Tables()
