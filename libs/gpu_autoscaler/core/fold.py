@@ -118,7 +118,8 @@ class _Folding:
                     self._busy(fact.node_name, fact.finished_at or at if is_finished(fact) else at)
             case pod.PodGone():
                 known = pods.living.get(fact.pod_uid)
-                if pods.end(fact.pod_uid, Tombstone(version_of(fact), at)):
+                lost = fact if fact.job_id is not None and fact.phase != "succeeded" else None
+                if pods.end(fact.pod_uid, Tombstone(version_of(fact), at, lost=lost)):
                     self._ended("pod", at)
                     self._pod_left(known, fact.node_name, at)
             case pod.PodListed():

@@ -21,7 +21,7 @@ from gpu_autoscaler.events.job import (
     JobStarted,
 )
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
-from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
+from gpu_autoscaler.events.pod import PodBudgetObserved, PodGone, PodObserved
 from gpu_autoscaler.events.scaling import (
     ScalingDrainCancelled,
     ScalingDrainStarted,
@@ -46,6 +46,7 @@ class Tombstone(msgspec.Struct, frozen=True):
     version: Version
     gone_at: Instant
     provider_id: ProviderId | None = None  # of a node: the instance that it leaves behind
+    lost: PodGone | None = None  # of a job's pod that was seen to go before it had succeeded
 
 
 class Usable(msgspec.Struct, frozen=True):

@@ -9,26 +9,39 @@ from gpu_autoscaler.core.views import is_preempted
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished, JobPreempted
 from gpu_autoscaler.events.pod import PodGone
+from gpu_autoscaler.model.ids import JobId
 
 
-def after_loss(state: ClusterState, gone: PodGone, lost_at: datetime, policy: ScalingPolicy) -> list[Fact]:
-    """Return what the end of a pod means for its job: the end of an attempt, or nothing.
+def losses(state: ClusterState, policy: ScalingPolicy) -> dict[JobId, list[Fact]]:
+    """Return what the end of pods means for the jobs that are under way: the end of an attempt, sometimes the last.
 
-    Nothing where the pod had done its work, the job is not under way, or the attempt has ended already: members that
-    are lost together are one loss.
+    Read from what is known, and not from the fact alone: a loss that was not answered yet is answered by any later
+    look. What went before the placement is part of an earlier loss, members that are lost together are one. Nothing
+    where a pod had done its work, or where only a list showed that it is gone: how it ended is unknown then.
     """
-    job = None if gone.job_id is None else state.jobs.get(gone.job_id)
-    if gone.job_id is None or job is None or gone.phase == "succeeded" or not _is_under_way(job):
-        return []
-    assert job.placed is not None, "a job that is under way has a place"  # noqa: S101 - our bug
-    attempt = job.placed.attempt
+    found: dict[JobId, list[Fact]] = {}
+    stones = [stone for stone in state.pods_gone.values() if stone.lost is not None]
+    for stone in sorted(stones, key=lambda stone: (stone.gone_at, stone.version)):
+        gone = stone.lost
+        job = None if gone is None or gone.job_id is None else state.jobs.get(gone.job_id)
+        if gone is None or gone.job_id is None or gone.job_id in found or job is None or not _is_under_way(job):
+            continue
+        assert job.placed is not None, "a job that is under way has a place"  # noqa: S101 - our bug
+        if stone.gone_at > job.placed.placed_at:
+            found[gone.job_id] = _after_loss(state, gone, gone.job_id, job.placed.attempt, stone.gone_at, policy)
+    return found
+
+
+def _after_loss(
+    state: ClusterState, gone: PodGone, job_id: JobId, attempt: int, lost_at: datetime, policy: ScalingPolicy
+) -> list[Fact]:
     where = f" on node {gone.node_name}" if gone.node_name else ""
     cause = f"pod {gone.namespace}/{gone.name}{where} was lost{_why(state, gone)}"
-    preempted = JobPreempted(job_id=gone.job_id, attempt=attempt, cause=cause, preempted_at=lost_at)
+    preempted = JobPreempted(job_id=job_id, attempt=attempt, cause=cause, preempted_at=lost_at)
     if attempt <= policy.job_retries_count_max:
         return [preempted]
     message = f"lost its place {attempt} times, the policy allows {policy.job_retries_count_max} retries; last: {cause}"
-    return [preempted, JobFinished(job_id=gone.job_id, outcome="failed", finished_at=lost_at, message=message)]
+    return [preempted, JobFinished(job_id=job_id, outcome="failed", finished_at=lost_at, message=message)]
 
 
 def _is_under_way(job: JobRecord) -> bool:

@@ -3,6 +3,8 @@
 from datetime import datetime, timedelta
 from typing import ClassVar
 
+import structlog
+
 from gpu_autoscaler.core.admission import admit, supply
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.schedule import schedule
@@ -23,7 +25,7 @@ from gpu_autoscaler.events.job import (
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.kube.protocol import Now
-from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec, Mistake
 from gpu_autoscaler.runtime.digests import request_digest
@@ -31,13 +33,14 @@ from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.scheduler.absent import not_listed, was_made
-from gpu_autoscaler_services.scheduler.attempts import after_loss
+from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder
 
 # A job that is being accepted is soon in the store: asked again after so much wall time, within so much cluster time.
 ACCEPTANCE_SECONDS = 0.5
 ACCEPTANCE_SECONDS_MAX = 60.0
 _FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "scaling"})
+log = structlog.get_logger()
 
 
 class Scheduler:
@@ -51,7 +54,6 @@ class Scheduler:
         JobPlaced,
         JobFinished,
         JobListed,
-        PodGone,
     )
     folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
     publishes: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobRejected, JobPlaced, JobPreempted, JobFinished)
@@ -71,8 +73,8 @@ class Scheduler:
     # ---- placing
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """Return a placement for every job that may start now."""
-        return [
+        """Return the end of every attempt that lost a member, and a placement for every job that may start now."""
+        placed = [
             JobPlaced(
                 job_id=placement.job_id,
                 attempt=placement.attempt,
@@ -82,6 +84,20 @@ class Scheduler:
             )
             for placement in schedule(self._view.state, self._policy, now).placements
         ]
+        return [*await self._lose(), *placed]
+
+    async def _lose(self) -> list[Fact]:
+        """Attempts end, but not where pods went because their Job ends: that is no loss, and has its own fact."""
+        lost: list[Fact] = []
+        for job_id, facts in losses(self._view.state, self._policy).items():
+            try:
+                if not await self._binder.is_ending(job_id):
+                    lost += facts
+            except TransientError as exc:
+                # Looked at again with the next tick; meanwhile other jobs are to be placed.
+                log.warning("cannot ask whether a job lost a member or ends; asked again", error=str(exc))
+                break
+        return lost
 
     # ---- facts
 
@@ -100,8 +116,6 @@ class Scheduler:
                 return await self._end(finished)
             case JobListed() as listed:
                 return await self._heal(listed)
-            case PodGone() as gone:
-                return await self._lose(gone, recorded.envelope.time)
             case other:
                 raise PermanentError(f"{other.type_name()} is none of ours: the consumer's filter is too wide")
 
@@ -174,13 +188,6 @@ class Scheduler:
         if finished.outcome != "completed":
             await self._binder.withdraw(finished.job_id)
         return ()
-
-    async def _lose(self, gone: PodGone, lost_at: datetime) -> Outputs:
-        """End the attempt, unless the pod went because its Job ends: that is no loss, and has its own fact."""
-        losses = after_loss(self._view.state, gone, lost_at, self._policy)
-        if not losses or gone.job_id is None or await self._binder.is_ending(gone.job_id):
-            return ()
-        return losses
 
     async def _heal(self, listed: JobListed) -> Outputs:
         """Make what was never made, and end what somebody took away: both while nobody watched."""

@@ -22,6 +22,8 @@ from gpu_autoscaler.events.scaling import ScalingNodeOrdered
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobState
+from gpu_autoscaler.simcluster.api import DeleteOptions
+from gpu_autoscaler.simcluster.kinds import PODS as SERVED_PODS
 from gpu_autoscaler.simcluster.objects import is_true
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -34,6 +36,14 @@ CANCEL = JobCancelRequested(job_id=TRAIN, requested_by="ana")
 async def is_in(line: Line, state: JobState) -> bool:
     """Whether the job is in this state by the record."""
     return job_state(await line.state(), TRAIN) is state
+
+
+async def evict(line: Line, pod_name: str) -> None:
+    """Somebody closes the pod's node and evicts the pod."""
+    pod = await line.here.kube.get(PODS, "default", pod_name)
+    assert pod.spec.node_name is not None
+    await line.here.kube.patch_node(pod.spec.node_name, {"spec": {"unschedulable": True}})
+    await line.here.kube.evict_pod(pod)
 
 
 async def pending(line: Line) -> None:
@@ -64,9 +74,7 @@ async def running(line: Line) -> None:
 async def preempted(line: Line) -> None:
     """It lost its pod, and its only node takes no other."""
     await running(line)
-    (pod,) = line.here.items("pods")
-    await line.here.kube.patch_node(pod["spec"]["nodeName"], {"spec": {"unschedulable": True}})
-    await line.here.kube.evict_pod(await line.here.kube.get(PODS, "default", pod["metadata"]["name"]))
+    await evict(line, line.here.items("pods")[0]["metadata"]["name"])
     await line.wait_for(JobPreempted)
 
 
@@ -149,3 +157,35 @@ async def test_a_job_that_runs_over_its_time_fails_and_says_so(tmp_path: Path) -
         assert row is not None
         assert row.outcome == "failed"
         assert await line.dead_letters() == []
+
+
+async def test_a_member_that_is_lost_unseen_is_replaced_and_the_job_completes(tmp_path: Path) -> None:
+    """Evicted with the pod watcher away, its node closed: the new pod gets a node, and no attempt is counted."""
+    async with running_line(tmp_path, POLICY) as line:
+        await line.say(request("train", members=2, run_seconds=200.0))
+        await line.wait_for(JobStarted, seconds_max=40)
+        await line.kill("pod_watcher")
+        lost = line.here.items("pods")[0]["metadata"]
+        await evict(line, lost["name"])
+        await until(lambda: lost["uid"] not in {one["metadata"]["uid"] for one in line.here.items("pods")})
+        await line.start("pod_watcher")
+        end = await line.wait_for(JobFinished, seconds_max=60)
+        assert end.outcome == "completed"
+        assert await line.said(JobPreempted) == []
+        assert await line.dead_letters() == []
+
+
+async def test_a_member_that_is_deleted_unseen_fails_its_job(tmp_path: Path) -> None:
+    """Deleted by hand with the pod watcher away: the Job controller brings no other, the job ends once, as failed."""
+    async with running_line(tmp_path, POLICY) as line:
+        await line.say(request("train", run_seconds=4000.0))
+        await line.wait_for(JobStarted, seconds_max=40)
+        await line.kill("pod_watcher")
+        (lost,) = line.here.items("pods")
+        line.here.world.api.delete(SERVED_PODS, f"default/{lost['metadata']['name']}", DeleteOptions())
+        await until(lambda: not line.here.items("pods"))
+        await line.start("pod_watcher")
+        end = await line.wait_for(JobFinished, seconds_max=40)
+        assert end.outcome == "failed"
+        assert end.message.startswith("BackoffLimitExceeded")
+        assert len(await line.said(JobFinished)) == 1

@@ -6,7 +6,21 @@ from pathlib import Path
 
 import pytest
 from tests.support.cluster import RunningCluster, running_cluster
-from tests.support.stories import EPOCH, LIST_VERSION, T0, Story, Told, given, job, node, pod, policy, record, request
+from tests.support.stories import (
+    EPOCH,
+    LIST_VERSION,
+    T0,
+    Story,
+    Told,
+    given,
+    job,
+    node,
+    pod,
+    policy,
+    record,
+    request,
+    synced,
+)
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
@@ -24,9 +38,10 @@ from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
 from gpu_autoscaler.simcluster.api import DeleteOptions
+from gpu_autoscaler.simcluster.faults import Refusal
 from gpu_autoscaler.simcluster.kinds import JOBS
 from gpu_autoscaler.store.sqlite import SqliteStore
-from gpu_autoscaler_services.scheduler.attempts import after_loss
+from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.service import Scheduler
 
@@ -176,15 +191,32 @@ async def test_a_pod_that_its_own_job_ends_is_no_loss(desk: Desk) -> None:
     """While the Job goes on it is; once the Job fails, or is deleted, its end is said for it and no attempt is lost."""
     queued = await desk.accepted()
     await desk.hear(queued)
-    desk.knows(node("n1"), (Told(queued, T0),), job("train", placed_on=("n1",), is_running=True)[2:])
-    (lost,) = (await desk.hear(gone())).facts
+    running = job("train", placed_on=("n1",), is_running=True)[2:]
+    desk.knows(node("n1"), (Told(queued, T0),), running, (Told(gone(), LOST_AT),))
+    (lost,) = await desk.scheduler.on_tick(LOST_AT)  # type: ignore[misc]
     assert isinstance(lost, JobPreempted)
     conclude(desk, "FailureTarget")
-    assert (await desk.hear(gone())).facts == ()
+    assert await desk.scheduler.on_tick(LOST_AT) == []
     conclude(desk, "Failed")
-    assert (await desk.hear(gone())).facts == ()
+    assert await desk.scheduler.on_tick(LOST_AT) == []
     desk.here.world.api.delete(JOBS, "default/train", DeleteOptions(propagation="Background"))
-    assert (await desk.hear(gone())).facts == ()
+    assert await desk.scheduler.on_tick(LOST_AT) == []
+
+
+async def test_a_loss_waits_for_kubernetes_and_keeps_nobody_waiting(desk: Desk) -> None:
+    """The Job cannot be asked now: other jobs are placed all the same, and the loss is told by a later tick."""
+    queued = await desk.accepted()
+    await desk.hear(queued)
+    running = job("train", placed_on=("n1",), is_running=True)[2:]
+    desk.view.advance(
+        given(
+            node("n1"), node("n2"), (Told(queued, T0),), running, (Told(gone(), LOST_AT),), job("next"), as_of=LOST_AT
+        ),
+        {},
+    )
+    desk.here.world.faults.refuse(Refusal(method="GET", path_prefix="/apis/batch", status=503, left_count=1))
+    assert [type(fact) for fact in await desk.scheduler.on_tick(LOST_AT)] == [JobPlaced]  # type: ignore[union-attr]
+    assert [type(fact) for fact in await desk.scheduler.on_tick(LOST_AT)] == [JobPreempted, JobPlaced]  # type: ignore[union-attr]
 
 
 # ---- Jobs that went while nobody watched
@@ -265,35 +297,56 @@ LOST_AT = T0 + timedelta(hours=1)
 def test_a_lost_member_ends_the_attempt_once() -> None:
     """The first loss is told; what goes with it before the next placement is the same loss."""
     placed = job("train", placed_on=("n1",), is_running=True)
-    state = given(node("n1"), placed)
-    (lost,) = after_loss(state, gone(), LOST_AT, policy())
+    both = (Told(gone(), LOST_AT), Told(gone(pod_uid=PodUid("other"), version=10), LOST_AT))
+    ((lost,),) = losses(given(node("n1"), placed, both), policy()).values()
     assert isinstance(lost, JobPreempted)
     assert (lost.attempt, lost.preempted_at) == (1, LOST_AT)
     assert lost.cause == "pod default/train-0-x on node n1 was lost"
-    after = given(node("n1"), placed, (Told(lost, LOST_AT),))
-    assert after_loss(after, gone(pod_uid=PodUid("other")), LOST_AT, policy()) == []
+    assert losses(given(node("n1"), placed, both, (Told(lost, LOST_AT),)), policy()) == {}
+
+
+def test_what_was_lost_before_a_placement_is_no_loss_of_it() -> None:
+    """The next attempt begins whole; only what goes after that ends it."""
+    again = job("train", placed_on=("n1",), attempt=2, is_running=True, at=LOST_AT + timedelta(minutes=5))
+    assert losses(given(node("n1"), again, (Told(gone(), LOST_AT),)), policy()) == {}
+
+
+def test_a_loss_that_came_early_is_told_when_its_job_is_known() -> None:
+    """Streams come as they come: the pod's end may be read before the placement that it ends."""
+    early = (Told(gone(), LOST_AT),)
+    assert losses(given(early), policy()) == {}
+    assert list(losses(given(early, node("n1"), job("train", placed_on=("n1",))), policy())) == [TRAIN]
 
 
 @pytest.mark.parametrize("changes", [{"phase": "succeeded"}, {"job_id": None}, {"job_id": JobId("unknown")}])
 def test_the_end_of_a_pod_may_mean_nothing(changes: dict[str, object]) -> None:
     """It had done its work, or it is none of ours."""
-    state = given(node("n1"), job("train", placed_on=("n1",), is_running=True))
-    assert after_loss(state, gone(**changes), LOST_AT, policy()) == []
+    running = job("train", placed_on=("n1",), is_running=True)
+    assert losses(given(node("n1"), running, (Told(gone(**changes), LOST_AT),)), policy()) == {}
+
+
+def test_a_pod_that_only_a_list_shows_to_be_gone_is_no_loss() -> None:
+    """It may have done its work: nobody knows."""
+    running = job("train", placed_on=("n1",), is_running=True)
+    story = (*node("n1"), *running, *pod("train-0", on="n1", job_id="train", owner_kind="Job"))
+    state = given(story, synced((*node("n1"), *running), as_of=LOST_AT), is_synced=False)
+    assert (state.pods, set(state.pods_gone)) == ({}, {PodUid("uid-train-0")})
+    assert losses(state, policy()) == {}
 
 
 def test_a_job_that_waits_or_is_over_loses_nothing() -> None:
     """Not placed yet, or finished already."""
-    assert after_loss(given(job("train")), gone(), LOST_AT, policy()) == []
+    assert losses(given(job("train"), (Told(gone(), LOST_AT),)), policy()) == {}
     end = JobFinished(job_id=TRAIN, outcome="completed", finished_at=T0)
-    over = given(node("n1"), job("train", placed_on=("n1",)), (Told(end, T0),))
-    assert after_loss(over, gone(), LOST_AT, policy()) == []
+    over = given(node("n1"), job("train", placed_on=("n1",)), (Told(gone(), LOST_AT), Told(end, T0)))
+    assert losses(over, policy()) == {}
 
 
 def test_the_last_retry_ends_the_job() -> None:
     """With one retry allowed the second loss is the end, and the message counts."""
     allowed = policy(job_retries_count_max=1)
-    state = given(node("n1"), job("train", placed_on=("n1",), attempt=2, is_running=True))
-    lost, end = after_loss(state, gone(), LOST_AT, allowed)
+    running = job("train", placed_on=("n1",), attempt=2, is_running=True)
+    ((lost, end),) = losses(given(node("n1"), running, (Told(gone(), LOST_AT),)), allowed).values()
     assert isinstance(lost, JobPreempted)
     assert isinstance(end, JobFinished)
     assert (end.outcome, end.finished_at) == ("failed", LOST_AT)
