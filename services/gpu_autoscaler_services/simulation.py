@@ -8,7 +8,8 @@ from collections.abc import Callable
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.service import Service
-from gpu_autoscaler.sim.seat import EXPORTER_URL, METADATA_URL, Roles, Seat
+from gpu_autoscaler.sim.glances import plan_inputs, schedule_inputs
+from gpu_autoscaler.sim.seat import EXPORTER_URL, METADATA_URL, Role, Roles, Seat
 from gpu_autoscaler_services.cost_tracker.service import CostTracker
 from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
@@ -87,11 +88,11 @@ def cost_tracker(seat: Seat) -> Service:
 
 
 ROLES: Roles = {
-    "pod_watcher": pod_watcher,
-    "dcgm_ingest": dcgm_ingest,
-    "notices": notices,
-    "prices": prices,
-    "scheduler": scheduler,
-    "scaler": scaler,
-    "cost_tracker": cost_tracker,
+    "pod_watcher": Role(pod_watcher),
+    "dcgm_ingest": Role(dcgm_ingest),
+    "notices": Role(notices),
+    "prices": Role(prices),
+    "scheduler": Role(scheduler, glance=schedule_inputs),
+    "scaler": Role(scaler, glance=plan_inputs),
+    "cost_tracker": Role(cost_tracker),
 }

@@ -1,8 +1,10 @@
 """The processes of a run: who is there, who dies, who comes back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from datetime import datetime
 
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.sim.faults import Faults
 from gpu_autoscaler.sim.process import Bug, Process
@@ -14,20 +16,29 @@ SKEW_SECONDS_MAX = 3.0
 FORGOTTEN_SECONDS = 31.0  # when the broker gives what a dead process held to another: its ack wait, and one more
 
 Make = Callable[[Process], Service]
+Seen = Callable[[StateView, datetime], Hashable]
 
 
 class Crew:
     """All processes, by role. A role that dies comes back as a fresh object."""
 
     def __init__(
-        self, loop: VirtualLoop, faults: Faults, record: Record, roles: tuple[str, ...], make: Make, on_bug: Bug
+        self,
+        loop: VirtualLoop,
+        faults: Faults,
+        record: Record,
+        roles: Mapping[str, Seen | None],
+        make: Make,
+        on_bug: Bug,
     ) -> None:
+        """`roles`: what each role's ticks depend on, None for those that are always called."""
         self.processes: dict[str, Process] = {}
         self._loop = loop
         self._faults = faults
         self._record = record
         self._make = make
         self._on_bug = on_bug
+        self._glances = roles
         self._skew = {
             role: faults.seconds("clocks_differ", -SKEW_SECONDS_MAX, SKEW_SECONDS_MAX)
             if faults.strikes("clocks_differ")
@@ -56,6 +67,7 @@ class Crew:
             clock=VirtualClock(self._loop, self._skew[role]),
             on_kill=lambda dead: self._died(name, dead),
             on_bug=self._on_bug,
+            glance=self._glances.get(role),
         )
         self.processes[name] = process
         process.start(self._make(process))

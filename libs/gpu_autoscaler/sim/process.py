@@ -5,8 +5,8 @@ before handling, publish before acknowledging, one tick at a time, an item again
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
+from collections.abc import AsyncIterator, Callable, Hashable
+from datetime import datetime, timedelta
 from typing import Any
 
 from gpu_autoscaler.bus.memory_broker import MemoryConsumer
@@ -44,7 +44,7 @@ class Process:
         clock: VirtualClock,
         on_kill: Callable[["Process"], None],
         on_bug: Bug,
-        limits: Limits | None = None,
+        glance: Callable[[StateView, datetime], Hashable] | None = None,
     ) -> None:
         self.role = role
         self.is_dead = False
@@ -57,7 +57,9 @@ class Process:
         self._record = record
         self._on_kill = on_kill
         self._on_bug = on_bug
-        self._limits = Limits() if limits is None else limits
+        self._glance = glance
+        self._seen: Hashable = None  # at the last tick, where that had nothing to say
+        self._limits = Limits()
         self._service: Service
         self._fold_door: FoldDoor | None = None
         self._folds: frozenset[Any] = frozenset()
@@ -165,11 +167,10 @@ class Process:
         failures_count, was_stale = 0, False
         while True:
             self._is_urgent, was_stale = False, False
+            now = self.clock.now()
             try:
-                outcome = as_outcome(await door.on_tick(self.clock.now()))
-                sequence = await self._publish(outcome, None)
-                if outcome.expected_last_sequence is not None:
-                    await self._until_folded(outcome.facts[0].stream(), sequence)
+                if self._glance is None or not self._sees_the_same(now):
+                    await self._tick(door, now)
                 failures_count = 0
             except StalePlan:
                 was_stale = True
@@ -185,6 +186,19 @@ class Process:
             quiet_seconds = min(self._limits.quiet_seconds_min, interval)
             await self.gate.wait(quiet_seconds)
             await self._rest(interval - quiet_seconds)
+
+    async def _tick(self, door: TickDoor, now: datetime) -> None:
+        seen = None if self._glance is None else self._glance(self.view, now)
+        self._seen = None
+        outcome = as_outcome(await door.on_tick(now))
+        sequence = await self._publish(outcome, None)
+        if outcome.expected_last_sequence is not None:
+            await self._until_folded(outcome.facts[0].stream(), sequence)
+        if not outcome.facts:
+            self._seen = seen
+
+    def _sees_the_same(self, now: datetime) -> bool:
+        return self._seen is not None and self._glance is not None and self._seen == self._glance(self.view, now)
 
     async def _rest(self, seconds: float) -> None:
         """Wait for the next tick; not at all after an urgent fact."""

@@ -3,8 +3,9 @@
 `services/gpu_autoscaler_services/simulation.py` is the one place that knows how; it hands its functions in.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from gpu_autoscaler.cloudmeta.protocol import InstanceMetadata
@@ -46,4 +47,17 @@ class Seat:
 
 
 Compose = Callable[[Seat], Service]
-Roles = Mapping[str, Compose]  # by role; one process each
+# What a tick's answer depends on besides the service's own memory. Equal to the last one's, after which there was
+# nothing to say: there is nothing to say now.
+Glance = Callable[[StateView, ScalingPolicy, datetime], Hashable]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One process of the running system."""
+
+    compose: Compose
+    glance: Glance | None = None  # None: every tick is called
+
+
+Roles = Mapping[str, Role]

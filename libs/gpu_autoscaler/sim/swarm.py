@@ -105,12 +105,11 @@ def write(summary: Summary, path: Path) -> None:
 
 def tell(summary: Summary, console: Console) -> None:
     """Say what came of it: figures, what was never reached, and each failure with the way to see it again."""
-    console.print(
-        f"{summary.seeds} seeds, {summary.cluster_hours:g} cluster-hours, {summary.facts} facts, {summary.plans} plans; on "
-        f"average {summary.nodes_mean:g} nodes, {summary.pods_per_hour:g} pods and {summary.faults_per_hour:g} faults an "
-        "hour",
-        highlight=False,
+    sums = (
+        f"{summary.seeds} seeds, {summary.cluster_hours:g} cluster-hours, {summary.facts} facts, {summary.plans} plans"
     )
+    means = (summary.nodes_mean, summary.pods_per_hour, summary.faults_per_hour)
+    console.print(f"{sums}; {means[0]:g} nodes on average, {means[1]:g} pods and {means[2]:g} faults an hour")
     for what, counts in (("faults that never struck", summary.faults), ("reasons never given", summary.reasons)):
         if missing := [name for name, count in counts.items() if not count]:
             console.print(f"{what}: {', '.join(missing)}", highlight=False)

@@ -4,6 +4,9 @@ import asyncio
 import hashlib
 import random
 from collections import Counter
+from collections.abc import Hashable
+from datetime import datetime
+from functools import partial
 
 import msgspec
 
@@ -12,17 +15,18 @@ from gpu_autoscaler.events.envelope import Recorded, encode
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.model.ids import derive_id
+from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.sim.capacity import SimCapacity, SimExporters, SimMetadata, SimStore, StoreTrouble
 from gpu_autoscaler.sim.cloud import Cloud
-from gpu_autoscaler.sim.crew import Crew
+from gpu_autoscaler.sim.crew import Crew, Seen
 from gpu_autoscaler.sim.faults import Faults, Occurrence
 from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.kube import SimKube, WatchTrouble
 from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.process import BUG, Process
 from gpu_autoscaler.sim.record import Record
-from gpu_autoscaler.sim.seat import Roles, Seat
+from gpu_autoscaler.sim.seat import Glance, Roles, Seat
 from gpu_autoscaler.sim.settling import Settling
 from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.timeline import ORIGIN, VirtualLoop
@@ -42,6 +46,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     hours: float = HOURS
     kinds: tuple[str, ...] | None = None  # of faults; None: the seed's own choice
     only: tuple[Occurrence, ...] | None = None  # of faults; None: all that come
+    skips_ticks: bool = True  # whose inputs did not change; the facts are the same either way
     is_coded: bool = False  # facts go through the codec on their way
 
 
@@ -85,7 +90,7 @@ class World:
             self.loop, self.workloads, self.cloud, self.policy, calm_since=lambda: self.faults.disturbed_until
         )
         self.record.listen(self.witness.heard)
-        self.crew = Crew(self.loop, self.faults, self.record, tuple(roles), self._compose, self._on_bug)
+        self.crew = Crew(self.loop, self.faults, self.record, self._glances(), self._compose, self._on_bug)
         self.users = Users(self.loop, self.record, self._groups, self.faults, self._chance("users"))
         self._trouble = Trouble(self, self._chance("trouble"))
         self._settling = Settling(self)
@@ -115,9 +120,15 @@ class World:
     def _chance(self, of: str) -> random.Random:
         return random.Random(f"{self.setting.seed}/{of}")
 
+    def _glances(self) -> dict[str, Seen | None]:
+        glances = {name: role.glance if self.setting.skips_ticks else None for name, role in self._roles.items()}
+        return {
+            name: None if glance is None else partial(_glanced, glance, self.policy) for name, glance in glances.items()
+        }
+
     def _compose(self, process: Process) -> Service:
         gate = process.gate
-        return self._roles[process.role](
+        return self._roles[process.role].compose(
             Seat(
                 view=process.view,
                 policy=self.policy,
@@ -205,6 +216,10 @@ def policy_of(seed: int) -> ScalingPolicy:
         nodes_count_min=chance.choice((0, 0, 2)),
         is_consolidation_on=chance.random() < 0.8,
     )
+
+
+def _glanced(glance: Glance, policy: ScalingPolicy, view: StateView, now: datetime) -> Hashable:
+    return glance(view, policy, now)
 
 
 def run(setting: Setting, roles: Roles) -> Result:
