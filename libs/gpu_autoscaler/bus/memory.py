@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Self
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker, MemoryConsumer, MemoryStream
-from gpu_autoscaler.bus.protocol import Ack, Bus, Delivery, EffectConsumer, Message, Projection, Publication
+from gpu_autoscaler.bus.protocol import Ack, Bus, Delivery, EffectConsumer, Message, Projection, Publication, StreamSpan
 from gpu_autoscaler.bus.streams import Declared, differences
 from gpu_autoscaler.model.errors import ConfigError, PermanentError
 
@@ -212,9 +212,9 @@ class MemoryBus(Bus):
         self._projections = [one for one in self._projections if not one.is_closed] + [projection]
         return projection
 
-    async def last_sequence(self, stream: str) -> int:
-        """Return the last stored sequence of the stream, 0 when it never had one."""
-        return self._broker.stream(stream).last_sequence
+    async def span(self, stream: str) -> StreamSpan:
+        """Return which stream this is and what it has. Raises PermanentError when there is none of this name."""
+        return self._broker.stream(stream).span(self._now())
 
     async def message_at(self, stream: str, sequence: int) -> Message | None:
         """Return the message at this sequence; None when it has aged out or never was."""
@@ -224,7 +224,7 @@ class MemoryBus(Bus):
         """Make what is declared and missing. Raises ConfigError with both values of each drift, which it leaves."""
         mistakes: list[str] = []
         for spec in self._declared.streams:
-            mistakes += differences(f"stream {spec.name}", spec.config(), self._broker.make_stream(spec))
+            mistakes += differences(f"stream {spec.name}", spec.config(), self._broker.make_stream(spec, self._now()))
         for bucket in self._declared.buckets:
             mistakes += differences(f"bucket {bucket.name}", bucket.config(), self._broker.make_bucket(bucket))
         for consumer in self._declared.consumers:

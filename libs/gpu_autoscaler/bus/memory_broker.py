@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_autoscaler.bus.protocol import Ack, Message, Publication
+from gpu_autoscaler.bus.protocol import Ack, Message, Publication, StreamSpan
 from gpu_autoscaler.bus.streams import (
     ADVISORY_ROOT,
     MESSAGE_BYTES_MAX,
@@ -33,9 +33,10 @@ class Stored(msgspec.Struct, frozen=True):
 class MemoryStream:
     """One stream: an append-only list that forgets its oldest."""
 
-    def __init__(self, spec: StreamSpec) -> None:
+    def __init__(self, spec: StreamSpec, created_at: datetime) -> None:
         self.spec = spec
         self.last_sequence = 0
+        self._created_at = created_at
         # Ordered dictionaries, because a plain one takes longer to find its first entry the more were removed before.
         self._stored: OrderedDict[int, Stored] = OrderedDict()  # by sequence
         self._bytes = 0
@@ -114,6 +115,15 @@ class MemoryStream:
         self._bytes -= len(stored.message.payload)
         if self._last_by_subject.get(stored.message.subject) == sequence:
             del self._last_by_subject[stored.message.subject]
+
+    def span(self, now: datetime) -> StreamSpan:
+        """Which stream this is, and what it still has."""
+        self._forget(now)
+        return StreamSpan(
+            created_at=self._created_at,
+            first_sequence=next(iter(self._stored), self.last_sequence + 1),
+            last_sequence=self.last_sequence,
+        )
 
     def at(self, sequence: int, now: datetime) -> Message | None:
         """The message at this sequence, unless it has aged out."""
@@ -228,9 +238,9 @@ class MemoryBroker:
         self.buckets: dict[str, BucketSpec] = {}
         self._listeners: dict[Callable[[], None], None] = {}  # an ordered set: every run wakes them alike
 
-    def make_stream(self, spec: StreamSpec) -> Mapping[str, Any]:
+    def make_stream(self, spec: StreamSpec, now: datetime) -> Mapping[str, Any]:
         """Make it where it is missing; return what is there."""
-        stream = self.streams.setdefault(spec.name, MemoryStream(spec))
+        stream = self.streams.setdefault(spec.name, MemoryStream(spec, now))
         return stream.spec.config()
 
     def make_bucket(self, spec: BucketSpec) -> Mapping[str, Any]:

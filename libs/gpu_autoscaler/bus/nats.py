@@ -1,15 +1,18 @@
 """The bus on NATS JetStream. Composes the `nats_*` modules behind `bus/protocol.py`; services see only that."""
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from gpu_autoscaler.bus.nats_consume import NatsEffectConsumer
 from gpu_autoscaler.bus.nats_link import ApiError, NatsLink, Waits, open_link
 from gpu_autoscaler.bus.nats_projection import NatsProjection
 from gpu_autoscaler.bus.nats_publish import NatsPublisher
 from gpu_autoscaler.bus.nats_read import NO_STREAM, stored_message
-from gpu_autoscaler.bus.protocol import Ack, Bus, EffectConsumer, Message, Projection, Publication
+from gpu_autoscaler.bus.protocol import Ack, Bus, EffectConsumer, Message, Projection, Publication, StreamSpan
 from gpu_autoscaler.bus.streams import Declared, differences
 from gpu_autoscaler.model.errors import ConfigError, PermanentError
 
@@ -75,15 +78,20 @@ class NatsBus(Bus):
         self._projections = [one for one in self._projections if not one.is_closed] + [projection]
         return projection
 
-    async def last_sequence(self, stream: str) -> int:
-        """Return the last stored sequence of the stream, 0 when it never had one."""
+    async def span(self, stream: str) -> StreamSpan:
+        """Return which stream this is and what it has. Raises PermanentError when there is none of this name."""
         try:
             info = await self._link.call(f"STREAM.INFO.{stream}")
         except ApiError as exc:
             if exc.error_code == NO_STREAM:
                 raise PermanentError(f"there is no stream {stream}; make it with `ensure`") from exc
             raise
-        return int(info["state"]["last_seq"])
+        state = info["state"]
+        return StreamSpan(
+            created_at=msgspec.convert(info["created"], datetime),
+            first_sequence=int(state["first_seq"]) or 1,  # 0 before the first message
+            last_sequence=int(state["last_seq"]),
+        )
 
     async def message_at(self, stream: str, sequence: int) -> Message | None:
         """Return the message at this sequence; None when it has aged out or never was."""

@@ -43,6 +43,14 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
     expected_last_subject_sequence: int | None = None
 
 
+class StreamSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Which stream this is, and what it still has."""
+
+    created_at: datetime  # a stream that was made anew counts from 1 again: another instant tells it from this one
+    first_sequence: int  # what came before is no longer kept; one above the last where nothing is kept
+    last_sequence: int  # 0: it never had a message
+
+
 class Delivery(Protocol):
     """A message handed to an effect consumer.
 
@@ -105,7 +113,7 @@ class Projection(Protocol):
 
 
 class Bus(Protocol):
-    """The way facts travel. Adapters inherit it, for the one method that is the same in all."""
+    """The way facts travel. Adapters inherit it, for what is the same in all."""
 
     async def publish(
         self,
@@ -146,9 +154,13 @@ class Bus(Protocol):
         """Read a stream from the message after `after_sequence`; `subjects` narrows it (empty: all of it)."""
         ...
 
-    async def last_sequence(self, stream: str) -> int:
-        """Return the last stored sequence of the stream, 0 when it never had one."""
+    async def span(self, stream: str) -> StreamSpan:
+        """Return which stream this is and what it has. Raises PermanentError when there is none of this name."""
         ...
+
+    async def last_sequence(self, stream: str) -> int:
+        """Return the last stored sequence of the stream, 0 when it never had one. Raises as `span` does."""
+        return (await self.span(stream)).last_sequence
 
     async def message_at(self, stream: str, sequence: int) -> Message | None:
         """Return the message at this sequence; None when it has aged out or never was."""

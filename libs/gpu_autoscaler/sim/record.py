@@ -43,7 +43,7 @@ class Record:
         self._is_coded = is_coded
         self._broker = MemoryBroker()
         for spec in streams():
-            self._broker.make_stream(spec)
+            self._broker.make_stream(spec, loop.now())
         self._listeners: list[Callable[[Recorded], None]] = []
         self._folded: dict[frozenset[type[Fact]], tuple[dict[str, int], ClusterState]] = {}
 

@@ -64,6 +64,22 @@ class BusContract:
         assert await bus.last_sequence(desk.stream.name) == 0
         assert await bus.message_at(desk.stream.name, 1) is None
 
+    async def test_a_stream_says_which_one_it_is_and_what_it_has(self, desk: Desk) -> None:
+        """Since when, from where, up to where: the same for all who ask; a stream that is not there is an error."""
+        bus, other = await desk.bus(), await desk.bus()
+        empty = await bus.span(desk.stream.name)
+        await bus.publish(desk.subject(), b"1", message_id="one")
+        await bus.publish(desk.subject(), b"2", message_id="two")
+
+        span = await other.span(desk.stream.name)
+
+        assert (empty.first_sequence, empty.last_sequence) == (1, 0)
+        assert (span.first_sequence, span.last_sequence) == (1, 2)
+        assert span.created_at == empty.created_at
+        assert abs((datetime.now(UTC) - span.created_at).total_seconds()) < 60
+        with pytest.raises(PermanentError, match="there is no stream NOWHERE"):
+            await bus.span("NOWHERE")
+
     async def test_too_large_a_message_is_refused_before_sending(self, desk: Desk) -> None:
         """It never will fit: not a matter of trying again. What just fits is taken."""
         bus = await desk.bus()
