@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from gpu_autoscaler.events.cost import CostAccrued
@@ -19,6 +20,7 @@ from gpu_autoscaler.store.protocol import (
     Page,
     PlanRow,
     RequestRow,
+    SnapshotRow,
 )
 
 T = TypeVar("T")
@@ -36,6 +38,8 @@ class Tables:
         self.charges: dict[ProviderId, LastCharge] = {}
         self.spent: dict[JobId, int] = {}
         self.requests: dict[str, RequestRow] = {}
+        self.snapshots: dict[int, tuple[SnapshotRow, bytes]] = {}
+        self.snapshots_count = 0  # ever kept
 
 
 class MemoryStore:
@@ -101,6 +105,7 @@ class MemoryStore:
     async def charge(self, spans: Sequence[CostAccrued]) -> int:
         """See Store."""
         await self._reached()
+        msgspec.json.encode(spans)  # what no file could hold is refused before anything of it is taken
         return sum(self._charge(span) for span in spans)
 
     def _charge(self, span: CostAccrued) -> int:
@@ -169,6 +174,30 @@ class MemoryStore:
         for key in old:
             del self._tables.requests[key]
         return len(old)
+
+    async def keep_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+        """See Store."""
+        await self._reached()
+        self._tables.snapshots_count += 1
+        number = self._tables.snapshots_count
+        self._tables.snapshots[number] = (SnapshotRow(number=number, kept_at=kept_at, label=label), body)
+
+    async def snapshots(self) -> Sequence[SnapshotRow]:
+        """See Store."""
+        await self._reached()
+        return [row for row, _ in reversed(self._tables.snapshots.values())]
+
+    async def snapshot_body(self, number: int) -> bytes | None:
+        """See Store."""
+        await self._reached()
+        kept = self._tables.snapshots.get(number)
+        return None if kept is None else kept[1]
+
+    async def forget_snapshots(self, numbers: Sequence[int]) -> None:
+        """See Store."""
+        await self._reached()
+        for number in numbers:
+            self._tables.snapshots.pop(number, None)
 
     async def close(self) -> None:
         """Nothing is held."""

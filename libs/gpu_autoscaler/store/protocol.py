@@ -58,6 +58,14 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     answer: bytes | None = None
 
 
+class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A kept state, without its body. What the label says is the runtime's affair (`runtime/snapshot_codec.py`)."""
+
+    number: int  # counts up, never given twice
+    kept_at: Instant  # wall time
+    label: bytes
+
+
 class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """Rows, newest first, and where to go on."""
 
@@ -142,6 +150,22 @@ class Store(Protocol):
 
     async def forget_requests(self, before: datetime) -> int:
         """Drop claims that were begun before; return how many."""
+        ...
+
+    async def keep_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+        """Commit a folded state and what it stands for."""
+        ...
+
+    async def snapshots(self) -> Sequence[SnapshotRow]:
+        """Return all that are kept, the last kept first, without their bodies."""
+        ...
+
+    async def snapshot_body(self, number: int) -> bytes | None:
+        """Return the state that was kept under this number; None when it is forgotten."""
+        ...
+
+    async def forget_snapshots(self, numbers: Sequence[int]) -> None:
+        """Drop these; numbers that are not there are no mistake."""
         ...
 
     async def close(self) -> None:

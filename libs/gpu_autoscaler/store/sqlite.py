@@ -30,6 +30,7 @@ from gpu_autoscaler.store.protocol import (
     Page,
     PlanRow,
     RequestRow,
+    SnapshotRow,
 )
 from gpu_autoscaler.store.schema import migrate
 
@@ -218,6 +219,30 @@ class SqliteStore:
         """See Store."""
         delete, values = "DELETE FROM requests WHERE begun_at < ?", (_number(before),)
         return await self._write(lambda connection: connection.execute(delete, values).rowcount)
+
+    async def keep_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+        """See Store."""
+        insert = "INSERT INTO snapshots (kept_at, label, body) VALUES (?, ?, ?)"
+        values = (_number(kept_at), label, body)
+        await self._write(lambda connection: connection.execute(insert, values))
+
+    async def snapshots(self) -> Sequence[SnapshotRow]:
+        """See Store."""
+        rows = await self._rows("SELECT number, kept_at, label FROM snapshots ORDER BY number DESC", ())
+        return [
+            msgspec.convert({"number": number, "kept_at": _instant(kept_at), "label": label}, SnapshotRow)
+            for number, kept_at, label in rows
+        ]
+
+    async def snapshot_body(self, number: int) -> bytes | None:
+        """See Store."""
+        rows = await self._rows("SELECT body FROM snapshots WHERE number = ?", (number,))
+        return msgspec.convert(rows[0][0], bytes) if rows else None
+
+    async def forget_snapshots(self, numbers: Sequence[int]) -> None:
+        """See Store."""
+        delete, values = "DELETE FROM snapshots WHERE number = ?", [(number,) for number in numbers]
+        await self._write(lambda connection: connection.executemany(delete, values))
 
     async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def transaction() -> T:
