@@ -25,6 +25,7 @@ from gpu_autoscaler.model.jobs import JobState
 from gpu_autoscaler.simcluster.api import DeleteOptions
 from gpu_autoscaler.simcluster.kinds import PODS as SERVED_PODS
 from gpu_autoscaler.simcluster.objects import is_true
+from gpu_autoscaler.store.protocol import JobOutcome
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -36,6 +37,12 @@ CANCEL = JobCancelRequested(job_id=TRAIN, requested_by="ana")
 async def is_in(line: Line, state: JobState) -> bool:
     """Whether the job is in this state by the record."""
     return job_state(await line.state(), TRAIN) is state
+
+
+async def is_on_record_as(line: Line, outcome: JobOutcome) -> bool:
+    """Whether the store has this end of the job; it is written as the effect of the fact."""
+    row = await line.store.job(TRAIN)
+    return row is not None and row.outcome == outcome
 
 
 async def evict(line: Line, pod_name: str) -> None:
@@ -101,9 +108,7 @@ async def test_a_job_is_cancelled_once_in_whatever_state_it_is(tmp_path: Path, s
         await until(lambda: not line.here.items("jobs") and not line.here.items("pods"))
         await line.start("scheduler")  # what it had in hand comes again
         await until(partial(is_in, line, JobState.CANCELLED))
-        row = await line.store.job(TRAIN)
-        assert row is not None
-        assert row.outcome == "cancelled"
+        await until(partial(is_on_record_as, line, "cancelled"))
         assert len(await line.said(JobFinished)) == 1
         assert await line.dead_letters() == []
 
@@ -135,9 +140,7 @@ async def test_a_cancel_that_races_with_the_end_leaves_one_end(tmp_path: Path) -
         await line.say(request("next", run_seconds=30.0))
         await line.wait_for(JobFinished, lambda fact: fact.job_id == "next", seconds_max=40)
         assert len(await line.said(JobFinished, lambda fact: fact.job_id == TRAIN)) == 1
-        row = await line.store.job(TRAIN)
-        assert row is not None
-        assert row.outcome == "cancelled"
+        await until(partial(is_on_record_as, line, "cancelled"))
 
 
 async def test_a_job_that_runs_over_its_time_fails_and_says_so(tmp_path: Path) -> None:
@@ -153,9 +156,7 @@ async def test_a_job_that_runs_over_its_time_fails_and_says_so(tmp_path: Path) -
         await until(lambda: all(one.state == "terminated" for one in line.here.cloud.machines), 40)
         assert await line.said(JobPreempted) == []
         assert len(await line.said(JobFinished)) == 1
-        row = await line.store.job(TRAIN)
-        assert row is not None
-        assert row.outcome == "failed"
+        await until(partial(is_on_record_as, line, "failed"))
         assert await line.dead_letters() == []
 
 
