@@ -3,12 +3,16 @@
 The simulator imports no service; it is handed ROLES.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from datetime import datetime
 
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Service
-from gpu_autoscaler.sim.glances import plan_inputs, schedule_inputs
+from gpu_autoscaler.sim.glances import plan_inputs
 from gpu_autoscaler.sim.seat import EXPORTER_URL, METADATA_URL, Role, Roles, Seat
 from gpu_autoscaler_services.cost_tracker.service import CostTracker
 from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
@@ -18,6 +22,7 @@ from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.inventory import watch_instances
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
+from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.service import Scheduler
 from gpu_autoscaler_services.spot_watcher.offers import CentralOffers
@@ -85,6 +90,13 @@ def scheduler(seat: Seat) -> Service:
 def cost_tracker(seat: Seat) -> Service:
     """Instances and pods -> money."""
     return CostTracker(seat.view, seat.store, instances_without_price=_metrics.instances_without_price)
+
+
+def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
+    """What the scheduler's tick depends on: a plan's inputs while somebody waits; a loss is asked about outside."""
+    if losses(view.state, policy):
+        return object()  # equal to nothing
+    return plan_inputs(view, policy, now) if queue(view.state) else "nobody waits"
 
 
 ROLES: Roles = {

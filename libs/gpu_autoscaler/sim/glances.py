@@ -1,4 +1,4 @@
-"""What plan and schedule depend on, so that a tick that would say nothing new need not be computed.
+"""What a plan depends on, so that a tick that would say nothing new need not be computed.
 
 Time goes in as how many of the instants at which a comparison turns have passed. The list of those instants mirrors the
 core's comparisons with `as_of`; a new one belongs here as well. That runs with and without skipping say the same facts
@@ -13,7 +13,6 @@ from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.core.views import is_waiting
 from gpu_autoscaler.runtime.projection import StateView
 
 _REMEMBERED_COUNT = 8  # of the last states' turns; a few processes look at a few states at a time
@@ -35,13 +34,6 @@ class _Same:
 
 
 _turns: dict[_Same, list[datetime]] = {}
-
-
-def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
-    """What the scheduler's tick depends on: nothing at all while nobody waits."""
-    if not any(map(is_waiting, view.state.jobs.values())):
-        return "nobody waits"
-    return plan_inputs(view, policy, now)
 
 
 def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:

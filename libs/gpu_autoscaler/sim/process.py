@@ -72,6 +72,7 @@ class Process:
         self._is_pumping = False
         self._waking: asyncio.Future[None] | None = None
         self._is_urgent = False
+        self._quiet_until = 0.0
         self._folded = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -98,8 +99,6 @@ class Process:
             turns = asyncio.Semaphore(1)
             for source in service.sources():
                 self._do(self._watch_for_ever(service, source, turns))
-        if self._consumers:
-            self._do(self._keep_alive())
         self.pump()
 
     def kill(self) -> None:
@@ -145,8 +144,7 @@ class Process:
         self._folded.set()
         self._folded.clear()
         if any(type(one.fact) in self._service.urgent for one in news):
-            self._is_urgent = True
-            self._wake()
+            self._hurry()
 
     async def _until_folded(self, stream: str, sequence: int) -> bool:
         """Wait for the state to hold this fact; False when it takes too long."""
@@ -183,9 +181,7 @@ class Process:
             interval = tick_seconds
             if failures_count or was_stale:
                 interval = min(tick_seconds, self._backoff_seconds(failures_count, None))
-            quiet_seconds = min(self._limits.quiet_seconds_min, interval)
-            await self.gate.wait(quiet_seconds)
-            await self._rest(interval - quiet_seconds)
+            await self._rest(min(self._limits.quiet_seconds_min, interval), interval)
 
     async def _tick(self, door: TickDoor, now: datetime) -> None:
         seen = None if self._glance is None else self._glance(self.view, now)
@@ -200,18 +196,22 @@ class Process:
     def _sees_the_same(self, now: datetime) -> bool:
         return self._seen is not None and self._glance is not None and self._seen == self._glance(self.view, now)
 
-    async def _rest(self, seconds: float) -> None:
-        """Wait for the next tick; not at all after an urgent fact."""
-        if not self._is_urgent:
-            self._waking = self._loop.create_future()
-            timer = self._loop.call_later(seconds, self._wake)
-            await self._waking
-            timer.cancel()
+    async def _rest(self, quiet_seconds: float, seconds: float) -> None:
+        """Wait for the next tick; only through the quiet window after an urgent fact."""
+        self._quiet_until = self._loop.time() + quiet_seconds
+        self._waking = self._loop.create_future()
+        timer = self._loop.call_later(seconds, _wake, self._waking)
+        if self._is_urgent:
+            self._hurry()
+        await self._waking
+        timer.cancel()
         await self.gate.live()
 
-    def _wake(self) -> None:
+    def _hurry(self) -> None:
+        """An urgent fact is here: tick as soon as the quiet window lets it."""
+        self._is_urgent = True
         if self._waking is not None and not self._waking.done():
-            self._waking.set_result(None)
+            self._loop.call_at(max(self._quiet_until, self._loop.time()), _wake, self._waking)
 
     # ---- sources
 
@@ -256,6 +256,7 @@ class Process:
                 for message, _ in consumer.deliver(room, self._loop.now()):
                     key = (spec.durable, message.sequence)
                     self._in_hand[key] = consumer
+                    self._loop.call_later(self._limits.heartbeat_seconds, self._keep_alive, key)
                     self._do(self._handle(self._record.at(spec.stream, message.sequence), spec, consumer))
 
     async def _handle(self, recorded: Recorded, spec: ConsumerSpec, consumer: MemoryConsumer) -> None:
@@ -309,11 +310,12 @@ class Process:
         self._tries[key] = self._tries.get(key, 0) + 1
         return self._backoff_seconds(self._tries[key], error)
 
-    async def _keep_alive(self) -> None:
-        while True:
-            await self.gate.wait(self._limits.heartbeat_seconds)
-            for (_, sequence), consumer in self._in_hand.items():
-                consumer.progress(sequence, self._loop.now())
+    def _keep_alive(self, key: tuple[str, int]) -> None:
+        """Tell the broker that work goes on, for as long as it does."""
+        consumer = self._in_hand.get(key)
+        if consumer is not None and not self.is_dead:
+            consumer.progress(key[1], self._loop.now())
+            self._loop.call_later(self._limits.heartbeat_seconds, self._keep_alive, key)
 
     # ---- publishing
 
@@ -340,3 +342,8 @@ class Process:
             return error.retry_after_seconds
         backoff = self._limits.backoff
         return min(backoff.first_seconds * 2.0 ** (max(tries_count, 1) - 1), backoff.seconds_max)
+
+
+def _wake(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)

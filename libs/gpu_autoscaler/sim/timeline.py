@@ -5,8 +5,10 @@ it was asked for, so that equal seeds are equal runs.
 """
 
 import asyncio
+import heapq
 import selectors
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import Context
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -40,15 +42,43 @@ class _Jump(selectors.BaseSelector):
         return self._keys
 
 
+class _Timer(asyncio.TimerHandle):
+    """Of two timers at one instant, the one that was set first goes first; asyncio's own heap promises nothing."""
+
+    __slots__ = ("number",)
+    number: int
+
+    def __lt__(self, other: object) -> bool:
+        assert isinstance(other, _Timer)  # noqa: S101 - this loop makes no others
+        return (self.when(), self.number) < (other.when(), other.number)
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop in which an hour takes as long as what happens in it."""
 
     def __init__(self) -> None:
         self._jump = _Jump()
         super().__init__(self._jump)
+        self._scheduled: list[asyncio.TimerHandle]
+        self._timers_count = 0
         self._clock_resolution = 1e-9  # the machine's own would differ from machine to machine
         # What was killed stays as it was until the end: a collected coroutine would run its `finally` at any time.
         self.graveyard: list[object] = []
+
+    def call_at(  # type: ignore[override]  # typed by position in typeshed, which a plain signature cannot say again
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,  # noqa: ANN401 - whatever the callback takes
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """As asyncio's, with an order among equals."""
+        timer = _Timer(when, callback, args, self, context)
+        self._timers_count += 1
+        timer.number = self._timers_count
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001 - as asyncio's own `call_at` does
+        return timer
 
     def time(self) -> float:
         """Seconds since the run began."""

@@ -103,6 +103,8 @@ class Witness:
 
     def ended(self, machine: Machine) -> None:
         """A service ends a machine that lives."""
+        if self._workloads.cluster.find(NODES, "", machine.node_name) is None:
+            return  # somebody deleted the node's object, which dooms what runs there whoever ends the machine
         is_due = machine.notice is not None and (
             machine.notice.reclaim_at is None or machine.notice.reclaim_at <= self._loop.now()
         )
