@@ -111,7 +111,13 @@ class AwsMetadata:
             async with self._session.request(
                 method, url, headers=headers, timeout=self._timeout, allow_redirects=False
             ) as answer:
-                content = await answer.content.read(ANSWER_BYTES_MAX)
+                content = bytearray()
+                async for chunk in answer.content.iter_any():  # one read returns what has come, maybe half an id
+                    content += chunk
+                    if len(content) > ANSWER_BYTES_MAX:
+                        raise TransientError(
+                            f"{method} {url}: more than {ANSWER_BYTES_MAX} bytes; is it EC2's address?"
+                        )
                 return answer.status, content.decode("utf-8", errors="replace")
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
             raise TransientError(

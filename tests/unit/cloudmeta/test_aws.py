@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from tests.support.small_servers import serving
 
-from gpu_autoscaler.cloudmeta.aws import AwsMetadata
+from gpu_autoscaler.cloudmeta.aws import ANSWER_BYTES_MAX, AwsMetadata
 from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
 from gpu_autoscaler.model.errors import TransientError
 
@@ -125,3 +125,30 @@ async def test_a_notice_that_cannot_be_read_is_told(ec2: Ec2, metadata: AwsMetad
     ec2.texts[ACTION] = text
     with pytest.raises(TransientError, match="cannot be read"):
         await metadata.reclaim_notice()
+
+
+async def test_an_answer_that_comes_in_pieces_is_read_whole() -> None:
+    """Half of an instance's id would name another instance."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        text = {"/latest/api/token": "token", "/latest/meta-data/instance-id": "i-0123456789"}
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in text.get(request.path, "eu-west-1a"):
+            await response.write(piece.encode())
+            await asyncio.sleep(0.005)
+        return response
+
+    async with serving(answer) as url, aiohttp.ClientSession() as session:
+        assert await AwsMetadata(session, url).provider_id() == "aws:///eu-west-1a/i-0123456789"
+
+
+async def test_an_answer_without_an_end_is_no_answer() -> None:
+    """What is longer than any metadata is not kept, and not taken for a value."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(text="token" if request.method == "PUT" else "x" * (ANSWER_BYTES_MAX + 1))
+
+    async with serving(answer) as url, aiohttp.ClientSession() as session:
+        with pytest.raises(TransientError, match="more than"):
+            await AwsMetadata(session, url).provider_id()
