@@ -15,6 +15,7 @@ from gpu_autoscaler.bus.streams import DEAD, GIVEN_UP
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import derive_id
 
+OUR_PREFIX = "Dead-"
 SUBJECT = "Dead-Subject"
 STREAM = "Dead-Stream"
 SEQUENCE = "Dead-Sequence"
@@ -103,7 +104,7 @@ class DeadLetters:
             f"dead.{service}",
             message.payload,
             message_id=f"dead/{message.stream}/{message.sequence}/{service}",
-            headers={**message.headers, **headers},
+            headers={**_senders_own(message.headers), **headers},
         )
 
     async def page(self, *, after_sequence: int = 0, count_max: int = 100) -> Sequence[DeadLetter]:
@@ -249,8 +250,13 @@ def _letter(message: Message) -> DeadLetter:
         delivered_count=int(headers.get(DELIVERED, "0")),
         at=datetime.fromisoformat(headers[AT]) if AT in headers else message.stored_at,
         payload=message.payload,
-        headers={key: value for key, value in headers.items() if not key.startswith("Dead-")},
+        headers=_senders_own(headers),
     )
+
+
+def _senders_own(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers without those that are ours: a sender's under such a name would make its letter look like a mark."""
+    return {key: value for key, value in headers.items() if not key.startswith(OUR_PREFIX)}
 
 
 def _escape(value: str) -> str:

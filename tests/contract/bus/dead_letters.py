@@ -84,6 +84,19 @@ class DeadLetterContract:
         assert [letter.resubmitted_count for letter in await letters.page()] == [1, 1]
         assert await letters.resubmit_all(at=AT) == []
 
+    async def test_a_senders_header_is_no_mark_of_ours(self, desk: Desk, mortuary: tuple[Bus, DeadLetters]) -> None:
+        """Whoever sends broken messages under our headers' names neither hides a letter nor breaks the list."""
+        bus, letters = mortuary
+        await bus.publish(desk.subject(), b"broken", message_id="m0", headers={"Dead-Letter": "x", "Dead-Own": "y"})
+        consumer = await bus.effect_consumer(desk.consumer.durable)
+        delivery = only(await consumer.fetch(1, SOON_SECONDS))
+        await letters.set_aside(
+            delivery.message, service="scaler", reason="broken", error_kind="InvalidFact", delivered_count=1, at=AT
+        )
+
+        (letter,) = await letters.page()
+        assert (letter.message_id, letter.headers) == ("m0", {})
+
     async def test_no_such_dead_letter(self, mortuary: tuple[Bus, DeadLetters]) -> None:
         """A wrong number is said, not ignored."""
         _, letters = mortuary
