@@ -169,7 +169,8 @@ def _too_many(
             moving.add(said.node_uid)
     ours = [view for view in views if view.is_ours and view.is_counted]
     usable_count = sum(1 for view in ours if view.usable_since is not None)
-    if len(moving - kept) - usable_count * policy.disruption_ratio_max >= 1:
+    # Rounded up, so less than one node more than the share; binary fractions are off by far less than a millionth.
+    if len(moving - kept) - usable_count * policy.disruption_ratio_max > 1 - 1e-6:
         yield f"{len(moving - kept)} nodes of {usable_count} would be leaving by choice at once"
     staying_count = sum(1 for view in ours if view.node_uid not in going and not view.is_leaving)
     if staying_count < policy.nodes_count_min:

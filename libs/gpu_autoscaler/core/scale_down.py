@@ -209,7 +209,9 @@ def _too_many_go(draft: Draft, policy: ScalingPolicy) -> MinimumReached | Disrup
     if staying_count <= policy.nodes_count_min:
         return MinimumReached(nodes_count=staying_count, nodes_count_min=policy.nodes_count_min)
     disturbing_count = len(draft.disturbing())
-    disturbing_count_max = ceil(policy.disruption_ratio_max * sum(1 for each in ours if each.usable_since is not None))
+    usable_count = sum(1 for each in ours if each.usable_since is not None)
+    # 0.07 * 100 is a little more than 7 in floating point, and would be rounded up to 8.
+    disturbing_count_max = ceil(round(policy.disruption_ratio_max * usable_count, 6))
     if disturbing_count >= disturbing_count_max:
         return DisruptionBudget(disrupting_count=disturbing_count, disrupting_count_max=disturbing_count_max)
     return None

@@ -27,6 +27,7 @@ from tests.support.stories import (
     synced,
 )
 
+from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
@@ -144,6 +145,17 @@ def test_few_go_at_once_and_the_dearest_first() -> None:
 
     assert [decision.node_name for decision in removals(made)] == ["n2"]
     assert held(made, "node/uid-n1", reasons.DisruptionBudget).disrupting_count == 1
+
+
+def test_a_share_of_whole_nodes_is_not_rounded_up() -> None:
+    """Seven of a hundred are seven, though 0.07 * 100 is a little more in floating point."""
+    state = given(*(node(f"n{number:03}") for number in range(100)), as_of=NOW)
+    limits = policy(disruption_ratio_max=0.07)
+
+    made = plan(state, limits, NOW)
+    assert len(removals(made)) == 7
+    assert check(made, state, limits) == ()
+    assert any("by choice at once" in each for each in check(made, state, policy(disruption_ratio_max=0.06)))
 
 
 def test_a_ratio_of_none_removes_nothing() -> None:
