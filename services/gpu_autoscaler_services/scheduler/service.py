@@ -59,6 +59,7 @@ class Scheduler:
     publishes: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobRejected, JobPlaced, JobPreempted, JobFinished)
     urgent: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobPreempted, JobFinished, NodeObserved, PodGone)
     tick_seconds: ClassVar[float | None] = 2.0
+    starts_from_snapshot: ClassVar[bool] = True
     handles_at_once: ClassVar[int] = 8  # one slow call to Kubernetes does not hold up the queue
 
     def __init__(self, view: StateView, policy: ScalingPolicy, store: Store, binder: Binder, now: Now) -> None:
@@ -134,9 +135,10 @@ class Scheduler:
         )
         if not isinstance(spec, JobSpec):
             return _refused(request, envelope.id, spec)
-        job = self._view.state.jobs.get(spec.job_id)
+        row = await self._store.job(spec.job_id)
         waiting_count = len(queue(self._view.state))
-        if (job is None or job.queued is None) and waiting_count >= self._policy.queue_count_max:
+        # A row: the job is in already, or the gateway has promised it (202). No queue is too full for it.
+        if row is None and waiting_count >= self._policy.queue_count_max:
             reason = f"{waiting_count} jobs wait already, the policy allows {self._policy.queue_count_max}; try later"
             return _refused(request, envelope.id, (Mistake("queue", reason),))
         now = self._now()
@@ -144,6 +146,8 @@ class Scheduler:
         if acceptance == "conflict":
             reason = f"{spec.job_id!r} is taken by another request with another body"
             return _refused(request, envelope.id, (Mistake("job_id", reason),))
+        if row is not None and row.outcome is not None:
+            return ()  # a late repeat: the state may have forgotten the job, and would run it once more
         return (JobQueued(job_id=spec.job_id, spec=spec, queued_at=now),)
 
     async def _make(self, queued: JobQueued) -> Outputs:

@@ -95,6 +95,15 @@ async def test_a_job_is_on_record_before_it_is_queued(desk: Desk) -> None:
     assert (await desk.hear(request("train"))).facts == (queued,)
 
 
+async def test_a_request_that_comes_again_when_its_job_is_long_over_starts_nothing(desk: Desk) -> None:
+    """The state has forgotten the job by then; the row has not, and one request is one job for good."""
+    await desk.accepted()
+    assert await desk.store.finish_job(TRAIN, outcome="completed", finished_at=T0)
+    desk.knows()
+
+    assert await desk.hear(request("train")) == Outcome()
+
+
 async def test_a_taken_id_is_refused_without_a_word_about_its_owner(desk: Desk) -> None:
     """Another body under the id: refused and set aside, and the refusal carries no job id."""
     await desk.accepted()
@@ -114,6 +123,16 @@ async def test_a_full_queue_refuses_and_says_how_full(desk: Desk) -> None:
     outcome = await desk.hear(request("third"))
     assert outcome.set_aside_reason == "job refused: queue: 2 jobs wait already, the policy allows 2; try later"
     assert (await desk.hear(request("train"))).facts == (queued,)
+
+
+async def test_a_job_that_was_promised_is_queued_however_many_wait(desk: Desk) -> None:
+    """The gateway has answered 202 for it, row and all: it is not refused behind its user's back."""
+    await desk.accepted()
+    desk.knows(job("first"), job("second"))
+
+    (queued,) = (await desk.hear(request("train"))).facts
+
+    assert isinstance(queued, JobQueued)
 
 
 async def test_a_job_waits_suspended_and_is_released_once(desk: Desk) -> None:
