@@ -25,7 +25,7 @@ from gpu_autoscaler_services.gateway.auth import CALLER
 from gpu_autoscaler_services.gateway.job_pages import JobsQuery, job_page
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.reading import READ_MODEL, ReadModel
-from gpu_autoscaler_services.gateway.routes import JSON, Route, answer, read_query
+from gpu_autoscaler_services.gateway.routes import JSON, Route, answer, is_text, read_query
 
 QUEUE_RETRY_SECONDS = 30.0  # a queue of a thousand jobs does not move within seconds
 KEY_LENGTH_MAX = 255
@@ -41,8 +41,8 @@ async def submit_handler(request: web.Request) -> web.Response:
     model = request.app[READ_MODEL]
     asked = await _read_request(request)
     key = request.headers.get(_KEY)
-    if key is not None and not 0 < len(key) <= KEY_LENGTH_MAX:
-        mistake = Mistake(_KEY, f"must have 1 to {KEY_LENGTH_MAX} characters")
+    if key is not None and (not 0 < len(key) <= KEY_LENGTH_MAX or not is_text(key)):
+        mistake = Mistake(_KEY, f"must be 1 to {KEY_LENGTH_MAX} characters of UTF-8")
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "the key cannot be used", mistakes=(mistake,))
     event_id = str(uuid.uuid4()) if key is None else f"idempotency-key/{key}"
     asked = msgspec.structs.replace(asked, job_id=job_id_of(asked.job_id, event_id))

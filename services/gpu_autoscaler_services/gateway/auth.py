@@ -15,6 +15,7 @@ from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.config import is_loopback
 from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.routes import is_text
 
 REVIEW_SECONDS_MAX = 60.0  # a token's review is believed this long; Kubernetes' own webhook cache keeps 2 minutes
 REVIEWS_COUNT_MAX = 1000
@@ -124,7 +125,7 @@ def guard(authenticators: Sequence[Authenticator], *, open_paths: frozenset[str]
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not authenticators:
-            if not is_loopback(urlsplit(f"//{request.host}").hostname or ""):
+            if not _is_own_name(request.host):
                 detail = f"this gateway serves its own machine only; {request.host!r} is not one of its names"
                 raise Problem(HTTPStatus.MISDIRECTED_REQUEST, detail)
             return await handler(request)
@@ -139,9 +140,16 @@ def guard(authenticators: Sequence[Authenticator], *, open_paths: frozenset[str]
     return guarded
 
 
+def _is_own_name(host: str) -> bool:
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:  # brackets that do not close
+        return False
+
+
 async def _caller(request: web.Request, authenticators: Sequence[Authenticator]) -> Caller:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
+    if scheme.lower() != "bearer" or not token.strip() or not is_text(token):
         raise Problem(HTTPStatus.UNAUTHORIZED, "send the header `Authorization: Bearer <token>`")
     for authenticator in authenticators:
         if (caller := await authenticator.caller(token.strip())) is not None:

@@ -67,6 +67,11 @@ def _is_repeatable(declared: Any) -> bool:  # noqa: ANN401 - any annotation
     return get_origin(bare) is tuple
 
 
+def is_text(header: str) -> bool:
+    """False for a header whose bytes are no UTF-8: aiohttp shows such bytes as lone surrogates (PEP 383)."""
+    return not any("\ud800" <= character <= "\udfff" for character in header)
+
+
 def answer(
     request: web.Request, body: object, *, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> web.Response:

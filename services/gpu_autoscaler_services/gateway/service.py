@@ -28,6 +28,7 @@ class Gateway:
     publishes: ClassVar[tuple[type[Fact], ...]] = (JobRequested, JobCancelRequested)
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = 3600.0
+    starts_from_snapshot: ClassVar[bool] = True  # the tail and the ledger read for themselves
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -6,7 +6,7 @@ Source: HTML Living Standard, "Server-sent events" (read 2026-11-21).
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.events import envelope as envelopes
 from gpu_autoscaler.model.jobs import Mistake
 from gpu_autoscaler_services.gateway.problems import Problem
-from gpu_autoscaler_services.gateway.reading import READ_MODEL
+from gpu_autoscaler_services.gateway.reading import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import Route, read_query
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 from gpu_autoscaler_services.gateway.tail import Entry, Listener, Tail
@@ -58,9 +58,20 @@ async def events_handler(request: web.Request) -> web.StreamResponse:
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=HEARTBEAT_SECONDS)
     listener = tail.listen(subjects, BUFFER_COUNT_MAX)
     try:
-        return await _send(request, listener, {stream: wanted.get(stream, tail.position(stream)) for stream in streams})
+        return await _send(request, listener, await _begin(request.app[READ_MODEL], streams, wanted))
     finally:
         tail.forget(listener)
+
+
+async def _begin(model: ReadModel, streams: Sequence[str], wanted: Positions) -> Positions:
+    """Where to go on in each stream. A place that its stream has not reached is one of a record that is gone."""
+    positions = {}
+    for stream in streams:
+        here = model.tail.position(stream)
+        after = wanted.get(stream, here)
+        is_ahead = after > here and after > await model.bus.last_sequence(stream)
+        positions[stream] = here if is_ahead else after
+    return positions
 
 
 async def _send(request: web.Request, listener: Listener, positions: Positions) -> web.StreamResponse:

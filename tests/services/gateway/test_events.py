@@ -108,6 +108,14 @@ async def test_an_id_of_one_stream_is_enough_to_resume_it(gate: Front) -> None:
         assert [event["id"] for event in await _take(events, 1)] == ["JOB:4"]
 
 
+async def test_an_id_of_a_record_that_is_gone_begins_with_what_comes(gate: Front) -> None:
+    """A page that outlived its broker must not stay silent until the new stream is as long as the old one was."""
+    async with _listen(gate, "?subject=job.>", "JOB:1000") as events:
+        await gate.tell(job("j1"))
+
+        assert [event["id"] for event in await _take(events, 2)] == ["JOB:1", "JOB:2"]
+
+
 @pytest.mark.parametrize(
     ("query", "last_id"),
     [

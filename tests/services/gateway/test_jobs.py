@@ -192,6 +192,22 @@ async def test_the_same_key_with_another_body_is_a_conflict(gate: Front, http: a
     assert "k-1" in problem["detail"]
 
 
+async def test_a_key_that_is_no_text_is_refused(gate: Front) -> None:
+    """Bytes that are no UTF-8 can be neither stored nor repeated; what can be read is a key, whatever its script."""
+    host, port = gate.url.removeprefix("http://").split(":")
+    body = json.dumps(BODY).encode()
+    answers = []
+    for key in (b"\xff", "schlüssel".encode()):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST {JOBS} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        writer.write(head.encode() + b"Idempotency-Key: " + key + b"\r\n")
+        writer.write(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        answers.append(int((await reader.read()).split()[1]))
+        writer.close()
+
+    assert answers == [422, 202]
+
+
 async def test_without_a_key_two_equal_requests_are_two_jobs(gate: Front, http: aiohttp.ClientSession) -> None:
     """Who asks twice without a key wants two jobs."""
     first, second = await _post(http, gate, BODY), await _post(http, gate, BODY)

@@ -193,6 +193,7 @@ async def test_a_token_is_asked_for_where_there_is_one(tmp_path: Path) -> None:
     async with front(tmp_path, authenticators=[SharedTokens([TOKEN])]) as gate:
         assert (await _get(gate, "/api/v1/nodes"))[0] == 401
         assert (await _get(gate, "/api/v1/nodes", Authorization="Bearer nobody-knows-this-one"))[0] == 401
+        assert (await _get(gate, "/api/v1/nodes", Authorization="Bearer no-utf-8-at-all-\udcff"))[0] == 401
         assert (await _get(gate, "/api/v1/nodes", Authorization=f"Bearer {TOKEN}"))[0] == 200
         assert (await _get(gate, "/openapi.json"))[0] == 200
 
@@ -218,7 +219,8 @@ async def test_a_reader_may_not_write(tmp_path: Path) -> None:
 
 async def test_another_name_for_this_machine_is_refused(gate: Front) -> None:
     """A page elsewhere that points a name of its own at the loopback address learns nothing."""
-    assert (await _get(gate, "/api/v1/nodes", Host="evil.example"))[0] == 421
+    for name in ("evil.example", "[", "127.0.0.1.evil.example"):
+        assert (await _get(gate, "/api/v1/nodes", Host=name))[0] == 421
 
 
 def test_a_short_token_is_refused_at_start() -> None:
