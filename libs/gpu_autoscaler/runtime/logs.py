@@ -26,7 +26,8 @@ def configure_logs(settings: LogSettings, *, service: str, instance: str, stream
     ]
     # Libraries that log in the standard way (aiohttp, nats) come out in the same form.
     tail: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer()]
+        # Plain: a traceback that shows local variables shows tokens.
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if as_text
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
     )

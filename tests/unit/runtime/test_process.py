@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from secrets import token_hex
 from typing import ClassVar
 
 import aiohttp
@@ -226,6 +227,20 @@ def test_logs_are_text_where_people_look() -> None:
     assert "below the level" not in stream.getvalue()
     with pytest.raises(json.JSONDecodeError):
         json.loads(stream.getvalue())
+
+
+def test_a_traceback_shows_no_secrets() -> None:
+    """Local variables may hold tokens, so no form of log prints them; the traceback itself is there."""
+    for form in ("text", "json"):
+        stream = io.StringIO()
+        configure_logs(LogSettings(format=form), service="x", instance="y", stream=stream)
+        token = token_hex()
+        try:
+            int(f"not a number{token[:0]}")
+        except ValueError:
+            structlog.get_logger().exception("request failed")
+        assert "not a number" in stream.getvalue()
+        assert token not in stream.getvalue()
 
 
 def test_waits_grow_to_their_limit_and_honour_what_is_asked() -> None:
