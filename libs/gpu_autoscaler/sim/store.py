@@ -21,6 +21,7 @@ from gpu_autoscaler.store.protocol import (
     PlanRow,
     RequestRow,
     SnapshotRow,
+    place_of,
 )
 
 T = TypeVar("T")
@@ -208,10 +209,8 @@ class MemoryStore:
 
 def _page(rows: Sequence[T], is_wanted: Sequence[bool], cursor: str | None, count_max: int) -> Page[T]:
     """Return the newest of the wanted rows before the cursor: the place, from 1, of the last one given."""
-    if cursor is not None and not cursor.isdecimal():
-        raise ValueError(f"no cursor of ours: {cursor!r}; use the next_cursor of an earlier page")
     count = max(1, min(count_max, PAGE_COUNT_MAX))
-    end = len(rows) if cursor is None else min(len(rows), int(cursor) - 1)
+    end = len(rows) if cursor is None else min(len(rows), place_of(cursor) - 1)
     places = [place for place in range(end, 0, -1) if is_wanted[place - 1]]
     given = places[:count]
     next_cursor = str(given[-1]) if len(places) > count else None

@@ -18,6 +18,7 @@ from gpu_autoscaler.model.observed import Instant
 T = TypeVar("T")
 
 PAGE_COUNT_MAX = 1000  # rows of one answer, whatever is asked for
+CURSOR_LENGTH_MAX = 18  # digits that surely fit in a database's 64 bits
 
 # accepted: a new row. same: this very request was accepted before. conflict: the id is taken by another request.
 Acceptance = Literal["accepted", "same", "conflict"]
@@ -71,6 +72,13 @@ class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
     rows: tuple[T, ...]
     next_cursor: str | None = None  # None: these were the last
+
+
+def place_of(cursor: str) -> int:
+    """Return the row's number that a cursor stands for. Raises ValueError for a cursor that no store gave."""
+    if not cursor.isdecimal() or len(cursor) > CURSOR_LENGTH_MAX:
+        raise ValueError(f"no cursor of ours: {cursor!r}; use the next_cursor of an earlier page")
+    return int(cursor)
 
 
 class Store(Protocol):

@@ -31,6 +31,7 @@ from gpu_autoscaler.store.protocol import (
     PlanRow,
     RequestRow,
     SnapshotRow,
+    place_of,
 )
 from gpu_autoscaler.store.schema import migrate
 
@@ -279,9 +280,7 @@ class SqliteStore:
         """Rows before the cursor, newest first. One more is read to know whether there is a next page."""
         count = max(1, min(count_max, PAGE_COUNT_MAX))
         if cursor is not None:
-            if not cursor.isdecimal():
-                raise ValueError(f"no cursor of ours: {cursor!r}; use the next_cursor of an earlier page")
-            where, values = f"{where} AND number < ?", (*values, int(cursor))
+            where, values = f"{where} AND number < ?", (*values, place_of(cursor))
         query = f"{select} WHERE {where} ORDER BY number DESC LIMIT ?"
         rows = await self._rows(query, (*values, count + 1))
         next_cursor = str(rows[count - 1][0]) if len(rows) > count else None

@@ -140,6 +140,8 @@ class StoreContract:
         """A bad cursor is the caller's mistake, not an empty page."""
         with pytest.raises(ValueError, match="no cursor of ours"):
             await store.jobs(cursor="1; DROP TABLE jobs")
+        with pytest.raises(ValueError, match="no cursor of ours"):
+            await store.jobs(cursor="9" * 30)
 
     async def test_a_plan_is_recorded_once_and_whole(self, store: Store) -> None:
         """Plans come back as they were published."""
