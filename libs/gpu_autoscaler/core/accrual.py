@@ -94,14 +94,14 @@ def split(
 
 
 def busy_gpus(window: GpuNodeSummarised | None, *, from_at: datetime, to_at: datetime) -> float | None:
-    """Return how many of a node's GPUs were busy on average; None where no telemetry speaks of the span."""
+    """Return how many of a node's GPUs were busy on average; None where no telemetry speaks of the span and of all."""
     if window is None:
         return None
     ended_at = window.window_started_at + timedelta(seconds=window.window_seconds)
     if ended_at <= from_at or window.window_started_at >= to_at:
         return None
     means = [gpu.utilization_ratio_mean for gpu in window.gpus if gpu.utilization_ratio_mean is not None]
-    return sum(means) if means else None
+    return sum(means) if means and len(means) == len(window.gpus) else None
 
 
 def marks_crossed(spent_micro_usd: int, limit_micro_usd: int, marks: Sequence[float]) -> tuple[float, ...]:

@@ -122,7 +122,12 @@ def test_silence_is_not_idleness() -> None:
     assert busy_gpus(None, from_at=T0, to_at=T0 + MINUTE) is None
     assert busy_gpus(window(None, None), from_at=T0, to_at=T0 + MINUTE) is None
     assert busy_gpus(window(1.0), from_at=T0 + MINUTE, to_at=T0 + HOUR) is None
-    assert busy_gpus(window(0.5, None), from_at=T0 + 30 * SECOND, to_at=T0 + HOUR) == 0.5
+    assert busy_gpus(window(0.5), from_at=T0 + 30 * SECOND, to_at=T0 + HOUR) == 0.5
+
+
+def test_one_silent_gpu_leaves_the_use_of_its_node_unknown() -> None:
+    """Who holds the silent one is not told that it stood idle."""
+    assert busy_gpus(window(0.5, None), from_at=T0, to_at=T0 + MINUTE) is None
 
 
 def test_marks_are_crossed_at_the_mark_itself() -> None:
