@@ -8,10 +8,12 @@ from datetime import datetime
 
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import NODES, PODS
 from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.timeline import VirtualLoop
@@ -56,6 +58,8 @@ class Witness:
         self._policy = policy
         self._calm_since = calm_since
         self._launched: set[ActionId] = set()
+        self._decided: set[ActionId] = set()
+        self._last_plan_sequence = 0
         self._withdrawn_at: dict[str, float] = {}  # by node name
         cloud.launch_listeners.append(self.launched)
 
@@ -71,6 +75,8 @@ class Witness:
         action_id = machine.order.action_id
         if action_id in self._launched:
             self.breaks("one launch for one action", f"{action_id} bought a second machine, {machine.provider_id}")
+        if action_id not in self._decided:
+            self.breaks("one launch for one action", f"{machine.provider_id} was bought for {action_id}, of no plan")
         self._launched.add(action_id)
         standing = [each for each in self._cloud.machines if each.state != "terminated"]
         policy = self._policy
@@ -134,10 +140,23 @@ class Witness:
             return "its work would start over"
         return None if owner is not None or controller_of(pod) is not None else "nobody would make it again"
 
+    # ---- one plan after the other
+
+    def _planned(self, plan: Plan, sequence: int) -> None:
+        if plan.parent_sequence != self._last_plan_sequence:
+            self.breaks(
+                "one plan for one parent",
+                f"plan #{sequence} knows #{plan.parent_sequence}, not #{self._last_plan_sequence}",
+            )
+        self._last_plan_sequence = sequence
+        self._decided.update(each.action_id for each in plan.decisions if isinstance(each, BuyNode))
+
     # ---- a notice is answered
 
     def heard(self, recorded: Recorded) -> None:
         """A fact was stored."""
+        if isinstance(recorded.fact, ScalingPlanMade):
+            self._planned(recorded.fact.plan, recorded.sequence)
         if isinstance(recorded.fact, SpotNoticeReceived):
             machine = self._cloud.of_id(recorded.fact.provider_id)
             if machine is not None:

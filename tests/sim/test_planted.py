@@ -1,0 +1,17 @@
+"""The planted bugs can be planted: each names a place that is there."""
+
+from pathlib import Path
+
+import pytest
+from tests.sim.mutants import ROOT, plant
+from tests.sim.planted import PLANTED, Planted
+
+
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
+def test_a_planted_bug_has_its_place(bug: Planted, tmp_path: Path) -> None:
+    """Its text is in the code exactly once; a change that moved it has to plant it anew."""
+    copy = tmp_path / bug.path
+    copy.parent.mkdir(parents=True)
+    copy.write_text((ROOT / bug.path).read_text(encoding="utf-8"), encoding="utf-8")
+    plant(bug, tmp_path)
+    compile(copy.read_text(encoding="utf-8"), bug.path, "exec")
