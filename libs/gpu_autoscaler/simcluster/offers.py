@@ -162,7 +162,7 @@ def _offer(entry: InstanceType, zone: str, capacity_type: CapacityType) -> Offer
         gpu_model=entry.gpu_model,
         gpu_memory_bytes=None if entry.gpu_memory_gib is None else entry.gpu_memory_gib * GIBIBYTE,
         price_micro_usd_per_hour=_price_micro_usd(entry, zone, capacity_type),
-        boot_seconds=entry.boot_seconds,
+        boot_seconds=float(entry.boot_seconds),
     )
 
 
