@@ -18,10 +18,12 @@ from gpu_autoscaler.kube.connection import Connection, from_environment
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.config import KubeSettings, NatsSettings, Settings
+from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.runtime.process import Compose, Workplace
 from gpu_autoscaler.runtime.runner import instance_name
 from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.snapshots import Snapshots, keeping
 from gpu_autoscaler.store.sqlite import SqliteStore, path_of
 from gpu_autoscaler_services.gateway.auth import Authenticator
 
@@ -68,31 +70,31 @@ async def spot_watcher(place: Workplace) -> tuple[Service, Bus]:
 
 
 async def scaler(place: Workplace) -> tuple[Service, Bus]:
-    """State -> plan -> effect."""
-    from gpu_autoscaler.runtime.digests import core_digest, policy_digest
+    """State -> plan -> effect. It folds all that is decided by, so it is the one that keeps snapshots."""
     from gpu_autoscaler_services.scaler.drains import Drains
     from gpu_autoscaler_services.scaler.executor import Executor
-    from gpu_autoscaler_services.scaler.inventory import watch_instances
+    from gpu_autoscaler_services.scaler.inventory import InstanceWatch
     from gpu_autoscaler_services.scaler.purchases import Purchases
     from gpu_autoscaler_services.scaler.service import Digests, Scaler
 
     policy = _policy(place.settings)
     kube, _ = await _kube(place)
     provider, installation = await _provider(place)
+    store, bus = await _store(place), await _bus(place, Scaler)
+    snapshots = await _resumed(place, Scaler, store, bus)
+    await place.closing.enter_async_context(keeping(snapshots, place.settings.store.snapshot_seconds))
     executor = Executor(
-        Purchases(place.view, provider, installation, place.clock.now),
-        Drains(place.view, kube, place.clock),
-        await _store(place),
+        Purchases(place.view, provider, installation, place.clock.now), Drains(place.view, kube, place.clock), store
     )
     service = Scaler(
         place.view,
         policy,
         executor,
-        watch_instances(provider, installation, place.clock),
+        InstanceWatch(provider, installation, place.clock),
         digests=Digests(policy=policy_digest(policy), core=core_digest()),
         plans_refused=place.metrics.plans_refused,
     )
-    return service, await _bus(place, Scaler)
+    return service, bus
 
 
 async def scheduler(place: Workplace) -> tuple[Service, Bus]:
@@ -103,8 +105,9 @@ async def scheduler(place: Workplace) -> tuple[Service, Bus]:
     policy = _policy(place.settings)
     kube, _ = await _kube(place)
     binder = Binder(kube, place.settings.kube.namespace)
-    service = Scheduler(place.view, policy, await _store(place), binder, place.clock.now)
-    return service, await _bus(place, Scheduler)
+    store, bus = await _store(place), await _bus(place, Scheduler)
+    await _resumed(place, Scheduler, store, bus)
+    return Scheduler(place.view, policy, store, binder, place.clock.now), bus
 
 
 async def cost_tracker(place: Workplace) -> tuple[Service, Bus]:
@@ -127,8 +130,8 @@ async def gateway(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler_services.gateway.tail import Tail
 
     policy = _policy(place.settings)
-    bus = await _bus(place, Gateway)
-    ledger, store = Ledger(), await _store(place)
+    ledger, store, bus = Ledger(), await _store(place), await _bus(place, Gateway)
+    await _resumed(place, Gateway, store, bus)
     model = ReadModel(
         view=place.view,
         tail=Tail(bus, place.clock, observers={"COST": ledger.observe}),
@@ -249,6 +252,15 @@ async def _store(place: Workplace) -> SqliteStore:
     store = await SqliteStore.open(path_of(place.settings.store.url))
     place.closing.push_async_callback(store.close)
     return store
+
+
+async def _resumed(place: Workplace, service: type[Service], store: SqliteStore, bus: Bus) -> Snapshots:
+    """The view begins where the last snapshot ends, if one can be used; the runner reads on from there."""
+    snapshots = Snapshots(
+        service, place.view, store, bus, clock=place.clock, metrics=place.metrics, core_digest=core_digest()
+    )
+    await snapshots.resume()
+    return snapshots
 
 
 def _policy(settings: Settings) -> ScalingPolicy:

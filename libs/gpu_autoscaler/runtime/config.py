@@ -60,6 +60,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The store of record."""
 
     url: str = "sqlite:///gpu-autoscaler.db"  # three slashes: relative to the working folder; four: absolute
+    # Wall time between two snapshots of the state; a start reads what came since the last one. Source: our own.
+    snapshot_seconds: Annotated[float, Meta(ge=1, le=3600)] = 180.0
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

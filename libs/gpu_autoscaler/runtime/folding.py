@@ -52,6 +52,7 @@ class FoldingLoop:
 
     async def run(self) -> None:
         """Fold until it is time to stop. Raises TransientError when the stream cannot be opened."""
+        await self._remember_lately()
         projection = await self._plumbing.bus.projection(
             self._stream, subjects=self._subjects, after_sequence=self._view.last_sequence(self._stream)
         )
@@ -114,10 +115,25 @@ class FoldingLoop:
             sequence=message.sequence,
             error=str(error),
         )
-        age = self._plumbing.clock.wall_now() - message.stored_at
-        # What is older than the broker's memory of ids was set aside when it came; saying so again would be news.
-        if age < FRESH and not self._broken.full():
+        if self._is_fresh(message) and not self._broken.full():
             self._broken.put_nowait((message, error))
+
+    def _is_fresh(self, message: Message) -> bool:
+        """False for what is older than the broker's memory of ids: it was set aside when it came; again is news."""
+        return self._plumbing.clock.wall_now() - message.stored_at < FRESH
+
+    async def _remember_lately(self) -> None:
+        """Look again at what a snapshot says was set aside just before: its dead letter may not be stored yet."""
+        for stream, sequence in reversed(self._view.cut.set_aside):
+            if stream != self._stream:
+                continue
+            message = await self._plumbing.bus.message_at(stream, sequence)
+            if message is None or not self._is_fresh(message):
+                return  # nor is any that came before
+            try:
+                self._plumbing.read(message)
+            except InvalidFact as exc:
+                self._remember(message, exc)
 
     async def _store_broken(self) -> None:
         """Store dead letters one after the other, as long as it takes."""

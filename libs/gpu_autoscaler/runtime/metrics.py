@@ -13,12 +13,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import BuyReason, DrainReason, HoldReason, KeepReason, ReleaseReason
+from gpu_autoscaler.runtime.snapshot_codec import REFUSAL_REASONS
 
 PREFIX = "gpu_autoscaler"
 LABELS = frozenset({"service", "domain", "pool", "gpu_kind", "capacity_type", "direction", "reason", "outcome"})
 
 FACT_OUTCOMES = ("done", "again", "retried", "stale", "set_aside", "bug")
 TICK_OUTCOMES = ("done", "stale", "retried", "bug")
+SNAPSHOT_OUTCOMES = ("kept", "not_kept", "used")
 SET_ASIDE_REASONS = ("unknown_type", "invalid_fact", "permanent_error", "bug", "given_up")
 DIRECTIONS = ("up", "down")
 
@@ -70,8 +72,14 @@ class Metrics:
         self.consumer_lag = self._gauge("consumer_lag", "Messages that wait for this consumer.", "domain")
         self.ticks = self._counter("ticks", "Ticks, by how they went.", "outcome")
         self.dead_letters = self._counter("dead_letters", "Messages set aside.", "domain", "reason")
+        self.snapshots = self._counter("snapshots", "Snapshots of the state, by what became of them.", "outcome")
+        self.snapshots_refused = self._counter("snapshots_refused", "Snapshots that a start could not use.", "reason")
         for outcome in TICK_OUTCOMES:
             self.ticks.labels(outcome)
+        for outcome in SNAPSHOT_OUTCOMES:
+            self.snapshots.labels(outcome)
+        for reason in REFUSAL_REASONS:
+            self.snapshots_refused.labels(reason)
 
     def declare_domain(self, domain: str) -> None:
         """Start the counters of a domain at zero: a rate from the first event on."""

@@ -57,6 +57,7 @@ class CostTracker:
     publishes: ClassVar[tuple[type[Fact], ...]] = (CostAccrued, CostBudgetCrossed)
     urgent: ClassVar[tuple[type[Fact], ...]] = (ScalingNodeTerminated,)
     tick_seconds: ClassVar[float | None] = 5.0
+    starts_from_snapshot: ClassVar[bool] = False  # bills are remembered longer than the state remembers instances
 
     def __init__(self, view: StateView, store: Store, *, instances_without_price: Gauge) -> None:
         self._view = view

@@ -30,6 +30,7 @@ class DcgmIngest:
     folds: ClassVar[tuple[type[Fact], ...]] = (NodeObserved, NodeGone, NodeListed)
     publishes: ClassVar[tuple[type[Fact], ...]] = (GpuNodeSampled, GpuNodeSummarised)
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
+    starts_from_snapshot: ClassVar[bool] = False  # folds three types of facts, which are read soon
     tick_seconds: ClassVar[float | None] = 1.0  # the shortest interval that may be set; most ticks find nothing due
 
     def __init__(self, view: StateView, exporters: Exporters, *, dcgm_url: str, scrape_seconds: float = 10.0) -> None:

@@ -1,6 +1,6 @@
 """The scaler: folds everything, plans on each tick, has the plan checked, publishes it behind its fence."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from datetime import datetime
 from typing import ClassVar, Protocol
 
@@ -99,6 +99,7 @@ class Scaler:
         ScalingLaunchRefused,
     )
     tick_seconds: ClassVar[float | None] = 5.0
+    starts_from_snapshot: ClassVar[bool] = True
     handles_at_once: ClassVar[int] = 16  # a slow launch never keeps a drain from its deadline
 
     def __init__(
@@ -106,12 +107,12 @@ class Scaler:
         view: StateView,
         policy: ScalingPolicy,
         executor: Executor,
-        instances: AsyncIterator[InstancesListed],
+        instances: AsyncIterable[InstancesListed],
         *,
         digests: Digests,
         plans_refused: Alarm,
     ) -> None:
-        """`instances` is `scaler/inventory.py: watch_instances` of the same provider as the executor's."""
+        """`instances` is `scaler/inventory.py: InstanceWatch` of the same provider as the executor's."""
         self._view = view
         self._policy = policy
         self._executor = executor
@@ -169,7 +170,7 @@ class Scaler:
 
     def sources(self) -> Sequence[AsyncIterator[InstancesListed]]:
         """The cloud's list of our instances."""
-        return [self._instances]
+        return [aiter(self._instances)]
 
     async def on_item(self, item: InstancesListed) -> Outputs:
         """Return each instance whose state is further than what is known of it, then the list as a whole."""

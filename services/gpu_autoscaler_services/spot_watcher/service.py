@@ -46,6 +46,7 @@ class SpotWatcher:
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     # EC2 User Guide, "Spot Instance interruption notices" (read 2026-11-21) recommends every 5 seconds; so does S75.
     tick_seconds: ClassVar[float | None] = 5.0
+    starts_from_snapshot: ClassVar[bool] = False  # folds a few types of facts, which are read soon
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

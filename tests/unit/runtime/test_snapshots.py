@@ -1,0 +1,320 @@
+"""A process that starts again reads what came since the last snapshot; a doubtful snapshot is not used."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+import structlog
+from tests.support.runners import Place, Probe, running, until
+
+from gpu_autoscaler.bus.protocol import StreamSpan
+from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.job import JobCancelRequested
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark
+from gpu_autoscaler.runtime.snapshots import Snapshots, keeping, outdated, refused
+from gpu_autoscaler.sim.store import MemoryStore, Tables
+from gpu_autoscaler.store.protocol import SnapshotRow
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+class Folder(Probe):
+    """Folds jobs that are to be cancelled."""
+
+    name: ClassVar[str] = "folder"
+    folds: ClassVar[tuple[type[Fact], ...]] = (JobCancelRequested,)
+    starts_from_snapshot: ClassVar[bool] = True
+
+
+class FullStore(MemoryStore):
+    """A store that may have no room."""
+
+    is_full = False
+
+    async def _reached(self) -> None:
+        if self.is_full:
+            raise TransientError("the disk is full")
+
+
+class Desk:
+    """A broker and a store, and processes that come and go."""
+
+    def __init__(self) -> None:
+        self.place = Place()
+        self.tables = Tables()
+        self.metrics = Metrics("folder")
+
+    async def snapshots(self, service: Folder, *, core_digest: str = "core") -> Snapshots:
+        """As the wiring makes them, not resumed yet."""
+        return Snapshots(
+            Folder,
+            service.view,
+            FullStore(self.tables),
+            await self.place.bus(Folder),
+            clock=Clock(),
+            metrics=self.metrics,
+            core_digest=core_digest,
+        )
+
+    async def live(self, *said: str, core_digest: str = "core") -> tuple[ClusterState, int]:
+        """A process that starts, reads, hears these cancels, keeps a snapshot and ends: its state, and facts folded."""
+        service = Folder()
+        snapshots = await self.snapshots(service, core_digest=core_digest)
+        await snapshots.resume()
+        async with running(self.place, service) as runner:
+            await until(lambda: runner.readiness.is_ready)
+            for name in said:
+                await self.place.say(JobCancelRequested(job_id=JobId(name)))
+            last = await (await self.place.bus()).last_sequence("JOB")
+            await until(lambda: service.view.last_sequence("JOB") == last)
+        await snapshots.keep()
+        return service.view.state, int(runner.metrics.facts_folded.labels("job")._value.get())
+
+    def change(self, *, label: tuple[bytes, bytes] | None = None, body: bytes | None = None) -> None:
+        """Change the last snapshot on disk."""
+        number, (row, known) = list(self.tables.snapshots.items())[-1]
+        if label is not None:
+            assert label[0] in row.label
+            row = msgspec.structs.replace(row, label=row.label.replace(*label))
+        self.tables.snapshots[number] = (row, known if body is None else body)
+
+    def refusals(self, reason: str) -> float:
+        """How often a start refused a snapshot for this reason."""
+        return float(self.metrics.snapshots_refused.labels(reason)._value.get())
+
+
+async def test_a_start_reads_only_what_came_since() -> None:
+    """The state is that of all facts, most of which nobody read again."""
+    desk = Desk()
+    await desk.live(*"abcdefgh")
+
+    state, folded_count = await desk.live("i", "j")
+
+    assert sorted(state.jobs) == list("abcdefghij")
+    assert folded_count == 2
+
+
+async def test_without_a_snapshot_everything_is_read() -> None:
+    """The very first start; and one whose store was lost."""
+    desk = Desk()
+    await desk.live("a", "b")
+    desk.tables.snapshots.clear()
+
+    state, folded_count = await desk.live("c")
+
+    assert (sorted(state.jobs), folded_count) == (["a", "b", "c"], 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"body": b"not what was kept"}, "corrupt"),
+        ({"label": (b'"set_aside":[]', b'"set_aside":[["JOB",1]]')}, "corrupt"),
+        ({"label": (b'"format_version":1', b'"format_version":7')}, "other_format"),
+        ({"label": (b'"core_digest":"core"', b'"core_digest":"older"')}, "other_core"),
+        ({"label": (b"job.cancel_requested.v1", b"job.queued.v1")}, "other_facts"),
+    ],
+)
+async def test_what_cannot_be_trusted_is_told_and_not_used(change: dict[str, Any], reason: str) -> None:
+    """The whole stream is read instead, and the state is equal."""
+    desk = Desk()
+    await desk.live("a", "b")
+    desk.change(**change)
+
+    with structlog.testing.capture_logs() as lines:
+        state, folded_count = await desk.live("c")
+
+    assert (sorted(state.jobs), folded_count) == (["a", "b", "c"], 3)
+    assert [line["reason"] for line in lines if line["event"].startswith("snapshot not used")] == [reason]
+    assert desk.refusals(reason) == 1
+
+
+async def test_an_older_snapshot_is_better_than_none() -> None:
+    """Of the newest is one broken, the one before it still saves most of the reading."""
+    desk = Desk()
+    await desk.live("a", "b", "c")
+    await desk.live("d")
+    desk.change(body=b"torn")
+
+    state, folded_count = await desk.live("e")
+
+    assert (sorted(state.jobs), folded_count) == (["a", "b", "c", "d", "e"], 2)
+
+
+async def test_a_stream_that_was_made_anew_is_another_one() -> None:
+    """Also when it has come further than the snapshot by now: no job of the old one lives on."""
+    desk = Desk()
+    await desk.live("a", "b")
+    desk.place = Place()
+    for name in "vwxyz":
+        await desk.place.say(JobCancelRequested(job_id=JobId(name)))
+
+    state, _ = await desk.live()
+
+    assert sorted(state.jobs) == list("vwxyz")
+    assert desk.refusals("other_stream") == 1
+
+
+async def test_a_broker_that_lost_its_last_messages_is_found_out() -> None:
+    """It gave their numbers to others: the count agrees, the message is another one."""
+    desk = Desk()
+    await desk.live("a", "b")
+    stream = desk.place.broker.streams["JOB"]
+    lost = await (await desk.place.bus()).message_at("JOB", 2)
+    assert lost is not None
+    stream._drop(2)
+    stream.last_sequence = 1
+    desk.place.passed = timedelta(minutes=10)
+    await desk.place.say(JobCancelRequested(job_id=JobId("x")))
+
+    state, _ = await desk.live()
+
+    assert sorted(state.jobs) == ["a", "x"]
+    assert desk.refusals("other_stream") == 1
+
+
+SPAN = StreamSpan(created_at=NOON, first_sequence=5, last_sequence=20)
+MARK = StreamMark(stream="JOB", created_at=NOON, last_sequence=10)
+
+
+@pytest.mark.parametrize(
+    ("mark", "span", "reason"),
+    [
+        ({}, {}, None),
+        ({"last_sequence": 20}, {}, None),
+        ({"last_sequence": 21}, {}, "ahead"),
+        ({"last_sequence": 4}, {}, None),  # 5 is the next one
+        ({"last_sequence": 3}, {}, "gap"),
+        ({"last_sequence": 20}, {"first_sequence": 21}, None),  # all of it has aged out, and all of it is known
+        ({"last_sequence": 0}, {"first_sequence": 1, "last_sequence": 0}, None),
+        ({"created_at": NOON - timedelta(seconds=1)}, {}, "other_stream"),
+        ({"stream": "POD"}, {}, "corrupt"),
+    ],
+)
+def test_the_stream_must_go_on_where_the_snapshot_ends(
+    mark: dict[str, Any], span: dict[str, Any], reason: str | None
+) -> None:
+    """Neither before it, nor after a gap; and it must be the very stream."""
+    label = Label(
+        core_digest="core",
+        fact_types=(JobCancelRequested.type_name(),),
+        marks=(msgspec.structs.replace(MARK, **mark),),
+    )
+
+    refusal = refused(label, "core", (JobCancelRequested,), {"JOB": msgspec.structs.replace(SPAN, **span)})
+
+    assert (None if refusal is None else refusal.reason) == reason
+
+
+async def test_nothing_new_is_not_kept_again() -> None:
+    """Neither an empty state, nor the one that the process started with."""
+    desk = Desk()
+    await desk.live()
+    assert desk.tables.snapshots_count == 0
+    await desk.live("a")
+    await desk.live()
+    assert desk.tables.snapshots_count == 1
+
+
+async def test_a_full_store_costs_a_snapshot_and_no_more() -> None:
+    """It is told and counted; the next one is kept."""
+    desk, service = Desk(), Folder()
+    store = FullStore(desk.tables)
+    bus = await desk.place.bus(Folder)
+    snapshots = Snapshots(Folder, service.view, store, bus, clock=Clock(), metrics=desk.metrics, core_digest="core")
+    await snapshots.resume()
+    async with running(desk.place, service):
+        await desk.place.say(JobCancelRequested(job_id=JobId("a")))
+        await until(lambda: service.view.last_sequence("JOB") == 1)
+        store.is_full = True
+        await snapshots.keep()
+        assert desk.metrics.snapshots.labels("not_kept")._value.get() == 1
+        store.is_full = False
+        await snapshots.keep()
+        assert desk.metrics.snapshots.labels("kept")._value.get() == 1
+
+
+async def test_snapshots_are_kept_while_a_process_runs_and_when_it_ends() -> None:
+    """Every so many seconds what is new, and the last word at a clean end."""
+    desk, service = Desk(), Folder()
+    snapshots = await desk.snapshots(service)
+    await snapshots.resume()
+    async with keeping(snapshots, 0.05), running(desk.place, service):
+        await desk.place.say(JobCancelRequested(job_id=JobId("a")))
+        await until(lambda: desk.tables.snapshots_count == 1)
+        await asyncio.sleep(0.2)
+        assert desk.tables.snapshots_count == 1
+    async with keeping(snapshots, 3600), running(desk.place, service):
+        await desk.place.say(JobCancelRequested(job_id=JobId("b")))
+        await until(lambda: service.view.last_sequence("JOB") == 2)
+    assert desk.tables.snapshots_count == 2
+
+
+async def test_a_message_set_aside_just_before_still_gets_its_letter() -> None:
+    """The process that came upon it died before the dead letter was stored; its snapshot is past the message."""
+    desk = Desk()
+    await desk.place.send(JobCancelRequested.subject_root(), b"no json", "broken")
+    service = Folder()
+    snapshots = await desk.snapshots(service)
+    await snapshots.resume()
+    service.view.advance(msgspec.structs.replace(EMPTY_STATE, last_plan_sequence=1), {"JOB": 1}, [("JOB", 1)])
+    await snapshots.keep()
+    assert await desk.place.dead_letters() == []
+
+    await desk.live()
+
+    await until(_has_letters(desk))
+    assert service.view.cut.set_aside == (("JOB", 1),)
+
+
+def _has_letters(desk: Desk) -> Any:  # noqa: ANN401 - an async condition
+    async def look() -> bool:
+        return len(await desk.place.dead_letters()) == 1
+
+    return look
+
+
+def test_a_service_that_sees_every_fact_cannot_start_from_a_snapshot() -> None:
+    """Its memory would lack what the snapshot was folded from."""
+
+    class Rememberer(Folder):
+        def on_folded(self, recorded: object) -> None: ...
+
+    class Beginner(Probe):
+        folds: ClassVar[tuple[type[Fact], ...]] = (JobCancelRequested,)
+
+    for service in (Rememberer, Beginner):
+        with pytest.raises(AssertionError):
+            Snapshots(service, None, None, None, clock=None, metrics=None, core_digest="")  # type: ignore[arg-type]
+
+
+def _kept(*minutes_ago: int) -> list[SnapshotRow]:
+    rows = [SnapshotRow(number=-each, kept_at=NOON - timedelta(minutes=each), label=b"") for each in minutes_ago]
+    return sorted(rows, key=lambda row: row.number, reverse=True)
+
+
+def test_old_snapshots_thin_out() -> None:
+    """All of the last hour, the first of each hour of a week, none that is older."""
+    rows = _kept(0, 3, 59, 61, 90, 119, 121, 10_000, 10_081)
+
+    assert [-number for number in outdated(rows, NOON)] == [61, 90, 10_081]
+
+
+def test_a_week_of_snapshots_has_its_limit() -> None:
+    """Thinned out whenever one is kept, a week at one every three minutes leaves fewer than two hundred."""
+    rows: list[SnapshotRow] = []
+    for number in range(8 * 24 * 20):
+        now = NOON + timedelta(minutes=3 * number)
+        rows.insert(0, SnapshotRow(number=number, kept_at=now, label=b""))
+        gone = set(outdated(rows, now))
+        rows = [row for row in rows if row.number not in gone]
+
+    assert 180 <= len(rows) <= 195
+    assert {row.kept_at.minute for row in rows[22:]} == {0}
