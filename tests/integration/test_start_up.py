@@ -109,10 +109,15 @@ async def test_what_the_gateway_needs_here_is_named(nats_store: Path, taken_port
 
 async def test_the_launcher_says_at_once_that_its_port_is_taken(taken_port: int, tmp_path: Path) -> None:
     """Nothing was started, so nothing is left behind."""
-    for command in ("up", "demo"):
-        said = await program(*COMMAND, command, "--gateway-port", str(taken_port), "--folder", str(tmp_path / command))
+    taken, free = str(taken_port), "0"
+    for command, option, others in (
+        ("up", "--gateway-port", ("--nats-port", free)),
+        ("up", "--nats-port", ("--gateway-port", free)),
+        ("demo", "--gateway-port", ()),
+    ):
+        said = await program(*COMMAND, command, option, taken, *others, "--folder", str(tmp_path / command))
         assert (said.code, said.out) == (Exit.USAGE, "")
-        assert f"port {taken_port} of 127.0.0.1: Address already in use; name another with --gateway-port" in said.err
+        assert f"port {taken_port} of 127.0.0.1: Address already in use; name another with {option}" in said.err
         assert not (tmp_path / command / "logs").exists()
 
 
@@ -121,7 +126,8 @@ async def test_a_service_that_refuses_to_start_is_quoted_by_the_launcher(tmp_pat
     path = tmp_path / "policy.toml"
     path.write_text("max_gpu_per_job = 3\n", encoding="utf-8")
 
-    said = await program(*COMMAND, "up", "--gateway-port", "0", "--folder", str(tmp_path / "up"), "--policy", str(path))
+    free = ("--gateway-port", "0", "--nats-port", "0")
+    said = await program(*COMMAND, "up", *free, "--folder", str(tmp_path / "up"), "--policy", str(path))
 
     assert said.code == Exit.USAGE
     assert said.err.count("did you mean 'max_gpus_per_job'") == 1

@@ -17,27 +17,30 @@ def up(
     offers: Annotated[Path | None, Parameter(help="JSON file of what the simulated cloud sells.")] = None,
     clock_factor: Annotated[float, Parameter(help="How much faster cluster time passes, 1 to 20.")] = 1.0,
     gateway_port: Annotated[int, Parameter(help="Port of dashboard and API; 0 takes a free one.")] = 8000,
+    nats_port: Annotated[int, Parameter(help="Port of the NATS server; 0 takes a free one.")] = 4222,
     folder: Annotated[Path, Parameter(help="Where streams, store and logs are kept.")] = Path("out/up"),
 ) -> int:
     """Start a NATS server, a simulated cluster and every service as a process; end them with Ctrl-C."""
-    return asyncio.run(_up(policy, offers, clock_factor, gateway_port, folder))
-
-
-async def _up(policy: Path | None, offers: Path | None, clock_factor: float, gateway_port: int, folder: Path) -> int:
     from gpu_autoscaler.runtime.clock import Clock  # noqa: PLC0415 - imported when it runs
     from gpu_autoscaler_services.local.system import LocalSystem  # noqa: PLC0415 - imports the whole system
 
-    system = LocalSystem(folder, clock=Clock(clock_factor), policy=policy, gateway_port=gateway_port, offers=offers)
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    await system.start(words)
-    try:
-        words(f"dashboard and API: {system.gateway_url}")
-        words(f"NATS: {system.nats_url}; try: gpu-autoscaler events --follow --gateway {system.gateway_url}")
-        words(f"the simulated cluster: {system.simcluster_url}; logs: {folder / 'logs'}; Ctrl-C ends all of it")
-        await ended.wait()
-    finally:
-        words("ending every process")
-        await system.stop()
+    system = LocalSystem(
+        folder, clock=Clock(clock_factor), policy=policy, gateway_port=gateway_port, nats_port=nats_port, offers=offers
+    )
+
+    async def run() -> None:
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        await system.start(words)
+        try:
+            words(f"dashboard and API: {system.gateway_url}")
+            words(f"NATS: {system.nats_url}; try: gpu-autoscaler events --follow --gateway {system.gateway_url}")
+            words(f"the simulated cluster: {system.simcluster_url}; logs: {folder / 'logs'}; Ctrl-C ends all of it")
+            await ended.wait()
+        finally:
+            words("ending every process")
+            await system.stop()
+
+    asyncio.run(run())
     return Exit.OK

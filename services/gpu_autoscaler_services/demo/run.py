@@ -52,7 +52,7 @@ async def run_demo(options: DemoOptions, say: Callable[[str], None], *, on_repor
     system = LocalSystem(options.folder, clock=clock, policy=DEMO_POLICY, gateway_port=options.gateway_port)
     began = clock.monotonic_seconds()
     await system.start(say)
-    say(f"dashboard: {system.gateway_url}")
+    say(f"dashboard: {system.gateway_url}; NATS: {system.nats_url}")
     try:
         bus = await connect(system.nats_url)
         narrator = Narrator()

@@ -44,11 +44,19 @@ class LocalSystem:
     """A NATS server, a simulated cluster and all services, below one folder."""
 
     def __init__(
-        self, folder: Path, *, clock: Clock, policy: Path | None, gateway_port: int, offers: Path | None = None
+        self,
+        folder: Path,
+        *,
+        clock: Clock,
+        policy: Path | None,
+        gateway_port: int,
+        nats_port: int = 0,
+        offers: Path | None = None,
     ) -> None:
+        """Ports that are 0 are free ones."""
         self.folder = folder
         self.clock = clock
-        self.nats = NatsServer(folder / "nats")
+        self.nats = NatsServer(folder / "nats", port=nats_port)
         self._guard = Guard()
         self.simcluster_url = f"http://127.0.0.1:{free_port()}"
         self.gateway_url = f"http://127.0.0.1:{gateway_port or free_port()}"
@@ -66,7 +74,9 @@ class LocalSystem:
 
         Raises ConfigError naming what is to be changed, TransientError with the log of what did not get ready.
         """
-        self._check_gateway_port()
+        # The ports that people choose: say at once when one is taken, not when everything else runs.
+        _check_port("gateway", int(self.gateway_url.rsplit(":", 1)[1]))
+        _check_port("nats", self.nats.port)
         for folder in (self.folder / "nats", self.folder / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -81,18 +91,6 @@ class LocalSystem:
         except BaseException:
             await self.stop()
             raise
-
-    def _check_gateway_port(self) -> None:
-        """The one port that people choose: say at once when it is taken, not when everything else runs."""
-        port = int(self.gateway_url.rsplit(":", 1)[1])
-        with socket.socket() as probe:
-            # As the gateway does: connections of the one before may linger.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as exc:
-                told = f"port {port} of 127.0.0.1: {exc.strerror}; name another with --gateway-port, 0 takes a free one"
-                raise ConfigError("gateway", [told]) from exc
 
     async def _start_child(self, child: Child) -> None:
         self.children[child.name] = child
@@ -152,3 +150,14 @@ class LocalSystem:
             policy=PolicySettings(path=None if self._policy is None else str(self._policy)),
             instance=name,
         )
+
+
+def _check_port(name: str, port: int) -> None:
+    with socket.socket() as probe:
+        # As servers do: connections of the one before may linger.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as exc:
+            told = f"port {port} of 127.0.0.1: {exc.strerror}; name another with --{name}-port, 0 takes a free one"
+            raise ConfigError(name, [told]) from exc
