@@ -80,7 +80,7 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     policy = _policy(place.settings)
     kube, _ = await _kube(place)
     provider, installation = await _provider(place)
-    store, bus = await _store(place), await _bus(place, Scaler)
+    bus, store = await _bus(place, Scaler), await _store(place)
     snapshots = await _resumed(place, Scaler, store, bus)
     await place.closing.enter_async_context(keeping(snapshots, place.settings.store.snapshot_seconds))
     executor = Executor(
@@ -105,7 +105,7 @@ async def scheduler(place: Workplace) -> tuple[Service, Bus]:
     policy = _policy(place.settings)
     kube, _ = await _kube(place)
     binder = Binder(kube, place.settings.kube.namespace)
-    store, bus = await _store(place), await _bus(place, Scheduler)
+    bus, store = await _bus(place, Scheduler), await _store(place)
     await _resumed(place, Scheduler, store, bus)
     return Scheduler(place.view, policy, store, binder, place.clock.now), bus
 
@@ -130,7 +130,7 @@ async def gateway(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler_services.gateway.tail import Tail
 
     policy = _policy(place.settings)
-    ledger, store, bus = Ledger(), await _store(place), await _bus(place, Gateway)
+    ledger, bus, store = Ledger(), await _bus(place, Gateway), await _store(place)
     await _resumed(place, Gateway, store, bus)
     model = ReadModel(
         view=place.view,
