@@ -19,7 +19,7 @@ from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
-from gpu_autoscaler_services.scaler.inventory import watch_instances
+from gpu_autoscaler_services.scaler.inventory import InstanceWatch
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
 from gpu_autoscaler_services.scheduler.attempts import losses
@@ -76,7 +76,7 @@ def scaler(seat: Seat) -> Service:
         seat.view,
         seat.policy,
         Executor(purchases, Drains(seat.view, seat.kube, seat.clock), seat.store),
-        watch_instances(seat.provider, installation, seat.clock),
+        InstanceWatch(seat.provider, installation, seat.clock),
         digests=Digests(policy=policy_digest(seat.policy), core=_core_digest),
         plans_refused=_Alarm(seat.on_refused_plan),
     )

@@ -27,7 +27,7 @@ from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
-from gpu_autoscaler_services.scaler.inventory import watch_instances
+from gpu_autoscaler_services.scaler.inventory import InstanceWatch
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
 from gpu_autoscaler_services.scheduler.binder import Binder
@@ -153,7 +153,7 @@ class Line:
                     view,
                     self.policy,
                     Executor(purchases, Drains(view, here.kube, clock), self.store),
-                    watch_instances(here.provider, installation, clock),
+                    InstanceWatch(here.provider, installation, clock),
                     digests=Digests(policy="test", core="test"),
                     plans_refused=Metrics("scaler").plans_refused,
                 )

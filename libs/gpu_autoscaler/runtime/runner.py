@@ -103,8 +103,8 @@ class Runner:
         if isinstance(service, WatchDoor):
             turn = asyncio.Semaphore(1)
             loops += [
-                (f"source {number}", WatchLoop(plumbing, service, source, str(number), turn).run)
-                for number, source in enumerate(service.sources())
+                (f"source {number}", WatchLoop(plumbing, service, number, turn).run)
+                for number in range(len(service.sources()))
             ]
         return loops
 

@@ -20,24 +20,23 @@ ITEM_LENGTH_MAX = 500  # of an item in a log line
 
 
 class WatchLoop:
-    """One source of a service."""
+    """One source of a service, by its place among them. Every run opens it anew: one that failed gives nothing more."""
 
-    def __init__(
-        self, plumbing: Plumbing, door: WatchDoor, source: AsyncIterator[Any], name: str, turns: asyncio.Semaphore
-    ) -> None:
+    def __init__(self, plumbing: Plumbing, door: WatchDoor, number: int, turns: asyncio.Semaphore) -> None:
         self._plumbing = plumbing
         self._door = door
-        self._source = source
-        self._name = name
+        self._number = number
+        self._name = str(number)
         self._turns = turns
 
     async def run(self) -> None:
         """Take items until it is time to stop. A source that ends or fails is our bug."""
+        source: AsyncIterator[Any] = self._door.sources()[self._number]
         stopping = asyncio.create_task(self._plumbing.stop.wait())
         pulling: asyncio.Future[Any] | None = None
         try:
             while not self._plumbing.stop.is_set():
-                pulling = asyncio.ensure_future(anext(self._source))
+                pulling = asyncio.ensure_future(anext(source))
                 await asyncio.wait((pulling, stopping), return_when=asyncio.FIRST_COMPLETED)
                 if not pulling.done():
                     return
@@ -51,7 +50,7 @@ class WatchLoop:
             if pulling is not None and not pulling.done():  # a source that is being pulled cannot be closed
                 pulling.cancel()
                 await asyncio.gather(pulling, return_exceptions=True)
-            close = getattr(self._source, "aclose", None)
+            close = getattr(source, "aclose", None)
             if close is not None:
                 await close()
 

@@ -24,16 +24,22 @@ class InstancesListed(msgspec.Struct, frozen=True, kw_only=True):
     listed_at: Instant
 
 
-async def watch_instances(
-    provider: CapacityProvider, installation: str, clock: Clock
-) -> AsyncIterator[InstancesListed]:
-    """Yield a whole list every LIST_SECONDS. A list that fails is skipped: it proves nothing, least of all absence."""
-    while True:
-        listed_at = clock.now()  # before the call: what is launched meanwhile may be missing
-        try:
-            instances = await provider.instances(installation)
-        except AutoscalerError as exc:
-            log.warning("instances not listed, what depends on the list holds still", error=str(exc))
-        else:
-            yield InstancesListed(instances=tuple(instances), listed_at=listed_at)
-        await asyncio.sleep(max(clock.wall_seconds(LIST_SECONDS), LIST_WALL_SECONDS_MIN))
+class InstanceWatch:
+    """Our instances, listed again and again; may be iterated anew after a failure."""
+
+    def __init__(self, provider: CapacityProvider, installation: str, clock: Clock) -> None:
+        self._provider = provider
+        self._installation = installation
+        self._clock = clock
+
+    async def __aiter__(self) -> AsyncIterator[InstancesListed]:
+        """Yield a whole list every LIST_SECONDS. One that fails is skipped: it proves nothing, least of all absence."""
+        while True:
+            listed_at = self._clock.now()  # before the call: what is launched meanwhile may be missing
+            try:
+                instances = await self._provider.instances(self._installation)
+            except AutoscalerError as exc:
+                log.warning("instances not listed, what depends on the list holds still", error=str(exc))
+            else:
+                yield InstancesListed(instances=tuple(instances), listed_at=listed_at)
+            await asyncio.sleep(max(self._clock.wall_seconds(LIST_SECONDS), LIST_WALL_SECONDS_MIN))

@@ -334,6 +334,18 @@ async def test_a_source_that_ends_is_told() -> None:
         assert not runner.readiness.is_ready
 
 
+async def test_a_source_that_failed_is_opened_again() -> None:
+    """A bug in the door, or a source that ended, blinds the watch for a moment and not for good."""
+    place, service = Place(), Watcher(KeyError("what the author forgot"), 2, StopAsyncIteration, 3)
+    with structlog.testing.capture_logs() as lines:
+        async with running(place, service) as runner:
+            await until(lambda: service.pulled == 3)
+            await until(lambda: runner.readiness.is_ready)
+    facts = [said.fact for said in await place.stored(JobPlaced)]
+    assert [fact.attempt for fact in facts if isinstance(fact, JobPlaced)] == [2, 3]
+    assert [line["log_level"] for line in lines if "loop failed" in line["event"]] == ["error", "error"]
+
+
 def test_state_and_cut_move_together_and_only_forward() -> None:
     """A stream that says nothing keeps its place; what was set aside stays named, within the limit."""
     view = StateView()
