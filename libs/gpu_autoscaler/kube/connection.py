@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.model.errors import ConfigError, TransientError
 
-Authorize = Callable[[], Awaitable[str | None]]
+Authorize = Callable[[], Awaitable[str | None]]  # raises TransientError where the token cannot be renewed now
 
 
 async def no_token() -> str | None:
@@ -47,7 +47,10 @@ async def from_environment(kubeconfig: str | None = None, context: str | None = 
         ) from exc
 
     async def authorize() -> str | None:
-        token: str | None = await settings.get_api_key_with_prefix("BearerToken")
+        try:
+            token: str | None = await settings.get_api_key_with_prefix("BearerToken")
+        except (config.ConfigException, OSError) as exc:
+            raise TransientError(f"the token for {settings.host} cannot be renewed: {exc}") from exc
         return token
 
     return Connection(base_url=settings.host.rstrip("/"), authorize=authorize, tls=_tls(settings))
