@@ -12,7 +12,7 @@ from tests.support.told import Story, record
 
 from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
-from gpu_autoscaler.bus.protocol import Ack, Publication
+from gpu_autoscaler.bus.protocol import Ack, Projection, Publication
 from gpu_autoscaler.bus.streams import Declared, streams
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
@@ -39,6 +39,7 @@ class LossyBus(MemoryBus):
     """A bus whose broker can be away: what is published then is refused for now, as by a real one."""
 
     is_away = False
+    unreadable: frozenset[str] = frozenset()  # streams that cannot be read now
 
     async def publish_many(self, publications: Sequence[Publication]) -> Sequence[Ack]:
         """As the bus does, unless the broker is away."""
@@ -49,6 +50,12 @@ class LossyBus(MemoryBus):
         """As the bus does, unless the broker is away."""
         self._answer()
         return await super().publish(subject, payload, **more)
+
+    async def projection(self, stream: str, *, subjects: Sequence[str] = (), after_sequence: int = 0) -> Projection:
+        """As the bus does, unless the stream cannot be read."""
+        if stream in self.unreadable:
+            raise TransientError(f"stream {stream} cannot be read now")
+        return await super().projection(stream, subjects=subjects, after_sequence=after_sequence)
 
     def _answer(self) -> None:
         if self.is_away:
@@ -86,10 +93,12 @@ async def front(
     authenticators: Sequence[Authenticator] = (),
     readiness: Readiness | None = None,
     ring_count_max: int = 500,
+    unreadable: frozenset[str] = frozenset(),
 ) -> AsyncIterator[Front]:
     """Serve a gateway on a free port until the context ends."""
     declared = Declared(streams=streams())
     bus = LossyBus(MemoryBroker(), declared, now=lambda: datetime.now(UTC))
+    bus.unreadable = unreadable
     await bus.ensure()
     store = await SqliteStore.open(folder / "store.db")
     clock, ledger = Clock(), Ledger()

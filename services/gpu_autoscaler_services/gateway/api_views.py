@@ -11,6 +11,7 @@ from aiohttp import web
 from gpu_autoscaler.core import explain
 from gpu_autoscaler.events import envelope as envelopes
 from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobListed
 from gpu_autoscaler.events.node import NodeInstanceListed, NodeListed, NodeWatched
@@ -27,6 +28,7 @@ from gpu_autoscaler_services.gateway.tail import RING_COUNT_MAX, Entry
 
 LIMIT_DEFAULT = 50
 HOUR_SECONDS = 3600
+ADDING_RETRY_SECONDS = 2.0  # a month of charges is read in seconds to a minute
 PLANS = SubjectFilter([ScalingPlanMade.subject_root()])
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=RING_COUNT_MAX, description="How many at most, newest first.")]
@@ -159,8 +161,11 @@ async def facts_handler(request: web.Request) -> web.Response:
 
 async def cost_handler(request: web.Request) -> web.Response:
     """Money by time and by project."""
-    query = read_query(request, CostQuery)
-    return answer(request, request.app[READ_MODEL].ledger.cost(query.span_seconds))
+    query, model = read_query(request, CostQuery), request.app[READ_MODEL]
+    if not model.tail.has_read(CostAccrued.stream()):
+        detail = "charges are still being added up; a part of them would be a wrong sum"
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=ADDING_RETRY_SECONDS)
+    return answer(request, model.ledger.cost(query.span_seconds))
 
 
 async def why_handler(request: web.Request) -> web.Response:
@@ -250,7 +255,7 @@ ROUTES = (
         summary="Money by time and by project",
         tag="money",
         answers={HTTPStatus.OK: wire.Cost},
-        problems=_UNREADABLE,
+        problems=(*_UNREADABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         query=CostQuery,
     ),
     Route(

@@ -92,6 +92,7 @@ class Tail:
         self._ring_count_max = ring_count_max
         self._rings: dict[str, deque[Entry]] = {stream: deque(maxlen=ring_count_max) for stream in streams}
         self._positions = dict.fromkeys(streams, 0)
+        self._read: set[str] = set()  # streams that were read up to where they stood when this began
         self._listeners: set[Listener] = set()
 
     async def run(self) -> None:
@@ -103,6 +104,10 @@ class Tail:
     def position(self, stream: str) -> int:
         """Last sequence of the stream that was read here; 0: none yet."""
         return self._positions[stream]
+
+    def has_read(self, stream: str) -> bool:
+        """True once the stream was read up to where it stood at the start: before that, what is missing is unknown."""
+        return stream in self._read
 
     def recent(self, subjects: SubjectFilter, count_max: int) -> list[Entry]:
         """The newest entries that match, newest first."""
@@ -148,8 +153,12 @@ class Tail:
                 after = self._positions[stream] or start
                 projection = await self._bus.projection(stream, after_sequence=after)
                 try:
+                    if await projection.lag_count() == 0:
+                        self._read.add(stream)
                     async for batch in projection:
                         self._take(batch)
+                        if self._positions[stream] >= last:
+                            self._read.add(stream)
                 finally:
                     await projection.close()
             except TransientError as error:

@@ -1,5 +1,6 @@
 """What the gateway shows: nodes, plans, facts, money, status, stories, the page and its documents."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gpu_autoscaler.model.ids import PlanId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import NodesLimit
 from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler_services.gateway import tail
 from gpu_autoscaler_services.gateway.auth import Caller, SharedTokens
 from gpu_autoscaler_services.gateway.openapi import document
 
@@ -138,6 +140,20 @@ async def test_money_adds_up_to_the_micro_dollar(gate: Front) -> None:
     _, cost = await _get(gate, "/api/v1/cost")
     assert cost["projects"][0] == {"project_id": "research", "allocated_micro_usd": 6_666_672}
     assert (await _get(gate, "/api/v1/cost?span_seconds=61"))[0] == 422
+
+
+async def test_a_part_of_the_money_is_no_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 until all charges are read; no charges at all are a sum."""
+    monkeypatch.setattr(tail, "RECONNECT_SECONDS", 0.01)
+    async with front(tmp_path, unreadable=frozenset({"COST"})) as gate:
+        assert (await _get(gate, "/api/v1/cost"))[0] == 503
+        assert (await _get(gate, "/api/v1/status"))[0] == 200
+
+        gate.bus.unreadable = frozenset()
+
+        async with asyncio.timeout(5.0):
+            while (await _get(gate, "/api/v1/cost"))[0] == 503:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_story_goes_back_to_its_first_cause(gate: Front) -> None:

@@ -59,7 +59,17 @@ async function refresh() {
   timer = setTimeout(refresh, isStale ? REFRESH_MILLISECONDS : REFRESH_MILLISECONDS_MAX);
 }
 
+/** Null while the gateway still adds up: the rest of the page need not wait for that. */
 async function readCost() {
+  try {
+    return await readSpans();
+  } catch (error) {
+    if (error instanceof Refused) throw error;
+    return null;
+  }
+}
+
+async function readSpans() {
   const hourly = (await read("api/v1/cost")).value;
   return hourly.spans.length > 3 ? hourly : (await read("api/v1/cost?span_seconds=300")).value;
 }
@@ -76,9 +86,13 @@ function draw() {
   place("jobs-note").textContent = jobs.length >= JOBS_SHOWN ? `the newest ${JOBS_SHOWN}` : "";
   place("plans-note").textContent = plans.items.length ? "newest first, with what was held back" : "";
   place("money").replaceChildren(...panels.money(cost, place("money").clientWidth || 720));
+  place("money-note").textContent = cost ? moneyNote(cost) : "";
+}
+
+function moneyNote(cost) {
   const total = cost.allocated_micro_usd + cost.idle_micro_usd;
   const width = cost.span_seconds === 3600 ? "by the hour" : `by ${cost.span_seconds / 60} minutes`;
-  place("money-note").textContent = total ? `${usd(total)} in all, ${width}` : "";
+  return total ? `${usd(total)} in all, ${width}` : "";
 }
 
 const called = new Map(); // names stay known after a job or node has gone

@@ -175,6 +175,7 @@ function decisionLine(word, tone, sentence, subject) {
 
 /** Bars of allocated and idle money; `width` is the room in pixels, so that labels keep their size. */
 export function money(cost, width) {
+  if (!cost) return [h("p", { class: "empty" }, "Still being added up.")];
   const spans = cost.spans.slice(-24);
   if (!spans.length) return [h("p", { class: "empty" }, "Nothing was charged yet.")];
   const height = 190, left = 52, bottom = 20, top = 8;
