@@ -24,6 +24,7 @@ class SpotNoticeReceived(Fact, frozen=True, kw_only=True):
     reclaim_at: Instant | None  # None: the notice carried no deadline
     node_name: str | None = None
     received_at: Instant
+    withdrawn_at: Instant | None = None  # when the cloud had taken this very notice back before; None: never
 
     @property
     def notice_id(self) -> str:
@@ -31,9 +32,13 @@ class SpotNoticeReceived(Fact, frozen=True, kw_only=True):
         return notice_id(self.provider_id, self.kind, self.provider_event)
 
     def condition(self) -> str | None:
-        """The notice with its deadline: the same one read again is one fact, an earlier deadline is another."""
+        """The notice with its deadline: the same one read again is one fact, an earlier deadline is another.
+
+        So is a notice that comes back: under its first name the broker would take it for a repeat, and drop it.
+        """
         deadline = "" if self.reclaim_at is None else self.reclaim_at.isoformat()
-        return f"{self.notice_id}/{deadline}"
+        back = "" if self.withdrawn_at is None else f"/back/{self.withdrawn_at.isoformat()}"
+        return f"{self.notice_id}/{deadline}{back}"
 
     def entity(self) -> str | None:
         """The instance."""
@@ -47,6 +52,7 @@ class SpotNoticeWithdrawn(Fact, frozen=True, kw_only=True):
     kind: NoticeKind
     provider_event: str
     withdrawn_at: Instant
+    received_at: Instant | None = None  # of the word that is taken back; None: not said
 
     @property
     def notice_id(self) -> str:
@@ -54,8 +60,9 @@ class SpotNoticeWithdrawn(Fact, frozen=True, kw_only=True):
         return notice_id(self.provider_id, self.kind, self.provider_event)
 
     def condition(self) -> str | None:
-        """A notice is withdrawn once."""
-        return f"{self.notice_id}/withdrawn"
+        """A word of the cloud is taken back once."""
+        word = "" if self.received_at is None else f"/{self.received_at.isoformat()}"
+        return f"{self.notice_id}/withdrawn{word}"
 
     def entity(self) -> str | None:
         """The instance."""

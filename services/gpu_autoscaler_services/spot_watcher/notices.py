@@ -14,26 +14,30 @@ def notice_facts(
     provider_id: ProviderId,
     node_name: str | None,
     shown: ReclaimNotice | None,
-    standing: Iterable[NoticeRecord],
+    known: Iterable[NoticeRecord],
     now: datetime,
 ) -> list[Fact]:
     """Return what is new: a notice not yet known, and those known that the metadata no longer shows.
 
-    `standing` are the notices known of this instance. Only those that metadata gave can be taken back by it: a notice
-    from elsewhere carries an event id that metadata never shows, and one whose deadline has passed is history.
+    `known` are the notices known of this instance, withdrawn ones too. Only those that metadata gave can be taken back
+    by it: a notice from elsewhere carries an event id that metadata never shows, and one whose deadline has passed is
+    history.
     """
     facts: list[Fact] = []
-    is_known = False
-    for record in standing:
+    is_known, withdrawn_at = False, None
+    for record in known:
         notice = record.notice
-        if record.withdrawn is not None or notice.reclaim_at is None:
-            continue
         if shown is not None and (notice.kind, notice.provider_event) == (shown.kind, shown.provider_event):
-            is_known = notice.reclaim_at == shown.reclaim_at
-        elif notice.provider_event == notice.reclaim_at.isoformat() and now < notice.reclaim_at:
+            is_known = record.is_standing and notice.reclaim_at == shown.reclaim_at
+            withdrawn_at = None if record.withdrawn is None else record.withdrawn.withdrawn_at
+        elif record.is_standing and _can_be_withdrawn(notice, now):
             facts.append(
                 SpotNoticeWithdrawn(
-                    provider_id=provider_id, kind=notice.kind, provider_event=notice.provider_event, withdrawn_at=now
+                    provider_id=provider_id,
+                    kind=notice.kind,
+                    provider_event=notice.provider_event,
+                    withdrawn_at=now,
+                    received_at=record.last_received_at,
                 )
             )
     if shown is not None and not is_known:
@@ -45,9 +49,15 @@ def notice_facts(
                 reclaim_at=shown.reclaim_at,
                 node_name=node_name,
                 received_at=now,
+                withdrawn_at=withdrawn_at,
             )
         )
     return facts
+
+
+def _can_be_withdrawn(notice: SpotNoticeReceived, now: datetime) -> bool:
+    deadline = notice.reclaim_at
+    return deadline is not None and notice.provider_event == deadline.isoformat() and now < deadline
 
 
 def rebalance_fact(provider_id: ProviderId, node_name: str | None, noticed_at: datetime) -> SpotRebalanceRecommended:

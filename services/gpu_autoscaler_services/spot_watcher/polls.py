@@ -52,7 +52,7 @@ class _Poller:
         try:
             async with asyncio.timeout(self._poll_seconds_max):
                 shown = await metadata.reclaim_notice()
-                facts += notice_facts(asked.provider_id, asked.node_name, shown, self._standing(asked), now)
+                facts += notice_facts(asked.provider_id, asked.node_name, shown, self._known(asked), now)
                 hint_at = await metadata.rebalance_recommended_at() if with_hint else None
         except (TransientError, TimeoutError) as exc:
             self._missed(asked, exc)
@@ -65,7 +65,7 @@ class _Poller:
             facts.append(rebalance_fact(asked.provider_id, asked.node_name, hint_at))
         return facts
 
-    def _standing(self, asked: _Asked) -> list[NoticeRecord]:
+    def _known(self, asked: _Asked) -> list[NoticeRecord]:
         notices = self._view.state.notices.values()
         return [record for record in notices if record.notice.provider_id == asked.provider_id]
 

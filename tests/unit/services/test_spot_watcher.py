@@ -130,6 +130,20 @@ async def test_a_restart_neither_repeats_nor_forgets() -> None:
     assert await rig.tick() == []
 
 
+async def test_a_notice_that_comes_back_is_told_under_a_name_of_its_own() -> None:
+    """One wrong "none" must not hide the notice behind the broker's memory of its id; nor its end the next end."""
+    rig = Rig(node("n1"))
+    names: list[str | None] = []
+    for shown in (reclaim(), None, reclaim(), None, reclaim()):
+        rig.of("n1").notice = shown
+        (told,) = await rig.tick()
+        assert isinstance(told, SpotNoticeReceived) == (shown is not None)
+        names.append(told.condition())
+        assert await rig.tick() == []
+    assert len(set(names)) == 5
+    assert [record.is_standing for record in rig.view.state.notices.values()] == [True]
+
+
 async def test_a_failed_poll_is_not_no_notice() -> None:
     """Nothing is withdrawn while nobody answers, and other nodes are read all the same."""
     rig = Rig(node("n1"), node("n2"))
