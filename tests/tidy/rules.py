@@ -132,6 +132,12 @@ def policy_field(name: str, description: str, is_number: bool) -> Iterator[str]:
         yield f"policy field {name}: the name carries no unit ({', '.join(UNIT_SUFFIXES)})"
 
 
+def policy_use(name: str, deciding: str) -> Iterator[str]:
+    """A threshold that no decision reads is a promise that nobody keeps. `deciding` is the source of all that does."""
+    if re.search(rf"\.{name}\b", deciding) is None:
+        yield f"policy field {name}: no decision reads it; give it its effect, or take it away"
+
+
 def readme_table(readme: str) -> dict[str, set[str]]:
     """Return the rows `| consumes | a, b |` of a service's README as name -> set of words."""
     rows: dict[str, set[str]] = {}

@@ -112,6 +112,15 @@ def test_policy_fields_have_unit_and_source(policy: type[msgspec.Struct]) -> Non
     assert found == []
 
 
+@pytest.mark.parametrize("policy", [ScalingPolicy, NodePool])
+def test_every_policy_field_is_read_by_a_decision(policy: type[msgspec.Struct]) -> None:
+    """Who sets a threshold sees its effect."""
+    deciding = "".join(path.read_text() for path in _python("libs/gpu_autoscaler/core", "services"))
+    fields = policy.__struct_fields__
+    assert [finding for name in fields for finding in rules.policy_use(name, deciding)] == []
+    assert list(rules.policy_use("patience_seconds", deciding)) != []
+
+
 def _description(field: dict[str, object]) -> str:
     return str(field.get("description", ""))
 

@@ -47,27 +47,14 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         False
     )
 
-    pending_pod_timeout_seconds: Annotated[
-        Seconds, Meta(description="Upper bound of a pod's wait before nodes are bought for it. Source: S45.")
-    ] = 120.0
-    queued_timeout_seconds: Annotated[
-        Seconds, Meta(description="Upper bound of a job's wait before nodes are bought for it. Source: S44.")
-    ] = 300.0
     boot_seconds_max: Annotated[
         Seconds,
         Meta(description="A bought node is usable by then or given back. Source: cluster-autoscaler."),
     ] = 900.0
     idle_seconds_max: Annotated[Seconds, Meta(description="An empty node goes after this. Source: S54, S57.")] = 600.0
-    scale_up_cooldown_seconds: Annotated[
-        Seconds, Meta(description="Between purchases caused by utilisation alone, never by unmet demand. Source: S50.")
-    ] = 180.0
     scale_down_cooldown_seconds: Annotated[
         Seconds, Meta(description="A node stays at least this long after it became usable. Source: S56.")
     ] = 600.0
-    refusal_memory_seconds: Annotated[
-        Seconds,
-        Meta(description="A refused offer is not asked again before. Source: Karpenter, unavailable offerings."),
-    ] = 180.0
     drain_seconds_max: Annotated[
         Seconds,
         Meta(description="A voluntary drain is given up after this. Source: cluster-autoscaler."),
