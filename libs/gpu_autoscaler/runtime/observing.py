@@ -2,6 +2,7 @@
 fleet and decisions by the scaler, waits by the scheduler, notices by the spot watcher, money by the cost tracker.
 """
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -126,23 +127,23 @@ class Observer:
         metrics.pending_pods.set(
             sum(_is_unschedulable(pod.phase, pod.unschedulable_since) for pod in state.pods.values())
         )
-        metrics.spot_warnings.set(sum(notice.withdrawn is None for notice in state.notices.values()))
+        metrics.spot_warnings.set(sum(notice.is_standing for notice in state.notices.values()))
         means = [
             [gpu.utilization_ratio_mean for gpu in view.telemetry.gpus if gpu.utilization_ratio_mean is not None]
             for view in present
             if view.telemetry is not None
         ]
         by_node = [sum(ratios) / len(ratios) for ratios in means if ratios]
-        if by_node:
-            metrics.cluster_utilization.set(sum(by_node) / len(by_node))
-            metrics.underutilized_nodes.set(sum(ratio < UNDERUSED_RATIO for ratio in by_node))
+        metrics.cluster_utilization.set(sum(by_node) / len(by_node) if by_node else math.nan)
+        metrics.underutilized_nodes.set(sum(ratio < UNDERUSED_RATIO for ratio in by_node) if by_node else math.nan)
 
     def _money(self, state: ClusterState, views: Sequence[NodeView]) -> None:
         metrics = self._metrics
         monthly = dict.fromkeys(CapacityType, 0.0)
         for view in views:
-            if view.is_counted and view.capacity_type is not None and view.price_micro_usd_per_hour is not None:
-                monthly[view.capacity_type] += _usd_per_month(view.price_micro_usd_per_hour)
+            if view.is_counted and view.capacity_type is not None:
+                price = view.price_micro_usd_per_hour  # no price is not free: then nobody knows the sum
+                monthly[view.capacity_type] += math.nan if price is None else _usd_per_month(price)
         for capacity_type, usd in monthly.items():
             metrics.monthly_cost.labels(capacity_type.value).set(usd)
         on_demand = {
@@ -156,9 +157,8 @@ class Observer:
             if view.is_counted and price is not None and base is not None:
                 full += _usd_per_month(base)
                 saved += _usd_per_month(base - price)
-        if full > 0:
-            metrics.monthly_savings.set(saved)
-            metrics.spot_savings.set(100.0 * saved / full)
+        metrics.monthly_savings.set(saved if full > 0 else math.nan)
+        metrics.spot_savings.set(100.0 * saved / full if full > 0 else math.nan)
 
 
 def _seconds(start: datetime, end: datetime) -> float:

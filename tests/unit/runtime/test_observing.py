@@ -1,16 +1,20 @@
 """What metrics say follows from facts and state, and each figure is told by one service."""
 
+import math
 from datetime import datetime
 
 import pytest
-from tests.support.stories import given, job, node, pod
+from tests.support.stories import given, job, node, notice, offer, on_sale, pod, provider_id
 from tests.support.told import HOUR, MINUTE, SECOND, T0, Story, Told, record
 
+from gpu_autoscaler.core.state import EMPTY_STATE
+from gpu_autoscaler.events.gpu import GpuNodeSummarised, GpuSummary
 from gpu_autoscaler.events.job import JobPlaced, JobStarted
 from gpu_autoscaler.events.scaling import ScalingPlanMade
-from gpu_autoscaler.events.spot import SpotNoticeReceived
+from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
 from gpu_autoscaler.model.decisions import Cut, HeldBack, Plan
-from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
+from gpu_autoscaler.model.ids import JobId, NodeUid, PlanId, ProviderId
+from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import Cooldown, Frozen
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.observing import Observer
@@ -91,13 +95,45 @@ def test_the_fleet_is_told_by_the_scaler_alone() -> None:
         assert sum(count or 0 for count in by_type) == nodes
 
 
-def test_a_fleet_without_prices_costs_nothing_known() -> None:
+def test_a_fleet_is_estimated_for_a_month() -> None:
     """What runs is estimated for a month of 730 hours, by how it was bought."""
     watch, metrics = observer("scaler", node("n1"))
     watch.ticked(T0 + SECOND)
     told = [figure(metrics, "estimated_monthly_cost_usd", capacity_type=name) or 0.0 for name in ("spot", "on-demand")]
     price = node("n1")[0].fact.plan.decisions[0].offer.price_micro_usd_per_hour  # type: ignore[attr-defined]
     assert sum(told) == pytest.approx(price / 1e6 * 730)
+
+
+def test_a_node_without_a_price_is_not_free() -> None:
+    """Nobody knows what its kind costs a month; the other kinds are told."""
+    watch, metrics = observer("scaler", node("n1", offer(usd_per_hour=None)))
+    watch.ticked(T0 + SECOND)
+    told = [figure(metrics, "estimated_monthly_cost_usd", capacity_type=name) for name in ("spot", "on-demand")]
+    assert [math.isnan(usd or 0.0) for usd in told] == [True, False]
+
+
+def test_what_is_not_known_any_more_is_not_shown_as_it_was() -> None:
+    """A fleet that fell silent, or is gone, has no utilisation and saves nothing; a notice said again stands again."""
+    summary = GpuNodeSummarised(
+        epoch=1, version=1, node_uid=NodeUid("uid-n"), node_name="n", window_started_at=T0, window_seconds=60.0,
+        scrapes_expected_count=6, scrapes_answered_count=6,
+        gpus=(GpuSummary(gpu="0", gpu_uuid="g", samples_count=6, utilization_ratio_mean=0.5),),
+    )  # fmt: skip
+    withdrawn = SpotNoticeWithdrawn(
+        provider_id=provider_id("buy-n"), kind="terminate", provider_event="1", withdrawn_at=T0 + MINUTE
+    )
+    again = (*notice("n"), Told(withdrawn, T0 + MINUTE), *notice("n", at=T0 + 2 * MINUTE))
+    state = given(node("n"), (Told(summary, T0),), again, on_sale(offer(capacity_type=CapacityType.ON_DEMAND)))
+    metrics = Metrics("scaler")
+    view = StateView(state)
+    watch = Observer(metrics, view)
+    watch.ticked(T0 + 2 * MINUTE)
+    assert figure(metrics, "cluster_utilization") == 0.5
+    assert figure(metrics, "spot_termination_warnings") == 1
+    view.advance(EMPTY_STATE, {})
+    watch.ticked(T0 + 3 * MINUTE)
+    unknown = ("cluster_utilization", "underutilized_nodes", "estimated_monthly_savings_usd", "spot_savings_percentage")
+    assert [math.isnan(figure(metrics, name) or 0.0) for name in unknown] == [True] * 4
 
 
 def test_each_notice_is_counted_where_it_is_read() -> None:
