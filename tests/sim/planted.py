@@ -40,10 +40,10 @@ PLANTED = (
         "        return self.phase in (NodePhase.READY, NodePhase.CORDONED)\n",
     ),
     Planted(
-        "voluntary drains force at their deadline",
+        "a voluntary drain insists where a budget says no",
         f"{_SCALER}/drains.py",
-        "        if started.is_voluntary:\n            why",
-        "        if started.is_voluntary and now < started.deadline_at:\n            why",
+        "        if not started.is_voluntary and self._clock.now() >= eviction_order",
+        "        if True or self._clock.now() >= eviction_order",
     ),
     Planted(
         "work that would start over is moved",

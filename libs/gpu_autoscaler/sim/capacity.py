@@ -5,16 +5,20 @@ from datetime import datetime
 
 from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
 from gpu_autoscaler.dcgm.parse import Page
+from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.gpu import GpuSample
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.gpu import GIBIBYTE
-from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.ids import JobId, ProviderId
+from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalScope
 from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.gate import Gate
+from gpu_autoscaler.sim.seat import node_of
 from gpu_autoscaler.sim.store import MemoryStore, Tables
 from gpu_autoscaler.sim.witness import Witness
+from gpu_autoscaler.store.protocol import Acceptance, JobOutcome
 
 REFUSED_SECONDS = 180.0
 SLOW_SECONDS = (2.0, 60.0)
@@ -92,10 +96,10 @@ class SimCapacity:
 class SimMetadata:
     """One machine's InstanceMetadata."""
 
-    def __init__(self, gate: Gate, cloud: Cloud, node_name: str) -> None:
+    def __init__(self, gate: Gate, cloud: Cloud, address: str) -> None:
         self._gate = gate
         self._cloud = cloud
-        self._node_name = node_name
+        self._node_name = node_of(address)
 
     async def reclaim_notice(self) -> ReclaimNotice | None:
         """Return the notice that stands. Raises TransientError."""
@@ -131,7 +135,7 @@ class SimExporters:
         return {name: self._page(url) for name, url in urls.items()}
 
     def _page(self, url: str) -> Page | None:
-        machine = self._cloud.of_node(url.removeprefix("sim://").partition("/")[0])
+        machine = self._cloud.of_node(node_of(url))
         if machine is None or not machine.is_alive or machine.telemetry == "silent":
             return None
         busy_count = sum(int(pod.spec.containers[0].resources.requests.get("nvidia.com/gpu", "0"))
@@ -154,6 +158,24 @@ class SimStore(MemoryStore):
         super().__init__(tables)
         self._gate = gate
         self._trouble = trouble
+
+    async def accept_job(self, spec: JobSpec, *, request_digest: str, accepted_at: datetime) -> Acceptance:
+        """See Store; the row is there, and who asked may be dead."""
+        acceptance = await super().accept_job(spec, request_digest=request_digest, accepted_at=accepted_at)
+        await self._gate.back()
+        return acceptance
+
+    async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:
+        """As above."""
+        is_known = await super().finish_job(job_id, outcome=outcome, finished_at=finished_at)
+        await self._gate.back()
+        return is_known
+
+    async def charge(self, spans: Sequence[CostAccrued]) -> int:
+        """As above."""
+        new_count = await super().charge(spans)
+        await self._gate.back()
+        return new_count
 
     async def _reached(self) -> None:
         await self._gate.leave()

@@ -22,6 +22,11 @@ METADATA_URL = "sim://{node_name}/metadata"
 EXPORTER_URL = "sim://{node_name}/metrics"
 
 
+def node_of(address: str) -> str:
+    """Return the name of the node that an address of the two forms above is on."""
+    return address.removeprefix("sim://").partition("/")[0]
+
+
 class Exporters(Protocol):
     """Pages of GPU exporters by address."""
 
