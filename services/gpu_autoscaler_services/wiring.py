@@ -197,6 +197,12 @@ async def command_bus(settings: Settings, name: str) -> Bus:
     return await _connected(settings.nats, name=name, consumers=())
 
 
+async def command_store(settings: Settings) -> SqliteStore | None:
+    """The store for a command that reads it; None where there is no file of it here. The caller closes it."""
+    path = path_of(settings.store.url)
+    return await SqliteStore.open(path, is_read_only=True) if path.is_file() else None
+
+
 async def _connected(
     nats: NatsSettings,
     *,

@@ -25,6 +25,16 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
         raise
 
 
+def refuse_other(connection: sqlite3.Connection, path: str) -> None:
+    """Raise ConfigError unless the schema is the one that this version knows: for readers, who leave it as it is."""
+    newest = migrations()[-1][0]
+    (current,) = connection.execute("PRAGMA user_version").fetchone()
+    if current != newest:
+        raise ConfigError(
+            "store", [f"{path} has schema {current}, this version reads {newest}; use the version that wrote it"]
+        )
+
+
 def _apply(connection: sqlite3.Connection, path: str) -> None:
     known = migrations()
     newest = known[-1][0]

@@ -33,7 +33,7 @@ from gpu_autoscaler.store.protocol import (
     SnapshotRow,
     place_of,
 )
-from gpu_autoscaler.store.schema import migrate
+from gpu_autoscaler.store.schema import migrate, refuse_other
 
 T = TypeVar("T")
 Row = tuple[object, ...]
@@ -68,11 +68,11 @@ class SqliteStore:
         self._path = path
 
     @classmethod
-    async def open(cls, path: Path) -> "SqliteStore":
-        """Open or make the file and bring its schema up to date.
+    async def open(cls, path: Path, *, is_read_only: bool = False) -> "SqliteStore":
+        """Open or make the file and bring its schema up to date; `is_read_only` does neither.
 
-        Raises ConfigError for a missing folder, a file that is no database, or a newer schema; TransientError while
-        another process holds it.
+        Raises ConfigError for a missing folder, a file that is no database, or another schema than can be had here;
+        TransientError while another process holds it.
         """
         if not path.parent.is_dir():
             raise ConfigError(
@@ -80,7 +80,7 @@ class SqliteStore:
             )
         thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         try:
-            connection = await asyncio.get_running_loop().run_in_executor(thread, _connect, path)
+            connection = await asyncio.get_running_loop().run_in_executor(thread, _connect, path, is_read_only)
         except BaseException:
             thread.shutdown(wait=False)
             raise
@@ -295,12 +295,18 @@ class SqliteStore:
             raise TransientError(f"store {self._path}: {exc}; free the disk or the lock, it is tried again") from exc
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, is_read_only: bool) -> sqlite3.Connection:  # noqa: FBT001 - handed on by position
+    address = f"{path.absolute().as_uri()}?mode={'ro' if is_read_only else 'rwc'}"
     try:
-        connection = sqlite3.connect(path, timeout=BUSY_SECONDS_MAX, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            address, uri=True, timeout=BUSY_SECONDS_MAX, isolation_level=None, check_same_thread=False
+        )
     except sqlite3.OperationalError as exc:
         raise ConfigError("store", [f"{path} cannot be opened ({exc}); check its permissions"]) from exc
     try:
+        if is_read_only:
+            refuse_other(connection, str(path))
+            return connection
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")

@@ -23,17 +23,20 @@ class History:
         stream: str,
         facts: Sequence[type[Fact]],
         *,
+        after: int = 0,
         last: int | None = None,
         aside: frozenset[tuple[str, int]] = frozenset(),
     ) -> AsyncIterator[list[Recorded]]:
-        """Batches of facts of these types, up to and with sequence `last` (None: up to now), less those set aside.
+        """Batches of facts of these types, after one sequence up to and with another (None: now), less those set aside.
 
         Ends early where the rest is no longer kept. Raises TransientError when the broker is away.
         """
         if last is None:
             last = await self._bus.last_sequence(stream)
+        if last <= after:
+            return
         subjects = [subject_filter(fact) for fact in facts]
-        projection = await self._bus.projection(stream, subjects=subjects)
+        projection = await self._bus.projection(stream, subjects=subjects, after_sequence=after)
         try:
             if await projection.lag_count() == 0:
                 return

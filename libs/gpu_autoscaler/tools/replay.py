@@ -1,25 +1,31 @@
 """Makes a recorded plan again: the facts up to its cut, folded; the policy; `plan`; compared byte for byte.
 
-Called by `gpu-autoscaler recompute`. Reads the streams and writes nothing.
+Where the first facts have aged out, the nearest snapshot below the cut stands for them. Called by `gpu-autoscaler
+recompute`. Reads streams and store, and writes nothing.
 """
 
 import difflib
 import enum
+from collections.abc import Mapping
 
 import msgspec
 
-from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.bus.protocol import Bus, StreamSpan
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSampled
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, Plan
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
+from gpu_autoscaler.runtime.snapshot_codec import Label, Refusal, read_label
+from gpu_autoscaler.runtime.snapshots import refused, rewritten, state_of
+from gpu_autoscaler.store.protocol import SnapshotRow, Store
 from gpu_autoscaler.tools.history import History
 
 DIFFERENCE_LINES_MAX = 80
@@ -46,22 +52,23 @@ class Recomputation(msgspec.Struct, frozen=True, kw_only=True):
     facts_count: int = 0
 
 
-class _Gap(msgspec.Struct, frozen=True):
-    """The beginning of a stream that is no longer kept."""
+class _Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What the facts are folded onto."""
 
-    stream: str
-    first_kept: int | None  # None: nothing is
-
-    def __str__(self) -> str:
-        kept = "nothing is kept" if self.first_kept is None else f"the first one kept is {self.first_kept}"
-        return f"{self.stream}: {kept}"
+    name: str = ""  # of the snapshot, with the words that lead to it; empty: the beginning
+    state: ClusterState = EMPTY_STATE
+    sequences: dict[str, int] = {}
+    missing: str = ""  # what is not known any more, and why no snapshot stands for it
 
 
-async def recompute(bus: Bus, plan_id: str, policy: ScalingPolicy, clock: Clock) -> Recomputation:
-    """Recompute the plan of this id. Raises TransientError when the broker is away.
+async def recompute(
+    bus: Bus, plan_id: str, policy: ScalingPolicy, clock: Clock, store: Store | None = None
+) -> Recomputation:
+    """Recompute the plan of this id. Raises TransientError when broker or store are away.
 
     The digests are compared first: by other code or another policy an equal plan would prove nothing. That the oldest
-    facts have aged out is a verdict only where the plans differ; else they did not matter.
+    facts have aged out, and no snapshot in `store` stands for them, is a verdict only where the plans differ; else they
+    did not matter.
     """
     history = History(bus, clock)
     recorded = await _recorded_plan(history, PlanId(plan_id))
@@ -83,28 +90,24 @@ async def recompute(bus: Bus, plan_id: str, policy: ScalingPolicy, clock: Clock)
             sentence=f"made with policy {recorded.policy_digest}, this one is {own_policy}; "
             "name the file that was used with --policy",
         )
-    return await _compare(history, recorded, policy)
+    start = await _start(bus, history, recorded, store)
+    return await _compare(history, start, recorded, policy)
 
 
-async def _compare(history: History, recorded: ScalingPlanMade, policy: ScalingPolicy) -> Recomputation:
-    state, gaps, facts_count = await _state_at(history, recorded.cut)
+async def _compare(history: History, start: _Start, recorded: ScalingPlanMade, policy: ScalingPolicy) -> Recomputation:
+    state, facts_count = await _state_at(history, start, recorded.cut)
     again = plan(state, policy, recorded.plan.as_of)
+    source = f"{start.name}{facts_count} facts"
     if msgspec.json.encode(again) == msgspec.json.encode(recorded.plan):
         return Recomputation(
-            verdict=Verdict.EQUAL, sentence=f"equal, byte for byte, from {facts_count} facts", facts_count=facts_count
-        )
-    difference = tuple(_difference(recorded.plan, again))
-    if gaps:
-        return Recomputation(
-            verdict=Verdict.FACTS_GONE,
-            sentence="cannot be told: facts have aged out (" + "; ".join(map(str, gaps)) + ")",
-            difference=difference,
-            facts_count=facts_count,
+            verdict=Verdict.EQUAL, sentence=f"equal, byte for byte, from {source}", facts_count=facts_count
         )
     return Recomputation(
-        verdict=Verdict.DIFFERS,
-        sentence=f"differs, from {facts_count} facts (- recorded, + recomputed)",
-        difference=difference,
+        verdict=Verdict.FACTS_GONE if start.missing else Verdict.DIFFERS,
+        sentence=f"cannot be told: {start.missing}"
+        if start.missing
+        else f"differs, from {source} (- recorded, + recomputed)",
+        difference=tuple(_difference(recorded.plan, again)),
         facts_count=facts_count,
     )
 
@@ -117,21 +120,75 @@ async def _recorded_plan(history: History, plan_id: PlanId) -> ScalingPlanMade |
     return None
 
 
-async def _state_at(history: History, cut: Cut) -> tuple[ClusterState, tuple[_Gap, ...], int]:
-    """The state at the cut, the streams that no longer begin at their beginning, and how many facts were folded."""
-    state, facts_count, gaps = EMPTY_STATE, 0, []
+async def _start(bus: Bus, history: History, recorded: ScalingPlanMade, store: Store | None) -> _Start:
+    """The beginning, while all of it is kept; else the nearest snapshot below the plan's cut, if one serves."""
+    spans = {stream: await bus.span(stream) for stream, _ in recorded.cut.last_sequences}
+    aged = [
+        f"{stream}: the first one kept is {span.first_sequence}"
+        if span.first_sequence <= span.last_sequence
+        else f"{stream}: nothing is kept"
+        for stream, span in spans.items()
+        if not await history.is_from_the_beginning(stream)
+    ]
+    if not aged:
+        return _Start()
+    facts_gone = f"facts have aged out ({'; '.join(aged)})"
+    if store is None:
+        return _Start(missing=f"{facts_gone}, and there is no store here to take a snapshot from; set store.url")
+    rows, below_count, refusal = await store.snapshots(), 0, None
+    for row in rows:
+        label = read_label(row.label)
+        if isinstance(label, Label) and not _is_below(label.cut, recorded.cut):
+            continue
+        below_count += 1
+        found = await _from_snapshot(bus, store, row, label, recorded.core_digest, spans)
+        if isinstance(found, _Start):
+            return found
+        refusal = refusal or found
+    reason = (
+        f"the nearest of {below_count} below the plan's cut does not serve: {refusal.detail}"
+        if refusal
+        else (f"none of {len(rows)} kept is below the plan's cut")
+    )
+    return _Start(missing=f"{facts_gone}, and there is no snapshot: {reason}")
+
+
+async def _from_snapshot(
+    bus: Bus, store: Store, row: SnapshotRow, label: Label | Refusal, core: str, spans: Mapping[str, StreamSpan]
+) -> _Start | Refusal:
+    if isinstance(label, Refusal):
+        return label
+    folds = [fact for stream in spans for fact in _folded_of(stream)]
+    refusal = refused(label, core, folds, spans) or await rewritten(bus, label.marks)
+    if refusal is not None:
+        return refusal
+    state = await state_of(store, row, label)
+    if isinstance(state, Refusal):
+        return state
+    name = f"the snapshot of {row.kept_at:%Y-%m-%d %H:%M:%S} UTC and "
+    return _Start(name=name, state=state, sequences=dict(label.cut.last_sequences))
+
+
+def _is_below(cut: Cut, other: Cut) -> bool:
+    """True when all that is in the first cut is in the other one too."""
+    last = dict(other.last_sequences)
+    return all(sequence <= last.get(stream, 0) for stream, sequence in cut.last_sequences)
+
+
+def _folded_of(stream: str) -> list[type[Fact]]:
+    return [fact for fact in FACTS if fact.stream() == stream and fact not in _NOT_FOLDED]
+
+
+async def _state_at(history: History, start: _Start, cut: Cut) -> tuple[ClusterState, int]:
+    """The state at the cut, and how many facts were folded onto the start."""
+    state, facts_count = start.state, 0
     aside = frozenset(cut.set_aside)
     for stream, last in cut.last_sequences:
-        folded = [fact for fact in FACTS if fact.stream() == stream and fact not in _NOT_FOLDED]
-        first_kept = None
-        async for batch in history.read(stream, folded, last=last, aside=aside):
-            if batch and first_kept is None:
-                first_kept = batch[0].sequence
+        after = start.sequences.get(stream, 0)
+        async for batch in history.read(stream, _folded_of(stream), after=after, last=last, aside=aside):
             state = fold(state, batch)
             facts_count += len(batch)
-        if first_kept is None or not await history.is_from_the_beginning(stream):
-            gaps.append(_Gap(stream, first_kept))
-    return state, tuple(gaps), facts_count
+    return state, facts_count
 
 
 def _difference(recorded: Plan, again: Plan) -> list[str]:

@@ -17,11 +17,11 @@ from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.policies import load_policy
-from gpu_autoscaler.tools.replay import Verdict
+from gpu_autoscaler.tools.replay import Recomputation, Verdict
 from gpu_autoscaler.tools.replay import recompute as recompute_plan
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.output import Columns, Output, show, words
-from gpu_autoscaler_services.wiring import command_bus
+from gpu_autoscaler_services.wiring import command_bus, command_store
 
 T = TypeVar("T")
 
@@ -70,13 +70,24 @@ def recompute(
 ) -> int:
     """Make a recorded plan again from its facts and compare it byte for byte.
 
+    Where its first facts have aged out, a snapshot in the store (store.url) stands for them, if the store is here.
+
     Exits 0 equal, 1 differs, 3 no such plan, 5 facts aged out, 6 made by another core, 7 made with another policy.
     """
     settings = broker.settings()
     path = policy or (None if settings.policy.path is None else Path(settings.policy.path))
     known = load_policy(path)
     clock = Clock.from_environment()
-    found = _with_bus(settings, lambda bus: recompute_plan(bus, plan_id, known, clock))
+
+    async def make_again(bus: Bus) -> Recomputation:
+        store = await command_store(settings)
+        try:
+            return await recompute_plan(bus, plan_id, known, clock, store)
+        finally:
+            if store is not None:
+                await store.close()
+
+    found = _with_bus(settings, make_again)
     for line in found.difference:
         print(line)
     if found.verdict is Verdict.EQUAL:

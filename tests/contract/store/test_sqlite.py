@@ -60,6 +60,24 @@ async def test_a_newer_schema_is_refused(path: Path) -> None:
         await SqliteStore.open(path)
 
 
+async def test_a_reader_changes_nothing(path: Path) -> None:
+    """It sees what a writer has committed, cannot write, and neither makes a file nor brings one up to date."""
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        await SqliteStore.open(path, is_read_only=True)
+    assert not path.exists()  # noqa: ASYNC240 - a look, no work
+    writer = await SqliteStore.open(path)
+    await writer.accept_job(job(), request_digest="a", accepted_at=T0)
+    reader = await SqliteStore.open(path, is_read_only=True)
+    assert await reader.job(job().job_id) is not None
+    with pytest.raises(TransientError, match="readonly"):
+        await reader.accept_job(job("more"), request_digest="a", accepted_at=T0)
+    await reader.close()
+    writer._connection.execute("PRAGMA user_version = 1")
+    await writer.close()
+    with pytest.raises(ConfigError, match=r"has schema 1, this version reads \d; use the version that wrote it"):
+        await SqliteStore.open(path, is_read_only=True)
+
+
 async def test_a_locked_store_is_for_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While another process writes, the caller hears that it may try again; afterwards it works."""
     monkeypatch.setattr("gpu_autoscaler.store.sqlite.BUSY_SECONDS_MAX", 0.05)

@@ -1,7 +1,7 @@
 """A recorded plan can be made again from its facts, byte for byte; what keeps it from that has a verdict of its own."""
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
@@ -11,14 +11,21 @@ from tests.support.told import Story, record
 from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.streams import Declared, StreamLimits, streams
+from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import DEFAULT_POLICY
+from gpu_autoscaler.core.state import EMPTY_STATE
+from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import encode
+from gpu_autoscaler.events.gpu import GpuNodeSampled
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
+from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark, fact_types, seal
+from gpu_autoscaler.sim.store import MemoryStore, Tables
+from gpu_autoscaler.tools.history import History
 from gpu_autoscaler.tools.replay import Verdict, recompute
 
 PLAN = "plan-of-the-test"
@@ -122,6 +129,74 @@ async def test_aged_out_facts_are_named(bus: MemoryBus, wall: Wall) -> None:
 
     assert found.verdict is Verdict.FACTS_GONE
     assert "JOB" in found.sentence
+
+
+async def _snapshot(bus: MemoryBus, tables: Tables, *, core: str = "") -> None:
+    """A snapshot of everything that is on the streams now."""
+    marks, recorded = [], []
+    for spec in streams():
+        facts = [fact for fact in FACTS if fact.stream() == spec.name]
+        span = await bus.span(spec.name)
+        async for batch in History(bus, Clock()).read(spec.name, facts):
+            recorded += batch
+        if facts and spec.name != "COST":
+            marks.append(StreamMark(stream=spec.name, created_at=span.created_at, last_sequence=span.last_sequence))
+    label = Label(
+        core_digest=core or core_digest(),
+        fact_types=fact_types(fact for fact in FACTS if fact.stream() != "COST" and fact is not GpuNodeSampled),
+        marks=tuple(marks),
+    )
+    sealed, body = seal(label, fold(EMPTY_STATE, recorded))
+    await MemoryStore(tables).keep_snapshot(label=sealed, body=body, kept_at=Wall.now)
+
+
+async def _aged(bus: MemoryBus, wall: Wall, tables: Tables, *, core: str = "") -> None:
+    """The jobs of the situation are kept in a snapshot alone by now; of the plan's facts only the last job is left."""
+    told = tuple(each for story in STORIES for each in story)
+    last = await _tell(bus, told)
+    await _snapshot(bus, tables, core=core)
+    wall.now += timedelta(minutes=50)
+    later = job("late", gpus=1, at=AS_OF)
+    last |= await _tell(bus, (*later, *synced((*told, *later), as_of=AS_OF)))
+    fact = ScalingPlanMade(
+        plan_id=PlanId(PLAN),
+        plan=plan(given(*STORIES, later, as_of=AS_OF), DEFAULT_POLICY, AS_OF),
+        cut=Cut(last_sequences=tuple(sorted(last.items()))),
+        policy_digest=policy_digest(DEFAULT_POLICY),
+        core_digest=core_digest(),
+    )
+    await _tell(bus, (Told(fact, AS_OF),))
+    await _tell(bus, job("after", at=AS_OF))
+    await _snapshot(bus, tables)  # of no use: it knows what the plan did not
+    wall.now += timedelta(minutes=30)
+
+
+async def test_a_snapshot_stands_for_facts_that_have_aged_out(bus: MemoryBus, wall: Wall) -> None:
+    """The nearest one below the plan's cut, and the facts from there to the cut; the sentence says so."""
+    tables = Tables()
+    await _aged(bus, wall, tables)
+
+    found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock(), MemoryStore(tables))
+
+    assert found.verdict is Verdict.EQUAL, found
+    assert "from the snapshot of " in found.sentence
+    assert 0 < found.facts_count < 10
+
+
+async def test_what_is_missing_is_named(bus: MemoryBus, wall: Wall) -> None:
+    """No store, no snapshot, none of the plan's code: facts are gone, and nothing stands for them."""
+    tables = Tables()
+    await _aged(bus, wall, tables, core="another")
+
+    for store, words in (
+        (None, "there is no store here"),
+        (MemoryStore(Tables()), "there is no snapshot: none of 0 kept is below the plan's cut"),
+        (MemoryStore(tables), "the nearest of 1 below the plan's cut does not serve: it was folded by core another"),
+    ):
+        found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock(), store)
+        assert found.verdict is Verdict.FACTS_GONE
+        assert "facts have aged out (JOB: the first one kept is " in found.sentence
+        assert words in found.sentence
 
 
 async def test_other_code_is_said_before_anything_is_compared(bus: MemoryBus) -> None:
