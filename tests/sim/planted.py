@@ -100,12 +100,6 @@ PLANTED = (
         "",
     ),
     Planted(
-        "pods that go are not told of",
-        "services/gpu_autoscaler_services/pod_watcher/service.py",
-        "                return [gone, *self._alive",
-        "                return [*self._alive",
-    ),
-    Planted(
         "an instance that ends is taken for ended",
         f"{_SCALER}/purchases.py",
         "        instance = None if provider_id is None else await self._provider.terminate(provider_id, now=now)\n",

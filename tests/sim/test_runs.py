@@ -22,10 +22,10 @@ def found_seeds() -> list[Setting]:
     return [Setting(seed=int(seed), hours=float(hours)) for seed, hours, _ in lines]
 
 
-@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize("seed", range(1, 7))
 def test_every_promise_is_kept(seed: int) -> None:
     """Each seed has its own mix of faults; when they stop, everything comes to rest."""
-    result = run_one(Setting(seed=seed, hours=1.0))
+    result = run_one(Setting(seed=seed, hours=SHORT_HOURS))
     assert result.broken == ()
     assert result.plans_count > 0
     assert result.pods_count > 0
@@ -39,7 +39,7 @@ def test_what_once_broke_holds(setting: Setting) -> None:
 
 def test_everything_at_once_is_survived() -> None:
     """Every kind of fault there is, in one run."""
-    result = run_one(Setting(seed=77, hours=2.0, kinds=tuple(sorted(KINDS))))
+    result = run_one(Setting(seed=77, hours=1.0, kinds=tuple(sorted(KINDS))))
     assert result.broken == ()
     assert len(result.faults) > len(KINDS) / 2
 
