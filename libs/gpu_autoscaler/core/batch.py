@@ -101,6 +101,7 @@ class Entities(Generic[K, E]):
     def list(self, keys: Collection[K], version: Version, at: datetime) -> tuple[tuple[K, E], ...]:
         """Take a whole list in; returns what is older than it and not in it, for the caller to end."""
         if self.synced is not None and self.synced.version >= version:
+            self.watch(version, at)  # nothing has changed since, and somebody looked
             return ()
         seen_at = at if self.synced is None else max(at, self.synced.seen_at)
         self.synced = Synced(version, seen_at)
