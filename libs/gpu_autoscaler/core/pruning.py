@@ -7,6 +7,8 @@ hour of its stream makes the state forget.
 
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from gpu_autoscaler.core.batch import Batch
 from gpu_autoscaler.core.state import DrainRecord, JobRecord, NoticeRecord, OrderRecord
 
@@ -49,6 +51,7 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
             batch.notices.forget(lambda record: is_old(notice_ended_at(record)))
         case "job":
             batch.jobs.forget(lambda job: is_old(job_ended_at(job)))
+            _mark_strays(batch, newest)
         case "scaling":
             batch.orders.forget(lambda order: is_old(order_ended_at(order)))
             batch.drains.forget(lambda drain: is_old(drain_ended_at(drain)))
@@ -67,15 +70,31 @@ def _forget_missing_instances(batch: Batch) -> None:
         batch.instances.remove(provider_id)
 
 
+def _mark_strays(batch: Batch, newest: datetime) -> None:
+    """Begin the life of words about jobs that nobody knows: anybody may cancel what never was, as often as they like.
+
+    It begins here and not when they were said, because whoever says them says when as well.
+    """
+    strays = [job_id for job_id, job in batch.jobs.now.items() if _is_stray(job) and job.stray_since is None]
+    for job_id in strays:
+        batch.jobs.set(job_id, replace(batch.jobs.now[job_id], stray_since=newest))
+
+
+def _is_stray(job: JobRecord) -> bool:
+    return job.requested is None and job.queued is None and job.rejected is None and job.finished is None
+
+
 def notice_ended_at(record: NoticeRecord) -> datetime:
     """When the notice has nothing more to say: its deadline has passed."""
     return max(record.notice.reclaim_at or record.last_received_at, record.last_received_at)
 
 
 def job_ended_at(job: JobRecord) -> datetime | None:
-    """When the job ended or was refused; None: it goes on."""
+    """When the job ended, was refused, or turned out never to have been one; None: it goes on."""
     if job.finished is not None:
         return job.finished.finished_at
+    if _is_stray(job):
+        return job.stray_since
     return job.rejected_at if job.queued is None else None
 
 

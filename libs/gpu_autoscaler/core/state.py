@@ -77,6 +77,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     preempted: JobPreempted | None = None  # of the highest attempt
     started: JobStarted | None = None  # of the highest version
     finished: JobFinished | None = None  # the first one: a job ends once
+    stray_since: Instant | None = None  # when it was first found that nobody had asked for, nor accepted, such a job
 
 
 class OrderRecord(msgspec.Struct, frozen=True, kw_only=True):

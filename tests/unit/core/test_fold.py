@@ -33,7 +33,7 @@ from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.examples import examples
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.job import JobFinished, JobRequested
+from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested
 from gpu_autoscaler.events.node import NodeInstanceListed
 from gpu_autoscaler.events.pod import PodGone, PodListed, PodObserved, PodWatched
 from gpu_autoscaler.events.spot import SpotNoticeWithdrawn
@@ -134,6 +134,27 @@ def test_a_bookmark_before_the_first_list_proves_nothing() -> None:
     after = told(pods_listed(version=10), bookmark).pods_synced
     assert after is not None
     assert (after.version, after.seen_at) == ((EPOCH, 10), T0 + HOUR)
+
+
+def test_a_list_of_the_same_version_is_a_sign_of_life() -> None:
+    """Nothing changed since the last list, and somebody has just looked: the picture is fresh."""
+    after = told(pods_listed("a", version=10), pods_listed("a", version=10, at=HOUR)).pods_synced
+    assert after is not None
+    assert (after.version, after.seen_at) == ((EPOCH, 10), T0 + HOUR)
+
+
+def test_a_cancellation_of_an_unknown_job_is_not_kept_for_ever() -> None:
+    """Anybody may ask for the end of jobs that never were: they are forgotten, and the dates they carry count nothing.
+
+    The cancellation of a job that is there is kept as long as the job.
+    """
+    stray = Told(JobCancelRequested(job_id=JobId("stray")), T0 + 9000 * HOUR)
+    wanted = Told(JobCancelRequested(job_id=JobId("train")), T0)
+    state = told(job("train"), (stray, wanted))
+    assert set(state.jobs) == {"train", "stray"}
+    later = told(job("new", at=T0 + HOUR), into=state)
+    assert set(later.jobs) == {"train", "stray", "new"}
+    assert set(told(job("next", at=T0 + HOUR + LIFE), into=later).jobs) == {"train", "new", "next"}
 
 
 def test_the_end_of_an_unknown_pod_keeps_its_node_busy_until_then() -> None:
