@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from tests.bench import decision, folding
+from tests.bench import decision, folding, starting
 from tests.bench.line import Line
 
 CASES: dict[str, Callable[[], list[Line]]] = {
     "FOLD": folding.measure,
     "DECISION": decision.measure,
+    "SNAPSHOT": starting.measure,
 }
 
 
