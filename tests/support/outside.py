@@ -68,7 +68,7 @@ async def cli(cluster: Running, *tokens: str) -> Said:
         "GPU_AUTOSCALER_GATEWAY": cluster.system.gateway_url,
         "GPU_AUTOSCALER_NATS_URL": cluster.system.nats_url,
         "GPU_AUTOSCALER_POLICY_PATH": str(DEMO_POLICY),
-        CLOCK_ENVIRONMENT: cluster.clock.to_environment(),
+        CLOCK_ENVIRONMENT: cluster.clock.to_text(),
     }
     return await program(sys.executable, "-m", "gpu_autoscaler_services.cli.main", *tokens, environment=environment)
 

@@ -28,16 +28,19 @@ class Clock:
     def from_environment(cls) -> "Clock":
         """The clock that the launcher told this process to use; real time without one. Raises ConfigError."""
         text = os.environ.get(CLOCK_ENVIRONMENT, "")
-        if not text:
-            return cls()
+        return cls.of_text(text, CLOCK_ENVIRONMENT) if text else cls()
+
+    @classmethod
+    def of_text(cls, text: str, place: str) -> "Clock":
+        """The clock that `to_text` wrote; `place` is where it was found. Raises ConfigError."""
         factor, _, origin = text.partition("@")
         try:
             return cls(float(factor), datetime.fromisoformat(origin))
         except ValueError as exc:
-            raise ConfigError("environment", [f"{CLOCK_ENVIRONMENT}: {text!r} is not <factor>@<RFC 3339>"]) from exc
+            raise ConfigError("clock", [f"{place}: {text!r} is not <factor>@<RFC 3339>"]) from exc
 
-    def to_environment(self) -> str:
-        """The value of GPU_AUTOSCALER_CLOCK that gives other processes this clock."""
+    def to_text(self) -> str:
+        """What gives other processes this clock, and later ones: the value of GPU_AUTOSCALER_CLOCK."""
         return f"{self.factor}@{self.origin.isoformat()}"
 
     @staticmethod

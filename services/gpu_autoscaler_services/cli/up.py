@@ -21,11 +21,11 @@ def up(
     folder: Annotated[Path, Parameter(help="Where streams, store and logs are kept.")] = Path("out/up"),
 ) -> int:
     """Start a NATS server, a simulated cluster and every service as a process; end them with Ctrl-C."""
-    from gpu_autoscaler.runtime.clock import Clock  # noqa: PLC0415 - imported when it runs
-    from gpu_autoscaler_services.local.system import LocalSystem  # noqa: PLC0415 - imports the whole system
+    from gpu_autoscaler_services.local.system import LocalSystem, kept_clock  # noqa: PLC0415 - the whole system
 
+    clock = kept_clock(folder, clock_factor)
     system = LocalSystem(
-        folder, clock=Clock(clock_factor), policy=policy, gateway_port=gateway_port, nats_port=nats_port, offers=offers
+        folder, clock=clock, policy=policy, gateway_port=gateway_port, nats_port=nats_port, offers=offers
     )
 
     async def run() -> None:

@@ -27,7 +27,7 @@ DEMO_POLICY = Path(__file__).with_name("policy.toml")
 CLOCK_FACTOR = 15.0
 QUIET_SECONDS_MAX = 120.0  # wall time for the cluster to become empty after the last job could have ended
 _LOOK_SECONDS = 0.5
-_LEFT_BEHIND = ("logs", "nats", "report.json", "store.db")  # how the names of what a demo leaves begin
+_LEFT_BEHIND = ("clock", "logs", "nats", "report.json", "store.db")  # how the names of what a demo leaves begin
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):

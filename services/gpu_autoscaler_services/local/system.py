@@ -40,6 +40,27 @@ PROCESSES: dict[str, tuple[str, Role | None]] = {
 }
 
 
+CLOCK_FILE = "clock"
+
+
+def kept_clock(folder: Path, factor: float) -> Clock:
+    """The clock of the record in this folder, a new one where there is none.
+
+    Cluster time goes on with its record: if it began anew, facts of the last run would lie in the future, and nodes
+    bought now would seem to be missing from later lists. Raises ConfigError where the record has another factor.
+    """
+    path = folder / CLOCK_FILE
+    if not path.exists():
+        return Clock(factor)
+    clock = Clock.of_text(path.read_text(encoding="utf-8"), str(path))
+    if clock.factor != factor:
+        told = (
+            f"what is in {folder} ran with --clock-factor {clock.factor:g}; go on with that, or name another --folder"
+        )
+        raise ConfigError("clock", [told])
+    return clock
+
+
 class LocalSystem:
     """A NATS server, a simulated cluster and all services, below one folder."""
 
@@ -79,6 +100,7 @@ class LocalSystem:
         _check_port("nats", self.nats.port)
         for folder in (self.folder / "nats", self.folder / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / CLOCK_FILE).write_text(self.clock.to_text(), encoding="utf-8")
         try:
             self.nats.process_group = self._guard.start()
             say("starting the NATS server")
@@ -115,7 +137,7 @@ class LocalSystem:
         return Child(
             "simcluster",
             command,
-            environment={CLOCK_ENVIRONMENT: self.clock.to_environment()},
+            environment={CLOCK_ENVIRONMENT: self.clock.to_text()},
             log=self.folder / "logs" / "simcluster.log",
             ready_url=f"{self.simcluster_url}/readyz",
             process_group=self._guard.process_group,
@@ -127,7 +149,7 @@ class LocalSystem:
             yield Child(
                 name,
                 [sys.executable, "-m", "gpu_autoscaler_services.serve", service],
-                environment={CLOCK_ENVIRONMENT: self.clock.to_environment(), **to_environment(settings)},
+                environment={CLOCK_ENVIRONMENT: self.clock.to_text(), **to_environment(settings)},
                 log=self.folder / "logs" / f"{name}.log",
                 ready_url=f"http://127.0.0.1:{settings.http.port}/readyz",
                 process_group=self._guard.process_group,
