@@ -92,9 +92,9 @@ class EffectLoop:
         """Tell the broker that work goes on, and count what waits, until cancelled."""
         while True:
             await asyncio.sleep(self._plumbing.limits.heartbeat_seconds)
-            with contextlib.suppress(TransientError):
-                for delivery in tuple(self._in_hand.values()):
-                    await delivery.in_progress()
+            # All at once: one that the broker has forgotten takes seconds to fail, and the others have four.
+            await asyncio.gather(*(self._tell(delivery.in_progress()) for delivery in self._in_hand.values()))
+            with contextlib.suppress(TransientError, PermanentError):
                 lag = await consumer.pending_count()
                 self._plumbing.metrics.consumer_lag.labels(self._domain).set(lag)
 

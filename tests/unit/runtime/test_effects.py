@@ -299,6 +299,46 @@ async def test_a_service_may_handle_several_facts_at_once() -> None:
     assert most == 4
 
 
+async def test_one_delivery_that_is_lost_does_not_end_the_others_heartbeat() -> None:
+    """A broker that forgot one delivery, or cannot tell the lag, still hears that the work on the rest goes on."""
+    beats: list[None] = []
+
+    class Forgetful(MemoryBus):
+        async def effect_consumer(self, durable: str) -> EffectConsumer:
+            consumer = await super().effect_consumer(durable)
+
+            async def forgotten() -> None:
+                raise TransientError("not confirmed")
+
+            async def heard() -> None:
+                beats.append(None)
+
+            class Half:
+                async def fetch(self, count_max: int, wait_seconds_max: float) -> Sequence[Delivery]:
+                    deliveries = await consumer.fetch(count_max, wait_seconds_max)
+                    for each in deliveries:
+                        each.in_progress = forgotten if each.message.sequence == 1 else heard  # type: ignore[method-assign]
+                    return deliveries
+
+                async def pending_count(self) -> int:
+                    raise PermanentError("the broker refuses to say")
+
+            return Half()
+
+    class Wide(Finisher):
+        handles_at_once = 4
+
+    async def hang(_: Recorded) -> Outputs:
+        await asyncio.sleep(60)
+        return ()
+
+    place, service = Place(), Wide(hang)
+    for name in ("a", "b"):
+        await place.say(cancel(name))
+    async with running(place, service, bus=await place.bus(Wide, Forgetful)):
+        await until(lambda: len(beats) >= 3)
+
+
 async def test_stopping_finishes_what_is_in_hand_and_hands_back_the_rest() -> None:
     """The fact in the door is finished, published and acknowledged; those behind it go to others at once."""
     is_inside, may_go = asyncio.Event(), asyncio.Event()
