@@ -244,12 +244,13 @@ def test_a_traceback_shows_no_secrets() -> None:
 
 
 def test_waits_grow_to_their_limit_and_honour_what_is_asked() -> None:
-    """Doubling, never beyond the longest; a server that says when is believed."""
+    """Doubling, never beyond the longest; a server that says when is believed, within reason."""
     backoff = Backoff(first_seconds=1.0, seconds_max=8.0)
     assert 0.75 <= backoff.wait_seconds(1) <= 1.0
     assert 3.0 <= backoff.wait_seconds(3) <= 4.0
     assert 6.0 <= backoff.wait_seconds(1000) <= 8.0
     assert backoff.wait_seconds(1, TransientError("busy", retry_after_seconds=30.0)) == 30.0
+    assert backoff.wait_seconds(1, TransientError("busy", retry_after_seconds=86_400.0)) == 300.0
 
 
 def test_broker_stamps_become_cluster_time() -> None:
