@@ -6,6 +6,7 @@ A new metric is one line here.
 
 import platform
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
 
@@ -37,8 +38,9 @@ def reason_tags(*unions: Any) -> tuple[str, ...]:  # noqa: ANN401 - a union of r
 _HELD_BACK_TAGS = reason_tags(HoldReason)
 
 
+@cache
 def package_version() -> str:
-    """The version of this distribution that is installed."""
+    """The version of this distribution that is installed. Looked up once: it takes longer than most plans do."""
     try:
         return version("gpu-autoscaler")
     except PackageNotFoundError:  # run from a source tree that was never installed
