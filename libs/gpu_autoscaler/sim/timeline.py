@@ -45,12 +45,15 @@ class _Jump(selectors.BaseSelector):
 class _Timer(asyncio.TimerHandle):
     """Of two timers at one instant, the one that was set first goes first; asyncio's own heap promises nothing."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "seconds")
     number: int
+    seconds: float
 
     def __lt__(self, other: object) -> bool:
         assert isinstance(other, _Timer)  # noqa: S101 - this loop makes no others
-        return (self.when(), self.number) < (other.when(), other.number)
+        if self.seconds == other.seconds:
+            return self.number < other.number
+        return self.seconds < other.seconds
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -75,7 +78,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """As asyncio's, with an order among equals."""
         timer = _Timer(when, callback, args, self, context)
         self._timers_count += 1
-        timer.number = self._timers_count
+        timer.number, timer.seconds = self._timers_count, when
         heapq.heappush(self._scheduled, timer)
         timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001 - as asyncio's own `call_at` does
         return timer
