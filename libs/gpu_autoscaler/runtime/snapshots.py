@@ -36,7 +36,7 @@ from gpu_autoscaler.store.protocol import SnapshotRow, Store
 log = structlog.get_logger()
 
 TRIED_COUNT_MAX = 3  # of the newest; where these are of no use, older ones rarely are
-KEEP_SECONDS_MAX = 10.0  # wall time; a process that stops does not wait longer for its last snapshot
+KEEP_SECONDS_MAX = 5.0  # wall time; a process that stops does not wait longer for its last snapshot
 # All of the last hour are kept, then one an hour: a plan of last week is recomputed from an hour of facts at most.
 DENSE_AGE = timedelta(hours=1)
 AGE_MAX = timedelta(days=7)
@@ -162,13 +162,16 @@ async def keeping(snapshots: Snapshots, every_seconds: float) -> AsyncIterator[N
     """
     stop = asyncio.Event()
 
+    async def keep() -> None:
+        try:
+            await snapshots.keep()
+        except Exception:
+            # A bug of ours costs a snapshot; it must not cost the decisions, nor hide why the process ends.
+            log.exception("snapshot failed; starts read more of the streams until one is kept")
+
     async def keep_on() -> None:
         while not await pause(stop, every_seconds):
-            try:
-                await snapshots.keep()
-            except Exception:
-                # A bug of ours costs a snapshot; it must not cost the decisions.
-                log.exception("snapshot failed; tried again")
+            await keep()
 
     task = asyncio.create_task(keep_on())
     try:
@@ -176,7 +179,7 @@ async def keeping(snapshots: Snapshots, every_seconds: float) -> AsyncIterator[N
     finally:
         stop.set()
         await task
-        await snapshots.keep()
+        await keep()
 
 
 def refused(

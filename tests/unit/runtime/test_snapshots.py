@@ -257,6 +257,34 @@ async def test_snapshots_are_kept_while_a_process_runs_and_when_it_ends() -> Non
     assert desk.tables.snapshots_count == 2
 
 
+async def test_a_bug_in_keeping_is_loud_and_costs_nothing_else() -> None:
+    """Told with its traceback each time; the process goes on, and ends for its own reasons."""
+
+    class Broken(Snapshots):
+        async def keep(self) -> None:
+            raise KeyError("what the author forgot")
+
+    desk, service = Desk(), Folder()
+    broken = Broken(
+        Folder,
+        service.view,
+        MemoryStore(desk.tables),
+        await desk.place.bus(Folder),
+        clock=Clock(),
+        metrics=desk.metrics,
+        core_digest="core",
+    )
+
+    async def end() -> None:
+        async with keeping(broken, 0.02):
+            await until(lambda: len(lines) >= 2)
+            raise RuntimeError("its own reason")
+
+    with structlog.testing.capture_logs() as lines, pytest.raises(RuntimeError, match="its own reason"):
+        await end()
+    assert {line["event"].partition(";")[0] for line in lines} == {"snapshot failed"}
+
+
 async def test_a_message_set_aside_just_before_still_gets_its_letter() -> None:
     """The process that came upon it died before the dead letter was stored; its snapshot is past the message."""
     desk = Desk()
