@@ -114,7 +114,10 @@ class _InFlight:
             if launched is not None:
                 instance = state.instances.get(launched, instance)
             provider_id = launched if instance is None else instance.provider_id
-            is_over = order.terminated is not None or (provider_id is not None and provider_id in ended)
+            # "It never was" is no word about an instance that shows after all.
+            is_over = (provider_id is not None and provider_id in ended) or (
+                order.terminated is not None and (order.terminated.provider_id is not None or instance is None)
+            )
             never_was = order.refused is not None and instance is None
             if is_over or never_was or (instance is not None and instance.state == "terminated") or said is None:
                 continue

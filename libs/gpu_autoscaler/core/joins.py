@@ -179,9 +179,10 @@ class Joins:
         } - {node.provider_id for node in state.nodes.values()}
 
     def _index_drain(self, drain: DrainRecord) -> None:
+        ended_nothing = drain.terminated is not None and drain.terminated.provider_id is None
         if drain.terminated is not None and drain.terminated.provider_id is not None:
             self._ended.add(drain.terminated.provider_id)
-        if drain.cancelled is not None:
+        if drain.cancelled is not None or ended_nothing:  # what shows after all has to be ended anew
             return
         if isinstance(drain.decision, ReleaseInstance):
             self._releases[drain.decision.order_action_id] = drain
@@ -247,10 +248,15 @@ class Joins:
         return None if usable is None or usable.gpu_count < joined.promised_gpu_count else usable
 
     def is_closed(self, joined: Joined) -> bool:
-        """True when one of our steps recorded the cloud's word that the instance is gone or never was."""
-        if joined.order is not None and joined.order.terminated is not None:
+        """True when one of our steps recorded the cloud's word that the instance is gone or never was.
+
+        That it never was is refuted by an instance that shows after all: a launch whose answer was lost, seen late.
+        """
+        if joined.provider_id is not None and joined.provider_id in self._ended:
             return True
-        return joined.provider_id is not None and joined.provider_id in self._ended
+        said = None if joined.order is None else joined.order.terminated
+        is_refuted = joined.instance is not None and joined.instance.state != "terminated"
+        return said is not None and not (said.provider_id is None and is_refuted)
 
     def has_lost_node(self, joined: Joined) -> bool:
         """True when Kubernetes had a node of this instance and has it no more."""
