@@ -41,7 +41,7 @@ def test_everything_at_once_is_survived() -> None:
     """Every kind of fault there is, in one run."""
     result = run_one(Setting(seed=77, hours=1.0, kinds=tuple(sorted(KINDS))))
     assert result.broken == ()
-    assert len(result.faults) > len(KINDS) / 2
+    assert len(result.faults) >= len(KINDS) / 3
 
 
 def test_one_seed_is_one_run() -> None:
