@@ -39,6 +39,8 @@ from gpu_autoscaler_services.scheduler.binder import Binder
 # A job that is being accepted is soon in the store: asked again after so much wall time, within so much cluster time.
 ACCEPTANCE_SECONDS = 0.5
 ACCEPTANCE_SECONDS_MAX = 60.0
+# The gateway commits its row milliseconds after the request: one this young, in cluster time, may still get it.
+PROMISE_AGE_MAX = timedelta(seconds=10)
 _FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "scaling"})
 log = structlog.get_logger()
 
@@ -139,6 +141,8 @@ class Scheduler:
         waiting_count = len(queue(self._view.state))
         # A row: the job is in already, or the gateway has promised it (202). No queue is too full for it.
         if row is None and waiting_count >= self._policy.queue_count_max:
+            if abs(self._now() - envelope.time) < PROMISE_AGE_MAX:
+                return Outcome(again_after_seconds=ACCEPTANCE_SECONDS)
             reason = f"{waiting_count} jobs wait already, the policy allows {self._policy.queue_count_max}; try later"
             return _refused(request, envelope.id, (Mistake("queue", reason),))
         now = self._now()

@@ -9,6 +9,7 @@ from tests.support.cluster import RunningCluster, running_cluster
 from tests.support.stories import (
     EPOCH,
     LIST_VERSION,
+    MINUTE,
     T0,
     Story,
     Told,
@@ -43,7 +44,7 @@ from gpu_autoscaler.simcluster.kinds import JOBS
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder
-from gpu_autoscaler_services.scheduler.service import Scheduler
+from gpu_autoscaler_services.scheduler.service import ACCEPTANCE_SECONDS, Scheduler
 
 TRAIN = JobId("train")
 
@@ -120,13 +121,16 @@ async def test_a_full_queue_refuses_and_says_how_full(desk: Desk) -> None:
     """Counted by those who wait; a job that is in already is not refused for it."""
     queued = await desk.accepted()
     desk.knows((Told(queued, T0),), job("second"))
-    outcome = await desk.hear(request("third"))
+    outcome = await desk.hear(request("third"), at=T0 - MINUTE)
     assert outcome.set_aside_reason == "job refused: queue: 2 jobs wait already, the policy allows 2; try later"
     assert (await desk.hear(request("train"))).facts == (queued,)
 
 
 async def test_a_job_that_was_promised_is_queued_however_many_wait(desk: Desk) -> None:
-    """The gateway has answered 202 for it, row and all: it is not refused behind its user's back."""
+    """The gateway answers 202 for it, and its row may come after the request: a young one is looked at once more."""
+    desk.knows(job("first"), job("second"))
+    assert await desk.hear(request("train")) == Outcome(again_after_seconds=ACCEPTANCE_SECONDS)
+    desk.knows()
     await desk.accepted()
     desk.knows(job("first"), job("second"))
 
