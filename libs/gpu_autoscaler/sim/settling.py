@@ -10,6 +10,7 @@ from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.kube.protocol import JOBS, NODES
+from gpu_autoscaler.model.reasons import BudgetLimit, GpusLimit, NodesLimit, NoOfferFits
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.record import Record
@@ -67,7 +68,12 @@ class Settling:
 
     def _unrest(self) -> list[str]:
         run = self._run
-        found = [f"job {row.spec.job_id} has no final state" for row in run.tables.jobs.values() if row.outcome is None]
+        held = self._held_by_the_policy()
+        found = [
+            f"job {row.spec.job_id} has no final state"
+            for row in run.tables.jobs.values()
+            if row.outcome is None and row.spec.job_id not in held
+        ]
         standing = [machine for machine in run.cloud.machines if machine.state != "terminated"]
         if len(standing) > run.policy.nodes_count_min:
             names = ", ".join(f"{machine.node_name} ({machine.state})" for machine in standing)
@@ -91,6 +97,20 @@ class Settling:
             and (machine.provider_id not in charged or charged[machine.provider_id].last.to_at < machine.terminated_at)
         ]
         return found
+
+    def _held_by_the_policy(self) -> set[str]:
+        """Jobs that the last plan says a limit keeps from ever starting, in a cluster that is as small as it may be."""
+        run = self._run
+        standing_count = sum(1 for machine in run.cloud.machines if machine.state != "terminated")
+        plans = run.record.facts["SCALING"]
+        last = next((told.fact for told in reversed(plans) if isinstance(told.fact, ScalingPlanMade)), None)
+        if last is None or standing_count > run.policy.nodes_count_min:
+            return set()
+        return {
+            held.subject.removeprefix("job/")
+            for held in last.plan.held_back
+            if isinstance(held.reason, BudgetLimit | GpusLimit | NodesLimit | NoOfferFits)
+        }
 
     # ---- no accepted job is lost; each ends in exactly one final state
 
