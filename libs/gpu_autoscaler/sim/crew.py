@@ -59,6 +59,8 @@ class Crew:
             self._loop.call_later(1.0, lambda: self.start(role, instance=instance))
             return
         name = instance or role
+        if name in self.processes:  # one more is there already
+            return
         process = Process(
             role,
             loop=self._loop,
