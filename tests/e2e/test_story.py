@@ -139,9 +139,13 @@ async def test_the_senses_and_the_cost_tracker_die_with_money_open(tmp_path: Pat
         truth = await cluster.world.truth()
         charged = sum(fact.total_micro_usd for fact, _ in cluster.record.of(CostAccrued))
         assert charged < sum(truth.bill_micro_usd.values())
+        cluster.freeze("dcgm-ingest")
+        await asyncio.sleep(1.0)  # what it had sent is told by now
+        samples_count = cluster.record.count(GpuNodeSampled)
+        await asyncio.sleep(30.0 / cluster.clock.factor)
+        assert cluster.record.count(GpuNodeSampled) == samples_count, "three scrapes are open"
         for process in ("cost-tracker", "dcgm-ingest", "spot-watcher-offers"):
             await cluster.kill(process)
-        samples_count = cluster.record.count(GpuNodeSampled)
         await cluster.until(lambda record: record.count(GpuNodeSampled) > samples_count, "a sample after the kill")
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0")
 
@@ -183,9 +187,13 @@ async def post(cluster: Running, body: bytes, *, seconds_max: float) -> int | No
 async def test_the_nats_server_dies_in_the_middle(tmp_path: Path) -> None:
     """Publishers wait, consumers go on where they were, and nothing acknowledged is lost."""
     async with running(tmp_path) as cluster:
+        await cluster.world.slow_down("/cloud/instances", seconds=2.0)
         await cluster.script.request(request("gang-0", gpus=4, members=2), "nats")
         await cluster.until(lambda record: has(record, ScalingPlanMade) and has(record, ScalingNodeOrdered), "an order")
+        await asyncio.sleep(0.5)  # the calls to the cloud are under way, and nobody has acknowledged the orders
+        assert await cluster.unacknowledged_count("SCALING", "scaler-scaling-act") > 0
         await cluster.system.nats.kill()
+        await cluster.world.slow_down("/cloud/instances", seconds=0.0)
         await asyncio.sleep(2.0)  # nodes boot and register meanwhile, and nobody can say so
         await cluster.system.nats.start()
         await cluster.until(lambda record: has(record, NodeObserved, is_ready=True), "a ready node")

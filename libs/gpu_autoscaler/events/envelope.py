@@ -1,7 +1,7 @@
 """CloudEvents 1.0 in structured JSON around a fact, and the two steps of reading one: head first, then the fact.
 
 Two steps keep an unknown type (a newer publisher) apart from an invalid fact (a broken one).
-Source: CloudEvents specification 1.0.2, "JSON Event Format" (read 2026-11-21).
+Source: CloudEvents specification 1.0.2, "JSON Event Format".
 """
 
 from typing import Any

@@ -12,7 +12,7 @@ class GpuModel(msgspec.Struct, frozen=True):
     memory_bytes: int | None
 
 
-# Memory as in NVIDIA's data sheets of each product (read 2026-11-21). A100 and V100 were sold in two sizes,
+# Memory as in NVIDIA's data sheets of each product, not looked up again. A100 and V100 were sold in two sizes,
 # so the bare name fixes none; p4d.24xlarge carries the 40 GB one, p4de.24xlarge the 80 GB one.
 GPU_MODELS = {
     model.name: model

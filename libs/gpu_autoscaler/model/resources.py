@@ -58,7 +58,7 @@ _QUANTITY = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d{1,2}))?([a-zA-Z
 def parse_quantity_milli(text: str) -> int:
     """Return a Kubernetes quantity in thousandths, rounded up: `500m` is 500, `2` is 2000, `1Gi` is 2**30 * 1000.
 
-    Raises ValueError naming the text. Grammar: Kubernetes API reference, "Quantity" (read 2026-11-21).
+    Raises ValueError naming the text. Grammar: Kubernetes API reference, "Quantity".
     """
     match = _QUANTITY.fullmatch(text)
     if match is None or match[4] not in _SUFFIX_MILLI:

@@ -23,7 +23,7 @@ PODS_PER_NODE = 110  # kubelet's default maxPods
 DISK_BYTES = 500 * GIBIBYTE
 
 # What the node itself keeps. CPU and memory of the kubelet as Amazon's EKS images reserve them (awslabs/amazon-eks-ami,
-# nodeadm's kubelet defaults, read 2026-11-21); the agents of every GPU node are a fixture.
+# nodeadm's kubelet defaults; not looked up again); the agents of every GPU node are a fixture.
 _KUBELET_MEMORY_BYTES = (255 + 11 * PODS_PER_NODE + 100) * 2**20  # reserve, a share for each pod, eviction threshold
 _AGENTS_CPU_MILLI = 300
 _AGENTS_MEMORY_BYTES = 512 * 2**20
@@ -77,7 +77,8 @@ def _row(
 
 
 # Sizes: Amazon EC2 Instance Types Guide, "Specifications for Amazon EC2 accelerated computing instances" and
-# "... general purpose instances" (read 2026-11-21). Boot seconds are fixtures: larger machines take longer.
+# "... general purpose instances" (only p4d, p4de and g6e were looked up).
+# Boot seconds are fixtures: larger machines take longer.
 CATALOGUE = (
     _row("g4dn.xlarge", 4, 16, 1, "T4", 16, 90, 0.526),
     _row("g4dn.2xlarge", 8, 32, 1, "T4", 16, 90, 0.752),

@@ -1,6 +1,6 @@
 """Pods of a real cluster trace as jobs to publish.
 
-The form is that of Alibaba's openb traces (github.com/alibaba/clusterdata, cluster-trace-gpu-v2023, read 2026-11-21):
+The form is that of Alibaba's openb traces (github.com/alibaba/clusterdata, cluster-trace-gpu-v2023):
 a CSV file, plain or gzipped, with at least the columns of COLUMNS; times are seconds since the trace began.
 """
 
