@@ -13,11 +13,10 @@ from gpu_autoscaler.model.ids import JobId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalScope
-from gpu_autoscaler.sim.cloud import Cloud, Machine
+from gpu_autoscaler.sim.cloud import Cloud, Machine, Onlooker
 from gpu_autoscaler.sim.gate import Gate
 from gpu_autoscaler.sim.seat import node_of
 from gpu_autoscaler.sim.store import MemoryStore, Tables
-from gpu_autoscaler.sim.witness import Witness
 from gpu_autoscaler.store.protocol import Acceptance, JobOutcome
 
 REFUSED_SECONDS = 180.0
@@ -36,10 +35,10 @@ class SimCapacity:
 
     name = "sim"
 
-    def __init__(self, gate: Gate, cloud: Cloud, witness: Witness) -> None:
+    def __init__(self, gate: Gate, cloud: Cloud, onlooker: Onlooker) -> None:
         self._gate = gate
         self._cloud = cloud
-        self._witness = witness
+        self._onlooker = onlooker
 
     async def offers(self) -> Sequence[Offer]:
         """Return everything that is for sale."""
@@ -62,6 +61,13 @@ class SimCapacity:
                 scope=scope,
                 retry_after_seconds=REFUSED_SECONDS,
             )
+        if self._cloud.is_out_of(order.offer):
+            raise LaunchRefused(
+                f"InsufficientInstanceCapacity: {order.offer.key} cannot be launched now",
+                code="InsufficientInstanceCapacity",
+                scope="offer",
+                retry_after_seconds=REFUSED_SECONDS,
+            )
         is_late = faults.strikes("instance_visible_late")
         machine = self._cloud.launch(
             order,
@@ -79,7 +85,7 @@ class SimCapacity:
         machine = self._cloud.of_id(provider_id)
         if machine is not None:
             if machine.is_alive:
-                self._witness.ended(machine)
+                self._onlooker.ended(machine)
             self._cloud.terminate(machine)
         await self._gate.back("cloud_call_failed")
         return None if machine is None else machine.shown()

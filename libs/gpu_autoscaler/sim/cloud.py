@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
@@ -84,12 +84,26 @@ class Machine:
         return cost_micro_usd(self.price_micro_usd_per_hour, self.terminated_at - self.launched_at)
 
 
+class Onlooker(Protocol):
+    """Who sees what is done to the world by those who act on it."""
+
+    def disturbed(self, pod: wire.Pod, *, is_forced: bool) -> None:
+        """Somebody asks for the pod's eviction, or deletes it against all budgets."""
+        ...
+
+    def ended(self, machine: Machine) -> None:
+        """Somebody ends a machine that lives."""
+        ...
+
+
 class Cloud:
     """Everything that one account holds."""
 
-    def __init__(self, workloads: Workloads, chance: random.Random) -> None:
+    def __init__(self, workloads: Workloads, chance: random.Random, offers: tuple[Offer, ...] | None = None) -> None:
+        """`offers`: what is for sale, None: all of TYPES."""
         self.machines: list[Machine] = []
-        self.offers: tuple[Offer, ...] = offers_of(TYPES)
+        self.offers: tuple[Offer, ...] = offers_of(TYPES) if offers is None else offers
+        self.zones_without_spot: set[str] = set()  # for a while: no spot machine is to be had there
         self.version = 0  # moves with everything that a look from outside could see
         self._workloads = workloads
         self._cluster = workloads.cluster
@@ -124,6 +138,10 @@ class Cloud:
             for machine in self.machines
             if machine.visible_at <= now and (machine.terminated_at is None or machine.terminated_at >= oldest)
         ]
+
+    def is_out_of(self, offer: Offer) -> bool:
+        """True while no machine of this offer is to be had."""
+        return offer.capacity_type is CapacityType.SPOT and offer.zone in self.zones_without_spot
 
     # ---- machines
 
@@ -221,17 +239,7 @@ class Cloud:
         if not machine.is_alive:
             return
         order, offer = machine.order, machine.offer
-        known = {
-            labels.HOSTNAME: machine.node_name,
-            labels.INSTANCE_TYPE: offer.instance_type,
-            labels.ZONE: offer.zone,
-            labels.POOL: order.pool,
-            labels.CAPACITY_TYPE: str(offer.capacity_type),
-            labels.GPU_MODEL: offer.gpu_model or "",
-            labels.ACTION_ID: order.action_id,
-            labels.INSTALLATION: order.installation,
-        }
-        shown = dict(order.labels) | {key: value for key, value in known.items() if value}
+        shown = labels_of(order, machine.node_name)
         taints = tuple(wire.WireTaint(key=one.key, effect=one.effect, value=one.value) for one in order.taints)
         amounts = amounts_text(
             offer.resources.cpu_milli,
@@ -279,3 +287,19 @@ class Cloud:
             and machine.offer.capacity_type is CapacityType.SPOT
             and machine.notice is None
         ]
+
+
+def labels_of(order: Order, node_name: str) -> dict[str, str]:
+    """Return the labels of the node that comes of an order."""
+    offer = order.offer
+    known = {
+        labels.HOSTNAME: node_name,
+        labels.INSTANCE_TYPE: offer.instance_type,
+        labels.ZONE: offer.zone,
+        labels.POOL: order.pool,
+        labels.CAPACITY_TYPE: str(offer.capacity_type),
+        labels.GPU_MODEL: offer.gpu_model or "",
+        labels.ACTION_ID: order.action_id,
+        labels.INSTALLATION: order.installation,
+    }
+    return dict(order.labels) | {key: value for key, value in known.items() if value}

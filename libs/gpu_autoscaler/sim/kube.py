@@ -24,10 +24,10 @@ from gpu_autoscaler.kube.protocol import (
     WatchItem,
 )
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.sim.cloud import Onlooker
 from gpu_autoscaler.sim.gate import Gate
 from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.kubernetes import Entry, Kubernetes, selected
-from gpu_autoscaler.sim.witness import Witness
 from gpu_autoscaler.sim.workloads import Workloads
 from gpu_autoscaler.simcluster.patch import merge
 
@@ -51,7 +51,7 @@ class SimKube:
 
     def __init__(
         self, gate: Gate, clock: Clock, cluster: Cluster, workloads: Workloads, groups: Groups, trouble: WatchTrouble,
-        witness: Witness,
+        onlooker: Onlooker,
     ) -> None:  # fmt: skip
         self._gate = gate
         self._clock = clock
@@ -59,7 +59,7 @@ class SimKube:
         self._workloads = workloads
         self._groups = groups
         self._trouble = trouble
-        self._witness = witness
+        self._onlooker = onlooker
 
     @property
     def _cluster(self) -> Kubernetes:
@@ -148,7 +148,7 @@ class SimKube:
         known = self._cluster.current(PODS, pod)
         if known is None:
             return Eviction(answer="gone")
-        self._witness.disturbed(known, is_forced=False)
+        self._onlooker.disturbed(known, is_forced=False)
         answer = self._groups.evict(known)
         await self._gate.back("kube_answer_lost")
         return answer
@@ -158,7 +158,7 @@ class SimKube:
         await self._gate.leave("kube_call_failed")
         known = self._cluster.current(PODS, pod)
         if known is not None:
-            self._witness.disturbed(known, is_forced=True)
+            self._onlooker.disturbed(known, is_forced=True)
             self._workloads.disrupt(known, grace_seconds=max(1, grace_seconds))
         await self._gate.back("kube_answer_lost")
         return known is not None

@@ -5,9 +5,9 @@ The rules are those of `simcluster`'s controllers, as events instead of ticks. S
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -53,7 +53,8 @@ class Workloads:
         self.works: dict[str, Work] = {}  # by uid of the Job
         self.completed: set[str] = set()  # names of Jobs all of whose members ran to their end
         self._chance = chance
-        self._silent: set[str] = set()  # nodes whose kubelet is dead
+        self.silent_since: dict[str, datetime] = {}  # by name of the nodes whose kubelet is dead
+        self.saved_seconds: Callable[[wire.Pod], float] = nothing_saved  # of a new pod's work, by those before it
         self._is_scheduling = False
         cluster.listen(self._heard)
 
@@ -225,7 +226,8 @@ class Workloads:
         self._changed(pod)
         run_seconds = pod.metadata.annotations.get(RUN_SECONDS)
         if run_seconds is not None:
-            self.loop.call_later(float(run_seconds), self._succeed, bound)
+            left_seconds = max(0.0, float(run_seconds) - self.saved_seconds(pod))
+            self.loop.call_later(left_seconds, self._succeed, bound)
 
     def _succeed(self, bound: wire.Pod) -> None:
         pod = self._on_living_node(bound)
@@ -242,7 +244,7 @@ class Workloads:
         pod = self.cluster.current(PODS, bound)
         if pod is None or pod.metadata.deletion_timestamp is not None or pod.status.phase in FINISHED:
             return None
-        return None if bound.spec.node_name in self._silent else pod
+        return None if bound.spec.node_name in self.silent_since else pod
 
     def _finish(self, pod: wire.Pod, phase: Any) -> wire.Pod:  # noqa: ANN401 - a literal of the wire
         now = self.cluster.now()
@@ -278,7 +280,7 @@ class Workloads:
 
     def _stopped(self, going: wire.Pod) -> None:
         pod = self.cluster.current(PODS, going)
-        if pod is not None and pod.spec.node_name not in self._silent:
+        if pod is not None and pod.spec.node_name not in self.silent_since:
             self.gone(pod)
 
     def gone(self, pod: wire.Pod) -> None:
@@ -302,7 +304,7 @@ class Workloads:
 
     def silence(self, node_name: str) -> None:
         """The machine is off: nothing runs there any more, and nobody says so."""
-        self._silent.add(node_name)
+        self.silent_since.setdefault(node_name, self.cluster.now())
 
     def forget_node(self, node_name: str) -> None:
         """The node's object goes, and with it the pods that are still bound to it."""
@@ -317,6 +319,11 @@ class Workloads:
         """The pod's object is collected: its node is no more."""
         conditions = with_condition(pod.status.conditions, DISRUPTED, "True", self.cluster.now())
         self.gone(replace(pod, status=replace(pod.status, conditions=conditions)))
+
+
+def nothing_saved(_: wire.Pod) -> float:
+    """Work starts over."""
+    return 0.0
 
 
 def controller_of(pod: wire.Pod) -> str | None:

@@ -4,9 +4,6 @@ import asyncio
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Hashable
-from datetime import datetime
-from functools import partial
 
 import msgspec
 
@@ -15,20 +12,17 @@ from gpu_autoscaler.events.envelope import Recorded, encode
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.model.ids import derive_id
-from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Service
-from gpu_autoscaler.sim.capacity import SimCapacity, SimExporters, SimMetadata, SimStore, StoreTrouble
 from gpu_autoscaler.sim.cloud import Cloud
-from gpu_autoscaler.sim.crew import Crew, Seen
+from gpu_autoscaler.sim.crew import Crew
 from gpu_autoscaler.sim.faults import Faults, Occurrence
 from gpu_autoscaler.sim.groups import Groups
-from gpu_autoscaler.sim.kube import SimKube, WatchTrouble
 from gpu_autoscaler.sim.kubernetes import Kubernetes
+from gpu_autoscaler.sim.outside import Outside, glances_of
 from gpu_autoscaler.sim.process import BUG, Process
 from gpu_autoscaler.sim.record import Record
-from gpu_autoscaler.sim.seat import Glance, Roles, Seat
+from gpu_autoscaler.sim.seat import Roles
 from gpu_autoscaler.sim.settling import Settling
-from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.timeline import ORIGIN, VirtualLoop
 from gpu_autoscaler.sim.trouble import Trouble
 from gpu_autoscaler.sim.users import Users
@@ -78,10 +72,7 @@ class World:
         self.faults = Faults(setting.seed, kinds=setting.kinds, only=setting.only)
         self.faults.clock = self.loop.time
         self.record = Record(self.loop, is_coded=setting.is_coded)
-        self.tables = Tables()
         self._roles = roles
-        self.store_trouble, self.watch_trouble = StoreTrouble(), WatchTrouble()
-        self._identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
         self.cluster = Kubernetes(self.loop.now)
         self.workloads = Workloads(self.cluster, self.loop, self._chance("workloads"))
         self._groups = Groups(self.workloads)
@@ -90,7 +81,12 @@ class World:
             self.loop, self.workloads, self.cloud, self.policy, calm_since=lambda: self.faults.disturbed_until
         )
         self.record.listen(self.witness.heard)
-        self.crew = Crew(self.loop, self.faults, self.record, self._glances(), self._compose, self._on_bug)
+        identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
+        self._outside = Outside(identity, self.workloads, self._groups, self.cloud, self.witness)
+        self.tables, self.store_trouble = self._outside.tables, self._outside.store_trouble
+        self.watch_trouble = self._outside.watch_trouble
+        glances = glances_of(roles, self.policy, skips_ticks=setting.skips_ticks)
+        self.crew = Crew(self.loop, self.faults, self.record, glances, self._compose, self._on_bug)
         self.users = Users(self.loop, self.record, self._groups, self.faults, self._chance("users"))
         self._trouble = Trouble(self, self._chance("trouble"))
         self._settling = Settling(self)
@@ -120,30 +116,9 @@ class World:
     def _chance(self, of: str) -> random.Random:
         return random.Random(f"{self.setting.seed}/{of}")
 
-    def _glances(self) -> dict[str, Seen | None]:
-        glances = {name: role.glance if self.setting.skips_ticks else None for name, role in self._roles.items()}
-        return {
-            name: None if glance is None else partial(_glanced, glance, self.policy) for name, glance in glances.items()
-        }
-
     def _compose(self, process: Process) -> Service:
-        gate = process.gate
-        return self._roles[process.role].compose(
-            Seat(
-                view=process.view,
-                policy=self.policy,
-                clock=process.clock,
-                cluster=self._identity,
-                kube=SimKube(
-                    gate, process.clock, self._identity, self.workloads, self._groups, self.watch_trouble, self.witness
-                ),
-                provider=SimCapacity(gate, self.cloud, self.witness),
-                store=SimStore(gate, self.tables, self.store_trouble),
-                metadata=lambda address: SimMetadata(gate, self.cloud, address),
-                exporters=SimExporters(gate, self.cloud),
-                on_refused_plan=self._on_refused_plan,
-            )
-        )
+        seat = self._outside.seat(process, self.policy, on_refused_plan=self._on_refused_plan)
+        return self._roles[process.role].compose(seat)
 
     def _on_bug(self, role: str, error: Exception) -> None:
         self.witness.breaks(BUG, f"{role}: {error!r}")
@@ -216,10 +191,6 @@ def policy_of(seed: int) -> ScalingPolicy:
         nodes_count_min=chance.choice((0, 0, 2)),
         is_consolidation_on=chance.random() < 0.8,
     )
-
-
-def _glanced(glance: Glance, policy: ScalingPolicy, view: StateView, now: datetime) -> Hashable:
-    return glance(view, policy, now)
 
 
 def run(setting: Setting, roles: Roles) -> Result:

@@ -1,0 +1,69 @@
+"""All that is outside of the services, and the seat in it that each process gets."""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.kube.protocol import Cluster
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.sim.capacity import SimCapacity, SimExporters, SimMetadata, SimStore, StoreTrouble
+from gpu_autoscaler.sim.cloud import Cloud, Onlooker
+from gpu_autoscaler.sim.crew import Seen
+from gpu_autoscaler.sim.groups import Groups
+from gpu_autoscaler.sim.kube import SimKube, WatchTrouble
+from gpu_autoscaler.sim.process import Process
+from gpu_autoscaler.sim.seat import Glance, Roles, Seat
+from gpu_autoscaler.sim.store import Tables
+from gpu_autoscaler.sim.workloads import Workloads
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The world as the processes of one run reach it."""
+
+    identity: Cluster
+    workloads: Workloads
+    groups: Groups
+    cloud: Cloud
+    onlooker: Onlooker
+    tables: Tables = field(default_factory=Tables)
+    store_trouble: StoreTrouble = field(default_factory=StoreTrouble)
+    watch_trouble: WatchTrouble = field(default_factory=WatchTrouble)
+
+    def seat(self, process: Process, policy: ScalingPolicy, *, on_refused_plan: Callable[[], None]) -> Seat:
+        """Return everything that this process reaches."""
+        gate = process.gate
+        return Seat(
+            view=process.view,
+            policy=policy,
+            clock=process.clock,
+            cluster=self.identity,
+            kube=SimKube(
+                gate,
+                process.clock,
+                self.identity,
+                self.workloads,
+                self.groups,
+                self.watch_trouble,
+                self.onlooker,
+            ),
+            provider=SimCapacity(gate, self.cloud, self.onlooker),
+            store=SimStore(gate, self.tables, self.store_trouble),
+            metadata=lambda address: SimMetadata(gate, self.cloud, address),
+            exporters=SimExporters(gate, self.cloud),
+            on_refused_plan=on_refused_plan,
+        )
+
+
+def glances_of(roles: Roles, policy: ScalingPolicy, *, skips_ticks: bool) -> Mapping[str, Seen | None]:
+    """Return what each role's ticks depend on; None for those that are always called."""
+    return {
+        name: partial(_glanced, role.glance, policy) if skips_ticks and role.glance is not None else None
+        for name, role in roles.items()
+    }
+
+
+def _glanced(glance: Glance, policy: ScalingPolicy, view: StateView, now: datetime) -> Hashable:
+    return glance(view, policy, now)
