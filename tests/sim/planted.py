@@ -1,6 +1,7 @@
 """Bugs to plant: each one small change of the code as it stands, that the simulator has to find by a broken promise.
 
-A change names its text exactly; when the code moves on, the test beside this file says which one to plant anew.
+A change names its text exactly; when the code moves on, the test beside this file says which one to plant anew. The
+numbers are those of the design notes, "Promises"; what a promise does not name, settling and the second opinion hold.
 """
 
 import msgspec
@@ -10,6 +11,7 @@ class Planted(msgspec.Struct, frozen=True):
     """One bug: in this file, this text becomes that."""
 
     name: str
+    promise: int  # the one that it attacks
     path: str  # from the repository's root
     right: str
     wrong: str
@@ -17,98 +19,310 @@ class Planted(msgspec.Struct, frozen=True):
 
 _SCALER = "services/gpu_autoscaler_services/scaler"
 _SCHEDULER = "services/gpu_autoscaler_services/scheduler"
+_COSTS = "services/gpu_autoscaler_services/cost_tracker"
 _CORE = "libs/gpu_autoscaler/core"
 
-PLANTED = (
-    Planted("the fence is dropped", f"{_SCALER}/service.py", "expected_last_sequence=made.parent_sequence", ""),
-    Planted(
-        "orders in flight are forgotten",
-        f"{_CORE}/life.py",
-        "    return joined.order is None or joined.order.refused is None\n",
-        "    return False\n",
-    ),
-    Planted(
-        "launched again without the token",
-        f"{_SCALER}/purchases.py",
-        "            action_id=ordered.action_id,\n            installation",
-        '            action_id=ActionId(f"{ordered.action_id}-{self._now().timestamp()}"),\n            installation',
-    ),
-    Planted(
-        "a cordoned node counts as room",
-        f"{_CORE}/life.py",
-        "        return self.phase is NodePhase.READY\n",
-        "        return self.phase in (NodePhase.READY, NodePhase.CORDONED)\n",
-    ),
-    Planted(
-        "a voluntary drain insists where a budget says no",
-        f"{_SCALER}/drains.py",
-        "        if not started.is_voluntary and self._clock.now() >= eviction_order",
-        "        if True or self._clock.now() >= eviction_order",
-    ),
-    Planted(
-        "work that would start over is moved",
-        f"{_CORE}/protection.py",
-        'if pod.owner_kind == "Job":',
-        'if pod.owner_kind == "Nobody":',
-    ),
-    Planted(
-        "one node too many",
-        f"{_CORE}/limits.py",
-        "self._nodes[owner] + 1 > nodes_max",
-        "self._nodes[owner] > nodes_max",
-    ),
-    Planted(
-        "GPUs of the purchase are not counted",
-        f"{_CORE}/limits.py",
-        "self._gpus[owner] + more > gpus_max",
-        "self._gpus[owner] > gpus_max",
-    ),
-    Planted(
-        "the cents of a span are lost",
-        f"{_CORE}/accrual.py",
-        "to_at - launched_at) - charged_micro_usd",
-        "to_at - launched_at) - charged_micro_usd - 1",
-    ),
-    Planted(
-        "a notice is not answered", f"{_CORE}/spot.py", "if notice is None or view.node_uid", "if True or view.node_uid"
-    ),
+# 1: no accepted job is lost, each ends in exactly one final state
+_JOBS = (
     Planted(
         "a cancelled job's pods run on",
+        1,
         f"{_SCHEDULER}/service.py",
         'if finished.outcome != "completed":',
         "if False:",
     ),
     Planted(
         "an accepted request is refused when it comes again",
+        1,
         f"{_SCHEDULER}/service.py",
         'if acceptance == "conflict":',
         'if acceptance != "accepted":',
     ),
     Planted(
-        "a drain does not wait for its pods", f"{_SCALER}/drains.py", "        if not pods:\n", "        if True:\n"
+        "a job whose acceptance is tried again is lost",
+        1,
+        f"{_SCHEDULER}/service.py",
+        "if row is not None and row.outcome is not None:\n            return ()  # a late repeat",
+        "if row is not None:\n            return ()  # a late repeat",
     ),
     Planted(
-        "what never came up is never given back",
-        f"{_CORE}/scale_down.py",
-        "    if view.phase is not NodePhase.FAILED or order is None:\n",
-        "    if True or order is None:\n",
+        "a released Job is left suspended",
+        1,
+        f"{_SCHEDULER}/binder.py",
+        "if job.spec.suspend and not is_over(job):",
+        "if False:",
     ),
     Planted(
-        "a drain given up leaves its node cordoned",
-        f"{_SCALER}/drains.py",
-        "        await self._cordon(said.node_name, said.node_uid, is_cordoned=False)\n",
-        "",
+        "a failed job is called completed",
+        1,
+        "libs/gpu_autoscaler/kube/translate/job.py",
+        '"Failed": "failed"}',
+        '"Failed": "completed"}',
+    ),
+    Planted(
+        "acknowledged before it is published",
+        1,
+        "libs/gpu_autoscaler/sim/process.py",
+        "        again_seconds = await self._attempt(recorded, key)\n",
+        "        consumer.settle(sequence)\n        again_seconds = await self._attempt(recorded, key)\n",
+    ),
+)
+
+# 2: never two launches for one action, never more than the limits
+_LAUNCHES = (
+    Planted("the fence is dropped", 2, f"{_SCALER}/service.py", "expected_last_sequence=made.parent_sequence", ""),
+    Planted(
+        "orders in flight are forgotten",
+        2,
+        f"{_CORE}/life.py",
+        "    return joined.order is None or joined.order.refused is None\n",
+        "    return False\n",
+    ),
+    Planted(
+        "launched again without the token",
+        2,
+        f"{_SCALER}/purchases.py",
+        "            action_id=ordered.action_id,\n            installation",
+        '            action_id=ActionId(f"{ordered.action_id}-{self._now().timestamp()}"),\n            installation',
+    ),
+    Planted(
+        "one node too many",
+        2,
+        f"{_CORE}/limits.py",
+        "self._nodes[owner] + 1 > nodes_max",
+        "self._nodes[owner] > nodes_max",
+    ),
+    Planted(
+        "GPUs of the purchase are not counted",
+        2,
+        f"{_CORE}/limits.py",
+        "self._gpus[owner] + more > gpus_max",
+        "self._gpus[owner] > gpus_max",
+    ),
+    Planted(
+        "money is no limit",
+        2,
+        f"{_CORE}/limits.py",
+        "if self._price_micro_usd_per_hour + price > price_max:",
+        "if price > price_max:",
+    ),
+    Planted(
+        "an instance that ends counts no more",
+        2,
+        f"{_CORE}/life.py",
+        '        return joined.instance.state != "terminated"\n',
+        '        return joined.instance.state in ("pending", "running")\n',
     ),
     Planted(
         "an instance that ends is taken for ended",
+        2,
         f"{_SCALER}/purchases.py",
         "        instance = None if provider_id is None else await self._provider.terminate(provider_id, now=now)\n",
         "        instance = None\n",
     ),
     Planted(
-        "a released Job is left suspended",
-        f"{_SCHEDULER}/binder.py",
-        "if job.spec.suspend and not is_over(job):",
-        "if False:",
+        "an instance shown after its order was closed is forgotten",
+        2,
+        f"{_CORE}/joins.py",
+        '        is_refuted = joined.instance is not None and joined.instance.state != "terminated"\n',
+        "        is_refuted = False\n",
+    ),
+    Planted(
+        "what never came up is never given back",
+        2,
+        f"{_CORE}/scale_down.py",
+        "    if view.phase is not NodePhase.FAILED or order is None:\n",
+        "    if True or order is None:\n",
+    ),
+    Planted(
+        "a gang is bought in part",
+        2,
+        f"{_CORE}/basket.py",
+        "        if reason is not None and buyer.member_count > 1:\n",
+        "        if reason is not None and buyer.member_count > 99:\n",
+    ),
+    Planted(
+        "what is decided and not ordered yet is bought once more",
+        2,
+        f"{_CORE}/life.py",
+        "BOOTING_PHASES = frozenset({_P.PLANNED, _P.ORDERED, ",
+        "BOOTING_PHASES = frozenset({",
+    ),
+    Planted(
+        "what was refused is asked for again at once",
+        2,
+        f"{_CORE}/market.py",
+        "        if refused is None or refused.retry_at <= as_of:\n",
+        "        if True or refused.retry_at <= as_of:\n",
+    ),
+    Planted(
+        "a cordoned node counts as room",
+        2,
+        f"{_CORE}/life.py",
+        "        return self.phase is NodePhase.READY\n",
+        "        return self.phase in (NodePhase.READY, NodePhase.CORDONED)\n",
     ),
 )
+
+# 3: never a voluntary drain of what must not be disturbed, never a removal on missing data
+_REMOVALS = (
+    Planted(
+        "a voluntary drain insists where a budget says no",
+        3,
+        f"{_SCALER}/drains.py",
+        "        if not started.is_voluntary and self._clock.now() >= eviction_order",
+        "        if True or self._clock.now() >= eviction_order",
+    ),
+    Planted(
+        "a disruption budget is ignored",
+        3,
+        f"{_CORE}/protection.py",
+        "if budget.disruptions_allowed <= 0)",
+        "if budget.disruptions_allowed < 0)",
+    ),
+    Planted(
+        "work that would start over is moved",
+        3,
+        f"{_CORE}/protection.py",
+        'if pod.owner_kind == "Job":',
+        'if pod.owner_kind == "Nobody":',
+    ),
+    Planted(
+        "silence is taken for idle",
+        3,
+        f"{_CORE}/life.py",
+        "    if any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):\n",
+        "    sensed = state.telemetry.get(node.node_uid)\n"
+        "    is_busy = sensed is not None and any(gpu.utilization_ratio_mean for gpu in sensed.gpus)\n"
+        "    if is_busy and any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):\n",
+    ),
+    Planted(
+        "nodes are removed on an old picture",
+        3,
+        f"{_CORE}/freshness.py",
+        "age_seconds is not None and age_seconds <= policy.watch_seconds_max",
+        "age_seconds is not None",
+    ),
+    Planted(
+        "a drain does not wait for its pods", 3, f"{_SCALER}/drains.py", "        if not pods:\n", "        if True:\n"
+    ),
+    Planted(
+        "a drain given up leaves its node cordoned",
+        3,
+        f"{_SCALER}/drains.py",
+        "        await self._cordon(said.node_name, said.node_uid, is_cordoned=False)\n",
+        "",
+    ),
+    Planted(
+        "the minimum is passed by one",
+        3,
+        f"{_CORE}/scale_down.py",
+        "    if staying_count <= policy.nodes_count_min:\n",
+        "    if staying_count < policy.nodes_count_min:\n",
+    ),
+)
+
+# 4: a notice is answered
+_NOTICES = (
+    Planted(
+        "a notice is not answered",
+        4,
+        f"{_CORE}/spot.py",
+        "if notice is None or view.node_uid",
+        "if True or view.node_uid",
+    ),
+    Planted(
+        "a notice is answered after its time",
+        4,
+        f"{_CORE}/spot.py",
+        "        return notice.notice.reclaim_at\n",
+        "        return notice.notice.reclaim_at + timedelta(seconds=300.0)\n",
+    ),
+    Planted(
+        "the job is not told of the notice",
+        4,
+        f"{_SCALER}/drains.py",
+        "                await self._kube.annotate_pod(pod, deadline)\n",
+        "                pass\n",
+    ),
+    Planted(
+        "a notice taken back is carried out all the same",
+        4,
+        f"{_CORE}/spot.py",
+        "    if notice is None or notice.withdrawn is None or",
+        "    if True or notice.withdrawn is None or",
+    ),
+)
+
+# 5: allocated and idle are the bill, to the micro-dollar; used is never more than allocated
+_MONEY = (
+    Planted(
+        "the cents of a span are lost",
+        5,
+        f"{_CORE}/accrual.py",
+        "to_at - launched_at) - charged_micro_usd",
+        "to_at - launched_at) - charged_micro_usd - 1",
+    ),
+    Planted(
+        "the cents of a share are lost",
+        5,
+        "libs/gpu_autoscaler/model/money.py",
+        "        shares[index] += 1\n",
+        "        shares[index] += 0\n",
+    ),
+    Planted(
+        "more is used than was allocated",
+        5,
+        f"{_CORE}/accrual.py",
+        "min(1.0, used_units / mean_units_held)",
+        "used_units / mean_units_held",
+    ),
+    Planted(
+        "an instance whose launch was never answered is not billed",
+        5,
+        f"{_COSTS}/bills.py",
+        "                case NodeInstanceObserved() as fact:\n",
+        "                case NodeInstanceObserved() as fact if fact.provider_id in self._bills:\n",
+    ),
+    Planted(
+        "a budget is crossed and nobody is told",
+        5,
+        f"{_COSTS}/service.py",
+        "if fact.condition() not in self._marks_told]",
+        "if fact.condition() in self._marks_told]",
+    ),
+)
+
+# 6: a recorded plan can be recomputed; what is said twice, or in another order, is the same state
+_RECORDS = (
+    Planted(
+        "a plan names a wrong cut",
+        6,
+        "libs/gpu_autoscaler/runtime/projection.py",
+        "            sequences[stream] = max(sequence, sequences.get(stream, 0))\n",
+        "            sequences[stream] = max(sequence - 1, sequences.get(stream, 0))\n",
+    ),
+    Planted(
+        "an older word about an object overrules a newer one",
+        6,
+        f"{_CORE}/batch.py",
+        "            if version_of(known) >= version:\n                return False\n",
+        "            if version_of(known) == version:\n                return False\n",
+    ),
+    Planted(
+        "what is gone comes back when it is said again",
+        6,
+        f"{_CORE}/batch.py",
+        "            if stone.version >= version:\n                return False\n",
+        "",
+    ),
+    Planted(
+        "a plan reads a clock of its own",
+        6,
+        f"{_SCALER}/service.py",
+        "        made = plan(state, self._policy, now)\n",
+        "        made = msgspec.structs.replace(plan(state, self._policy, now), as_of=now.replace(microsecond=0))\n",
+    ),
+)
+
+PLANTED = (*_JOBS, *_LAUNCHES, *_REMOVALS, *_NOTICES, *_MONEY, *_RECORDS)
