@@ -78,6 +78,38 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     held_back: tuple[HeldBack, ...] = ()
 
 
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of two plans says about a subject."""
+
+    what: str  # tag of the decision, `held_back`, or `nothing`
+    reason: str = ""  # tag of its reason; empty: none was given
+    sentence: str = ""  # the whole of it, for people
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One subject about which two plans of one state say different things: the one that was made, and another."""
+
+    subject: str  # job/<id>, pod/<uid>, node/<uid>, order/<action id>, or cluster
+    name: str  # the same with the node's name, where that is known
+    made: Side
+    other: Side
+
+    @property
+    def is_decision(self) -> bool:
+        """False where both do nothing, for different reasons."""
+        return not {self.made.what, self.other.what} <= NO_DECISION
+
+    @property
+    def kind(self) -> str:
+        """What is alike in many differences: `buy_node (unmet_demand) -> held_back (nodes_limit)`."""
+        return " -> ".join(
+            f"{side.what} ({side.reason})" if side.reason else side.what for side in (self.made, self.other)
+        )
+
+
+NO_DECISION = frozenset({"held_back", "nothing"})
+
+
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """The facts a state was folded from: the last sequence of each stream, and those set aside as dead letters."""
 

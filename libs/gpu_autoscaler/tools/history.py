@@ -1,14 +1,24 @@
-"""Reads recorded facts back from the streams, in order, up to where they stood. Used by `recompute` and `why`."""
+"""Reads recorded facts back from the streams, in order, up to where they stood. Used by `tools/` and `why`."""
 
 from collections.abc import AsyncIterator, Sequence
+
+import msgspec
 
 from gpu_autoscaler.bus.protocol import Bus, Message
 from gpu_autoscaler.bus.streams import subject_filter
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import InvalidFact
+from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.reading import read_message
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded fact, and when its stream took it."""
+
+    at: Instant  # cluster time by the broker's clock
+    recorded: Recorded
 
 
 class History:
@@ -31,6 +41,19 @@ class History:
 
         Ends early where the rest is no longer kept. Raises TransientError when the broker is away.
         """
+        async for batch in self.stored(stream, facts, after=after, last=last, aside=aside):
+            yield [each.recorded for each in batch]
+
+    async def stored(
+        self,
+        stream: str,
+        facts: Sequence[type[Fact]],
+        *,
+        after: int = 0,
+        last: int | None = None,
+        aside: frozenset[tuple[str, int]] = frozenset(),
+    ) -> AsyncIterator[list[Stored]]:
+        """As `read`, with the instant at which the stream took each fact."""
         if last is None:
             last = await self._bus.last_sequence(stream)
         if last <= after:
@@ -42,7 +65,7 @@ class History:
                 return
             async for batch in projection:
                 yield [
-                    recorded
+                    Stored(at=self._clock.at(message.stored_at), recorded=recorded)
                     for message in batch
                     if message.sequence <= last
                     and (stream, message.sequence) not in aside

@@ -52,7 +52,7 @@ class Recomputation(msgspec.Struct, frozen=True, kw_only=True):
     facts_count: int = 0
 
 
-class _Start(msgspec.Struct, frozen=True, kw_only=True):
+class Start(msgspec.Struct, frozen=True, kw_only=True):
     """What the facts are folded onto."""
 
     name: str = ""  # of the snapshot, with the words that lead to it; empty: the beginning
@@ -90,11 +90,11 @@ async def recompute(
             sentence=f"made with policy {recorded.policy_digest}, this one is {own_policy}; "
             "name the file that was used with --policy",
         )
-    start = await _start(bus, history, recorded, store)
+    start = await start_of(bus, history, recorded, store)
     return await _compare(history, start, recorded, policy)
 
 
-async def _compare(history: History, start: _Start, recorded: ScalingPlanMade, policy: ScalingPolicy) -> Recomputation:
+async def _compare(history: History, start: Start, recorded: ScalingPlanMade, policy: ScalingPolicy) -> Recomputation:
     state, facts_count = await _state_at(history, start, recorded.cut)
     again = plan(state, policy, recorded.plan.as_of)
     source = f"{start.name}{facts_count} facts"
@@ -120,7 +120,7 @@ async def _recorded_plan(history: History, plan_id: PlanId) -> ScalingPlanMade |
     return None
 
 
-async def _start(bus: Bus, history: History, recorded: ScalingPlanMade, store: Store | None) -> _Start:
+async def start_of(bus: Bus, history: History, recorded: ScalingPlanMade, store: Store | None) -> Start:
     """The beginning, while all of it is kept; else the nearest snapshot below the plan's cut, if one serves."""
     spans = {stream: await bus.span(stream) for stream, _ in recorded.cut.last_sequences}
     aged = [
@@ -131,18 +131,18 @@ async def _start(bus: Bus, history: History, recorded: ScalingPlanMade, store: S
         if not await history.is_from_the_beginning(stream)
     ]
     if not aged:
-        return _Start()
+        return Start()
     facts_gone = f"facts have aged out ({'; '.join(aged)})"
     if store is None:
-        return _Start(missing=f"{facts_gone}, and there is no store here to take a snapshot from; set store.url")
+        return Start(missing=f"{facts_gone}, and there is no store here to take a snapshot from; set store.url")
     rows, below_count, refusal = await store.snapshots(), 0, None
     for row in rows:
         label = read_label(row.label)
-        if isinstance(label, Label) and not _is_below(label.cut, recorded.cut):
+        if isinstance(label, Label) and not is_below(label.cut, recorded.cut):
             continue
         below_count += 1
-        found = await _from_snapshot(bus, store, row, label, recorded.core_digest, spans)
-        if isinstance(found, _Start):
+        found = await from_snapshot(bus, store, row, label, recorded.core_digest, spans)
+        if isinstance(found, Start):
             return found
         refusal = refusal or found
     reason = (
@@ -150,15 +150,16 @@ async def _start(bus: Bus, history: History, recorded: ScalingPlanMade, store: S
         if refusal
         else (f"none of {len(rows)} kept is below the plan's cut")
     )
-    return _Start(missing=f"{facts_gone}, and there is no snapshot: {reason}")
+    return Start(missing=f"{facts_gone}, and there is no snapshot: {reason}")
 
 
-async def _from_snapshot(
+async def from_snapshot(
     bus: Bus, store: Store, row: SnapshotRow, label: Label | Refusal, core: str, spans: Mapping[str, StreamSpan]
-) -> _Start | Refusal:
+) -> Start | Refusal:
+    """Return the state that was kept, if core and streams are those that it stands for, else why not."""
     if isinstance(label, Refusal):
         return label
-    folds = [fact for stream in spans for fact in _folded_of(stream)]
+    folds = [fact for stream in spans for fact in folded_of(stream)]
     refusal = refused(label, core, folds, spans) or await rewritten(bus, label.marks)
     if refusal is not None:
         return refusal
@@ -166,26 +167,27 @@ async def _from_snapshot(
     if isinstance(state, Refusal):
         return state
     name = f"the snapshot of {row.kept_at:%Y-%m-%d %H:%M:%S} UTC and "
-    return _Start(name=name, state=state, sequences=dict(label.cut.last_sequences))
+    return Start(name=name, state=state, sequences=dict(label.cut.last_sequences))
 
 
-def _is_below(cut: Cut, other: Cut) -> bool:
+def is_below(cut: Cut, other: Cut) -> bool:
     """True when all that is in the first cut is in the other one too."""
     last = dict(other.last_sequences)
     return all(sequence <= last.get(stream, 0) for stream, sequence in cut.last_sequences)
 
 
-def _folded_of(stream: str) -> list[type[Fact]]:
+def folded_of(stream: str) -> list[type[Fact]]:
+    """Return the facts of a stream that a state is folded from."""
     return [fact for fact in FACTS if fact.stream() == stream and fact not in _NOT_FOLDED]
 
 
-async def _state_at(history: History, start: _Start, cut: Cut) -> tuple[ClusterState, int]:
+async def _state_at(history: History, start: Start, cut: Cut) -> tuple[ClusterState, int]:
     """The state at the cut, and how many facts were folded onto the start."""
     state, facts_count = start.state, 0
     aside = frozenset(cut.set_aside)
     for stream, last in cut.last_sequences:
         after = start.sequences.get(stream, 0)
-        async for batch in history.read(stream, _folded_of(stream), after=after, last=last, aside=aside):
+        async for batch in history.read(stream, folded_of(stream), after=after, last=last, aside=aside):
             state = fold(state, batch)
             facts_count += len(batch)
     return state, facts_count

@@ -35,6 +35,9 @@ app.command(f"{_HERE}.views:cost", help="Money by time and by project.")
 app.command(f"{_HERE}.events:events", help="Recorded facts, the newest or as they arrive.")
 app.command(f"{_HERE}.views:why", help="The story of a node, pod or job back to its first cause.")
 app.command(f"{_HERE}.record:recompute", help="Make a recorded plan again from its facts and compare it byte for byte.")
+app.command(
+    f"{_HERE}.replay:replay", help="Ask today's code about a recorded history, and list what it decides otherwise."
+)
 app.command(f"{_HERE}.record:dead_letters", name="dead-letters", help="Messages that were set aside, and why.")
 app.command(f"{_HERE}.up:up", help="Run the whole system here, every service a process.")
 app.command(f"{_HERE}.demo:demo", help="Show the whole story on a simulated cluster.")

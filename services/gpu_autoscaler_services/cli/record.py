@@ -47,7 +47,8 @@ class Broker:
 HERE = Broker()
 
 
-def _with_bus(settings: Settings, use: Callable[[Bus], Awaitable[T]]) -> T:
+def with_bus(settings: Settings, use: Callable[[Bus], Awaitable[T]]) -> T:
+    """Return what comes of `use` with a connection to the broker that lasts as long."""
     # What goes wrong is said once, at the end; what the client tries meanwhile is of no use to the caller.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
@@ -87,7 +88,7 @@ def recompute(
             if store is not None:
                 await store.close()
 
-    found = _with_bus(settings, make_again)
+    found = with_bus(settings, make_again)
     for line in found.difference:
         print(line)
     if found.verdict is Verdict.EQUAL:
@@ -119,7 +120,7 @@ def list_(
     output: Output = "table",
 ) -> None:
     """List messages that were set aside, oldest first."""
-    page = _with_bus(broker.settings(), lambda bus: DeadLetters(bus).page(after_sequence=after, count_max=limit))
+    page = with_bus(broker.settings(), lambda bus: DeadLetters(bus).page(after_sequence=after, count_max=limit))
     rows = [_row(letter) for letter in page]
     show(rows, rows, _COLUMNS, lambda row: str(row["sequence"]), output)
 
@@ -151,5 +152,5 @@ def resubmit(
             return [await letters.resubmit(letter, at=at)]
         return list(await letters.resubmit_all(at=at, service=service))
 
-    for sent in _with_bus(broker.settings(), send):
+    for sent in with_bus(broker.settings(), send):
         print(f"{sent.letter.sequence} {sent.letter.subject} {sent.ack.stream}:{sent.ack.sequence}")

@@ -1,4 +1,4 @@
-"""Commands that read the streams: `recompute` and `dead-letters`, against a real broker."""
+"""Commands that read the streams: `recompute`, `replay` and `dead-letters`, against a real broker."""
 
 import asyncio
 import json
@@ -6,12 +6,16 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
+from tests.replay.days import history_of
 
 from gpu_autoscaler.bus.dead_letters import DeadLetters
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.bus.streams import Declared, streams
+from gpu_autoscaler.events.envelope import encode
+from gpu_autoscaler.tools.recording import load
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
 
@@ -85,3 +89,52 @@ async def test_a_broker_that_is_away_is_a_time_out(capsys: pytest.CaptureFixture
     """Exit 4, naming the address."""
     assert await _run("dead-letters", "list", "--nats", "nats://127.0.0.1:1") == Exit.TIME_OUT
     assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+async def _happen(bus: NatsBus, name: str) -> None:
+    """Put a recorded day on the broker, telemetry apart: each fact gets the sequence that it had."""
+    for each in load(history_of(name)).facts:
+        recorded = each.recorded
+        if recorded.stream != "GPU":
+            ack = await bus.publish(recorded.fact.subject(), encode(recorded.envelope), message_id=recorded.envelope.id)
+            assert ack.sequence == recorded.sequence
+
+
+def _policy_file(path: Path, **changes: object) -> Path:
+    """The policy of the recorded day, changed."""
+    known = {
+        name: value
+        for name, value in msgspec.to_builtins(load(history_of("quiet")).head.policy).items()
+        if name != "pools" and value is not None
+    }
+    path.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in {**known, **changes}.items()))
+    return path
+
+
+async def test_what_the_running_system_recorded_is_replayed(
+    bus: NatsBus, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the streams, then from the file that was kept; 0 while nothing differs, 1 where something does."""
+    await _happen(bus, "quiet")
+    monkeypatch.setenv("GPU_AUTOSCALER_POLICY_PATH", str(_policy_file(tmp_path / "same.toml")))
+    kept = tmp_path / "kept.jsonl.xz"
+
+    assert await _run("replay", "--from", "2026-01-01", "--save", str(kept)) == Exit.OK, capsys.readouterr()
+    assert "0 decisions otherwise" in capsys.readouterr().out
+    assert await _run("replay", str(kept)) == Exit.OK
+
+    other = _policy_file(tmp_path / "other.toml", idle_seconds_max=86_400)
+    monkeypatch.setenv("GPU_AUTOSCALER_POLICY_PATH", str(other))
+    assert await _run("replay", "--from", "2026-01-01") == Exit.FAILURE
+    said = capsys.readouterr()
+    assert "drain_node (node_idle) -> held_back (not_yet_idle)" in said.out
+    assert "another policy" in said.err
+
+
+async def test_a_time_without_a_plan_is_not_found(bus: NatsBus, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 3; what cannot be meant is refused with 2."""
+    assert await _run("replay", "--from", "2026-01-01", "--to", "2026-01-02") == Exit.NOT_FOUND
+    assert "no plan between" in capsys.readouterr().err
+    assert await _run("replay") == Exit.USAGE
+    assert await _run("replay", "--from", "yesterday") == Exit.USAGE
+    assert await _run("replay", "no-such-file.jsonl") == Exit.USAGE
