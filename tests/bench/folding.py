@@ -74,10 +74,10 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def history() -> list[Envelope]:
-    """Pods that come, wait, are bound, run and go, a hundred at a time."""
+def history(pods_count: int = PODS_COUNT) -> list[Envelope]:
+    """Pods that come, wait, are bound, run and go, a hundred at a time: five facts each."""
     facts: list[tuple[datetime, Fact]] = []
-    for number in range(PODS_COUNT):
+    for number in range(pods_count):
         at = NOON + timedelta(seconds=number / 10)
         uid = PodUid(f"pod-{number}")
         seen = PodObserved(

@@ -70,19 +70,20 @@ async def _measure(folder: Path) -> tuple[int, float, float, float]:
         await bus.ensure()
         store = await SqliteStore.open(folder / "store.db")
         closing.push_async_callback(store.close)
-        await _publish(bus, envelopes[:-tail])
+        await publish_all(bus, envelopes[:-tail])
         snapshots, _ = await _start(bus, store, len(envelopes) - tail)
         began = time.perf_counter()
         await snapshots.keep()
         keep_seconds = time.perf_counter() - began
-        await _publish(bus, envelopes[-tail:])
+        await publish_all(bus, envelopes[-tail:])
         _, resumed_seconds = await _start(bus, store, len(envelopes))
         await store.forget_snapshots([row.number for row in await store.snapshots()])
         _, whole_seconds = await _start(bus, store, len(envelopes))
     return len(envelopes), whole_seconds, resumed_seconds, keep_seconds
 
 
-async def _publish(bus: NatsBus, envelopes: list[Envelope]) -> None:
+async def publish_all(bus: NatsBus, envelopes: list[Envelope]) -> None:
+    """Store them in their order."""
     for start in range(0, len(envelopes), PUBLISHED_AT_ONCE):
         await bus.publish_many(
             [

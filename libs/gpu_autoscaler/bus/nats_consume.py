@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from nats.aio.msg import Msg
 
 from gpu_autoscaler.bus.nats_link import ApiError, NatsLink, Unanswered
 from gpu_autoscaler.bus.nats_pull import Pull
 from gpu_autoscaler.bus.nats_read import NO_STREAM, message, place
+from gpu_autoscaler.bus.nats_wire import Frame
 from gpu_autoscaler.bus.protocol import Delivery, Message
 from gpu_autoscaler.bus.streams import NANOSECONDS, ConsumerSpec, differences
 from gpu_autoscaler.model.errors import ConfigError, TransientError
@@ -34,11 +34,11 @@ IN_PROGRESS = b"+WPI"
 class NatsDelivery:
     """A message in our hand. The server confirms what becomes of it."""
 
-    def __init__(self, link: NatsLink, received: Msg) -> None:
+    def __init__(self, link: NatsLink, received: Frame) -> None:
         at = place(received.reply)
         self._link = link
         self._connection = link.connections_count
-        self._reply = received.reply
+        self._reply = received.reply.decode()
         self._message = message(received, at)
         self._delivered_count = at.delivered_count
 
@@ -141,7 +141,7 @@ class NatsEffectConsumer:
         """Give back what arrived and was not fetched, so that another replica has it at once."""
         with contextlib.suppress(TransientError):
             for received in await self._pull.close():
-                await self._link.tell(received.reply, NAK)
+                await self._link.tell(received.reply.decode(), NAK)
 
     async def _info(self) -> dict[str, Any]:
         return await self._link.call(f"CONSUMER.INFO.{self._spec.stream}.{self._spec.durable}")

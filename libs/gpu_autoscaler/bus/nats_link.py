@@ -14,9 +14,8 @@ import msgspec
 import nats.errors
 import structlog
 from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.js.api import Header
 
+from gpu_autoscaler.bus.nats_wire import Frame, tap, tapped_client
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
 
@@ -55,12 +54,6 @@ class ApiError(PermanentError):
         self.error_code = error_code
 
 
-def status_of(message: Msg) -> tuple[str, str]:
-    """The inline status of a message from the server, and its words; ("", "") for an ordinary message."""
-    headers = message.headers or {}
-    return headers.get(Header.STATUS.value, ""), str(headers.get(Header.DESCRIPTION, "")).strip()
-
-
 class NatsLink:
     """A connection that never stops trying to come back. Make one with `open_link`."""
 
@@ -71,7 +64,7 @@ class NatsLink:
         self._up = asyncio.Event()
         self._on_closed = on_closed
         self._closing = False
-        self._answers: dict[str, asyncio.Future[Msg]] = {}
+        self._answers: dict[bytes, asyncio.Future[Frame]] = {}
         self._number = 0
         self.connections_count = 0  # so that one can tell what came over an earlier connection
         self._inbox = ""
@@ -87,7 +80,7 @@ class NatsLink:
         """Called by the client when the connection stands, first or again."""
         if not self._inbox:
             self._inbox = self.client.new_inbox()
-            await self.client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
+            await tap(self.client, f"{self._inbox}.*", self)
         else:
             _log.warning("broker is back", server=self._server())
         self.connections_count += 1
@@ -133,18 +126,20 @@ class NatsLink:
         except TimeoutError as exc:
             raise TransientError(f"no broker answers at {self._server()}: {self.last_error or 'still away'}") from exc
 
-    async def ask(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> asyncio.Future[Msg]:
+    async def ask(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
+    ) -> asyncio.Future[Frame]:
         """Send a request; the future is its answer, or TransientError when the connection breaks first.
 
         The caller limits the wait and cancels a future that it no longer wants.
         """
         self._number += 1
-        token = str(self._number)
-        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        token = b"%d" % self._number
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda _: self._answers.pop(token, None))
         self._answers[token] = answer
         try:
-            await self.tell(subject, payload, reply=f"{self._inbox}.{token}", headers=headers)
+            await self.tell(subject, payload, reply=f"{self._inbox}.{self._number}", headers=headers)
         except TransientError as exc:
             if not answer.done():
                 answer.set_exception(exc)
@@ -162,7 +157,7 @@ class NatsLink:
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError, OSError) as exc:
             raise TransientError(f"the broker at {self._server()} is away: {exc}") from exc
 
-    async def request(self, subject: str, payload: bytes, seconds_max: float | None = None) -> Msg:
+    async def request(self, subject: str, payload: bytes, seconds_max: float | None = None) -> Frame:
         """Return the answer. Raises Unanswered, NoAnswerer, or another TransientError when the connection breaks."""
         await self.wait_until_up()
         answer = await self.ask(subject, payload)
@@ -171,14 +166,14 @@ class NatsLink:
                 message = await answer
         except TimeoutError as exc:
             raise Unanswered(f"the broker did not answer on {subject} in time") from exc
-        if status_of(message)[0] == NO_RESPONDERS:
+        if message.status[0] == NO_RESPONDERS:
             raise NoAnswerer(f"nobody answers on {subject}: no such stream or consumer, or JetStream is not up")
         return message
 
     async def call(self, operation: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Ask the JetStream API, e.g. `STREAM.INFO.JOB`. Raises ApiError, NoAnswerer, TransientError."""
         message = await self.request(f"$JS.API.{operation}", b"" if body is None else msgspec.json.encode(body))
-        answer: dict[str, Any] = msgspec.json.decode(message.data)
+        answer: dict[str, Any] = msgspec.json.decode(message.payload)
         error = answer.get("error")
         if error:
             if error.get("code") == 503:
@@ -195,10 +190,14 @@ class NatsLink:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.client.close(), CLOSE_SECONDS_MAX)
 
-    async def _on_answer(self, message: Msg) -> None:
-        answer = self._answers.get(message.subject.rpartition(".")[2])
+    def take(self, frame: Frame) -> None:
+        """An answer: give it to who asked."""
+        answer = self._answers.get(frame.subject.rpartition(b".")[2])
         if answer is not None and not answer.done():
-            answer.set_result(message)
+            answer.set_result(frame)
+
+    def wake(self) -> None:
+        """Who asked is woken by the answer itself."""
 
     def _server(self) -> str:
         url = self.client.connected_url
@@ -220,7 +219,7 @@ async def open_link(
     if others := [server for server in servers if "://" in server and not server.startswith(SCHEMES)]:
         mistake = f"{', '.join(others)} is no address of a NATS server; it begins with {' or '.join(SCHEMES)}"
         raise ConfigError("broker", [mistake])
-    client = Client()
+    client = tapped_client()
     link = NatsLink(client, waits, on_closed)
     options: dict[str, Any] = {
         "servers": list(servers),

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 import nats.errors
-from nats.aio.msg import Msg
 
-from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, NatsLink, NoAnswerer, status_of
+from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, NatsLink, NoAnswerer
 from gpu_autoscaler.bus.nats_read import MESSAGE_ID, stored_message
+from gpu_autoscaler.bus.nats_wire import Frame
 from gpu_autoscaler.bus.protocol import Ack, Publication
 from gpu_autoscaler.bus.streams import MESSAGE_BYTES_MAX, SERVER_PAYLOAD_BYTES_MAX, Declared
 from gpu_autoscaler.model.errors import PermanentError, StalePlan, TransientError
@@ -83,7 +83,7 @@ class NatsPublisher:
             await self._link.wait_until_up()
         except TransientError as exc:
             return list(window), exc
-        answers: list[asyncio.Future[Msg]] = []
+        answers: list[asyncio.Future[Frame]] = []
         try:
             for _, publication in window:
                 answers.append(await self._send(publication))
@@ -108,19 +108,19 @@ class NatsPublisher:
             raise refusal
         return missed, cause
 
-    async def _send(self, publication: Publication) -> asyncio.Future[Msg]:
+    async def _send(self, publication: Publication) -> asyncio.Future[Frame]:
         try:
             return await self._link.ask(publication.subject, publication.payload, self._headers(publication))
         except (nats.errors.BadSubjectError, nats.errors.BadHeaderError, nats.errors.MaxPayloadError) as exc:
             raise PermanentError(f"message {publication.message_id!r} on {publication.subject!r}: {exc}") from exc
 
-    async def _read(self, publication: Publication, answer: asyncio.Future[Msg]) -> Ack:
+    async def _read(self, publication: Publication, answer: asyncio.Future[Frame]) -> Ack:
         if answer.cancelled():
             raise TransientError(f"no confirmation within {self._link.waits.request_seconds_max:g} s")
         message = answer.result()
-        if status_of(message)[0] == NO_RESPONDERS:
+        if message.status[0] == NO_RESPONDERS:
             raise NoAnswerer(f"no stream takes {publication.subject} now")
-        stored = _decoder.decode(message.data)
+        stored = _decoder.decode(message.payload)
         if stored.error is None:
             return Ack(stream=stored.stream, sequence=stored.seq, is_duplicate=stored.duplicate)
         if stored.error.err_code in WRONG_LAST_SEQUENCE:

@@ -8,10 +8,10 @@ import asyncio
 from collections import deque
 
 import msgspec
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, NatsLink, status_of
+from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, NatsLink
+from gpu_autoscaler.bus.nats_wire import Frame, tap, untap
 from gpu_autoscaler.bus.streams import NANOSECONDS, SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import TransientError
 
@@ -31,8 +31,9 @@ class Pull:
         self._stream = stream
         self._consumer = consumer
         self._inbox = link.client.new_inbox()
+        self._current = b""  # where the server ends the current request
         self._subscription: Subscription | None = None
-        self._arrived: deque[Msg] = deque()
+        self._arrived: deque[Frame] = deque()
         self._changed = asyncio.Event()
         self._request = 0
         self._ended: tuple[str, str] | None = None  # status that ended the current request, and its words
@@ -40,7 +41,7 @@ class Pull:
     async def open(self) -> None:
         """Listen for deliveries."""
         self._link.listeners.add(self.wake)
-        self._subscription = await self._link.client.subscribe(f"{self._inbox}.*", cb=self._on_message)
+        self._subscription = await tap(self._link.client, f"{self._inbox}.*", self)
 
     @property
     def waiting_count(self) -> int:
@@ -50,6 +51,7 @@ class Pull:
     async def ask(self, count_max: int, wait_seconds_max: float) -> None:
         """Send the request for a batch; `collect` then returns it."""
         self._request += 1
+        self._current = f"{self._inbox}.{self._request}".encode()
         self._ended = None
         # Without both the server keeps a batch open until it is full or the time is over.
         body: dict[str, object] = {
@@ -63,10 +65,10 @@ class Pull:
         await self._link.tell(
             f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}",
             msgspec.json.encode(body),
-            reply=f"{self._inbox}.{self._request}",
+            reply=self._current.decode(),
         )
 
-    async def collect(self, count_max: int) -> list[Msg]:
+    async def collect(self, count_max: int) -> list[Frame]:
         """Return the batch asked for, empty when its time is over or the pull was closed.
 
         Raises TransientError when the broker or the consumer went away; what had arrived is kept.
@@ -96,26 +98,26 @@ class Pull:
                 f"consumer {self._consumer} of {self._stream} does not deliver: {words or 'no answer'}"
             )
 
-    async def _on_message(self, received: Msg) -> None:
-        if received.reply:
-            self._arrived.append(received)
-        else:
-            status, words = status_of(received)
-            # The end of a batch that was given before says nothing about this one.
-            if status != HEARTBEAT and received.subject == f"{self._inbox}.{self._request}":
-                self._ended = (status, words)
-        self._changed.set()
+    def take(self, frame: Frame) -> None:
+        """A delivery, or the server's word on a request."""
+        if frame.reply:
+            self._arrived.append(frame)
+            return
+        status, words = frame.status
+        # The end of a batch that was given before says nothing about this one.
+        if status != HEARTBEAT and frame.subject == self._current:
+            self._ended = (status, words)
 
     def wake(self) -> None:
-        """Let `collect` look again, e.g. because the link is lost or somebody closes."""
+        """Let `collect` look again: something came, the link is lost, or somebody closes."""
         self._changed.set()
 
-    async def close(self) -> list[Msg]:
+    async def close(self) -> list[Frame]:
         """Stop listening; return what arrived and was never given."""
         self._link.listeners.discard(self.wake)
         subscription, self._subscription = self._subscription, None
-        if subscription is not None and not self._link.client.is_closed:
-            await subscription.unsubscribe()
+        if subscription is not None:
+            await untap(self._link.client, subscription)
         left, self._arrived = list(self._arrived), deque()
         self.wake()
         return left

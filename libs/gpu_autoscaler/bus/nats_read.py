@@ -2,12 +2,13 @@
 
 import base64
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 import msgspec
-from nats.aio.msg import Msg
 
 from gpu_autoscaler.bus.nats_link import ApiError, NatsLink
+from gpu_autoscaler.bus.nats_wire import Frame
 from gpu_autoscaler.bus.protocol import Message
 from gpu_autoscaler.model.errors import PermanentError
 
@@ -15,9 +16,12 @@ NO_MESSAGE = 10037
 NO_STREAM = 10059
 MESSAGE_ID = "Nats-Msg-Id"
 BROKER_PREFIX = "Nats-"
+_ID_FIRST = f"NATS/1.0\r\n{MESSAGE_ID}:".encode()
+_DOTS_COUNT = 8  # in an acknowledgement subject without a domain
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """What the acknowledgement subject of a delivery says about it."""
 
     stream: str
@@ -29,37 +33,46 @@ class Place(msgspec.Struct, frozen=True):
     pending_count: int  # messages behind this one that the consumer may have
 
 
-def place(reply: str) -> Place:
+def place(reply: bytes) -> Place:
     """Read `$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<number>.<time>.<pending>`.
 
     With a domain, `<domain>.<account>` come before the stream and a token at the end.
     Source: NATS ADR-15, "JetStream Subscribe Workflow" (read 2026-11-21).
     """
-    tokens = reply.split(".")
-    start = 2 if len(tokens) == 9 else 4
-    stream, consumer, delivered, sequence, number, stored, pending = tokens[start : start + 7]
-    return Place(
-        stream, consumer, int(delivered), int(sequence), int(number), _instant(int(stored)), int(pending)
-    )  # fmt: skip
-
-
-def _instant(nanoseconds: int) -> datetime:
+    if reply.count(b".") == _DOTS_COUNT:
+        consumer, sequence, number, stored, pending = reply.rsplit(b".", 4)
+    else:
+        consumer, sequence, number, stored, pending, _ = reply.rsplit(b".", 5)
+    stream, name, delivered_count = _consumer(consumer)
     # Whole microseconds, rounded as msgspec rounds them in JSON; a float of this size would be off by some.
-    seconds, rest = divmod((nanoseconds + 500) // 1000, 1_000_000)
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest)
+    stored_at = _EPOCH + timedelta(microseconds=(int(stored) + 500) // 1000)
+    return Place(stream, name, delivered_count, int(sequence), int(number), stored_at, int(pending))
 
 
-def message(received: Msg, at: Place) -> Message:
+@lru_cache(maxsize=256)  # the same for all that one consumer is given for the first time
+def _consumer(front: bytes) -> tuple[str, str, int]:
+    stream, consumer, delivered = front.decode().rsplit(".", 3)[1:]
+    return stream, consumer, int(delivered)
+
+
+def message(received: Frame, at: Place) -> Message:
     """The delivery as the message that was stored."""
     headers = received.headers
+    if headers.startswith(_ID_FIRST) and headers.find(b"\r\n", len(_ID_FIRST)) == len(headers) - 4:
+        # Nothing but the id, as nearly all messages are.
+        message_id: str | None = headers[len(_ID_FIRST) : -4].strip().decode("utf-8", "replace")
+        own: dict[str, str] = {}
+    else:
+        parsed = _parse_headers(headers)
+        message_id, own = parsed.get(MESSAGE_ID), _senders_own(parsed)
     return Message(
-        subject=received.subject,
-        payload=received.data,
-        message_id=headers.get(MESSAGE_ID) if headers else None,
+        subject=received.subject.decode(),
+        payload=received.payload,
+        message_id=message_id,
         stream=at.stream,
         sequence=at.sequence,
         stored_at=at.stored_at,
-        headers=_senders_own(headers) if headers else {},
+        headers=own,
     )
 
 

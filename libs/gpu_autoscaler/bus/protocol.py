@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 
-class Ack(msgspec.Struct, frozen=True, kw_only=True):
+class Ack(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The stream has stored a message, now or earlier."""
 
     stream: str
@@ -21,7 +21,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     is_duplicate: bool  # an earlier message with this id was stored; `sequence` is that one's
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A stored message as it was sent."""
 
     subject: str
@@ -33,7 +33,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}  # the sender's own; the broker's (`Nats-...`) are fields or gone
 
 
-class Publication(msgspec.Struct, frozen=True, kw_only=True):
+class Publication(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A message that is to be stored."""
 
     subject: str

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpu_autoscaler.core.admission import job_id_of
 from gpu_autoscaler.core.batch import Batch, version_of
-from gpu_autoscaler.core.pruning import hour, is_outlived, notice_ended_at, prune
+from gpu_autoscaler.core.pruning import hour, hour_end, is_outlived, notice_ended_at, prune
 from gpu_autoscaler.core.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
 from gpu_autoscaler.core.state import (
     ClusterState,
@@ -60,6 +60,7 @@ class _Folding:
 
     def __init__(self, state: ClusterState) -> None:
         self._batch = Batch(state)
+        self._hour_ends_at: dict[str, datetime] = {}  # by domain: of the hour that its newest instant is in
 
     def take(self, recorded: Recorded) -> None:
         """Fold one fact in. A new type of fact is an error of the type checker until it has its place here."""
@@ -99,8 +100,13 @@ class _Folding:
         newest = self._batch.newest.get(domain)
         if newest is None or at > newest:
             self._batch.newest.set(domain, at)
-            if newest is not None and hour(newest) != hour(at):
+            if newest is None:
+                return
+            hour_ends_at = self._hour_ends_at.get(domain) or hour_end(newest)
+            if at >= hour_ends_at:
                 prune(self._batch, domain, at)
+                hour_ends_at = hour_end(at)
+            self._hour_ends_at[domain] = hour_ends_at
 
     def _ended(self, domain: str, at: datetime) -> None:
         """Forget at once what ended so long ago that it is not kept at all."""

@@ -5,7 +5,7 @@ which may be hours ahead while a service catches up. Ages are counted in whole h
 hour of its stream makes the state forget.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
@@ -23,6 +23,11 @@ _SECONDS_PER_HOUR = 3600
 def hour(at: datetime) -> int:
     """Hours since 1970, whole."""
     return int(at.timestamp()) // _SECONDS_PER_HOUR
+
+
+def hour_end(at: datetime) -> datetime:
+    """When the hour that this instant is in is over."""
+    return datetime.fromtimestamp((hour(at) + 1) * _SECONDS_PER_HOUR, UTC)
 
 
 def is_outlived(at: datetime, newest: datetime) -> bool:

@@ -40,7 +40,7 @@ from gpu_autoscaler.model.observed import Instant
 Version = tuple[int, int]  # (epoch, version): compares as the source counts
 
 
-class Tombstone(msgspec.Struct, frozen=True):
+class Tombstone(msgspec.Struct, frozen=True, gc=False):
     """An entity that is gone: nothing older than this version brings it back."""
 
     version: Version
@@ -49,7 +49,7 @@ class Tombstone(msgspec.Struct, frozen=True):
     lost: PodGone | None = None  # of a job's pod that was seen to go before it had succeeded
 
 
-class Usable(msgspec.Struct, frozen=True):
+class Usable(msgspec.Struct, frozen=True, gc=False):
     """The most GPUs that a node ever offered while ready, and since when. Remembered, so that a node that falls
     silent is told from one that never came up."""
 
@@ -57,14 +57,14 @@ class Usable(msgspec.Struct, frozen=True):
     since: Instant
 
 
-class Synced(msgspec.Struct, frozen=True):
+class Synced(msgspec.Struct, frozen=True, gc=False):
     """How complete and how fresh a source's picture is. None in its place: never listed, so nothing is known absent."""
 
     version: Version  # of the last whole list
     seen_at: Instant  # last sign of life: list or bookmark
 
 
-class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+class JobRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Everything that was said about one job."""
 
     requested: JobRequested | None = None
@@ -80,7 +80,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     stray_since: Instant | None = None  # when it was first found that nobody had asked for, nor accepted, such a job
 
 
-class OrderRecord(msgspec.Struct, frozen=True, kw_only=True):
+class OrderRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A purchase from decision to confirmation. `decision` is None only where the plan itself has aged out."""
 
     action_id: ActionId
@@ -93,7 +93,7 @@ class OrderRecord(msgspec.Struct, frozen=True, kw_only=True):
     terminated: ScalingNodeTerminated | None = None
 
 
-class DrainRecord(msgspec.Struct, frozen=True, kw_only=True):
+class DrainRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A removal from decision to confirmation: of a node (DrainNode) or of an instance (ReleaseInstance)."""
 
     action_id: ActionId
@@ -108,7 +108,7 @@ class DrainRecord(msgspec.Struct, frozen=True, kw_only=True):
     terminated: ScalingNodeTerminated | None = None
 
 
-class NoticeRecord(msgspec.Struct, frozen=True, kw_only=True):
+class NoticeRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A notice with its earliest deadline."""
 
     notice: SpotNoticeReceived  # the one with the earliest deadline

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
 from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, spot
-from gpu_autoscaler.events.envelope import UNREADABLE, Envelope, Head, read_head
+from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, SPEC_VERSION, UNREADABLE, Envelope, Head, read_head
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.upcasts import UPCASTS, Upcast
 from gpu_autoscaler.model.errors import InvalidFact, UnknownType
@@ -62,6 +62,17 @@ AnyFact = JobFact | PodFact | NodeFact | GpuFact | SpotFact | ScalingFact | Cost
 FACTS: tuple[type[Fact], ...] = get_args(AnyFact)
 
 
+def _whole(fact: type[Fact]) -> type[Any]:
+    """A struct for an event with this very fact: as `Head`, with its data read."""
+    fields: list[tuple[str, Any, Any]] = [
+        (field.name, field.type, msgspec.field() if field.required else field.default)
+        for field in msgspec.structs.fields(Head)
+        if field.name != "data"
+    ]
+    fields.append(("data", fact, msgspec.field()))
+    return msgspec.defstruct(f"{fact.__name__}Event", fields, kw_only=True, gc=False)
+
+
 class Catalogue:
     """Decodes messages into facts. The default instance knows FACTS; tests may add facts and upcasts of their own."""
 
@@ -70,6 +81,11 @@ class Catalogue:
         self._decoders = {name: msgspec.json.Decoder(fact) for name, fact in self.by_type.items()}
         self._upcasts = dict(upcasts)
         self.subject_roots = frozenset(fact.subject_root() for fact in self.by_type.values())
+        self._whole = {
+            fact.subject_root(): (name, msgspec.json.Decoder(_whole(fact)))
+            for name, fact in self.by_type.items()
+            if name not in self._upcasts
+        }
 
     def decode(self, message: bytes, *, arrived_at: datetime | None = None) -> Envelope:
         """Return the envelope of a message. `arrived_at` stands in for a `time` that the event does not carry.
@@ -87,6 +103,35 @@ class Catalogue:
             fact=self._fact(head),
             correlation_id=head.correlationid,
             causation_id=None if head.causationid is None else FactId(head.causationid),
+        )
+
+    def decode_on(self, subject_root: str, message: bytes, *, arrived_at: datetime | None = None) -> Envelope:
+        """As `decode`, faster where the message is a sound one of the type that belongs to this subject.
+
+        It is then read in one go; of what is not, `decode` tells what it is, or what is wrong.
+        """
+        type_name, decoder = self._whole.get(subject_root, (None, None))
+        if decoder is None:
+            return self.decode(message, arrived_at=arrived_at)
+        try:
+            event = decoder.decode(message)
+        except UNREADABLE:
+            return self.decode(message, arrived_at=arrived_at)
+        time = event.time or arrived_at
+        if (
+            event.type != type_name
+            or time is None
+            or event.specversion != SPEC_VERSION
+            or not 0 < len(event.id) <= EVENT_ID_LENGTH_MAX
+        ):
+            return self.decode(message, arrived_at=arrived_at)
+        return Envelope(
+            id=event.id,
+            source=event.source,
+            time=time,
+            fact=event.data,
+            correlation_id=event.correlationid,
+            causation_id=event.causationid,
         )
 
     def _fact(self, head: Head) -> Fact:

@@ -10,7 +10,7 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
 
 
-class CostShare(msgspec.Struct, frozen=True, kw_only=True):
+class CostShare(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What one user of a node owes for a span of time."""
 
     allocated_micro_usd: int

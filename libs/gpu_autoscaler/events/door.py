@@ -23,7 +23,7 @@ _BARE = {fact.subject_root(): fact for fact in PUBLIC}
 _BARE_DECODERS = {subject: msgspec.json.Decoder(fact) for subject, fact in _BARE.items()}
 
 
-class _Marks(msgspec.Struct, frozen=True):
+class _Marks(msgspec.Struct, frozen=True, gc=False):
     """What tells an event from a bare body: no public fact has a field of these names."""
 
     specversion: msgspec.Raw = msgspec.Raw()
@@ -46,11 +46,12 @@ def read(
     Raises UnknownType for a type or a subject that this version does not know; InvalidFact naming the field for a
     broken one, and for a fact that was published on a subject of another.
     """
-    if _root(subject) not in catalogue.subject_roots:
+    root = _root(subject)
+    if root not in catalogue.subject_roots:
         raise UnknownType(_unknown_subject(subject, catalogue))
     if subject in _BARE and _is_bare(payload):
         return _lifted(subject, payload, message_id, arrived_at)
-    envelope = catalogue.decode(payload, arrived_at=arrived_at)
+    envelope = catalogue.decode_on(root, payload, arrived_at=arrived_at)
     if envelope.fact.subject() != subject:
         raise InvalidFact(
             f"event {envelope.id!r} of type {envelope.type!r} was published on {subject!r}; "
@@ -60,7 +61,8 @@ def read(
 
 
 def _root(subject: str) -> str:
-    return ".".join(subject.split(".", 2)[:2])
+    domain, _, rest = subject.partition(".")
+    return f"{domain}.{rest.partition('.')[0]}"
 
 
 def _unknown_subject(subject: str, catalogue: Catalogue) -> str:

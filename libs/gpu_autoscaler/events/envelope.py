@@ -20,7 +20,7 @@ EVENT_ID_LENGTH_MAX = 512
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+class Envelope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A fact with its context: who says so, when, and because of which other fact."""
 
     id: FactId
@@ -36,7 +36,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
         return self.fact.type_name()
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+class Recorded(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An envelope with its place in the record: stream and sequence."""
 
     envelope: Envelope
@@ -49,7 +49,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
         return self.envelope.fact
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class Head(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What can be read of any CloudEvent, also one of a type that we do not know."""
 
     id: str

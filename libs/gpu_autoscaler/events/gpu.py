@@ -7,7 +7,7 @@ from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.observed import Instant
 
 
-class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
+class GpuSample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One GPU at one instant. None: the exporter did not say, or said something that cannot be (a sentinel)."""
 
     gpu: str  # index on the node, as the exporter names it
@@ -43,7 +43,7 @@ class GpuNodeSampled(Fact, frozen=True, kw_only=True):
         return f"node/{self.node_uid}"
 
 
-class GpuSummary(msgspec.Struct, frozen=True, kw_only=True):
+class GpuSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One GPU over a window. None: not a single valid value was seen."""
 
     gpu: str

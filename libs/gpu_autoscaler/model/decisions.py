@@ -12,7 +12,7 @@ from gpu_autoscaler.model.reasons import BuyReason, DrainReason, HoldReason, Kee
 from gpu_autoscaler.model.scheduling import Taint
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="decision"):
+class Decision(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="decision"):
     """Base of all decisions. `action_id` is the token that makes a second try harmless."""
 
     action_id: ActionId
@@ -61,7 +61,7 @@ class ReleaseInstance(Decision, frozen=True, kw_only=True, tag="release_instance
 AnyDecision = BuyNode | DrainNode | CancelDrain | ReleaseInstance
 
 
-class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
+class HeldBack(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Something the plan did not do, with the step that held it back and why."""
 
     step: str  # name of the step of `plan`, e.g. cover_demand
@@ -69,7 +69,7 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
     reason: HoldReason
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What the cluster should become, and why. Equal facts and policy give an equal plan, byte for byte."""
 
     as_of: Instant
@@ -78,7 +78,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     held_back: tuple[HeldBack, ...] = ()
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What one of two plans says about a subject."""
 
     what: str  # tag of the decision, `held_back`, or `nothing`
@@ -86,7 +86,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str = ""  # the whole of it, for people
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class Difference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One subject about which two plans of one state say different things: the one that was made, and another."""
 
     subject: str  # job/<id>, pod/<uid>, node/<uid>, order/<action id>, or cluster
@@ -110,7 +110,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 NO_DECISION = frozenset({"held_back", "nothing"})
 
 
-class Cut(msgspec.Struct, frozen=True, kw_only=True):
+class Cut(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The facts a state was folded from: the last sequence of each stream, and those set aside as dead letters."""
 
     last_sequences: tuple[tuple[str, int], ...] = ()  # (stream, sequence), sorted by stream

@@ -5,7 +5,7 @@ import msgspec
 GIBIBYTE = 2**30
 
 
-class GpuModel(msgspec.Struct, frozen=True):
+class GpuModel(msgspec.Struct, frozen=True, gc=False):
     """A GPU model. Memory is None where the name is used for several sizes (A100, V100)."""
 
     name: str

@@ -29,7 +29,7 @@ PRIORITY_NAMES = {"low": 100, "medium": 500, "high": 1000}
 PRIORITY_DEFAULT = PRIORITY_NAMES["medium"]
 
 
-class GpuRequirements(msgspec.Struct, frozen=True, kw_only=True):
+class GpuRequirements(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What each member of the job needs of GPUs (S32)."""
 
     gpu_count: int
@@ -37,7 +37,7 @@ class GpuRequirements(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_gb: float | None = None  # of one GPU, in GiB; None: any
 
 
-class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What to run (S32)."""
 
     image: str
@@ -45,7 +45,7 @@ class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
 
 
-class ResourceRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ResourceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """CPU, memory and disk of each member, as Kubernetes quantities (S32): `8`, `64Gi`."""
 
     cpu: str = "1"
@@ -53,14 +53,14 @@ class ResourceRequest(msgspec.Struct, frozen=True, kw_only=True):
     ephemeral_storage: str = "10Gi"
 
 
-class Mistake(msgspec.Struct, frozen=True):
+class Mistake(msgspec.Struct, frozen=True, gc=False):
     """One thing wrong with a request: the field by its path, and the reason in a sentence."""
 
     field: str
     reason: str
 
 
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An accepted job: checked, in our units, with every default filled in."""
 
     job_id: JobId

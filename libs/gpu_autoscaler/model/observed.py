@@ -11,7 +11,7 @@ Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 T = TypeVar("T")
 
 
-class Observed(msgspec.Struct, Generic[T], frozen=True):
+class Observed(msgspec.Struct, Generic[T], frozen=True, gc=False):
     """What was seen, and when. `None` in place of an Observed means that nothing was ever seen."""
 
     value: T

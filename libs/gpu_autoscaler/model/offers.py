@@ -15,7 +15,7 @@ class CapacityType(enum.StrEnum):
     RESERVED = "reserved"
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One purchase that is possible: what a node of it would hold, and what an hour of it costs."""
 
     instance_type: str

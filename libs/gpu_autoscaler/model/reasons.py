@@ -10,7 +10,7 @@ from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.observed import Instant
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
+class Reason(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="reason"):
     """Base of all reasons; subclasses are tagged with a snake_case name."""
 
     @classmethod

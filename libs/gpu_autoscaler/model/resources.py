@@ -7,7 +7,7 @@ import msgspec
 GPU_RESOURCE = "nvidia.com/gpu"  # the extended resource of NVIDIA's device plugin; integers only
 
 
-class Resources(msgspec.Struct, frozen=True, kw_only=True):
+class Resources(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An amount of each resource; missing means none of it. Negative only as the result of a subtraction."""
 
     cpu_milli: int = 0

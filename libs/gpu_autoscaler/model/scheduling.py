@@ -7,7 +7,7 @@ import msgspec
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
 
 
-class LabelRequirement(msgspec.Struct, frozen=True):
+class LabelRequirement(msgspec.Struct, frozen=True, gc=False):
     """One condition on labels, with Kubernetes' operators."""
 
     key: str
@@ -15,13 +15,13 @@ class LabelRequirement(msgspec.Struct, frozen=True):
     values: tuple[str, ...] = ()
 
 
-class NodeSelectorTerm(msgspec.Struct, frozen=True):
+class NodeSelectorTerm(msgspec.Struct, frozen=True, gc=False):
     """Conditions that hold together. Terms of a pod are alternatives: one that holds is enough."""
 
     requirements: tuple[LabelRequirement, ...]
 
 
-class Taint(msgspec.Struct, frozen=True):
+class Taint(msgspec.Struct, frozen=True, gc=False):
     """A mark on a node that keeps pods away."""
 
     key: str
@@ -29,7 +29,7 @@ class Taint(msgspec.Struct, frozen=True):
     value: str = ""
 
 
-class Toleration(msgspec.Struct, frozen=True):
+class Toleration(msgspec.Struct, frozen=True, gc=False):
     """A pod's permission to ignore a taint. An empty key with Exists tolerates all; an empty effect, every effect."""
 
     key: str = ""
@@ -38,7 +38,7 @@ class Toleration(msgspec.Struct, frozen=True):
     effect: str = ""
 
 
-class NodeDemands(msgspec.Struct, frozen=True, kw_only=True):
+class NodeDemands(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a pod requires of its node besides room."""
 
     node_selector: tuple[tuple[str, str], ...] = ()  # sorted by key

@@ -9,8 +9,8 @@ from gpu_autoscaler.bus.nats_read import place
 
 def test_both_forms_of_the_subject_say_the_same() -> None:
     """With and without a domain. Source: NATS ADR-15 (read 2026-11-21)."""
-    short = place("$JS.ACK.JOB.scaler-job-act.2.17.9.1795260553254666470.3")
-    long = place("$JS.ACK.hub.4fXq.JOB.scaler-job-act.2.17.9.1795260553254666470.3.x7")
+    short = place(b"$JS.ACK.JOB.scaler-job-act.2.17.9.1795260553254666470.3")
+    long = place(b"$JS.ACK.hub.4fXq.JOB.scaler-job-act.2.17.9.1795260553254666470.3.x7")
 
     assert short == long
     assert (short.stream, short.consumer, short.delivered_count) == ("JOB", "scaler-job-act", 2)
@@ -23,4 +23,4 @@ def test_both_ways_to_read_a_message_agree_on_its_time() -> None:
         fraction = f"{nanoseconds % 1_000_000_000:09d}"
         text = f"{datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC):%Y-%m-%dT%H:%M:%S}.{fraction}Z"
 
-        assert place(f"$JS.ACK.S.c.1.1.1.{nanoseconds}.0").stored_at == msgspec.convert(text, datetime)
+        assert place(b"$JS.ACK.S.c.1.1.1.%d.0" % nanoseconds).stored_at == msgspec.convert(text, datetime)
