@@ -24,7 +24,7 @@ AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 class Ender:
-    """Ends jobs, one every few milliseconds."""
+    """Ends jobs, one every few milliseconds, or as fast as it can."""
 
     name: ClassVar[str] = "ender"
     consumes: ClassVar[tuple[type[Fact], ...]] = (JobCancelRequested,)
@@ -33,14 +33,15 @@ class Ender:
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = None
 
-    def __init__(self, view: StateView | None = None) -> None:
+    def __init__(self, view: StateView | None = None, *, job_seconds: float = 0.01) -> None:
         self.view = view or StateView()
+        self._job_seconds = job_seconds
         self.handled: list[JobId] = []
 
     async def on_fact(self, recorded: Recorded) -> Outputs:
         """End the job."""
         assert isinstance(recorded.fact, JobCancelRequested)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(self._job_seconds)
         self.handled.append(recorded.fact.job_id)
         return [JobFinished(job_id=recorded.fact.job_id, outcome="cancelled", finished_at=AT)]
 
@@ -55,6 +56,11 @@ def envelope_of(fact: JobCancelRequested) -> tuple[str, bytes]:
     return fact.subject(), encode(Envelope(id=FactId(f"cancel/{fact.job_id}"), source="/tests", time=AT, fact=fact))
 
 
+def declared(replicas_count: int = 1) -> Declared:
+    """What the ender expects on the broker."""
+    return Declared(streams=streams(replicas_count=replicas_count), consumers=consumers())
+
+
 def consumers() -> tuple[ConsumerSpec, ...]:
     """The ender's consumers; what a killed process held comes again after a second."""
     specs = consumers_of_process(Ender.name, Ender.consumes)
@@ -63,8 +69,9 @@ def consumers() -> tuple[ConsumerSpec, ...]:
 
 async def compose(place: Workplace) -> tuple[Service, Bus]:
     """The ender on the broker that the environment names."""
+    nats = place.settings.nats
     bus = await NatsBus.connect(
-        place.settings.nats.url, name=Ender.name, declared=Declared(streams=streams(), consumers=consumers())
+        nats.url.split(","), name=Ender.name, declared=declared(nats.replicas_count), on_closed=place.lost.set
     )
     place.closing.push_async_callback(bus.close)
     await bus.ensure()

@@ -56,6 +56,11 @@ class NatsBus(Bus):
         """True while the broker answers, as far as is known."""
         return self._link.is_up
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the broker does not do its work now: away, without a leader, full; None while it does."""
+        return self._link.trouble
+
     async def publish_many(self, publications: Sequence[Publication]) -> Sequence[Ack]:
         """Store messages without waiting for each; see `Bus.publish_many`."""
         return await self._publisher.store(publications)

@@ -144,7 +144,9 @@ class NatsEffectConsumer:
                 await self._link.tell(received.reply.decode(), NAK)
 
     async def _info(self) -> dict[str, Any]:
-        return await self._link.call(f"CONSUMER.INFO.{self._spec.stream}.{self._spec.durable}")
+        return await self._link.call(
+            f"CONSUMER.INFO.{self._spec.stream}.{self._spec.durable}", seconds_max=self._link.waits.read_seconds_max
+        )
 
     async def _refuse_if_gone(self) -> None:
         if not self._link.is_up:

@@ -21,7 +21,12 @@ from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientEr
 
 SCHEMES = ("nats://", "tls://", "ws://", "wss://")
 SERVER_VERSION_MIN = (2, 15)  # older ones accept filters, time-to-live and fences that they then ignore
-PING_SECONDS = 10  # two unanswered pings: a black hole is noticed within half a minute
+PING_SECONDS = 10  # an idle connection that carries nothing is noticed within half a minute, by two unanswered pings
+PROOF_SECONDS_MAX = 5.0  # where an answer is overdue: a message to ourselves must come back within this
+# What was handed over and is not on the wire. Beyond it nothing more is taken: the caller waits, as on every bus that
+# is away. The connection itself may hold as much again.
+UNSENT_BYTES_MAX = 4 * SERVER_PAYLOAD_BYTES_MAX
+TROUBLE_SECONDS = 10.0  # a failure says this long that the broker does not do its work, unless something went well
 RECONNECT_SECONDS = 0.25
 CLOSE_SECONDS_MAX = 2.0
 NO_RESPONDERS = "503"
@@ -35,6 +40,10 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True):
     connect_seconds_max: float = 10.0
     request_seconds_max: float = 5.0  # one question, one answer
     publish_seconds_max: float = 30.0  # all tries of one message
+    # No answer to anything for so long: what is out is sent again. A leader that died answers nothing, and its
+    # successor is there seconds before `request_seconds_max` is over.
+    silence_seconds_max: float = 1.0
+    read_seconds_max: float = 2.0  # what a reader asks on its way back to work, for the same reason
     no_stream_seconds_max: float = 5.0  # a cluster that elects a leader says for about 4 s that there is no stream
 
 
@@ -68,6 +77,8 @@ class NatsLink:
         self._number = 0
         self.connections_count = 0  # so that one can tell what came over an earlier connection
         self._inbox = ""
+        self._troubles: dict[str, tuple[str, float]] = {}  # by what does not go well: why, and since when it stands
+        self._proof: asyncio.Task[None] | None = None
         self.last_error = ""
         self.refusal = ""  # the server's word on our credentials
 
@@ -75,6 +86,51 @@ class NatsLink:
     def is_up(self) -> bool:
         """True while the broker answers, as far as is known."""
         return self._up.is_set() and self.client.is_connected
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the broker does not do its work now; None while it does, as far as is known."""
+        if not self.is_up:
+            return "the broker does not answer; trying again"
+        oldest = asyncio.get_running_loop().time() - TROUBLE_SECONDS
+        return next((f"{what}: {why}" for what, (why, at) in self._troubles.items() if at > oldest), None)
+
+    def failed(self, what: str, why: str) -> None:
+        """Say that something does not go well on a connection that stands."""
+        self._troubles[what] = (why, asyncio.get_running_loop().time())
+
+    def went_well(self, what: str) -> None:
+        """Say that it does again."""
+        if self._troubles:
+            self._troubles.pop(what, None)
+
+    def doubt(self) -> None:
+        """An answer is overdue: find out whether the connection carries anything, and break it where it does not.
+
+        Packets that are dropped without a word leave it standing for minutes; one that is broken is made anew.
+        """
+        if self.is_up and (self._proof is None or self._proof.done()):
+            self._proof = asyncio.create_task(self._prove())
+
+    async def _prove(self) -> None:
+        # A message to ourselves. The client's own ping, given up before its pong, would end the client's reading.
+        connection = self.connections_count
+        subject, arrival = self._expect()
+        with contextlib.suppress(TimeoutError, TransientError):
+            async with asyncio.timeout(PROOF_SECONDS_MAX):
+                while not await self._told(subject):  # noqa: ASYNC110 - the socket has no event for us
+                    await asyncio.sleep(RECONNECT_SECONDS)
+                await arrival
+                return
+        if not self._closing and self.is_up and self.connections_count == connection:
+            _log.warning("broker is silent, connecting anew", server=self._server(), seconds=PROOF_SECONDS_MAX)
+            _abort(self.client)
+
+    async def _told(self, subject: str) -> bool:
+        with contextlib.suppress(TransientError):
+            await self.tell(subject, b"")
+            return True
+        return False
 
     async def on_connected(self) -> None:
         """Called by the client when the connection stands, first or again."""
@@ -133,17 +189,22 @@ class NatsLink:
 
         The caller limits the wait and cancels a future that it no longer wants.
         """
+        reply, answer = self._expect()
+        try:
+            await self.tell(subject, payload, reply=reply, headers=headers)
+        except TransientError as exc:
+            if not answer.done():
+                answer.set_exception(exc)
+        return answer
+
+    def _expect(self) -> tuple[str, asyncio.Future[Frame]]:
+        """A subject of our own, and what will come to it."""
         self._number += 1
         token = b"%d" % self._number
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda _: self._answers.pop(token, None))
         self._answers[token] = answer
-        try:
-            await self.tell(subject, payload, reply=f"{self._inbox}.{self._number}", headers=headers)
-        except TransientError as exc:
-            if not answer.done():
-                answer.set_exception(exc)
-        return answer
+        return f"{self._inbox}.{self._number}", answer
 
     async def tell(
         self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
@@ -152,6 +213,9 @@ class NatsLink:
         if not self.is_up:
             # Buffered messages would overtake those that were lost in flight.
             raise TransientError(f"the broker at {self._server()} is away")
+        if self.client.pending_data_size > UNSENT_BYTES_MAX:
+            self.doubt()
+            raise TransientError(f"the broker at {self._server()} does not take what is sent")
         try:
             await self.client.publish(subject, payload, reply=reply, headers=dict(headers) if headers else None)
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError, OSError) as exc:
@@ -165,14 +229,18 @@ class NatsLink:
             async with asyncio.timeout(seconds_max or self.waits.request_seconds_max):
                 message = await answer
         except TimeoutError as exc:
+            self.doubt()
             raise Unanswered(f"the broker did not answer on {subject} in time") from exc
         if message.status[0] == NO_RESPONDERS:
             raise NoAnswerer(f"nobody answers on {subject}: no such stream or consumer, or JetStream is not up")
         return message
 
-    async def call(self, operation: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def call(
+        self, operation: str, body: Mapping[str, Any] | None = None, *, seconds_max: float | None = None
+    ) -> dict[str, Any]:
         """Ask the JetStream API, e.g. `STREAM.INFO.JOB`. Raises ApiError, NoAnswerer, TransientError."""
-        message = await self.request(f"$JS.API.{operation}", b"" if body is None else msgspec.json.encode(body))
+        payload = b"" if body is None else msgspec.json.encode(body)
+        message = await self.request(f"$JS.API.{operation}", payload, seconds_max)
         answer: dict[str, Any] = msgspec.json.decode(message.payload)
         error = answer.get("error")
         if error:
@@ -184,6 +252,8 @@ class NatsLink:
     async def close(self) -> None:
         """Flush what is under way and leave, within CLOSE_SECONDS_MAX each."""
         self._closing = True
+        if self._proof is not None:
+            self._proof.cancel()
         with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
             if self.client.is_connected:
                 await asyncio.wait_for(self.client.flush(), CLOSE_SECONDS_MAX)
@@ -202,6 +272,13 @@ class NatsLink:
     def _server(self) -> str:
         url = self.client.connected_url
         return url.netloc.rpartition("@")[2] if url is not None else ", ".join(s.netloc for s in self.client.servers)
+
+
+def _abort(client: Client) -> None:
+    """End the connection without a goodbye: one that waits until all is sent would wait for a quarter of an hour."""
+    transport = getattr(getattr(client, "_transport", None), "_io_writer", None)
+    if transport is not None:
+        transport.transport.abort()
 
 
 async def open_link(
@@ -229,6 +306,7 @@ async def open_link(
         "max_outstanding_pings": 2,
         "reconnect_time_wait": RECONNECT_SECONDS,
         "max_reconnect_attempts": -1,
+        "pending_size": 4 * UNSENT_BYTES_MAX,  # the limit is ours: at the client's own it waits where nothing ends it
         "error_cb": link.on_error,
         "disconnected_cb": link.on_disconnected,
         "reconnected_cb": link.on_connected,

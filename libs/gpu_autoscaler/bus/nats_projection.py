@@ -63,6 +63,7 @@ class NatsProjection:
         await self._link.call(
             f"CONSUMER.CREATE.{self._stream}.{name}",
             {"stream_name": self._stream, "config": config, "action": "create"},
+            seconds_max=self._link.waits.read_seconds_max,
         )
         self._consumer, self._last_number = name, 0
         self._pull = pull = Pull(self._link, self._stream, name)
@@ -138,7 +139,7 @@ class NatsProjection:
     async def _refuse_shorter_stream(self) -> None:
         """A stream that ends before what we read of it is another one, or lost data; waiting would skip facts."""
         try:
-            info = await self._link.call(f"STREAM.INFO.{self._stream}")
+            info = await self._link.call(f"STREAM.INFO.{self._stream}", seconds_max=self._link.waits.read_seconds_max)
         except ApiError as exc:
             if exc.error_code != NO_STREAM:
                 raise

@@ -1,7 +1,7 @@
 """Stores messages on the broker: the same id until the stream has it, within a limit. Nothing is dropped silently."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import nats.errors
@@ -11,15 +11,19 @@ from gpu_autoscaler.bus.nats_read import MESSAGE_ID, stored_message
 from gpu_autoscaler.bus.nats_wire import Frame
 from gpu_autoscaler.bus.protocol import Ack, Publication
 from gpu_autoscaler.bus.streams import MESSAGE_BYTES_MAX, SERVER_PAYLOAD_BYTES_MAX, Declared
-from gpu_autoscaler.model.errors import PermanentError, StalePlan, TransientError
+from gpu_autoscaler.model.errors import ConfigError, PermanentError, StalePlan, TransientError
 
 WINDOW_COUNT = 1024  # messages in flight
 WINDOW_BYTES_MAX = SERVER_PAYLOAD_BYTES_MAX
 PAUSE_SECONDS_MIN = 0.05
 PAUSE_SECONDS_MAX = 1.0
+STORING = "storing messages"
 
 WRONG_LAST_SEQUENCE = (10071, 10164)
-MESSAGE_TOO_LARGE = 10054
+# Refused with a code of 400s, but it passes: the first copy of this message is still on its way to the other servers
+# of a cluster (JSStreamDuplicateMessageConflict), or the account's share of the disk is used up.
+# Source: nats-server 2.15, server/errors.json (read 2026-11-21).
+PASSING = (10158, 10002)
 
 
 class _Refusal(msgspec.Struct):
@@ -60,8 +64,10 @@ class NatsPublisher:
             missed, cause = await self._store_window(todo[:size], acks)
             todo = missed + todo[size:]
             if cause is None:
+                self._link.went_well(STORING)
                 started, pause = loop.time(), PAUSE_SECONDS_MIN
                 continue
+            self._link.failed(STORING, str(cause))
             waited = loop.time() - started
             if isinstance(cause, NoAnswerer) and waited >= self._link.waits.no_stream_seconds_max:
                 await self._refuse_without_stream(missed[0][1].subject)
@@ -87,7 +93,7 @@ class NatsPublisher:
         try:
             for _, publication in window:
                 answers.append(await self._send(publication))
-            await asyncio.wait(answers, timeout=self._link.waits.request_seconds_max)
+            await self._wait(answers)
         finally:
             for answer in answers:
                 answer.cancel()
@@ -108,6 +114,19 @@ class NatsPublisher:
             raise refusal
         return missed, cause
 
+    async def _wait(self, answers: Sequence[asyncio.Future[Frame]]) -> None:
+        """Return when all are there, when none came for a while, or at the limit."""
+        waits = self._link.waits
+        deadline = asyncio.get_running_loop().time() + waits.request_seconds_max
+        waiting: Collection[asyncio.Future[Frame]] = answers
+        while waiting and (remaining := deadline - asyncio.get_running_loop().time()) > 0:
+            _, still = await asyncio.wait(waiting, timeout=min(waits.silence_seconds_max, remaining))
+            if len(still) == len(waiting):
+                break
+            waiting = still
+        if waiting:
+            self._link.doubt()
+
     async def _send(self, publication: Publication) -> asyncio.Future[Frame]:
         try:
             return await self._link.ask(publication.subject, publication.payload, self._headers(publication))
@@ -116,7 +135,7 @@ class NatsPublisher:
 
     async def _read(self, publication: Publication, answer: asyncio.Future[Frame]) -> Ack:
         if answer.cancelled():
-            raise TransientError(f"no confirmation within {self._link.waits.request_seconds_max:g} s")
+            raise TransientError("the stream does not confirm")
         message = answer.result()
         if message.status[0] == NO_RESPONDERS:
             raise NoAnswerer(f"no stream takes {publication.subject} now")
@@ -125,7 +144,7 @@ class NatsPublisher:
             return Ack(stream=stored.stream, sequence=stored.seq, is_duplicate=stored.duplicate)
         if stored.error.err_code in WRONG_LAST_SEQUENCE:
             return await self._own_or_stale(publication, stored.error.description)
-        if stored.error.code >= 500:
+        if stored.error.code >= 500 or stored.error.err_code in PASSING:
             raise TransientError(f"the stream did not take it: {stored.error.description}")
         raise PermanentError(
             f"the broker refuses message {publication.message_id!r} on {publication.subject}: "
@@ -152,8 +171,13 @@ class NatsPublisher:
             stream = await self._stream_of(subject)
         except TransientError:
             return  # JetStream itself is away; that passes
-        if stream is None:
-            raise PermanentError(f"no stream takes messages on {subject}; declare one, or correct the subject")
+        if stream is not None:
+            return
+        declared = self._declared.stream_of(subject)
+        if declared is not None:
+            mistake = f"stream {declared.name} was deleted while it was in use; find out by whom, then start again"
+            raise ConfigError("broker", [mistake])
+        raise PermanentError(f"no stream takes messages on {subject}; declare one, or correct the subject")
 
     def _headers(self, publication: Publication) -> dict[str, str]:
         headers = dict(publication.headers)

@@ -21,6 +21,8 @@ QUIET_SECONDS_MAX = 3.5  # three heartbeats missed: the server does not know of 
 LINGER_SECONDS = 0.02  # a batch cut short by the consumer's limit ends without a word
 HEARTBEAT = "100"
 CONFLICT = "409"
+# A replicated consumer says this at once, and delivers when its copies have noted it: the word overtakes the messages.
+BATCH_COMPLETED = "Batch Completed"
 
 
 class Pull:
@@ -80,6 +82,8 @@ class Pull:
                     await self._changed.wait()
             except TimeoutError:
                 if not self._arrived:
+                    self._link.doubt()
+                    self._link.failed(f"reading {self._stream}", "the broker fell silent")
                     raise TransientError(
                         f"consumer {self._consumer} of {self._stream}: the broker fell silent"
                     ) from None
@@ -89,14 +93,14 @@ class Pull:
             if not self._link.is_up and not self._arrived:
                 raise TransientError(f"consumer {self._consumer} of {self._stream}: the broker is away")
         self._check_end()
+        self._link.went_well(f"reading {self._stream}")
         return [self._arrived.popleft() for _ in range(min(count_max, len(self._arrived)))]
 
     def _check_end(self) -> None:
         status, words = self._ended or ("", "")
         if status == NO_RESPONDERS or (status == CONFLICT and not self._arrived):
-            raise TransientError(
-                f"consumer {self._consumer} of {self._stream} does not deliver: {words or 'no answer'}"
-            )
+            why = words if status == CONFLICT else "nobody answers"
+            raise TransientError(f"consumer {self._consumer} of {self._stream} does not deliver: {why}")
 
     def take(self, frame: Frame) -> None:
         """A delivery, or the server's word on a request."""
@@ -105,7 +109,7 @@ class Pull:
             return
         status, words = frame.status
         # The end of a batch that was given before says nothing about this one.
-        if status != HEARTBEAT and frame.subject == self._current:
+        if status != HEARTBEAT and words != BATCH_COMPLETED and frame.subject == self._current:
             self._ended = (status, words)
 
     def wake(self) -> None:

@@ -127,7 +127,8 @@ class Bus(Protocol):
         """Store a message; returns when the stream has it. A time-out is retried with the same id, within a limit.
 
         Raises StalePlan when the subject's last sequence is not the expected one, TransientError when the broker
-        stays away past the limit, PermanentError when it never will take the message (too large, no such stream).
+        stays away past the limit, PermanentError when it never will take the message (too large, no such stream),
+        ConfigError when the stream that was declared for it is gone.
         """
         publication = Publication(
             subject=subject,
@@ -174,6 +175,11 @@ class Bus(Protocol):
     def is_connected(self) -> bool:
         """True while the broker answers, as far as is known."""
         ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the broker does not do its work now, connected or not; None while it does, as far as is known."""
+        return None if self.is_connected else "the broker does not answer; trying again"
 
     async def close(self) -> None:
         """Flush what is under way and leave. Bounded in time."""

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -60,10 +61,19 @@ class NatsServer:
     """A JetStream server on the loopback address with a store folder of its own.
 
     `port` 0 takes a free one, which a restart keeps. The folder's lock is held by the server process itself, so that
-    two servers never write the same store, and a crash of either side frees it.
+    two servers never write the same store, and a crash of either side frees it. `settings` are further lines of the
+    server's configuration: its routes in a cluster, its users, the size of its store.
     """
 
-    def __init__(self, store: Path, *, port: int = 0, monitor: bool = False, binary: Path | None = None) -> None:
+    def __init__(
+        self,
+        store: Path,
+        *,
+        port: int = 0,
+        monitor: bool = False,
+        binary: Path | None = None,
+        settings: Sequence[str] = (),
+    ) -> None:
         self.store = store
         self.port = port
         self.monitor_port: int | None = None
@@ -71,7 +81,9 @@ class NatsServer:
         self._monitor = monitor
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
-        self._name = ""
+        # Its name is how the others of a cluster know it, so a restart keeps it.
+        self.name = f"gpu-autoscaler-{uuid4().hex}"
+        self._settings = tuple(settings)
 
     @property
     def url(self) -> str:
@@ -87,7 +99,6 @@ class NatsServer:
         """Start, and return when the server that was started answers. Raises ConfigError that says what to do."""
         if self.pid is not None:
             return
-        self._name = f"gpu-autoscaler-{uuid4().hex}"
         await asyncio.to_thread(self._spawn)
         try:
             async with asyncio.timeout(READY_SECONDS_MAX):
@@ -181,11 +192,12 @@ class NatsServer:
         Source: NATS documentation, "Server Config" (read 2026-11-21).
         """
         lines = [
-            f"server_name: {self._name}",
+            f"server_name: {self.name}",
             f'listen: "{LOOPBACK}:{self.port or -1}"',
             f"max_payload: {SERVER_PAYLOAD_BYTES_MAX}",
             f"ports_file_dir: {_quoted(self.store)}",
             f"jetstream {{ store_dir: {_quoted(self.store / 'jetstream')} }}",
+            *self._settings,  # of two lines for one thing the server takes the second
         ]
         if self._monitor:
             lines.append(f'http: "{LOOPBACK}:{self.monitor_port or -1}"')
@@ -208,7 +220,7 @@ class NatsServer:
         if self._monitor:
             self.monitor_port = _port(listening["monitoring"])
         about = await _greeting(self.port)
-        if about.get("server_name") != self._name:
+        if about.get("server_name") != self.name:
             raise ConfigError("nats-server", [f"another server answers on port {self.port}; choose another port"])
         return bool(about.get("jetstream"))
 

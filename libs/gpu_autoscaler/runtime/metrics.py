@@ -21,6 +21,7 @@ LABELS = frozenset({"service", "domain", "pool", "gpu_kind", "capacity_type", "d
 
 FACT_OUTCOMES = ("done", "again", "retried", "stale", "set_aside", "bug")
 TICK_OUTCOMES = ("done", "stale", "retried", "bug")
+LOOP_REASONS = ("interrupted", "bug")
 SNAPSHOT_OUTCOMES = ("kept", "not_kept", "used")
 SET_ASIDE_REASONS = ("unknown_type", "invalid_fact", "permanent_error", "bug", "given_up")
 DIRECTIONS = ("up", "down")
@@ -73,11 +74,16 @@ class Metrics:
         )
         self.consumer_lag = self._gauge("consumer_lag", "Messages that wait for this consumer.", "domain")
         self.ticks = self._counter("ticks", "Ticks, by how they went.", "outcome")
+        self.loops_begun_again = self._counter(
+            "loops_begun_again", "Loops that something outside interrupted, or a bug of ours.", "reason"
+        )
         self.dead_letters = self._counter("dead_letters", "Messages set aside.", "domain", "reason")
         self.snapshots = self._counter("snapshots", "Snapshots of the state, by what became of them.", "outcome")
         self.snapshots_refused = self._counter("snapshots_refused", "Snapshots that a start could not use.", "reason")
         for outcome in TICK_OUTCOMES:
             self.ticks.labels(outcome)
+        for reason in LOOP_REASONS:
+            self.loops_begun_again.labels(reason)
         for outcome in SNAPSHOT_OUTCOMES:
             self.snapshots.labels(outcome)
         for reason in REFUSAL_REASONS:

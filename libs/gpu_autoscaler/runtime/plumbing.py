@@ -8,7 +8,7 @@ import msgspec
 from gpu_autoscaler.bus.dead_letters import DeadLetters
 from gpu_autoscaler.bus.protocol import Ack, Bus, Message
 from gpu_autoscaler.events.envelope import Envelope, Recorded
-from gpu_autoscaler.model.errors import InvalidFact, PermanentError, TransientError, UnknownType
+from gpu_autoscaler.model.errors import ConfigError, InvalidFact, PermanentError, TransientError, UnknownType
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler.runtime.metrics import Metrics
@@ -39,6 +39,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     tick_failures_count_max: int = 3  # in a row, until the process says that it is not ready
     shutdown_seconds_max: float = 10.0
     backoff: Backoff = Backoff()
+    # Of a loop that something outside interrupted: the broker is back for at most so long before it is noticed.
+    interruption: Backoff = Backoff(seconds_max=1.0)
 
 
 class Plumbing:
@@ -64,6 +66,7 @@ class Plumbing:
         self.readiness = readiness
         self.limits = limits
         self.stop = asyncio.Event()
+        self.changed: ConfigError | None = None  # the broker is not as declared any more: the runner ends
         self.dead_letters = DeadLetters(bus)
         self.folded = FoldProgress(view, service.folds)
         self.observer = Observer(metrics, view)
@@ -76,9 +79,17 @@ class Plumbing:
         return read_message(message, self.clock)
 
     async def publish(self, outputs: Outputs, cause: Envelope | None = None) -> tuple[Ack, ...]:
-        """Store what a door said. Raises what `Bus.publish` raises."""
+        """Store what a door said. Raises what `Bus.publish` raises.
+
+        A stream that was taken away ends the process, whose next start makes it again; until then nothing is at fault
+        that waits for it.
+        """
         outcome = as_outcome(outputs)
-        acks = await self._publisher.publish(outcome, cause)
+        try:
+            acks = await self._publisher.publish(outcome, cause)
+        except ConfigError as exc:
+            self.changed = exc
+            raise TransientError(str(exc)) from exc
         for fact, ack in zip(outcome.facts, acks, strict=True):
             if not ack.is_duplicate:
                 self.observer.published(fact)

@@ -114,31 +114,37 @@ class Runner:
         tries = 0
         while not plumbing.stop.is_set():
             began = plumbing.clock.monotonic_seconds()
+            backoff = plumbing.limits.interruption
             try:
                 await loop()
             except TransientError as exc:
                 log.warning("loop interrupted; it begins again", loop=name, error=str(exc))
+                self.metrics.loops_begun_again.labels("interrupted").inc()
                 reason: Exception = exc
             except ConfigError:
                 raise
             except Exception as exc:
                 log.exception("loop failed; it begins again", loop=name)
-                reason = exc
+                self.metrics.loops_begun_again.labels("bug").inc()
+                reason, backoff = exc, plumbing.limits.backoff
             else:
                 continue
             if plumbing.clock.monotonic_seconds() - began > plumbing.limits.backoff.seconds_max:
                 tries = 0
             tries += 1
             self.readiness.hold(name, str(reason) or repr(reason))
-            await pause(plumbing.stop, plumbing.limits.backoff.wait_seconds(tries, reason))
+            await pause(plumbing.stop, backoff.wait_seconds(tries, reason))
 
     async def _watch_bus(self) -> None:
-        """Keep the broker's and the projections' conditions up to date."""
+        """Keep the broker's and the projections' conditions up to date. Raises ConfigError as `run` does."""
         while True:
-            if self.bus.is_connected:
+            if self._plumbing.changed is not None:
+                raise self._plumbing.changed
+            trouble = self.bus.trouble
+            if trouble is None:
                 self.readiness.clear("bus")
             else:
-                self.readiness.hold("bus", "the broker does not answer; trying again")
+                self.readiness.hold("bus", trouble)
             if self._plumbing.folded.caught_up.is_set():
                 self.readiness.clear("state")
             else:
