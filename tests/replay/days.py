@@ -119,7 +119,7 @@ def record(name: str) -> Recording:
     result = world.run()
     assert not result.broken, f"{name}: {result.broken}"
     to_at = ORIGIN + timedelta(hours=HOURS) + AFTERWARDS
-    head = Head(about=day.about, policy=world.policy, from_at=ORIGIN, to_at=to_at)
+    head = Head(about=day.about, policy=world.policies.now, from_at=ORIGIN, to_at=to_at)
     return Recording(head=head, facts=tuple(each for each in facts if each.at <= to_at))
 
 

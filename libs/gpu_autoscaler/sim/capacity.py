@@ -54,20 +54,9 @@ class SimCapacity:
         if faults.strikes("launch_throttled"):
             raise TransientError("RequestLimitExceeded", retry_after_seconds=2.0)
         if faults.strikes("launch_refused"):
-            code, scope = _CODES[int(faults.seconds("launch_refused", 0.0, 2.2))]
-            raise LaunchRefused(
-                f"{code}: {order.offer.key} cannot be launched now",
-                code=code,
-                scope=scope,
-                retry_after_seconds=REFUSED_SECONDS,
-            )
-        if self._cloud.is_out_of(order.offer):
-            raise LaunchRefused(
-                f"InsufficientInstanceCapacity: {order.offer.key} cannot be launched now",
-                code="InsufficientInstanceCapacity",
-                scope="offer",
-                retry_after_seconds=REFUSED_SECONDS,
-            )
+            raise _refused(order, *_CODES[int(faults.seconds("launch_refused", 0.0, 2.2))])
+        if self._cloud.is_out_of(order.offer) and not self._cloud.is_made(order.action_id):
+            raise _refused(order, *_CODES[0])
         is_late = faults.strikes("instance_visible_late")
         machine = self._cloud.launch(
             order,
@@ -195,6 +184,11 @@ class StoreTrouble:
     """What is wrong with the store just now; moved by `trouble.py`."""
 
     is_full = False
+
+
+def _refused(order: Order, code: str, scope: RefusalScope) -> LaunchRefused:
+    message = f"{code}: {order.offer.key} cannot be launched now"
+    return LaunchRefused(message, code=code, scope=scope, retry_after_seconds=REFUSED_SECONDS)
 
 
 def _gpus(machine: Machine) -> int:

@@ -104,6 +104,7 @@ class Cloud:
         self.machines: list[Machine] = []
         self.offers: tuple[Offer, ...] = offers_of(TYPES) if offers is None else offers
         self.zones_without_spot: set[str] = set()  # for a while: no spot machine is to be had there
+        self.sold_out: set[str] = set()  # GPU models of which there is nothing to be had, for a while
         self.version = 0  # moves with everything that a look from outside could see
         self._workloads = workloads
         self._cluster = workloads.cluster
@@ -129,6 +130,10 @@ class Cloud:
         """The machine of this name."""
         return self._by_id.get(provider_id)
 
+    def is_made(self, action_id: ActionId) -> bool:
+        """True when this token has its machine: asked for again, it is given and never refused."""
+        return action_id in self._by_token
+
     def shown(self) -> Sequence[Instance]:
         """What the API lists at this instant."""
         now = self._cluster.now()
@@ -141,7 +146,8 @@ class Cloud:
 
     def is_out_of(self, offer: Offer) -> bool:
         """True while no machine of this offer is to be had."""
-        return offer.capacity_type is CapacityType.SPOT and offer.zone in self.zones_without_spot
+        is_without_spot = offer.capacity_type is CapacityType.SPOT and offer.zone in self.zones_without_spot
+        return is_without_spot or offer.gpu_model in self.sold_out
 
     # ---- machines
 

@@ -1,6 +1,6 @@
 """The processes of a run: who is there, who dies, who comes back."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from datetime import datetime
 
 from gpu_autoscaler.events.envelope import Recorded
@@ -78,6 +78,12 @@ class Crew:
         """End a process, wherever it is."""
         if name in self.processes:
             self.processes[name].kill()
+
+    def restart(self, roles: Collection[str]) -> None:
+        """Have every process of these roles start again, as a roll-out does."""
+        for name, process in tuple(self.processes.items()):
+            if process.role in roles:
+                self.kill(name)
 
     def pump(self) -> None:
         """Whoever lives looks whether the broker has something."""

@@ -46,10 +46,11 @@ KINDS: Mapping[str, Kind] = {
         Kind("watch_history_lost", per_hour=0.15),
         Kind("kube_call_failed", ratio=0.01),
         Kind("kube_answer_lost", ratio=0.01),
-        Kind("node_vanished", per_hour=0.1),
-        Kind("pod_vanished", per_hour=0.1, disturbs=False),
+        Kind("node_vanished", per_hour=0.2),
+        Kind("pod_vanished", per_hour=0.2, disturbs=False),
         # clouds
         Kind("launch_refused", ratio=0.08, disturbs=False),
+        Kind("capacity_gone", per_hour=0.15, disturbs=False),
         Kind("launch_slow", ratio=0.08),
         Kind("launch_throttled", ratio=0.05),
         Kind("launch_answer_lost", ratio=0.05),
@@ -58,13 +59,13 @@ KINDS: Mapping[str, Kind] = {
         Kind("instance_never_registers", ratio=0.03),
         Kind("gpus_never_allocatable", ratio=0.03),
         Kind("notice_120", per_hour=0.3, disturbs=False),
-        Kind("notice_30", per_hour=0.15, disturbs=False),
+        Kind("notice_30", per_hour=0.25, disturbs=False),
         Kind("notice_0", per_hour=0.1, disturbs=False),
-        Kind("reclaimed_without_notice", per_hour=0.1, disturbs=False),
-        Kind("notice_cancelled", ratio=0.3, disturbs=False),
+        Kind("reclaimed_without_notice", per_hour=0.15, disturbs=False),
+        Kind("notice_cancelled", ratio=0.4, disturbs=False),
         Kind("rebalance_hint", per_hour=0.2, disturbs=False),
-        Kind("storm_in_zone", per_hour=0.1, disturbs=False),
-        Kind("storm_of_type", per_hour=0.1, disturbs=False),
+        Kind("storm_in_zone", per_hour=0.15, disturbs=False),
+        Kind("storm_of_type", per_hour=0.15, disturbs=False),
         Kind("price_jumping", per_hour=0.2, disturbs=False),
         Kind("price_missing", per_hour=0.15),
         # telemetry
@@ -75,7 +76,9 @@ KINDS: Mapping[str, Kind] = {
         # the store of record
         Kind("store_full", per_hour=0.12),
         Kind("store_slow", ratio=0.02),
-        # users
+        # operators and users
+        Kind("operator_freezes", per_hour=0.1),
+        Kind("operator_marks_node", per_hour=0.3, disturbs=False),
         Kind("user_cancels", ratio=0.08, disturbs=False),
         Kind("user_asks_again", ratio=0.08, disturbs=False),
         Kind("user_talks_nonsense", ratio=0.06, disturbs=False),

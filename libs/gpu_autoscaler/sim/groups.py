@@ -60,6 +60,15 @@ class Groups:
         self._fill()
         return group.uid
 
+    def scale(self, uid: str, replicas_count: int) -> None:
+        """Want so many from now on; of too many the youngest go."""
+        group = self._groups[uid]
+        group.replicas_count = replicas_count
+        staying = [pod for pod in self._pods(group) if pod.metadata.deletion_timestamp is None]
+        for pod in staying[replicas_count:]:
+            self._workloads.delete(pod)
+        self._fill()
+
     def stop(self, uid: str) -> None:
         """Take the replicas and their budget away."""
         group = self._groups.pop(uid)

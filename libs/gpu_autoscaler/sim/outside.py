@@ -57,13 +57,16 @@ class Outside:
         )
 
 
-def glances_of(roles: Roles, policy: ScalingPolicy, *, skips_ticks: bool) -> Mapping[str, Seen | None]:
-    """Return what each role's ticks depend on; None for those that are always called."""
+def glances_of(roles: Roles, policy: Callable[[], ScalingPolicy], *, skips_ticks: bool) -> Mapping[str, Seen | None]:
+    """Return what each role's ticks depend on; None for those that are always called.
+
+    `policy` gives the one that holds: whoever lives was started with it.
+    """
     return {
         name: partial(_glanced, role.glance, policy) if skips_ticks and role.glance is not None else None
         for name, role in roles.items()
     }
 
 
-def _glanced(glance: Glance, policy: ScalingPolicy, view: StateView, now: datetime) -> Hashable:
-    return glance(view, policy, now)
+def _glanced(glance: Glance, policy: Callable[[], ScalingPolicy], view: StateView, now: datetime) -> Hashable:
+    return glance(view, policy(), now)

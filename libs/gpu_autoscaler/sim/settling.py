@@ -5,7 +5,6 @@ from typing import Protocol
 
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
@@ -13,6 +12,7 @@ from gpu_autoscaler.kube.protocol import JOBS, NODES
 from gpu_autoscaler.model.reasons import BudgetLimit, GpusLimit, NodesLimit, NoOfferFits
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.kubernetes import Kubernetes
+from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.timeline import VirtualLoop
@@ -30,7 +30,7 @@ class Run(Protocol):
     loop: VirtualLoop
     record: Record
     tables: Tables
-    policy: ScalingPolicy
+    policies: Policies
     cluster: Kubernetes
     workloads: Workloads
     cloud: Cloud
@@ -75,9 +75,11 @@ class Settling:
             if row.outcome is None and row.spec.job_id not in held
         ]
         standing = [machine for machine in run.cloud.machines if machine.state != "terminated"]
-        if len(standing) > run.policy.nodes_count_min:
+        if len(standing) > run.policies.now.nodes_count_min:
             names = ", ".join(f"{machine.node_name} ({machine.state})" for machine in standing)
-            found.append(f"{len(standing)} machines without work, {run.policy.nodes_count_min} are wanted: {names}")
+            found.append(
+                f"{len(standing)} machines without work, {run.policies.now.nodes_count_min} are wanted: {names}"
+            )
         names_standing = {machine.node_name for machine in standing}
         found += [
             f"node {node.metadata.name} has no machine"
@@ -104,7 +106,7 @@ class Settling:
         standing_count = sum(1 for machine in run.cloud.machines if machine.state != "terminated")
         plans = run.record.facts["SCALING"]
         last = next((told.fact for told in reversed(plans) if isinstance(told.fact, ScalingPlanMade)), None)
-        if last is None or standing_count > run.policy.nodes_count_min:
+        if last is None or standing_count > run.policies.now.nodes_count_min:
             return set()
         return {
             held.subject.removeprefix("job/")
@@ -187,7 +189,7 @@ class Settling:
             state = EMPTY_STATE
             for stream, sequence in fact.cut.last_sequences:
                 state = fold(state, self._run.record.facts[stream][:sequence])
-            again = plan(state, self._run.policy, fact.plan.as_of)
+            again = plan(state, self._run.policies.by_digest[fact.policy_digest], fact.plan.as_of)
             if again != fact.plan:
                 self._run.witness.breaks("recomputable plans", f"plan {fact.plan_id} comes out otherwise")
 

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -41,7 +41,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     pods_per_hour: float
     faults_per_hour: float
     faults: dict[str, int]  # every kind there is
+    faults_never_struck: tuple[str, ...]
     reasons: dict[str, int]  # every reason there is
+    reasons_never_given: tuple[str, ...]
     broken: tuple[Failure, ...]
 
 
@@ -65,6 +67,8 @@ def sweep(
 def summarise(results: Sequence[Result], settings: Sequence[Setting], run: Run, *, commit: str) -> Summary:
     """Return the sums; the first failing runs are made small."""
     hours = sum(result.cluster_hours for result in results)
+    faults = _counted(KINDS, (result.faults for result in results))
+    reasons_given = _counted(reason_tags(), (result.reasons for result in results))
     failing = [(result, setting) for result, setting in zip(results, settings, strict=True) if result.broken]
     return Summary(
         commit=commit,
@@ -75,8 +79,10 @@ def summarise(results: Sequence[Result], settings: Sequence[Setting], run: Run, 
         nodes_mean=round(sum(result.nodes_mean * result.cluster_hours for result in results) / hours, 2),
         pods_per_hour=round(sum(result.pods_count for result in results) / hours, 2),
         faults_per_hour=round(sum(sum(result.faults.values()) for result in results) / hours, 2),
-        faults=_counted(KINDS, (result.faults for result in results)),
-        reasons=_counted(reason_tags(), (result.reasons for result in results)),
+        faults=faults,
+        faults_never_struck=_never(faults),
+        reasons=reasons_given,
+        reasons_never_given=_never(reasons_given),
         broken=tuple(
             failure_of(result, setting, run, is_shrunk=number < SHRUNK_COUNT_MAX)
             for number, (result, setting) in enumerate(failing)
@@ -110,8 +116,12 @@ def tell(summary: Summary, console: Console) -> None:
     )
     means = (summary.nodes_mean, summary.pods_per_hour, summary.faults_per_hour)
     console.print(f"{sums}; {means[0]:g} nodes on average, {means[1]:g} pods and {means[2]:g} faults an hour")
-    for what, counts in (("faults that never struck", summary.faults), ("reasons never given", summary.reasons)):
-        if missing := [name for name, count in counts.items() if not count]:
+    never = (
+        ("faults that never struck", summary.faults_never_struck),
+        ("reasons never given", summary.reasons_never_given),
+    )
+    for what, missing in never:
+        if missing:
             console.print(f"{what}: {', '.join(missing)}", highlight=False)
     for failure in summary.broken:
         console.print(f"\n[bold red]seed {failure.seed}, commit {summary.commit}[/bold red]", highlight=False)
@@ -132,6 +142,10 @@ def reason_tags() -> list[str]:
         for one in found
         if isinstance(one, type) and issubclass(one, reasons.Reason) and one is not reasons.Reason
     )
+
+
+def _never(counts: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(name for name, count in counts.items() if not count)
 
 
 def _counted(names: Iterable[str], counts: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -8,12 +8,14 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from gpu_autoscaler.kube.protocol import NODES, PODS
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.sim.capacity import StoreTrouble
 from gpu_autoscaler.sim.cloud import Cloud, Machine, Telemetry
 from gpu_autoscaler.sim.crew import Crew
 from gpu_autoscaler.sim.faults import Faults
 from gpu_autoscaler.sim.kube import WatchTrouble
+from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.timeline import VirtualLoop
 from gpu_autoscaler.sim.witness import Witness
@@ -25,6 +27,11 @@ SECOND_SCALER_SECONDS = (60.0, 1800.0)
 ODD_SECONDS = (600.0, 3600.0)  # telemetry and prices
 COLLECTED_SECONDS = 20.0  # from a node object's deletion to that of its pods
 STORM_NOTICE_SECONDS = (30.0, 120.0)
+WITHDRAWN_SECONDS_MAX = 40.0  # a cloud that changes its mind does it soon
+SOLD_OUT_SECONDS = (300.0, 2400.0)
+EVERYTHING = "everything"
+FROZEN_SECONDS = (300.0, 2400.0)
+MARKS = ((labels.DO_NOT_DISRUPT, "true"), (labels.DO_NOT_DISRUPT, "30m"), (labels.SCALE_DOWN_DISABLED, "true"))
 
 
 class Stage(Protocol):
@@ -37,6 +44,7 @@ class Stage(Protocol):
     cloud: Cloud
     crew: Crew
     witness: Witness
+    policies: Policies
     watch_trouble: WatchTrouble
     store_trouble: StoreTrouble
 
@@ -52,6 +60,7 @@ class Trouble:
         self._cloud = stage.cloud
         self._crew = stage.crew
         self._witness = stage.witness
+        self._policies = stage.policies
         self._watches = stage.watch_trouble
         self._store = stage.store_trouble
         self._chance = chance
@@ -78,6 +87,9 @@ class Trouble:
             "telemetry_all_zero": lambda: self._lie("all_zero"),
             "telemetry_absurd": lambda: self._lie("absurd"),
             "store_full": self._fill_store,
+            "capacity_gone": self._sell_out,
+            "operator_freezes": self._freeze,
+            "operator_marks_node": self._mark,
         }
 
     def begin(self) -> None:
@@ -91,8 +103,11 @@ class Trouble:
         self._return_broker()
         self._store.is_full = False
         self._cloud.reprice(self._cloud.listed())
+        self._cloud.sold_out.clear()
+        self._policies.freeze(is_frozen=False)
         for machine in self._cloud.machines:
             machine.telemetry = "true"
+            self._annotate(machine, {})
 
     def _await(self, name: str) -> None:
         seconds = self._faults.next_in_seconds(name)
@@ -109,7 +124,7 @@ class Trouble:
     def _has_victim(self, name: str) -> bool:
         if name.startswith(("notice_", "storm_")) or name in ("reclaimed_without_notice", "rebalance_hint"):
             return bool(self._cloud.spot())
-        if name == "node_vanished" or name.startswith("telemetry_"):
+        if name in ("node_vanished", "operator_marks_node") or name.startswith("telemetry_"):
             return any(machine.is_usable for machine in self._cloud.alive())
         if name == "pod_vanished":
             return any(is_ready(pod) for pod in self._workloads.cluster.all(PODS))
@@ -171,6 +186,27 @@ class Trouble:
         pods = {pod.metadata.uid: pod for pod in self._workloads.cluster.all(PODS) if is_ready(pod)}
         self._workloads.gone(pods[self._faults.choose("pod_vanished", sorted(pods))])
 
+    # ---- operators
+
+    def _freeze(self) -> None:
+        """Somebody holds everything for a while."""
+        self._policies.freeze(is_frozen=True)
+        seconds = self._faults.seconds("operator_freezes", *FROZEN_SECONDS)
+        self._loop.call_later(seconds, lambda: self._policies.freeze(is_frozen=False))
+
+    def _mark(self) -> None:
+        """Somebody wants to look at a node, and marks it as one that must stay."""
+        machine = self._pick("operator_marks_node", [one for one in self._cloud.alive() if one.is_usable])
+        key, value = MARKS[int(self._faults.seconds("operator_marks_node", 0, len(MARKS)))]
+        self._annotate(machine, {key: value})
+        seconds = self._faults.seconds("operator_marks_node", *ODD_SECONDS)
+        self._loop.call_later(seconds, self._annotate, machine, {})
+
+    def _annotate(self, machine: Machine, annotations: dict[str, str]) -> None:
+        node = self._workloads.cluster.find(NODES, "", machine.node_name)
+        if node is not None and node.metadata.annotations != annotations:
+            self._workloads.cluster.put(NODES, replace(node, metadata=replace(node.metadata, annotations=annotations)))
+
     # ---- the cloud
 
     def _pick(self, name: str, machines: list[Machine]) -> Machine:
@@ -182,7 +218,7 @@ class Trouble:
         machine = self._pick(name, self._cloud.spot())
         self._cloud.warn(machine, seconds)
         if seconds > 0 and self._faults.strikes("notice_cancelled"):
-            after_seconds = self._faults.seconds("notice_cancelled", 1.0, seconds)
+            after_seconds = self._faults.seconds("notice_cancelled", 1.0, min(seconds, WITHDRAWN_SECONDS_MAX))
             self._loop.call_later(after_seconds, self._withdraw, machine)
 
     def _withdraw(self, machine: Machine) -> None:
@@ -216,11 +252,23 @@ class Trouble:
     def _hide_prices(self) -> None:
         self._for_a_while("price_missing", lambda offer: replace(offer, price_micro_usd_per_hour=None))
 
+    def _sell_out(self) -> None:
+        """One GPU model, or everything: refused for a while, whatever the price list says."""
+        models = sorted({offer.gpu_model for offer in self._cloud.listed() if offer.gpu_model is not None})
+        hit = {self._faults.choose("capacity_gone", [*models, *[EVERYTHING] * len(models)])}
+        hit = set(models) if EVERYTHING in hit else hit
+        self._cloud.sold_out |= hit
+        seconds = self._faults.seconds("capacity_gone", *SOLD_OUT_SECONDS)
+        self._loop.call_later(seconds, self._cloud.sold_out.difference_update, hit)
+
     def _for_a_while(self, name: str, change: Callable[[Offer], Offer]) -> None:
-        """Change a third of the offers, by type, and put them back later."""
-        types = sorted({offer.instance_type for offer in self._cloud.listed()})
-        hit = {one for one in types if self._chance.random() < 1 / 3}
-        changed = [change(offer) if offer.instance_type in hit else offer for offer in self._cloud.listed()]
+        """Change the offers of a third of the models, or of the types, and put them back later."""
+        by_model = self._chance.random() < 0.5
+        kinds = {
+            offer.key: (offer.gpu_model if by_model else offer.instance_type) or "" for offer in self._cloud.listed()
+        }
+        hit = {one for one in sorted(set(kinds.values())) if self._chance.random() < 1 / 3}
+        changed = [change(offer) if kinds[offer.key] in hit else offer for offer in self._cloud.listed()]
         self._cloud.reprice(tuple(changed))
         self._loop.call_later(
             self._faults.seconds(name, *ODD_SECONDS), lambda: self._cloud.reprice(self._cloud.listed())

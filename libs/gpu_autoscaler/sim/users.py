@@ -1,4 +1,4 @@
-"""People with work: jobs that arrive, services that stay, wishes that change, and nonsense."""
+"""People with work: jobs that arrive, wishes that change, and nonsense. Services stand in `serving.py`."""
 
 import random
 from typing import Any
@@ -8,53 +8,39 @@ from msgspec.structs import replace
 from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
-from gpu_autoscaler.kube import wire
-from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import FactId, JobId, derive_id
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
-from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.sim.faults import Faults
-from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
 JOBS_PER_HOUR = (16.0, 26.0)
 RUN_SECONDS_MIN, RUN_SECONDS_MEDIAN, RUN_SECONDS_MAX = 30.0, 1200.0, 5400.0
 ASKED_AGAIN_SECONDS = 5.0  # while the broker is away
-GROUPS_COUNT_MAX = 3
 _MODELS = (None, None, None, "T4", "A10G", "L4")
 
 
 class Users:
-    """Everybody outside."""
+    """Everybody who asks for jobs."""
 
-    def __init__(
-        self, loop: VirtualLoop, record: Record, groups: Groups, faults: Faults, chance: random.Random
-    ) -> None:
+    def __init__(self, loop: VirtualLoop, record: Record, faults: Faults, chance: random.Random) -> None:
         self.requests: list[tuple[FactId, JobRequested]] = []
         self._loop = loop
         self._record = record
-        self._groups = groups
         self._faults = faults
         self._chance = chance
         self._jobs_per_hour = chance.uniform(*JOBS_PER_HOUR)
-        self._started: list[str] = []
         self._said_count = 0
         self._is_over = False
 
     def begin(self) -> None:
         """Let work arrive from now on."""
-        for number in range(self._chance.randint(0, GROUPS_COUNT_MAX)):
-            self._loop.call_later(self._chance.uniform(0.0, 1800.0), self._serve, number)
         self._next()
 
     def leave(self) -> None:
-        """Want nothing new any more; services end, jobs run on."""
+        """Want nothing new any more; what was asked for runs on."""
         self._is_over = True
-        for uid in self._started:
-            self._groups.stop(uid)
-        self._started.clear()
 
     # ---- jobs
 
@@ -121,23 +107,3 @@ class Users:
             self._record.publish(envelope)
         except TransientError:
             self._loop.call_later(ASKED_AGAIN_SECONDS, self._publish, envelope)
-
-    # ---- services
-
-    def _serve(self, number: int) -> None:
-        if self._is_over:
-            return
-        chance = self._chance
-        replicas_count = chance.randint(1, 3)
-        amounts = {"cpu": "1", "memory": "2Gi", GPU_RESOURCE: "1"}
-        container = wire.Container(name="main", resources=wire.ResourceList(requests=amounts, limits=amounts))
-        annotations = {labels.DO_NOT_DISRUPT: "true"} if chance.random() < 0.3 else {}
-        self._started.append(
-            self._groups.start(
-                f"service-{number}",
-                wire.PodSpec(containers=(container,), termination_grace_period_seconds=chance.choice((5.0, 30.0))),
-                replicas_count=replicas_count,
-                annotations=annotations,
-                healthy_count_min=replicas_count - chance.randint(0, 1),
-            )
-        )

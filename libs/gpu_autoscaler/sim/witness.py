@@ -6,16 +6,16 @@ Numbers are those of the design notes, "Promises". What can only be said at the 
 from collections.abc import Callable
 from datetime import datetime
 
-from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import NODES, PODS
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.sim.cloud import Cloud, Machine
+from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.timeline import VirtualLoop
 from gpu_autoscaler.sim.workloads import Workloads, controller_of, is_ready
 
@@ -46,7 +46,7 @@ class Witness:
         loop: VirtualLoop,
         workloads: Workloads,
         cloud: Cloud,
-        policy: ScalingPolicy,
+        policies: Policies,
         *,
         calm_since: Callable[[], float],
     ) -> None:
@@ -55,7 +55,7 @@ class Witness:
         self._loop = loop
         self._workloads = workloads
         self._cloud = cloud
-        self._policy = policy
+        self._policies = policies
         self._calm_since = calm_since
         self._launched: set[ActionId] = set()
         self._decided: set[ActionId] = set()
@@ -79,7 +79,7 @@ class Witness:
             self.breaks("one launch for one action", f"{machine.provider_id} was bought for {action_id}, of no plan")
         self._launched.add(action_id)
         standing = [each for each in self._cloud.machines if each.state != "terminated"]
-        policy = self._policy
+        policy = self._policies.now
         if len(standing) > policy.nodes_count_max:
             self.breaks("limits", f"{len(standing)} machines, the policy allows {policy.nodes_count_max}")
         gpu_count = sum(each.offer.resources.gpu_count for each in standing)
@@ -151,12 +151,21 @@ class Witness:
         self._last_plan_sequence = sequence
         self._decided.update(each.action_id for each in plan.decisions if isinstance(each, BuyNode))
 
+    def _see_frozen(self, made: ScalingPlanMade) -> None:
+        """Under a freeze nothing is bought, and nothing goes but what the cloud takes."""
+        if not self._policies.by_digest[made.policy_digest].is_frozen:
+            return
+        for one in made.plan.decisions:
+            if isinstance(one, BuyNode | ReleaseInstance) or (isinstance(one, DrainNode) and one.is_voluntary):
+                self.breaks("a freeze holds", f"plan {made.plan_id} decides {one.action_id}: {one.reason.tag()}")
+
     # ---- a notice is answered
 
     def heard(self, recorded: Recorded) -> None:
         """A fact was stored."""
         if isinstance(recorded.fact, ScalingPlanMade):
             self._planned(recorded.fact.plan, recorded.sequence)
+            self._see_frozen(recorded.fact)
         if isinstance(recorded.fact, SpotNoticeReceived):
             machine = self._cloud.of_id(recorded.fact.provider_id)
             if machine is not None:

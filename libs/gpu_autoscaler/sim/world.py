@@ -3,25 +3,26 @@
 import asyncio
 import hashlib
 import random
-from collections import Counter
 
 import msgspec
 
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.envelope import Recorded, encode
-from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.model.ids import derive_id
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.sim.cloud import Cloud
+from gpu_autoscaler.sim.coverage import Coverage
 from gpu_autoscaler.sim.crew import Crew
 from gpu_autoscaler.sim.faults import Faults, Occurrence
 from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.outside import Outside, glances_of
+from gpu_autoscaler.sim.policies import Policies, policy_of
 from gpu_autoscaler.sim.process import BUG, Process
 from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.seat import Roles
+from gpu_autoscaler.sim.serving import Serving
 from gpu_autoscaler.sim.settling import Settling
 from gpu_autoscaler.sim.timeline import ORIGIN, VirtualLoop
 from gpu_autoscaler.sim.trouble import Trouble
@@ -30,6 +31,7 @@ from gpu_autoscaler.sim.witness import Witness
 from gpu_autoscaler.sim.workloads import Workloads
 
 HOURS = 4.0
+PLANNERS = ("scaler", "scheduler")  # roles that read the policy
 LAST_FACTS_COUNT = 25
 
 
@@ -68,7 +70,6 @@ class World:
     def __init__(self, setting: Setting, roles: Roles) -> None:
         self.setting = setting
         self.loop = VirtualLoop()
-        self.policy = policy_of(setting.seed)
         self.faults = Faults(setting.seed, kinds=setting.kinds, only=setting.only)
         self.faults.clock = self.loop.time
         self.record = Record(self.loop, is_coded=setting.is_coded)
@@ -77,17 +78,21 @@ class World:
         self.workloads = Workloads(self.cluster, self.loop, self._chance("workloads"))
         self._groups = Groups(self.workloads)
         self.cloud = Cloud(self.workloads, self._chance("cloud"))
+        self.policies = Policies(policy_of(setting.seed), when_changed=lambda: self.crew.restart(PLANNERS))
         self.witness = Witness(
-            self.loop, self.workloads, self.cloud, self.policy, calm_since=lambda: self.faults.disturbed_until
+            self.loop, self.workloads, self.cloud, self.policies, calm_since=lambda: self.faults.disturbed_until
         )
         self.record.listen(self.witness.heard)
         identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
         self._outside = Outside(identity, self.workloads, self._groups, self.cloud, self.witness)
         self.tables, self.store_trouble = self._outside.tables, self._outside.store_trouble
         self.watch_trouble = self._outside.watch_trouble
-        glances = glances_of(roles, self.policy, skips_ticks=setting.skips_ticks)
+        glances = glances_of(roles, lambda: self.policies.now, skips_ticks=setting.skips_ticks)
         self.crew = Crew(self.loop, self.faults, self.record, glances, self._compose, self._on_bug)
-        self.users = Users(self.loop, self.record, self._groups, self.faults, self._chance("users"))
+        self.users = Users(self.loop, self.record, self.faults, self._chance("users"))
+        self.serving = Serving(self.loop, self._groups, self._chance("serving"))
+        self.coverage = Coverage(self.loop, self._known_to_the_scheduler, lambda: self.policies.now)
+        self.record.listen(self.coverage.heard)
         self._trouble = Trouble(self, self._chance("trouble"))
         self._settling = Settling(self)
         self._node_seconds = 0.0
@@ -98,11 +103,14 @@ class World:
         try:
             self.crew.begin()
             self.users.begin()
+            self.serving.begin()
+            self.coverage.begin()
             self._trouble.begin()
             self._let_pass(self.setting.hours * 3600.0)
             hours_seconds = self.loop.time()
             self._trouble.end()
             self.users.leave()
+            self.serving.leave()
             while not self.witness.broken and not self._settling.is_over():
                 self._let_pass(60.0)
             if not self.witness.broken:
@@ -116,8 +124,12 @@ class World:
     def _chance(self, of: str) -> random.Random:
         return random.Random(f"{self.setting.seed}/{of}")
 
+    def _known_to_the_scheduler(self) -> ClusterState | None:
+        process = self.crew.processes.get("scheduler")
+        return None if process is None else process.view.state
+
     def _compose(self, process: Process) -> Service:
-        seat = self._outside.seat(process, self.policy, on_refused_plan=self._on_refused_plan)
+        seat = self._outside.seat(process, self.policies.now, on_refused_plan=self._on_refused_plan)
         return self._roles[process.role].compose(seat)
 
     def _on_bug(self, role: str, error: Exception) -> None:
@@ -146,26 +158,20 @@ class World:
 
     def _result(self, seconds: float) -> Result:
         digest = hashlib.blake2b(digest_size=16)
-        reasons: Counter[str] = Counter()
-        plans_count = 0
         for recorded in self.record.order:
             digest.update(encode(recorded.envelope))
-            if isinstance(recorded.fact, ScalingPlanMade):
-                plans_count += 1
-                plan = recorded.fact.plan
-                reasons.update(each.reason.tag() for each in (*plan.decisions, *plan.held_back))
         broken = self.witness.broken
         return Result(
             seed=self.setting.seed,
             cluster_hours=seconds / 3600.0,
             facts_count=len(self.record.order),
-            plans_count=plans_count,
+            plans_count=self.coverage.plans_count,
             nodes_mean=self._mean_nodes(seconds),
             pods_count=sum(1 for entry in self.cluster.history["pods"] if entry.is_deleted),
             digest=digest.hexdigest(),
             faults=dict(sorted(self.faults.counts.items())),
             happened=tuple(self.faults.happened),
-            reasons=dict(sorted(reasons.items())),
+            reasons=dict(sorted(self.coverage.reasons.items())),
             broken=tuple(map(str, broken)),
             promise=broken[0].promise if broken else "",
             last_facts=tuple(map(_told, self.record.order[-LAST_FACTS_COUNT:])) if broken else (),
@@ -175,22 +181,6 @@ class World:
         now = self.loop.now()
         ends = ((machine.terminated_at or now) - machine.launched_at for machine in self.cloud.machines)
         return sum(end.total_seconds() for end in ends) / seconds if seconds else 0.0
-
-
-def policy_of(seed: int) -> ScalingPolicy:
-    """The policy of a run: limits that bind in some runs, patience that differs."""
-    chance = random.Random(f"{seed}/policy")
-    return ScalingPolicy(
-        idle_seconds_max=chance.choice((120.0, 300.0, 600.0)),
-        scale_down_cooldown_seconds=chance.choice((60.0, 300.0, 600.0)),
-        boot_seconds_max=chance.choice((300.0, 600.0, 900.0)),
-        nodes_count_max=chance.choice((12, 16, 24, 60)),
-        gpu_count_max=chance.choice((None, None, 24, 64)),
-        price_micro_usd_per_hour_max=chance.choice((None, None, 20_000_000, 60_000_000)),
-        disruption_ratio_max=chance.choice((0.1, 0.3, 1.0)),
-        nodes_count_min=chance.choice((0, 0, 2)),
-        is_consolidation_on=chance.random() < 0.8,
-    )
 
 
 def run(setting: Setting, roles: Roles) -> Result:

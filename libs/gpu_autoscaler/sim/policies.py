@@ -1,0 +1,66 @@
+"""The policies of a run: limits that bind in some runs, patience and thrift that differ, one pool or two, and a freeze.
+
+Services are started with the policy that holds; when it changes, they are started again, as a roll-out would do it.
+"""
+
+import random
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.scheduling import Taint
+from gpu_autoscaler.runtime.digests import policy_digest
+
+_GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
+# Spot first and then what is sure, with a taint that only work for GPUs tolerates; and pools that split the models.
+_POOLS: tuple[tuple[NodePool, ...], ...] = (
+    (NodePool(name="default"),),
+    (NodePool(name="default"),),
+    (
+        NodePool(
+            name="spot", priority=10, capacity_types=(CapacityType.SPOT,), nodes_count_max=8, taints=(_GPU_TAINT,)
+        ),
+        NodePool(name="sure", capacity_types=(CapacityType.ON_DEMAND,)),
+    ),
+    (NodePool(name="t4", gpu_models=("T4",), gpu_count_max=16), NodePool(name="others", labels={"tier": "rest"})),
+)
+
+
+def policy_of(seed: int) -> ScalingPolicy:
+    """The policy that a run begins with."""
+    chance = random.Random(f"{seed}/policy")
+    return ScalingPolicy(
+        idle_seconds_max=chance.choice((120.0, 300.0, 600.0)),
+        scale_down_cooldown_seconds=chance.choice((60.0, 300.0, 600.0)),
+        boot_seconds_max=chance.choice((300.0, 600.0, 900.0)),
+        drain_seconds_max=chance.choice((120.0, 600.0)),
+        nodes_count_max=chance.choice((12, 16, 24, 60)),
+        gpu_count_max=chance.choice((None, None, 24, 64)),
+        price_micro_usd_per_hour_max=chance.choice((None, None, 20_000_000, 60_000_000)),
+        disruption_ratio_max=chance.choice((0.1, 0.3, 1.0)),
+        nodes_count_min=chance.choice((0, 0, 2)),
+        is_consolidation_on=chance.random() < 0.8,
+        consolidation_requested_ratio_max=chance.choice((0.5, 0.8, 1.0)),
+        consolidation_saving_ratio_min=chance.choice((0.05, 0.15, 0.6)),
+        job_retries_count_max=chance.choice((1, 3)),
+        pools=chance.choice(_POOLS),
+    )
+
+
+class Policies:
+    """Which policy holds now, and which ones have held."""
+
+    def __init__(self, policy: ScalingPolicy, *, when_changed: Callable[[], None]) -> None:
+        """`when_changed`: start everybody again who was started with the old one."""
+        self._own = policy
+        self._when_changed = when_changed
+        self.now = policy
+        self.by_digest = {policy_digest(one): one for one in (policy, replace(policy, is_frozen=True))}
+
+    def freeze(self, *, is_frozen: bool) -> None:
+        """Change nothing from now on, or go on."""
+        if is_frozen != self.now.is_frozen:
+            self.now = replace(self._own, is_frozen=is_frozen)
+            self._when_changed()

@@ -1,0 +1,94 @@
+"""People who keep replicas up: services that come and go, grow and shrink; some must not be disturbed, one or the
+other asks for what nobody sells."""
+
+import random
+
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.resources import GPU_RESOURCE
+from gpu_autoscaler.sim.groups import Groups
+from gpu_autoscaler.sim.timeline import VirtualLoop
+
+FIRST_COUNT_MAX = 3
+FIRST_SECONDS_MAX = 1800.0
+STARTED_PER_HOUR = 1.2
+LASTS_SECONDS = (1200.0, 7200.0)
+RESCALED_SECONDS = (300.0, 2400.0)
+REPLICAS_COUNT_MAX = 4
+GRACE_SECONDS = (5.0, 30.0, 90.0)
+UNSOLD_RATIO = 0.06  # of services: what they ask for is not for sale
+_PROTECTED = ({labels.DO_NOT_DISRUPT: "true"}, {labels.SAFE_TO_EVICT: "false"})
+_FREE: dict[str, str] = {}
+# CPU and GPUs of a replica. ExtendedResourceToleration lets what asks for GPUs onto nodes with the GPUs' taint.
+_SIZES = (("1", 1), ("1", 1), ("1", 1), ("2", 2), ("1", 0))
+
+
+class Serving:
+    """Every service of a run."""
+
+    def __init__(self, loop: VirtualLoop, groups: Groups, chance: random.Random) -> None:
+        self._loop = loop
+        self._groups = groups
+        self._chance = chance
+        self._standing: set[str] = set()
+        self._started_count = 0
+        self._is_over = False
+
+    def begin(self) -> None:
+        """Let services come from now on."""
+        for _ in range(self._chance.randint(0, FIRST_COUNT_MAX)):
+            self._loop.call_later(self._chance.uniform(0.0, FIRST_SECONDS_MAX), self._start)
+        self._next()
+
+    def leave(self) -> None:
+        """Nobody wants any of it any more."""
+        self._is_over = True
+        for uid in sorted(self._standing):
+            self._stop(uid)
+
+    def _next(self) -> None:
+        self._loop.call_later(self._chance.expovariate(STARTED_PER_HOUR / 3600.0), self._come)
+
+    def _come(self) -> None:
+        self._start()
+        if not self._is_over:
+            self._next()
+
+    def _start(self) -> None:
+        if self._is_over:
+            return
+        chance = self._chance
+        replicas_count = chance.randint(1, REPLICAS_COUNT_MAX)
+        uid = self._groups.start(
+            f"service-{self._started_count}",
+            self._pod(),
+            replicas_count=replicas_count,
+            annotations=dict(chance.choice(_PROTECTED) if chance.random() < 0.3 else _FREE),
+            healthy_count_min=replicas_count - chance.randint(0, 1),
+        )
+        self._started_count += 1
+        self._standing.add(uid)
+        self._loop.call_later(chance.uniform(*LASTS_SECONDS), self._stop, uid)
+        self._loop.call_later(chance.uniform(*RESCALED_SECONDS), self._rescale, uid)
+
+    def _pod(self) -> wire.PodSpec:
+        cpu, gpus_count = self._chance.choice(_SIZES)
+        amounts = {"cpu": cpu, "memory": "2Gi"} | ({GPU_RESOURCE: str(gpus_count)} if gpus_count else {})
+        container = wire.Container(name="main", resources=wire.ResourceList(requests=amounts, limits=amounts))
+        is_unsold = self._chance.random() < UNSOLD_RATIO
+        return wire.PodSpec(
+            containers=(container,),
+            node_selector={labels.GPU_MODEL: "H100"} if is_unsold else {},
+            tolerations=(wire.WireToleration(key=GPU_RESOURCE, operator="Exists"),) if gpus_count else (),
+            termination_grace_period_seconds=self._chance.choice(GRACE_SECONDS),
+        )
+
+    def _rescale(self, uid: str) -> None:
+        if uid in self._standing:
+            self._groups.scale(uid, self._chance.randint(1, REPLICAS_COUNT_MAX))
+            self._loop.call_later(self._chance.uniform(*RESCALED_SECONDS), self._rescale, uid)
+
+    def _stop(self, uid: str) -> None:
+        if uid in self._standing:
+            self._standing.remove(uid)
+            self._groups.stop(uid)

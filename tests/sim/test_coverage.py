@@ -1,0 +1,35 @@
+"""What a swarm is there for comes up: reasons and faults of every kind; the report names what did not."""
+
+import pytest
+
+from gpu_autoscaler.sim.faults import KINDS
+from gpu_autoscaler.sim.swarm import reason_tags, summarise
+from gpu_autoscaler.sim.world import Setting
+from gpu_autoscaler_services.simulate import run_one
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "seed"),
+    [
+        ("operator_freezes", "frozen", 3),
+        ("operator_marks_node", "node_protected", 7),
+        ("capacity_gone", "offers_refused", 3),
+        ("price_missing", "price_unknown", 3),
+    ],
+)
+def test_a_fault_brings_its_reason(kind: str, reason: str, seed: int) -> None:
+    """With this kind alone, plans say this reason, and every promise is kept."""
+    result = run_one(Setting(seed=seed, hours=2.0, kinds=(kind,)))
+    assert result.broken == ()
+    assert set(result.faults) == {kind}
+    assert result.reasons.get(reason)
+
+
+def test_what_was_never_reached_is_named() -> None:
+    """A short calm run reaches little, and says so of everything else."""
+    setting = Setting(seed=1, hours=0.2, kinds=())
+    result = run_one(setting)
+    summary = summarise([result], [setting], run_one, commit="none")
+    assert set(summary.faults_never_struck) == set(KINDS)
+    assert set(summary.reasons_never_given) == set(reason_tags()) - set(result.reasons)
+    assert "node_orphaned" in summary.reasons_never_given
