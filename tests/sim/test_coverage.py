@@ -9,17 +9,17 @@ from gpu_autoscaler_services.simulate import run_one
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason", "seed"),
+    ("kind", "reason", "seed", "hours"),
     [
-        ("operator_freezes", "frozen", 3),
-        ("operator_marks_node", "node_protected", 7),
-        ("capacity_gone", "offers_refused", 3),
-        ("price_missing", "price_unknown", 3),
+        ("operator_freezes", "frozen", 8, 1.0),
+        ("operator_marks_node", "node_protected", 7, 2.0),
+        ("capacity_gone", "offers_refused", 14, 1.0),
+        ("price_missing", "price_unknown", 3, 2.0),
     ],
 )
-def test_a_fault_brings_its_reason(kind: str, reason: str, seed: int) -> None:
+def test_a_fault_brings_its_reason(kind: str, reason: str, seed: int, hours: float) -> None:
     """With this kind alone, plans say this reason, and every promise is kept."""
-    result = run_one(Setting(seed=seed, hours=2.0, kinds=(kind,)))
+    result = run_one(Setting(seed=seed, hours=hours, kinds=(kind,)))
     assert result.broken == ()
     assert set(result.faults) == {kind}
     assert result.reasons.get(reason)
