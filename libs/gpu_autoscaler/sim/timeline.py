@@ -59,7 +59,9 @@ class _Timer(asyncio.TimerHandle):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop in which an hour takes as long as what happens in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, origin: datetime = ORIGIN) -> None:
+        """`origin`: the instant at which it begins."""
+        self._origin = origin
         self._jump = _Jump()
         super().__init__(self._jump)
         self._scheduled: list[asyncio.TimerHandle]
@@ -89,7 +91,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def now(self) -> datetime:
         """The instant, by the world's own clock."""
-        return ORIGIN + timedelta(seconds=self._jump.passed_seconds)
+        return self._origin + timedelta(seconds=self._jump.passed_seconds)
 
 
 class VirtualClock(Clock):

@@ -1,21 +1,31 @@
-"""`replay`: a recorded history through today's code. Needs a file, or broker and store; never the gateway."""
+"""`replay`: a recorded history through today's code, or under another policy. Needs a file, or broker and store; never
+the gateway."""
 
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
+import structlog
 from cyclopts import Parameter
 
 from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
+from gpu_autoscaler.tools.chart import draw
+from gpu_autoscaler.tools.outcome import ALL, Outcome
 from gpu_autoscaler.tools.recording import Missing, Recording, collect, load, save
 from gpu_autoscaler.tools.replay import Verdict
 from gpu_autoscaler.tools.retrace import retrace
 from gpu_autoscaler.tools.retraced import notes, told
+from gpu_autoscaler.tools.whatif import WhatIf, notice_of, what_if
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import words
+from gpu_autoscaler_services.cli.output import Columns, Output, Row, show, words
 from gpu_autoscaler_services.cli.record import HERE, Broker, with_bus
+from gpu_autoscaler_services.simulation import ROLES
 from gpu_autoscaler_services.wiring import command_store
 
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
@@ -32,15 +42,24 @@ def replay(
     save_to: Annotated[
         Path | None, Parameter(name="--save", help="Keep what was read as a file; .xz is compressed.")
     ] = None,
+    policy: Annotated[
+        Path | None, Parameter(help="Another policy: say what would have been, in figures and as a picture.")
+    ] = None,
+    picture: Annotated[Path, Parameter(help="With --policy: where the picture goes.")] = Path("what-if.svg"),
     broker: Broker = HERE,
+    output: Output = "table",
 ) -> int:
     """Ask today's code about each recorded plan, and list what it decides otherwise, with both reasons.
 
     The history is a file, or what the running system has of a time. Decisions that would come sooner are found between
     the recorded plans.
 
-    Exits 0 equal, 1 differs, 3 no plan of that time, 5 facts aged out.
+    With --policy the recorded world is played again in the simulator: once under the policy of the time, to show how
+    far the model is off, and once under the other.
+
+    Exits 0 equal (with --policy: told), 1 differs, 3 no plan of that time, 5 facts aged out.
     """
+    other = None if policy is None else load_policy(policy)
     history = _history(file, from_, to, broker)
     if isinstance(history, Missing):
         words(f"gpu-autoscaler: {history.sentence}")
@@ -51,12 +70,75 @@ def replay(
     if not history.plans():
         words("gpu-autoscaler: no plan was made in the time asked for")
         return Exit.NOT_FOUND
+    if other is not None:
+        # What the services of the model log of its world is no word to the person who asked.
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+        found = what_if(history, other, ROLES)
+        draw(found, picture)
+        _tell(found, picture, output)
+        return Exit.OK
     retraced = retrace(history)
     for line in told(retraced):
         print(line)
     for note in notes(retraced):
         words(note)
     return Verdict.DIFFERS if retraced.found else Verdict.EQUAL
+
+
+def _tell(found: WhatIf, picture: Path, output: Output) -> None:
+    document = msgspec.to_builtins(found)
+    show(document, list(_figures(found)), _COLUMNS, lambda row: str(row["name"]), output)
+    words(notice_of(found))
+    for head, sentences in (("from the record", found.taken_over), ("modelled", found.assumed)):
+        words(f"{head}:")
+        for sentence in sentences:
+            words(f"  - {sentence}")
+    words(f"picture: {picture}")
+
+
+_COLUMNS: Columns = (
+    ("", lambda row: row["name"]),
+    ("RECORDED", lambda row: row["recorded"]),
+    ("MODEL, POLICY OF THE TIME", lambda row: row["modelled"]),
+    ("MODEL, OTHER POLICY", lambda row: row["other"]),
+    ("DIFFERENCE", lambda row: row["difference"]),
+)
+
+
+def _figures(found: WhatIf) -> Iterator[Row]:
+    outcomes = (found.recorded, found.modelled, found.other)
+    names = list(dict.fromkeys(name for one in outcomes for name in one.waiting))
+    yield _row("cost", [one.cost_micro_usd / MICRO_USD_PER_USD for one in outcomes], "${:,.2f}")
+    yield _row("node-hours", [one.node_hours for one in outcomes], "{:,.2f}")
+    yield _row("nodes at most", [one.nodes_count_max for one in outcomes], "{:d}")
+    for name, pick in _COUNTS:
+        yield _row(name, [pick(one) for one in outcomes], "{:d}")
+    for name in names:
+        waiting = [one.waiting.get(name) for one in outcomes]
+        whose = "all jobs" if name == ALL else f"priority {name}"
+        yield _row(f"wait, mean ({whose})", [None if one is None else one.mean_seconds for one in waiting], "{:,.0f} s")
+        yield _row(f"wait, 95 % ({whose})", [None if one is None else one.p95_seconds for one in waiting], "{:,.0f} s")
+
+
+_COUNTS: tuple[tuple[str, Callable[[Outcome], int]], ...] = (
+    ("jobs", lambda one: one.jobs_count),
+    ("jobs started", lambda one: one.started_count),
+    ("jobs finished", lambda one: one.finished_count),
+    ("attempts lost", lambda one: one.interrupted_count),
+)
+
+
+def _row(name: str, values: Sequence[float | None], form: str) -> Row:
+    told = ["-" if value is None else form.format(value) for value in values]
+    _, modelled, other = values
+    difference = (
+        "" if modelled is None or other is None else _signed(form.format(abs(other - modelled)), other - modelled)
+    )
+    return {"name": name, "recorded": told[0], "modelled": told[1], "other": told[2], "difference": difference}
+
+
+def _signed(text: str, amount: float) -> str:
+    return text if not any(digit in text for digit in "123456789") else f"{'+' if amount > 0 else '-'}{text}"
 
 
 def _history(file: Path | None, from_: str | None, to: str | None, broker: Broker) -> Recording | Missing:
