@@ -7,7 +7,7 @@ ARGS ?=
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check format schemas bench sim sim-mutants lock clean
+.PHONY: help demo up test check format schemas bench sim score sim-mutants lock clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ bench: $(VENV)/.dev ## Measure as ratios in one run (CASE=name for one)
 
 sim: $(VENV)/.dev ## Simulate SEEDS=n runs (or SEED=n alone) with faults; a broken promise fails
 	$(BIN)/python -m gpu_autoscaler_services.simulate $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
+score: $(VENV)/.dev ## Score ours and the baselines in the same worlds (ARGS="--world openb --seed 3 --hours 24")
+	$(BIN)/python -m gpu_autoscaler_services.score $(ARGS)
 
 sim-mutants: $(VENV)/.dev ## Plant known bugs, one at a time, and see that the simulator finds each
 	$(BIN)/python -m tests.sim.mutants $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

@@ -245,7 +245,8 @@ class Cloud:
         if not machine.is_alive:
             return
         order, offer = machine.order, machine.offer
-        shown = labels_of(order, machine.node_name)
+        ours = {labels.POOL: order.pool, labels.ACTION_ID: order.action_id, labels.INSTALLATION: order.installation}
+        shown = {**dict(order.labels), **labels_of(offer, machine.node_name), **ours}
         taints = tuple(wire.WireTaint(key=one.key, effect=one.effect, value=one.value) for one in order.taints)
         amounts = amounts_text(
             offer.resources.cpu_milli,
@@ -295,17 +296,13 @@ class Cloud:
         ]
 
 
-def labels_of(order: Order, node_name: str) -> dict[str, str]:
-    """Return the labels of the node that comes of an order."""
-    offer = order.offer
+def labels_of(offer: Offer, node_name: str) -> dict[str, str]:
+    """Return what every cloud says of a node by its labels."""
     known = {
         labels.HOSTNAME: node_name,
         labels.INSTANCE_TYPE: offer.instance_type,
         labels.ZONE: offer.zone,
-        labels.POOL: order.pool,
         labels.CAPACITY_TYPE: str(offer.capacity_type),
         labels.GPU_MODEL: offer.gpu_model or "",
-        labels.ACTION_ID: order.action_id,
-        labels.INSTALLATION: order.installation,
     }
-    return dict(order.labels) | {key: value for key, value in known.items() if value}
+    return {key: value for key, value in known.items() if value}

@@ -11,6 +11,7 @@ from gpu_autoscaler.core.wording import named
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
+from gpu_autoscaler.sim.openb import find_pod_list, read_pods
 from gpu_autoscaler_services.demo.follow import Follower, connect
 from gpu_autoscaler_services.demo.narrate import Narrator
 from gpu_autoscaler_services.demo.promises import jobs_have_ended, money_adds_up, orders_have_ended
@@ -19,7 +20,6 @@ from gpu_autoscaler_services.demo.record import Record, Seen
 from gpu_autoscaler_services.demo.report import Report, make_report
 from gpu_autoscaler_services.demo.script import Script
 from gpu_autoscaler_services.demo.story import STORY
-from gpu_autoscaler_services.demo.trace import find_pod_list, read_pods
 from gpu_autoscaler_services.local.system import LocalSystem
 from gpu_autoscaler_services.local.world import SimulatedWorld, Truth
 

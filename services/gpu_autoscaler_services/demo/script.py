@@ -14,8 +14,8 @@ from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.sim.openb import TracePod, as_request
 from gpu_autoscaler_services.demo.story import Door, Moment
-from gpu_autoscaler_services.demo.trace import TracePod, as_request
 from gpu_autoscaler_services.local.world import SimulatedWorld
 
 NOTICE_SECONDS = 120.0  # EC2 User Guide, "Spot Instance interruption notices": two minutes

@@ -1,4 +1,4 @@
-"""Pods of a real cluster trace as jobs to publish.
+"""Pods of a real cluster trace as jobs to ask for: of the demo, and of scenes to be scored in.
 
 The form is that of Alibaba's openb traces (github.com/alibaba/clusterdata, cluster-trace-gpu-v2023):
 a CSV file, plain or gzipped, with at least the columns of COLUMNS; times are seconds since the trace began.
@@ -32,6 +32,7 @@ class TracePod(msgspec.Struct, frozen=True, kw_only=True):
     gpu_count: int  # shares of a GPU are rounded up to one
     created_seconds: float
     duration_seconds: float
+    qos: str = ""  # as Kubernetes and its users class it; empty where the list does not say
 
 
 def find_pod_list(source: str) -> Path:
@@ -54,6 +55,12 @@ def read_pods(path: Path, count: int) -> tuple[TracePod, ...]:
     if len(pods) < count:
         raise ConfigError(str(path), [f"has {len(pods)} pods, {count} were asked for"])
     return tuple(pods[len(pods) - count :])
+
+
+def read_pods_between(path: Path, from_seconds: float, to_seconds: float) -> tuple[TracePod, ...]:
+    """Return the pods created within the window, oldest first. Raises ConfigError naming file and line."""
+    pods = sorted(_rows(path), key=lambda pod: (pod.created_seconds, pod.name))
+    return tuple(pod for pod in pods if from_seconds <= pod.created_seconds < to_seconds)
 
 
 def _rows(path: Path) -> Iterator[TracePod]:
@@ -87,6 +94,7 @@ def _pod(row: Mapping[str, str]) -> TracePod:
         gpu_count=max(gpu_count, 1) if gpu_milli > 0 else gpu_count,
         created_seconds=created,
         duration_seconds=max(SECONDS_MIN, deleted - created),
+        qos=row.get("qos") or "",
     )
 
 

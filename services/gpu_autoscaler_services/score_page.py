@@ -1,0 +1,156 @@
+"""docs/scores.md, written from the scores: what was compared and how, the tables, and where ours is worse."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from gpu_autoscaler.sim.scores import OURS
+from gpu_autoscaler.sim.tally import ALL, Score
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """All systems in one world."""
+
+    world: str
+    told: str
+    scores: tuple[Score, ...]
+
+
+class Board(msgspec.Struct, frozen=True, kw_only=True):
+    """All worlds of one run of the command."""
+
+    seed: int
+    hours: float
+    rounds: tuple[Round, ...]
+
+
+# Figures in which less is better, by what they are called; a difference below this share of the larger is none.
+FIGURES: dict[str, Callable[[Score], float]] = {
+    "cost": lambda score: score.cost_usd,
+    "mean waiting": lambda score: score.waiting[ALL].mean_seconds,
+    "waiting of the slowest 5 %": lambda score: score.waiting[ALL].p95_seconds,
+    "lost work": lambda score: score.lost_gpu_hours,
+    "evictions by choice": lambda score: float(score.evicted_count),
+}
+EQUAL_RATIO = 0.02
+COLUMNS = (
+    "system", "USD", "wait mean s", "p50", "p95", "max", "node-h", "GPU used", "evicted", "interrupted", "lost GPU-h",
+    "ended",
+)  # fmt: skip
+
+_HEAD = """\
+# Scores
+
+Written by `make score ARGS=--write`; never edited by hand. `make score` prints the same tables and writes
+`out/score.json`; `ARGS="--world openb --seed 3 --hours 24"` scores one world, another window, other hours.
+
+Each system acts in the same worlds (`libs/gpu_autoscaler/sim`), by the same doors: one cloud with its boot times,
+prices, refusals and notices, one Kubernetes with its scheduler, budgets and grace periods.
+
+- **gpu-autoscaler**: ours. The real services, put together as in the simulator, the default policy, no limit on nodes.
+- **fixed fleet**: on-demand nodes, bought once, by one who knows all jobs beforehand: enough for the demand of 95 % of
+  the time, and one node more for each shape that would otherwise fit nowhere.
+- **utilisation only**: a group of on-demand nodes for each GPU model that is asked for, held near 70 % of busy GPUs.
+  What waits does not count.
+- **cluster-autoscaler-like**: a scan each 10 s; expanders `least-waste,price`; a node goes when it was below 50 % and
+  unneeded for 10 min, none within 10 min of an addition. Hears no notices.
+- **karpenter-like**: batches of 1 to 10 s, the cheapest offer that fits what is put on it, consolidation at once within
+  a budget of 10 %. Hears notices.
+- **omniscient (a bound)**: not run but computed. What the work costs at least for anybody: each pod pays for its share
+  of the node where that is cheapest, for as long as it runs. Waiting is a pod's start alone.
+
+How a figure is made:
+
+- **USD**: the cloud's invoice of the hours in which work arrives, and on to the end of the last job; what is left
+  running then is billed no further.
+- **wait**: of each job, all the time from its request to its end in which its slowest member did not run: before its
+  first start, and after each interruption. Classes are the jobs' priorities; `serving` are single replicas of services.
+- **GPU used**: GPU-hours of running pods, work that is done again included, of the GPU-hours bought.
+- **evicted**: pods that lost their place by the system's choice; **interrupted**: because the cloud took the machine.
+- **lost GPU-h**: work that had to be done again. Jobs of type `training` save every 30 min, and within 20 s when they
+  are told to (by the annotation, or by the end of their pod); all others start over, and are marked as not to be moved.
+- **ended**: jobs that completed. Others failed, or had not ended a day after the last arrival.
+
+What speaks for the baselines here: they never crash, their calls never fail, and the members of a gang start one by one
+and need not wait for each other. What speaks for ours: jobs say what it reads (gangs, priorities, whether spot will
+do). Worlds are small, prices are the simulated cloud's fixtures, and one seed is one sample: a few per cent mean
+nothing.
+"""
+
+
+def page(board: Board) -> str:
+    """Return the page."""
+    parts = [_HEAD, f"Told here: seed {board.seed}, work arriving for {board.hours:g} h in each world.\n"]
+    for each in board.rounds:
+        parts += [
+            f"## {each.world}\n",
+            f"{each.told}.\n",
+            _table(each),
+            _waiting(each),
+            "\n".join(_judged(each)) + "\n",
+        ]
+    return "\n".join(parts)
+
+
+def cells(one: Score) -> tuple[str, ...]:
+    """Return one line of a table, by COLUMNS."""
+    waiting, ratio = one.waiting[ALL], one.gpu_used_ratio
+    seconds = (waiting.mean_seconds, waiting.p50_seconds, waiting.p95_seconds, waiting.max_seconds)
+    return (
+        one.system,
+        f"{one.cost_usd:,.2f}",
+        *(f"{each:,.0f}" for each in seconds),
+        "-" if one.node_hours is None else f"{one.node_hours:,.1f}",
+        "-" if ratio is None else f"{ratio:.0%}",
+        str(one.evicted_count),
+        str(one.interrupted_count),
+        f"{one.lost_gpu_hours:,.1f}",
+        f"{one.jobs_count - one.failed_count - one.unfinished_count} of {one.jobs_count}",
+    )
+
+
+def _table(each: Round) -> str:
+    return _rows(COLUMNS, [cells(one) for one in each.scores])
+
+
+def _rows(names: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    head = [f"| {' | '.join(names)} |", "| --- |" + " ---: |" * (len(names) - 1)]
+    return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in lines)]) + "\n"
+
+
+def _waiting(each: Round) -> str:
+    """Mean and slowest 5 % by class, for each system."""
+    classes = sorted({name for one in each.scores for name in one.waiting} - {ALL})
+    return _rows(
+        ("wait s, mean / p95", *classes),
+        ((one.system, *(_of_class(one, name) for name in classes)) for one in each.scores),
+    )
+
+
+def _of_class(one: Score, name: str) -> str:
+    waiting = one.waiting.get(name)
+    return "-" if waiting is None else f"{waiting.mean_seconds:,.0f} / {waiting.p95_seconds:,.0f}"
+
+
+def _judged(each: Round) -> Iterator[str]:
+    """Say in words where ours is better and where it is worse than each that ran."""
+    ours = next(one for one in each.scores if one.system == OURS)
+    for other in each.scores:
+        if other.system == OURS or other.node_hours is None:
+            continue
+        better: list[str] = []
+        worse: list[str] = []
+        for name, figure in FIGURES.items():
+            mine, its = figure(ours), figure(other)
+            if abs(mine - its) > EQUAL_RATIO * max(mine, its):
+                (better if mine < its else worse).append(f"{name} {_against(mine, its)}")
+        said = [f"**worse** in {', '.join(worse)}"] if worse else []
+        said += [f"better in {', '.join(better)}"] if better else []
+        yield f"- Against {other.system}, ours is {'; '.join(said) or 'equal'}."
+    bound = next((one for one in each.scores if one.node_hours is None), None)
+    if bound is not None and bound.cost_usd:
+        yield f"- Ours costs {ours.cost_usd / bound.cost_usd:.2f} times the bound."
+
+
+def _against(mine: float, its: float) -> str:
+    return f"({mine:,.4g} to {its:,.4g})"

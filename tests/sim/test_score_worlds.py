@@ -1,0 +1,121 @@
+"""Worlds cut from traces are what they say they are, and our own system is scored in them."""
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.support.scoring import HOUR, job, scene
+
+from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.sim.scene import Reclaim
+from gpu_autoscaler.sim.scenes import bursts, steady
+from gpu_autoscaler.sim.scores import OURS, score_ours
+from gpu_autoscaler.sim.tally import ALL, Score
+from gpu_autoscaler.sim.trace_worlds import BAMBOO_STEP_SECONDS, BAMBOO_ZONES, bamboo, fleet_counts, openb, philly
+from gpu_autoscaler_services.score import SYSTEMS, Case, score
+from gpu_autoscaler_services.score_page import Board, Round, page
+from gpu_autoscaler_services.simulation import ROLES
+
+TRACES = Path(os.environ.get("GPU_AUTOSCALER_TRACES", "../shared/traces"))
+real = pytest.mark.skipif(not TRACES.is_dir(), reason=f"traces: no folder {TRACES}; set GPU_AUTOSCALER_TRACES")
+
+
+def test_ours_is_scored_by_its_real_services() -> None:
+    """One job of an hour on spot: a node for it, idle for ten minutes, and no promise broken."""
+    result = score_ours(scene(job("a", 60.0, HOUR), hours=2.0), ROLES)
+    assert result.broken == ()
+    assert (result.system, result.jobs_count, result.unfinished_count) == (OURS, 1, 0)
+    assert 60.0 < result.waiting[ALL].max_seconds < 200.0  # the boot of a node
+    assert result.gpu_hours_used == pytest.approx(1.0, abs=0.001)
+    assert 1.0 < (result.node_hours or 0.0) < 1.3
+
+
+def test_ours_answers_a_notice() -> None:
+    """Training that is told to save loses next to nothing; the pod counts as interrupted, not as evicted by choice."""
+    taken = Reclaim(at_seconds=1800.0, zone="sim-a", ratio=1.0, notice_seconds=120.0)
+    result = score_ours(scene(job("a", 60.0, HOUR, work="training"), hours=2.0, reclaims=(taken,)), ROLES)
+    assert (result.interrupted_count, result.evicted_count, result.unfinished_count) == (1, 0, 0)
+    assert result.lost_gpu_hours < 0.02
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_equal_cases_are_equal_scores(system: str) -> None:
+    """Seed, world and system decide."""
+    case = Case("steady", system, seed=3, hours=0.5)
+    assert score(case) == score(case)
+
+
+def test_a_seed_is_a_world() -> None:
+    """The same work for all systems; other work for another seed."""
+    assert steady(1, 2.0) == steady(1, 2.0)
+    assert steady(1, 2.0) != steady(2, 2.0)
+    assert len(bursts(1, 6.0).arrivals) == 80
+
+
+# ---- traces
+
+
+def test_a_fleet_that_falls_is_a_reclaim_and_a_shortage(tmp_path: Path) -> None:
+    """Sixteen machines, then four, then sixteen again: three of four are taken, and none is sold meanwhile."""
+    folder = tmp_path / "bamboo-spot"
+    folder.mkdir()
+    steps = [16] * 12 + [4] * 12 + [16] * 12
+    for name, _ in BAMBOO_ZONES.values():
+        rows = [f"{number * BAMBOO_STEP_SECONDS / HOUR:.3f},{count}" for number, count in enumerate(steps)]
+        (folder / name).write_text("\n".join(rows))
+    world = bamboo(tmp_path, 1, 2.9)
+    first = next(one for one in world.reclaims if one.zone == "sim-a")
+    assert (first.at_seconds, first.ratio, first.notice_seconds) == (12 * BAMBOO_STEP_SECONDS, 0.75, 120.0)
+    assert [(one.from_seconds, one.to_seconds) for one in world.shortages if one.zone == "sim-a"] == [
+        (12 * BAMBOO_STEP_SECONDS, 24 * BAMBOO_STEP_SECONDS)
+    ]
+
+
+def test_a_fleet_file_that_is_none_is_named(tmp_path: Path) -> None:
+    """The message has the path."""
+    path = tmp_path / "x.csv"
+    path.write_text("hello\n")
+    with pytest.raises(ConfigError, match=r"x\.csv"):
+        fleet_counts(path)
+
+
+def test_philly_has_a_job_for_each_ten_busy_nodes(tmp_path: Path) -> None:
+    """Twenty nodes for an hour, then forty, then twenty: two jobs, two more, and the first two end."""
+    folder = tmp_path / "philly"
+    folder.mkdir()
+    rows = ["time,active,total", *(f"t,{40 if 60 <= minute < 120 else 20},400" for minute in range(11 * 1440))]
+    shifted = [rows[0], *(["t,0,400"] * 7 * 1440), *rows[1:]]
+    (folder / "philly_node_sequence.csv.gz").write_bytes(gzip.compress("\n".join(shifted).encode()))
+    world = philly(tmp_path, 1, 3.0)
+    spans = [(one.at_seconds / 60, one.at_seconds / 60 + (one.request.run_seconds or 0) / 60) for one in world.arrivals]
+    assert spans == [(0, 120), (0, 120), (60, 181), (60, 181)]
+
+
+@real
+def test_the_real_traces_make_worlds() -> None:
+    """A window of each, with work in it; equal seeds, equal windows."""
+    for make in (openb, philly, bamboo):
+        world = make(TRACES, 1, 12.0)
+        assert len(world.arrivals) > 20
+        assert all(0.0 <= one.at_seconds < 12 * HOUR for one in world.arrivals)
+        assert world == make(TRACES, 1, 12.0)
+    assert bamboo(TRACES, 1, 12.0).reclaims
+
+
+# ---- the page
+
+
+def test_the_page_says_where_ours_is_worse() -> None:
+    """Figures in words, from the scores alone."""
+    ours, other = (score(Case("bursts", system, seed=1, hours=0.5)) for system in (OURS, "karpenter"))
+    dear = Round(world="bursts", told="a test", scores=(_at(ours, 20.0), _at(other, 10.0)))
+    cheap = Round(world="bursts", told="a test", scores=(_at(ours, 10.0), _at(other, 20.0)))
+    told = page(Board(seed=1, hours=0.5, rounds=(dear,)))
+    assert "**worse** in cost (20 to 10)" in told
+    assert "better in cost (10 to 20)" in page(Board(seed=1, hours=0.5, rounds=(cheap,)))
+
+
+def _at(one: Score, usd: float) -> Score:
+    return replace(one, cost_usd=usd)

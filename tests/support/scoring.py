@@ -1,0 +1,82 @@
+"""Small scenes in which the right score is known by hand."""
+
+from collections.abc import Callable, Iterable
+
+from gpu_autoscaler.core.state import EMPTY_STATE
+from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.sim.baselines.protocol import Act, Baseline
+from gpu_autoscaler.sim.baselines.sight import Sight
+from gpu_autoscaler.sim.cloud import Machine
+from gpu_autoscaler.sim.scene import Arrival, Reclaim, Scene
+from gpu_autoscaler.sim.scores import Stand, act
+from gpu_autoscaler.sim.tally import Score
+from gpu_autoscaler.sim.timeline import ORIGIN
+from gpu_autoscaler.simcluster.offers import CATALOGUE, offers_of
+from gpu_autoscaler_services.scheduler.manifest import job_manifest
+
+HOUR = 3600.0
+TYPES = tuple(entry for entry in CATALOGUE if entry.name in ("g4dn.xlarge", "g4dn.12xlarge", "g5.xlarge"))
+OFFERS = offers_of(TYPES)
+
+
+def offer(key: str) -> Offer:
+    """The offer of this key, as in `g4dn.xlarge/sim-a/spot`."""
+    return next(one for one in OFFERS if one.key == key)
+
+
+def job(
+    name: str, at: float, run: float, *, gpus: int = 1, priority: str = "medium", work: str = "batch", members: int = 1,
+    spot: bool = True,
+) -> Arrival:  # fmt: skip
+    """Somebody asks for a job at this second, that takes so many."""
+    request = JobRequested(
+        job_name=name,
+        job_id=JobId(name),
+        project_id="tests",
+        gpu_requirements=GpuRequirements(gpu_count=gpus),
+        container=ContainerRequest(image="work:1"),
+        priority=priority,
+        preemptible=spot,
+        members=members,
+        workload_type=work,
+        max_duration_hours=48.0,
+        run_seconds=run,
+    )
+    return Arrival(at_seconds=at, request=request)
+
+
+def scene(*arrivals: Arrival, hours: float, reclaims: tuple[Reclaim, ...] = ()) -> Scene:
+    """A world of these jobs."""
+    return Scene(name="small", told="a test", hours=hours, arrivals=arrivals, offers=OFFERS, reclaims=reclaims)
+
+
+class Scripted:
+    """Does what it is told, at the first look after each second."""
+
+    name = "scripted"
+    scan_seconds = 1.0
+
+    def __init__(self, *acts: tuple[float, Act]) -> None:
+        self._acts = list(acts)
+
+    def look(self, sight: Sight) -> Iterable[Act]:
+        """What is due."""
+        due = [each for at, each in self._acts if at <= sight.now_seconds]
+        self._acts = [(at, each) for at, each in self._acts if at > sight.now_seconds]
+        return due
+
+
+def played(of: Scene, baseline: Baseline) -> tuple[Score, list[Machine]]:
+    """What the baseline made of the scene, and the machines that it bought."""
+    stand = Stand(of)
+    act(stand, baseline, lambda spec: job_manifest(spec, EMPTY_STATE))
+    return stand.tally.score(world=of.name, system=baseline.name, began_at=ORIGIN, hours=of.hours), stand.cloud.machines
+
+
+def second_of(machine: Machine, what: Callable[[Machine], object] = lambda one: one.launched_at) -> float | None:
+    """When something happened to the machine, in seconds of the scene; None: it did not."""
+    at = what(machine)
+    return None if at is None else (at - ORIGIN).total_seconds()  # type: ignore[operator]  # an instant
