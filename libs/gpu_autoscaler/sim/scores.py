@@ -26,6 +26,7 @@ from gpu_autoscaler.sim.faults import Faults
 from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.outside import Outside, glances_of
+from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.process import BUG, Process
 from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.scene import Door, Scene, Staging
@@ -91,7 +92,8 @@ def score_ours(scene: Scene, roles: Roles, policy: ScalingPolicy = POLICY) -> Sc
     """Return what our services, put together from `roles`, make of the scene."""
     stand = Stand(scene)
     asyncio.set_event_loop(stand.loop)
-    witness = Witness(stand.loop, stand.workloads, stand.cloud, policy, calm_since=lambda: 0.0)
+    policies = Policies(policy, when_changed=lambda: None)
+    witness = Witness(stand.loop, stand.workloads, stand.cloud, policies, calm_since=lambda: 0.0)
     record = Record(stand.loop)
     record.listen(witness.heard)
     outside = Outside(stand.identity, stand.workloads, stand.groups, stand.cloud, witness)
@@ -106,7 +108,7 @@ def score_ours(scene: Scene, roles: Roles, policy: ScalingPolicy = POLICY) -> Sc
         record.publish(Envelope(id=fact_id, source="/users", time=stand.loop.now(), fact=request))
 
     crew = Crew(
-        stand.loop, stand.faults, record, glances_of(roles, policy, skips_ticks=True), compose,
+        stand.loop, stand.faults, record, glances_of(roles, lambda: policy, skips_ticks=True), compose,
         lambda role, error: witness.breaks(BUG, f"{role}: {error!r}"),
     )  # fmt: skip
     try:
