@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from tests.bench import decision, draining, folding, starting
+from tests.bench import decision, draining, folding, publishing, starting
 from tests.bench.line import Line
 
 CASES: dict[str, Callable[[], list[Line]]] = {
@@ -20,6 +20,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "DECISION": decision.measure,
     "SNAPSHOT": starting.measure,
     "V2": draining.measure,
+    "V3": publishing.measure,
 }
 
 

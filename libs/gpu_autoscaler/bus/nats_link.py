@@ -6,7 +6,7 @@ repeat it after the reconnect instead of waiting for an answer that cannot come.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 
-from gpu_autoscaler.bus.nats_wire import Frame, tap, tapped_client
+from gpu_autoscaler.bus.nats_wire import Frame, Tap, send, tap, tapped_client
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
 
@@ -210,6 +210,23 @@ class NatsLink:
         self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
         """Send a message without waiting for anything. Raises TransientError when the broker is away."""
+        with self._away():
+            await self.client.publish(subject, payload, reply=reply, headers=dict(headers) if headers else None)
+
+    async def write(self, commands: list[bytes]) -> None:
+        """Send many messages (`nats_wire.py: command`) in one piece. Raises TransientError when the broker is away."""
+        with self._away():
+            await send(self.client, commands)
+
+    async def listen(self, taker: Tap) -> str:
+        """Return an inbox whose every message, `<inbox>.<token>`, goes to `taker`, also after a reconnect."""
+        with self._away():
+            inbox = self.client.new_inbox()
+            await tap(self.client, f"{inbox}.*", taker)
+        return inbox
+
+    @contextlib.contextmanager
+    def _away(self) -> Iterator[None]:
         if not self.is_up:
             # Buffered messages would overtake those that were lost in flight.
             raise TransientError(f"the broker at {self._server()} is away")
@@ -217,7 +234,7 @@ class NatsLink:
             self.doubt()
             raise TransientError(f"the broker at {self._server()} does not take what is sent")
         try:
-            await self.client.publish(subject, payload, reply=reply, headers=dict(headers) if headers else None)
+            yield
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError, OSError) as exc:
             raise TransientError(f"the broker at {self._server()} is away: {exc}") from exc
 

@@ -6,6 +6,8 @@ and who listens is told once for all that came together. Everything else is hand
 Source of the protocol: NATS documentation, "NATS Protocol / Client Protocol" (read 2026-11-21).
 """
 
+import re
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -17,6 +19,9 @@ from nats.protocol.parser import Parser
 
 _LINE_END = b"\r\n"
 _HEADERS_START = b"NATS/1.0"
+_BLANK = re.compile(r"[ \t\r\n]")
+_LINE_ENDS = re.compile(r"[\r\n]")
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _MESSAGE_STARTS = b"MH"  # no other line begins so
 _NO_WORDS: list[bytes] = []
 _WORDS_COUNT_MIN = 4
@@ -153,6 +158,22 @@ def _number(subscription: Subscription) -> bytes:
 
 async def _untapped(_: Msg) -> None:
     """What came between the subscription and its tap: nobody had asked for anything yet."""
+
+
+def is_subject(subject: str) -> bool:
+    """True where the words of a command stay apart: a blank or an end of line would begin another one."""
+    return bool(subject) and _BLANK.search(subject) is None
+
+
+def is_header(name: str) -> bool:
+    """True for what may stand before the colon. Source: NATS ADR-4, "Message Headers" (read 2026-11-21)."""
+    return _HEADER_NAME.fullmatch(name) is not None
+
+
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """Headers as they are sent; an end of line within a value, which would begin another header, becomes a blank."""
+    lines = "".join(f"{name}: {_LINE_ENDS.sub(' ', value.strip())}\r\n" for name, value in headers.items())
+    return f"NATS/1.0\r\n{lines}\r\n".encode()
 
 
 def command(subject: str, reply: str, headers: bytes, payload: bytes) -> bytes:
