@@ -22,6 +22,8 @@ _ANY_GPU_NODE = Shape(
 
 def prepare(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """There are at least `nodes_count_min` nodes of ours, those that leave not counted; the cheapest are bought."""
+    if not policy.nodes_count_min:
+        return draft
     basket = Basket(draft, Market(draft, state, policy), policy)
     missing_count = policy.nodes_count_min - basket.nodes_count + len(draft.leaving())
     if missing_count <= 0:

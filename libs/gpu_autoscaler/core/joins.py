@@ -4,13 +4,14 @@ A node has up to three names: the action that bought it, the instance's provider
 name one or two of them; here they meet.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 import msgspec
 
-from gpu_autoscaler.core.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Usable
+from gpu_autoscaler.core.remembered import Kept, remembered
+from gpu_autoscaler.core.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Tombstone, Usable
 from gpu_autoscaler.core.views import pods_by_node
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.model import labels
@@ -150,38 +151,49 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
         return 1 if self.node is not None and self.node.gpu_model is not None else 0
 
 
-class Joins:
-    """The state's records, by each name that another stream may use for them. Built once for a reading."""
+class Index:
+    """Records by each name that another stream may use for them."""
 
-    def __init__(self, state: ClusterState) -> None:
-        self._state = state
-        self.pods = pods_by_node(state)
+    def __init__(
+        self,
+        orders: Mapping[ActionId, OrderRecord],
+        instances: Mapping[ProviderId, NodeInstanceObserved],
+        nodes: Mapping[NodeUid, NodeObserved],
+        nodes_gone: Mapping[NodeUid, Tombstone],
+        drains: Mapping[ActionId, DrainRecord],
+        notices: Mapping[str, NoticeRecord],
+    ) -> None:
+        self._orders = orders
+        self._instances = instances
+        self._nodes = nodes
         self._orders_by_provider = {
-            order.launched.provider_id: order for order in state.orders.values() if order.launched is not None
+            order.launched.provider_id: order for order in orders.values() if order.launched is not None
         }
         # An action makes one instance; of two (a cloud that forgot its token) the smaller name is the order's.
         self._instances_by_action = {
             instance.action_id: instance
-            for _, instance in sorted(state.instances.items(), reverse=True)
+            for _, instance in sorted(instances.items(), reverse=True)
             if instance.action_id is not None
         }
         self._drains: dict[NodeUid, DrainRecord] = {}
         self._releases: dict[ActionId | ProviderId, DrainRecord] = {}
-        self._ended: set[ActionId | ProviderId] = set()
-        for drain in sorted(state.drains.values(), key=_planned_order):
+        self.ended: set[ActionId | ProviderId] = set()
+        for drain in sorted(drains.values(), key=_planned_order):
             self._index_drain(drain)
         self._notices: dict[str, list[NoticeRecord]] = {}
-        for notice in state.notices.values():
+        for notice in notices.values():
             if notice.is_standing:
                 self._notices.setdefault(notice.notice.provider_id, []).append(notice)
-        self._providers_without_node = {
-            stone.provider_id for stone in state.nodes_gone.values() if stone.provider_id is not None
-        } - {node.provider_id for node in state.nodes.values()}
+        self.providers_without_node = {
+            stone.provider_id for stone in nodes_gone.values() if stone.provider_id is not None
+        } - {node.provider_id for node in nodes.values()}
+        # Each Kubernetes node, then each order, then each instance that is none of those before.
+        self.joined = tuple(self._all())
 
     def _index_drain(self, drain: DrainRecord) -> None:
         ended_nothing = drain.terminated is not None and drain.terminated.provider_id is None
         if drain.terminated is not None and drain.terminated.provider_id is not None:
-            self._ended.add(drain.terminated.provider_id)
+            self.ended.add(drain.terminated.provider_id)
         if drain.cancelled is not None or ended_nothing:  # what shows after all has to be ended anew
             return
         if isinstance(drain.decision, ReleaseInstance):
@@ -194,7 +206,7 @@ class Joins:
         if node_uid is not None:
             self._drains[node_uid] = drain
 
-    def all(self) -> Iterator[Joined]:
+    def _all(self) -> Iterator[Joined]:
         """Yield each Kubernetes node, then each order, then each instance that was not yielded before."""
         actions: set[ActionId] = set()
         providers: set[ProviderId] = set()
@@ -210,20 +222,19 @@ class Joins:
                 providers.add(joined.provider_id)
 
     def _candidates(self) -> Iterable[Joined]:
-        state = self._state
-        for node in state.nodes.values():
-            instance = None if node.provider_id is None else state.instances.get(node.provider_id)
-            yield Joined(order=self._order_of(node.action_id, node.provider_id), instance=instance, node=node)
-        for order in state.orders.values():
+        for node in self._nodes.values():
+            instance = None if node.provider_id is None else self._instances.get(node.provider_id)
+            yield _join(self._order_of(node.action_id, node.provider_id), instance, node)
+        for order in self._orders.values():
             instance = self._instances_by_action.get(order.action_id)
             if order.launched is not None:
-                instance = state.instances.get(order.launched.provider_id, instance)
-            yield Joined(order=order, instance=instance)
-        for instance in state.instances.values():
-            yield Joined(order=self._order_of(instance.action_id, instance.provider_id), instance=instance)
+                instance = self._instances.get(order.launched.provider_id, instance)
+            yield _join(order, instance, None)
+        for instance in self._instances.values():
+            yield _join(self._order_of(instance.action_id, instance.provider_id), instance, None)
 
     def _order_of(self, action_id: ActionId | None, provider_id: ProviderId | None) -> OrderRecord | None:
-        by_action = None if action_id is None else self._state.orders.get(action_id)
+        by_action = None if action_id is None else self._orders.get(action_id)
         if by_action is not None or provider_id is None:
             return by_action
         return self._orders_by_provider.get(provider_id)
@@ -242,25 +253,51 @@ class Joins:
         notices = self._notices.get(joined.provider_id, ())
         return min(notices, key=lambda each: (each.notice.reclaim_at or _NEVER, each.notice.notice_id), default=None)
 
-    def usable_of(self, joined: Joined) -> Usable | None:
-        """Return since when the node offered all that was promised; None: it never did."""
-        usable = None if joined.node is None else self._state.usable.get(joined.node.node_uid)
-        return None if usable is None or usable.gpu_count < joined.promised_gpu_count else usable
-
     def is_closed(self, joined: Joined) -> bool:
         """True when one of our steps recorded the cloud's word that the instance is gone or never was.
 
         That it never was is refuted by an instance that shows after all: a launch whose answer was lost, seen late.
         """
-        if joined.provider_id is not None and joined.provider_id in self._ended:
+        if joined.provider_id is not None and joined.provider_id in self.ended:
             return True
         said = None if joined.order is None else joined.order.terminated
         is_refuted = joined.instance is not None and joined.instance.state != "terminated"
         return said is not None and not (said.provider_id is None and is_refuted)
 
+
+_index = remembered(8)(Index)
+# Records of a node that did not change make the very same Joined, so that what is read from it can be remembered.
+_kept: Kept[Joined] = Kept(8192)
+
+
+def _join(order: OrderRecord | None, instance: NodeInstanceObserved | None, node: NodeObserved | None) -> Joined:
+    key = (id(order), id(instance), id(node))
+    found = _kept.get(key)
+    if found is None:
+        found = Joined(order=order, instance=instance, node=node)
+        _kept.put(key, found)
+    return found
+
+
+class Joins:
+    """The state's records as one node each, and what else speaks of it."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self.pods = pods_by_node(state)
+        self.index = _index(state.orders, state.instances, state.nodes, state.nodes_gone, state.drains, state.notices)
+        self.drain_of = self.index.drain_of
+        self.notice_of = self.index.notice_of
+        self.is_closed = self.index.is_closed
+
+    def usable_of(self, joined: Joined) -> Usable | None:
+        """Return since when the node offered all that was promised; None: it never did."""
+        usable = None if joined.node is None else self._state.usable.get(joined.node.node_uid)
+        return None if usable is None or usable.gpu_count < joined.promised_gpu_count else usable
+
     def has_lost_node(self, joined: Joined) -> bool:
         """True when Kubernetes had a node of this instance and has it no more."""
-        return joined.node is None and joined.provider_id in self._providers_without_node
+        return joined.node is None and joined.provider_id in self.index.providers_without_node
 
     def is_missing(self, joined: Joined) -> bool:
         """True when the cloud's lists have left the instance out for longer than they may lag."""

@@ -25,7 +25,8 @@ from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.joins import Joined, Joins
+from gpu_autoscaler.core.joins import Index, Joined, Joins
+from gpu_autoscaler.core.remembered import Kept, remembered
 from gpu_autoscaler.core.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Usable
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
@@ -205,25 +206,36 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase in LEAVING_PHASES or self.drain is not None
 
 
+@remembered(2)
 def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
     """Return every node that is planned, there, or not yet written off, sorted by name. What is gone has no view.
 
     Each Kubernetes node, each open order and each of our instances appears exactly once.
     """
     joins = Joins(state)
-    views = []
-    for joined in joins.all():
-        phase = phase_of(joined, joins, as_of)
-        # A refused order whose instance exists all the same is kept: somebody has to end it.
-        is_refused = joined.order is not None and joined.order.refused is not None
-        if phase is not NodePhase.GONE and (is_counted(joined, joins) or not is_refused):
-            views.append(_view(joined, phase, joins, state))
+    phases = ((joined, phase_of(joined, joins, as_of)) for joined in _standing(joins.index))
+    views = [_view_of(joined, phase, joins, state) for joined, phase in phases if phase is not NodePhase.GONE]
     return tuple(sorted(views, key=lambda view: view.name))
 
 
-def is_counted(joined: Joined, joins: Joins) -> bool:
+@remembered(8)
+def _standing(index: Index) -> tuple[Joined, ...]:
+    """Those that may have a view at some instant. Most of what is remembered is closed for good."""
+    return tuple(
+        joined
+        for joined in index.joined
+        # A refused order whose instance exists all the same is kept: somebody has to end it.
+        if is_counted(joined, index)
+        or (
+            (joined.order is None or joined.order.refused is None)
+            and (joined.node is not None or not index.is_closed(joined))
+        )
+    )
+
+
+def is_counted(joined: Joined, index: Index) -> bool:
     """True until the cloud confirmed that the instance is gone or never was."""
-    if joins.is_closed(joined):
+    if index.is_closed(joined):
         return False
     if joined.instance is not None:
         return joined.instance.state != "terminated"
@@ -282,6 +294,38 @@ def _phase_in_kubernetes(
     return NodePhase.REGISTERED
 
 
+class _Read(msgspec.Struct, frozen=True):
+    """A view, and all that it was read from."""
+
+    read: tuple[object, ...]
+    view: NodeView
+
+
+_views: Kept[_Read] = Kept(8192)
+
+
+def _view_of(joined: Joined, phase: NodePhase, joins: Joins, state: ClusterState) -> NodeView:
+    """The view; the very same one while nothing that was said of the node has changed."""
+    node = joined.node
+    read = (
+        joined,
+        phase,
+        is_counted(joined, joins.index),
+        joins.usable_of(joined),
+        joins.notice_of(joined),
+        joins.drain_of(joined),
+        None if node is None else joins.pods.get(node.name),
+        None if node is None else state.busy_until.get(node.name),
+        None if node is None else state.telemetry.get(node.node_uid),
+    )
+    key = tuple(map(id, read))
+    kept = _views.get(key)
+    if kept is None:
+        kept = _Read(read, _view(joined, phase, joins, state))
+        _views.put(key, kept)
+    return kept.view
+
+
 def _view(joined: Joined, phase: NodePhase, joins: Joins, state: ClusterState) -> NodeView:
     node = joined.node
     usable, notice = joins.usable_of(joined), joins.notice_of(joined)
@@ -291,7 +335,7 @@ def _view(joined: Joined, phase: NodePhase, joins: Joins, state: ClusterState) -
         name=joined.name,
         phase=phase,
         is_ours=joined.action_id is not None,
-        is_counted=is_counted(joined, joins),
+        is_counted=is_counted(joined, joins.index),
         allocatable=allocatable,
         labels=own_labels if usable is not None else {**joined.promised_labels, **own_labels},
         taints=taints,

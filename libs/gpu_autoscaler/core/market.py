@@ -16,12 +16,15 @@ from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.placement import Bin, Shape, accepts, members_that_fit
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import HoldReason, NoOfferFits, OffersRefused, PriceUnknown, WatchStale
+
+_SHAPES_COUNT_MAX = 1024  # of which answers are kept beside one list of offers
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,26 +44,58 @@ class Assortment(msgspec.Struct, frozen=True, kw_only=True):
     hold_reason: HoldReason | None = None  # set where there are no candidates
 
 
+class _Shelf:
+    """Every offer in every pool that allows it, in order of offer and pool, as promised."""
+
+    def __init__(self, offers: tuple[Offer, ...], pools: tuple[NodePool, ...]) -> None:
+        self.promised = tuple(
+            (pool, offer, offered_bin(pool, offer, ActionId("offered")))
+            for offer in sorted(offers, key=lambda offer: offer.key)
+            for pool in sorted(pools, key=lambda pool: pool.name)
+            if allows(pool, offer)
+        )
+        self._members: dict[Shape, tuple[int, ...]] = {}
+
+    def members(self, shape: Shape) -> tuple[int, ...]:
+        """How many members of the shape each promised node takes."""
+        found = self._members.get(shape)
+        if found is None:
+            if len(self._members) >= _SHAPES_COUNT_MAX:
+                self._members.clear()
+            found = self._members[shape] = tuple(members_that_fit(shape, node) for _, _, node in self.promised)
+        return found
+
+
+_shelf = remembered(4)(_Shelf)
+
+
 class Market:
     """All that is for sale at one instant, asked by shape. Answers are kept, as shapes repeat."""
 
     def __init__(self, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> None:
         self._watch_seconds_max = policy.watch_seconds_max
         self._offers = None if state.offers is None else state.offers.offers
+        self._shelf = _shelf(self._offers or (), policy.pools)
         latest = _latest_of_each_offer(draft.views)
-        self._on_sale = [
-            (pool, offer, _as_it_comes(pool, offer, latest.get((pool.name, offer.key)), draft.pods))
-            for offer in sorted(self._offers or (), key=lambda offer: offer.key)
-            for pool in sorted(policy.pools, key=lambda pool: pool.name)
-            if allows(pool, offer)
-        ]
+        self._came = {
+            number: _as_it_came(node, latest[pool.name, offer.key], draft.pods)
+            for number, (pool, offer, node) in enumerate(self._shelf.promised if latest else ())
+            if (pool.name, offer.key) in latest
+        }
         self._refusals = _standing_refusals(state, draft.as_of)
         self._answers: dict[Shape, Assortment] = {}
 
     @property
     def offers_count(self) -> int:
         """How many purchases are possible in principle, whatever stands against them."""
-        return len(self._on_sale)
+        return len(self._shelf.promised)
+
+    @property
+    def _on_sale(self) -> list[tuple[NodePool, Offer, Bin]]:
+        return [
+            (pool, offer, self._came.get(number, node))
+            for number, (pool, offer, node) in enumerate(self._shelf.promised)
+        ]
 
     def for_shape(self, shape: Shape) -> Assortment:
         """Return every purchase that takes at least one member of this shape, in order of offer and pool."""
@@ -76,10 +111,13 @@ class Market:
         buyable: list[Candidate] = []
         unpriced: set[str] = set()
         refused: dict[str, Instant] = {}
-        for pool, offer, node in self._on_sale:
-            members_count = members_that_fit(shape, node)
+        promised_counts = self._shelf.members(shape)
+        for number, (pool, offer, promised) in enumerate(self._shelf.promised):
+            came = self._came.get(number)
+            members_count = promised_counts[number] if came is None else members_that_fit(shape, came)
             if members_count == 0:
                 continue
+            node = promised if came is None else came
             price, retry_at = offer.price_micro_usd_per_hour, self.refused_until(offer)
             if retry_at is not None:
                 refused[offer.key] = retry_at
@@ -101,6 +139,8 @@ class Market:
 
     def refused_until(self, offer: Offer) -> Instant | None:
         """Return when the offer may be asked for again; None: now."""
+        if not self._refusals:
+            return None
         scopes = (("offer", offer.key), ("zone", offer.zone), ("region", _regional(offer)))
         return max((self._refusals[scope] for scope in scopes if scope in self._refusals), default=None)
 
@@ -141,14 +181,11 @@ def _latest_of_each_offer(views: tuple[NodeView, ...]) -> dict[tuple[str, str], 
     return latest
 
 
-def _as_it_comes(pool: NodePool, offer: Offer, came: NodeView | None, pods: PodsByNode) -> Bin:
-    """The node that this purchase makes: as promised, or with the amounts and labels of the one that came of it.
+def _as_it_came(promised: Bin, came: NodeView, pods: PodsByNode) -> Bin:
+    """The node that a purchase makes: the promise, with the amounts and labels of the node that came of it.
 
     Taints are taken from the promise: those that a node has besides are for a while, or for that node alone.
     """
-    promised = offered_bin(pool, offer, ActionId("offered"))
-    if came is None:
-        return promised
     own = {key: value for key, value in came.labels.items() if key != labels.HOSTNAME}
     return msgspec.structs.replace(promised, free=node_free_of_work(came, pods), labels=own)
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
+from gpu_autoscaler.core.remembered import Kept, remembered
 from gpu_autoscaler.core.state import ClusterState, JobRecord, OrderRecord
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import JobState
 from gpu_autoscaler.model.reasons import ReplacesDoomed, UnmetDemand
 
@@ -41,11 +42,29 @@ def pods_by_node(state: ClusterState) -> Mapping[str, tuple[PodObserved, ...]]:
 
     A node without pods has no entry.
     """
+    return _by_node(state.pods)
+
+
+# Of equal pods on a node the tuple is the same object, so that what is read from it can be remembered as well.
+_on_node: Kept[tuple[PodObserved, ...]] = Kept(4096)
+
+
+@remembered(4)
+def _by_node(pods: Mapping[PodUid, PodObserved]) -> Mapping[str, tuple[PodObserved, ...]]:
     bound: dict[str, list[PodObserved]] = {}
-    for pod in state.pods.values():
+    for pod in pods.values():
         if pod.node_name is not None and not is_finished(pod):
             bound.setdefault(pod.node_name, []).append(pod)
-    return {name: tuple(sorted(pods, key=lambda pod: pod.pod_uid)) for name, pods in bound.items()}
+    return {name: _kept(sorted(each, key=lambda pod: pod.pod_uid)) for name, each in bound.items()}
+
+
+def _kept(pods: list[PodObserved]) -> tuple[PodObserved, ...]:
+    key = tuple(map(id, pods))
+    found = _on_node.get(key)
+    if found is None:
+        found = tuple(pods)
+        _on_node.put(key, found)
+    return found
 
 
 def job_pods(state: ClusterState, job_id: JobId) -> tuple[PodObserved, ...]:
