@@ -3,11 +3,14 @@
 The simulator imports no service; it is handed ROLES.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime
 
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.state import ClusterState, JobRecord, Tombstone
 from gpu_autoscaler.core.views import queue
+from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
@@ -94,9 +97,18 @@ def cost_tracker(seat: Seat) -> Service:
 
 def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
     """What the scheduler's tick depends on: a plan's inputs while somebody waits; a loss is asked about outside."""
-    if losses(view.state, policy):
+    what = _asked_of(view.state.jobs, view.state.pods_gone, policy)
+    if what == "a loss":
         return object()  # equal to nothing
-    return plan_inputs(view, policy, now) if queue(view.state) else "nobody waits"
+    return plan_inputs(view, policy, now) if what == "a place" else what
+
+
+@remembered(8)
+def _asked_of(jobs: Mapping[JobId, JobRecord], pods_gone: Mapping[PodUid, Tombstone], policy: ScalingPolicy) -> str:
+    state = ClusterState(jobs=jobs, pods_gone=pods_gone)
+    if losses(state, policy):
+        return "a loss"
+    return "a place" if queue(state) else "nothing"
 
 
 ROLES: Roles = {

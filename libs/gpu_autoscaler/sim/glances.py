@@ -6,95 +6,105 @@ is tested: a forgotten instant shows there.
 """
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from datetime import datetime, timedelta
+from operator import is_
 
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.state import (
+    ClusterState,
+    DrainRecord,
+    OrderRecord,
+    Usable,
+)
+from gpu_autoscaler.events.node import NodeInstanceObserved
+from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 from gpu_autoscaler.runtime.projection import StateView
 
-_REMEMBERED_COUNT = 8  # of the last states' turns; a few processes look at a few states at a time
+
+def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
+    """What a plan depends on: what is known, what is fresh, and which deadlines have passed."""
+    state = view.state
+    listed_at, stale = state.instances_listed_at, stale_watch(state, policy, now)
+    turns = _turns(policy, state.busy_until, state.instances, state.usable, state.orders, state.drains)
+    return (
+        _Same(
+            state.pods, state.budgets, state.busy_until, state.nodes, state.nodes_gone, state.instances, state.usable,
+            state.notices, state.offers, state.jobs, state.orders, state.drains,
+        ),
+        bisect_right(turns, now),
+        None if stale is None else stale.source,
+        stale_instances(state, policy, now) is None,
+        None if listed_at is None else _missing(state, listed_at),
+        state.last_plan_sequence,
+    )  # fmt: skip
 
 
 class _Same:
     """Equal only to the very same things, by identity: `fold` keeps what did not change."""
 
     __slots__ = ("things",)
+    __hash__ = None  # type: ignore[assignment]  # compared with the last one, never looked up
 
     def __init__(self, *things: object) -> None:
         self.things = things
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and all(a is b for a, b in zip(self.things, other.things, strict=True))
-
-    def __hash__(self) -> int:
-        return hash(tuple(map(id, self.things)))
+        return isinstance(other, _Same) and all(map(is_, self.things, other.things))
 
 
-_turns: dict[_Same, list[datetime]] = {}
+@remembered(8)
+def _turns(
+    policy: ScalingPolicy,
+    busy_until: Mapping[str, datetime],
+    instances: Mapping[ProviderId, NodeInstanceObserved],
+    usables: Mapping[NodeUid, Usable],
+    orders: Mapping[ActionId, OrderRecord],
+    drains: Mapping[ActionId, DrainRecord],
+) -> list[datetime]:
+    """The instants at which a comparison of the core turns, in order."""
+    return sorted(_instants(policy, busy_until, instances, usables, orders, drains))
 
 
-def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
-    """What a plan depends on: what is known, what is fresh, and which deadlines have passed."""
-    state = view.state
-    known = _Same(
-        state.pods, state.budgets, state.busy_until, state.nodes, state.nodes_gone, state.instances, state.usable,
-        state.notices, state.offers, state.jobs, state.orders, state.drains, policy,
-    )  # fmt: skip
-    stale, old = stale_watch(state, policy, now), stale_instances(state, policy, now)
-    return (
-        known,
-        bisect_right(_turns_of(known, state, policy), now),
-        None if stale is None else stale.source,
-        old is None,
-        state.instances_listed_at is None,
-        _missing(state),
-        state.last_plan_sequence,
-    )
-
-
-def _turns_of(known: _Same, state: ClusterState, policy: ScalingPolicy) -> list[datetime]:
-    found = _turns.get(known)
-    if found is None:
-        if len(_turns) >= _REMEMBERED_COUNT:
-            _turns.clear()
-        found = _turns[known] = sorted(_instants(state, policy))
-    return found
-
-
-def _instants(state: ClusterState, policy: ScalingPolicy) -> Iterator[datetime]:
+def _instants(
+    policy: ScalingPolicy,
+    busy_until: Mapping[str, datetime],
+    instances: Mapping[ProviderId, NodeInstanceObserved],
+    usables: Mapping[NodeUid, Usable],
+    orders: Mapping[ActionId, OrderRecord],
+    drains: Mapping[ActionId, DrainRecord],
+) -> Iterator[datetime]:
     idle, young = timedelta(seconds=policy.idle_seconds_max), timedelta(seconds=policy.scale_down_cooldown_seconds)
     boot = timedelta(seconds=policy.boot_seconds_max)
-    for usable in state.usable.values():
+    for usable in usables.values():
         yield from (usable.since + idle, usable.since + young)
-    for busy_until in state.busy_until.values():
-        yield busy_until + idle
-    for instance in state.instances.values():
+    for at in busy_until.values():
+        yield at + idle
+    for instance in instances.values():
         yield instance.launched_at + boot
-    for order in state.orders.values():
+    for order in orders.values():
         if order.decision is not None:
             yield order.decision.deadline_at
         if order.ordered is not None:
             yield order.ordered.deadline_at
         if order.refused is not None:
             yield order.refused.retry_at
-    for drain in state.drains.values():
+    for drain in drains.values():
         if drain.started is not None:
             yield drain.started.deadline_at
 
 
-def _missing(state: ClusterState) -> frozenset[str]:
+def _missing(state: ClusterState, listed_at: datetime) -> frozenset[str]:
     """Instances that the cloud's lists have left out for longer than they may lag."""
-    listed_at = state.instances_listed_at
-    if listed_at is None:
-        return frozenset()
-    limit = timedelta(seconds=INSTANCE_MISSING_SECONDS_MAX)
-    launched = {
-        order.launched.provider_id: order.launched.launched_at
-        for order in state.orders.values()
-        if order.launched is not None
-    }
-    seen = {**launched, **state.instances_seen_at}
-    return frozenset(one for one, seen_at in seen.items() if listed_at - seen_at > limit)
+    seen, since = state.instances_seen_at, listed_at - timedelta(seconds=INSTANCE_MISSING_SECONDS_MAX)
+    missing = {one for one, seen_at in seen.items() if seen_at < since}
+    return frozenset(missing.union(one for one, at in _launched(state.orders) if at < since and one not in seen))
+
+
+@remembered(8)
+def _launched(orders: Mapping[ActionId, OrderRecord]) -> tuple[tuple[ProviderId, datetime], ...]:
+    launches = (order.launched for order in orders.values())
+    return tuple((launched.provider_id, launched.launched_at) for launched in launches if launched is not None)

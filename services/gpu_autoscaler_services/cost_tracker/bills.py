@@ -52,16 +52,20 @@ class Bills:
         self._bills: dict[ProviderId, Bill] = {}
         self._ends: dict[ProviderId, datetime] = {}  # our own steps' word, where the cloud has not spoken yet
         self._shapes: dict[ProviderId, NodeShape] = {}
+        self._in_order: tuple[Bill, ...] | None = None  # as `all` said last; None: something was said since
 
     def note(self, recorded: Iterable[Recorded]) -> None:
         """Take in what was said."""
         for item in recorded:
             match item.fact:
                 case NodeInstanceObserved() as fact:
+                    self._in_order = None
                     self._observed(fact, item.envelope.time)
                 case ScalingNodeLaunched() as fact:
+                    self._in_order = None
                     self._launched(fact, item.envelope.time)
                 case ScalingNodeTerminated(provider_id=provider_id, terminated_at=at) if provider_id is not None:
+                    self._in_order = None
                     self._ends.setdefault(provider_id, at)
                 case NodeObserved() as fact:
                     self._shape(fact)
@@ -70,6 +74,11 @@ class Bills:
 
     def all(self) -> tuple[Bill, ...]:
         """Return every bill, in order of launch."""
+        if self._in_order is None:
+            self._in_order = self._sorted()
+        return self._in_order
+
+    def _sorted(self) -> tuple[Bill, ...]:
         bills = (
             bill
             if bill.terminated_at is not None
@@ -84,6 +93,7 @@ class Bills:
 
     def close(self, provider_id: ProviderId) -> None:
         """Forget an instance that is charged to its end."""
+        self._in_order = None
         for words in (self._bills, self._ends, self._shapes):
             words.pop(provider_id, None)
 

@@ -31,6 +31,7 @@ SPAN_SECONDS_MIN = 60.0  # of an instance that runs on; its last span ends when 
 TOLD_COUNT_MAX = 500  # spans told in one tick
 BUDGET_MARKS = (0.8, 1.0)  # CHECKLIST S116: soft 80 %, hard 100 %
 FORGOTTEN = timedelta(hours=6)  # pods of nodes that nobody bills us for
+TIDIED = timedelta(minutes=5)  # between two looks at what may be forgotten
 
 
 class CostTracker:
@@ -70,6 +71,8 @@ class CostTracker:
         self._is_loaded = False
         self._without_price: set[ProviderId] = set()
         self._marks_told: set[str | None] = set()  # by condition
+        self._to_look_at: set[JobId] = set()  # jobs whose budget may be crossed, and nobody was told of
+        self._tidied_at: datetime | None = None
 
     def on_folded(self, recorded: Sequence[Recorded]) -> None:
         """Remember instances and pods that the state forgets before they are charged, and marks that were told."""
@@ -78,6 +81,8 @@ class CostTracker:
         for item in recorded:
             if isinstance(item.fact, CostBudgetCrossed):
                 self._marks_told.add(item.fact.condition())
+            elif isinstance(item.fact, JobQueued):  # its budget is known from now on
+                self._to_look_at.add(item.fact.job_id)
 
     async def on_fact(self, recorded: Recorded) -> list[Fact]:
         """Our own span came back: the stream has it."""
@@ -90,6 +95,7 @@ class CostTracker:
         if not self._is_loaded:
             self._charges = dict(await self._store.last_charges())
             self._spent = dict(await self._store.spent_by_job())
+            self._to_look_at.update(self._spent)
             self._is_loaded = True
         spans = [span for bill in self._bills.all() if (span := self._due(bill, now)) is not None]
         if spans:
@@ -174,11 +180,15 @@ class CostTracker:
             for share in span.shares:
                 if share.job_id is not None:
                     self._spent[share.job_id] = self._spent.get(share.job_id, 0) + share.allocated_micro_usd
+                    self._to_look_at.add(share.job_id)
         self._instances_without_price.set(len(self._without_price))
 
     def _forget(self, now: datetime) -> None:
         """Keep memory as large as the cluster, not as long as its history."""
         self._instances_without_price.set(len(self._without_price))
+        if self._tidied_at is not None and now - self._tidied_at < TIDIED:
+            return
+        self._tidied_at = now
         for bill in self._bills.all():
             charge = self._charges.get(bill.provider_id)
             is_paid = charge is not None and charge.last.to_at == bill.terminated_at
@@ -190,24 +200,28 @@ class CostTracker:
     def _budgets(self, now: datetime) -> list[Fact]:
         """Marks that jobs have crossed and nobody was told of, by the stream's own account."""
         crossed: list[Fact] = []
-        for job_id, spent in self._spent.items():
-            record = self._view.state.jobs.get(job_id)
+        for job_id in sorted(self._to_look_at):
+            record, spent = self._view.state.jobs.get(job_id), self._spent.get(job_id, 0)
             limit = None if record is None or record.queued is None else record.queued.spec.budget_limit_micro_usd
-            if limit is None:
-                continue
-            facts = (
-                CostBudgetCrossed(
-                    scope="job",
-                    scope_id=job_id,
-                    mark_ratio=mark,
-                    spent_micro_usd=spent,
-                    limit_micro_usd=limit,
-                    crossed_at=now,
-                )
-                for mark in marks_crossed(spent, limit, BUDGET_MARKS)
-            )
-            crossed += [fact for fact in facts if fact.condition() not in self._marks_told]
+            untold = [] if limit is None else self._untold(job_id, spent, limit, now)
+            crossed += untold
+            if not untold:  # else looked at again until the stream has it
+                self._to_look_at.discard(job_id)
         return crossed
+
+    def _untold(self, job_id: JobId, spent: int, limit: int, now: datetime) -> list[CostBudgetCrossed]:
+        facts = (
+            CostBudgetCrossed(
+                scope="job",
+                scope_id=job_id,
+                mark_ratio=mark,
+                spent_micro_usd=spent,
+                limit_micro_usd=limit,
+                crossed_at=now,
+            )
+            for mark in marks_crossed(spent, limit, BUDGET_MARKS)
+        )
+        return [fact for fact in facts if fact.condition() not in self._marks_told]
 
 
 def _price_of(charge: LastCharge) -> Price:

@@ -1,0 +1,37 @@
+"""Answers are kept for the very same records, and never for others that look alike or have taken their place."""
+
+from gpu_autoscaler.core.remembered import Kept, remembered
+
+
+def test_the_same_records_are_asked_once() -> None:
+    """Equal ones that are other objects are asked anew: nothing is compared by value."""
+    asked: list[str] = []
+
+    @remembered(2)
+    def longest(words: list[str]) -> str:
+        asked.append(words[0])
+        return max(words, key=len)
+
+    words = ["a", "bcd"]
+    assert [longest(words), longest(words), longest(["a", "bcd"])] == ["bcd", "bcd", "bcd"]
+    assert asked == ["a", "a"]
+
+
+def test_a_record_that_is_remembered_shares_its_id_with_no_other() -> None:
+    """A thousand short-lived records, each at a memory address that others had before, get their own answers."""
+
+    @remembered(4)
+    def only(numbers: list[int]) -> int:
+        return numbers[0]
+
+    assert [only([number]) for number in range(1000)] == list(range(1000))
+
+
+def test_what_is_in_use_outlives_what_is_not() -> None:
+    """So memory stays as large as what is looked at."""
+    kept: Kept[str] = Kept(2)
+    for number in range(100):
+        kept.put((number,), str(number))
+        kept.put((-1,), "in use")
+        assert kept.get((-1,)) == "in use"
+    assert kept.get((0,)) is None
