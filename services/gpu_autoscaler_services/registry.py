@@ -7,6 +7,7 @@ from gpu_autoscaler_services.gateway.service import Gateway
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.scaler.service import Scaler
 from gpu_autoscaler_services.scheduler.service import Scheduler
+from gpu_autoscaler_services.shadow.service import Shadow
 from gpu_autoscaler_services.spot_watcher.service import SpotWatcher
 
 SERVICES: tuple[type[Service], ...] = (
@@ -15,6 +16,7 @@ SERVICES: tuple[type[Service], ...] = (
     SpotWatcher,  # what the cloud says: offers, prices, notices
     Scheduler,  # which jobs are accepted, and when each may start
     Scaler,  # which nodes there are to be; its executor orders, drains and ends them
+    Shadow,  # what another policy would decide; acts on nothing
     CostTracker,  # who pays for what
     Gateway,  # the door for people and programs: REST, events, the live page
 )

@@ -16,6 +16,7 @@ from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection, from_environment
 from gpu_autoscaler.kube.protocol import Cluster
+from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.config import KubeSettings, NatsSettings, Settings
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
@@ -110,6 +111,20 @@ async def scheduler(place: Workplace) -> tuple[Service, Bus]:
     return Scheduler(place.view, policy, store, binder, place.clock.now), bus
 
 
+async def shadow(place: Workplace) -> tuple[Service, Bus]:
+    """State -> what another policy would decide. No executor, no provider, no Kubernetes."""
+    from gpu_autoscaler_services.shadow.service import Digests, Shadow
+
+    path = place.settings.policy.shadow_path
+    if path is None:
+        raise ConfigError(
+            "settings", ["policy.shadow_path: names no file; set it to the policy that is to run in shadow"]
+        )
+    real, other = _policy(place.settings), load_policy(Path(path))
+    digests = Digests(shadow=policy_digest(other), real=policy_digest(real), core=core_digest())
+    return Shadow(place.view, real, other, digests), await _bus(place, Shadow)
+
+
 async def cost_tracker(place: Workplace) -> tuple[Service, Bus]:
     """Instances and pods -> money."""
     from gpu_autoscaler_services.cost_tracker.service import CostTracker
@@ -171,6 +186,7 @@ COMPOSE: Mapping[str, Compose] = {
     "spot_watcher": spot_watcher,
     "scaler": scaler,
     "scheduler": scheduler,
+    "shadow": shadow,
     "cost_tracker": cost_tracker,
     "gateway": gateway,
 }

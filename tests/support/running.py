@@ -85,10 +85,12 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def running(folder: Path, say: Callable[[str], Any] = lambda _: None) -> AsyncIterator[Running]:
+async def running(
+    folder: Path, say: Callable[[str], Any] = lambda _: None, *, shadow: Path | None = None
+) -> AsyncIterator[Running]:
     """A system with the demo's policy and clock, followed from its first fact; all of it is ended afterwards."""
     clock = Clock(CLOCK_FACTOR)
-    system = LocalSystem(folder, clock=clock, policy=DEMO_POLICY, gateway_port=0)
+    system = LocalSystem(folder, clock=clock, policy=DEMO_POLICY, gateway_port=0, shadow=shadow)
     await system.start(say)
     try:
         bus = await connect(system.nats_url)

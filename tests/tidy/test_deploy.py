@@ -26,7 +26,7 @@ OURS = "GPU_AUTOSCALER_"
 # (read 2026-11-21).
 KEYS = {
     "image", "build", "command", "environment", "restart", "stop_grace_period", "read_only", "tmpfs", "cap_drop",
-    "security_opt", "volumes", "depends_on", "healthcheck", "ports",
+    "security_opt", "volumes", "depends_on", "healthcheck", "ports", "profiles",
 }  # fmt: skip
 SERVE = ["python", "-m", "gpu_autoscaler_services.serve"]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.tidy import rules
 
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
-from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, spot
+from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, shadow, spot
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.fact import Fact
 
@@ -90,7 +90,7 @@ def test_every_fact_is_in_the_catalogue() -> None:
     """A public fact class that nobody listed would be an unknown type to its own publisher."""
     defined = {
         item
-        for module in (cost, gpu, job, node, pod, scaling, spot)
+        for module in (cost, gpu, job, node, pod, scaling, shadow, spot)
         for name, item in vars(module).items()
         if isinstance(item, type)
         and issubclass(item, Fact)

@@ -206,6 +206,7 @@ STREAMS: tuple[StreamSpec, ...] = (
     _domain("SPOT", "Notices, rebalance hints, prices and capacity of the clouds", days=7, mebibytes=128),
     _domain("SCALING", "Plans, and the effect they had", days=30, mebibytes=512, is_append_only=True),
     _domain("COST", "Money that accrued", days=30, mebibytes=128),
+    _domain("SHADOW", "What a policy in shadow would decide; nobody acts on it", days=7, mebibytes=128),
     _domain(
         DEAD,
         "Messages that were set aside, with the reason; kept until somebody has looked",

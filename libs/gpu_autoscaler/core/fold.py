@@ -36,6 +36,7 @@ from gpu_autoscaler.events.catalogue import (
     OneJobFact,
     PodFact,
     ScalingFact,
+    ShadowFact,
     SpotFact,
 )
 from gpu_autoscaler.events.envelope import Recorded
@@ -82,8 +83,8 @@ class _Folding:
         elif isinstance(fact, SpotFact):
             self._advance("spot", at)
             self._spot(fact)
-        elif isinstance(fact, CostFact):
-            pass  # money follows from state and never leads to it
+        elif isinstance(fact, CostFact | ShadowFact):
+            pass  # money and what another policy would do follow from state and never lead to it
         else:
             assert_never(fact)
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, spot
+from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, shadow, spot
 from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, SPEC_VERSION, UNREADABLE, Envelope, Head, read_head
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.upcasts import UPCASTS, Upcast
@@ -55,8 +55,9 @@ ScalingFact = (
     | scaling.ScalingNodeTerminated
 )
 CostFact = cost.CostAccrued | cost.CostBudgetCrossed
+ShadowFact = shadow.ShadowPlanMade
 
-AnyFact = JobFact | PodFact | NodeFact | GpuFact | SpotFact | ScalingFact | CostFact
+AnyFact = JobFact | PodFact | NodeFact | GpuFact | SpotFact | ScalingFact | CostFact | ShadowFact
 
 # Every fact, in the order of the unions; a type checker sees the same list, so `fold` can be proved exhaustive.
 FACTS: tuple[type[Fact], ...] = get_args(AnyFact)

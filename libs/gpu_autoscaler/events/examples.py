@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, spot
+from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, shadow, spot
 from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.model.decisions import BuyNode, Cut, HeldBack, Plan
+from gpu_autoscaler.model.decisions import BuyNode, Cut, Difference, DrainNode, HeldBack, Plan, Side
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import ActionId, FactId, JobId, NodeUid, PlanId, PodUid, ProviderId, derive_id
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest
 from gpu_autoscaler.model.labels import ACTION_ID, DO_NOT_DISRUPT, POOL
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.model.reasons import Frozen, UnmetDemand
+from gpu_autoscaler.model.reasons import Frozen, NodeIdle, UnmetDemand
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, Taint, Toleration
 
@@ -248,6 +248,22 @@ def _scaling() -> Iterator[Fact]:
     )  # fmt: skip
 
 
+def _shadow() -> Iterator[Fact]:
+    idle = NodeIdle(idle_seconds=130.0, idle_seconds_max=120.0)
+    drain = DrainNode(
+        action_id=DRAIN, node_uid=NODE, node_name=NODE_NAME, provider_id=INSTANCE, is_voluntary=True,
+        deadline_at=_at(1200), reason=idle,
+    )  # fmt: skip
+    made = Side(what="held_back", reason="not_yet_idle", sentence="It has been empty for 2 min 10 s of 10 min.")
+    other = Side(what="drain_node", reason="node_idle", sentence="No pod has used it for 2 min 10 s.")
+    yield shadow.ShadowPlanMade(
+        plan_id=PLAN, parent_sequence=3, plan=Plan(as_of=_at(600), parent_sequence=12, decisions=(drain,)),
+        cut=Cut(last_sequences=(("NODE", 40), ("POD", 80))), policy_digest="5b" * 16, real_policy_digest="c3" * 16,
+        core_digest="9e" * 16,
+        differences=(Difference(subject=f"node/{NODE}", name=f"node/{NODE_NAME}", made=made, other=other),),
+    )  # fmt: skip
+
+
 def _money() -> Iterator[Fact]:
     share = cost.CostShare(
         allocated_micro_usd=164_000, used_micro_usd=150_880, job_id=JOB, project_id="research", namespace="gpu-jobs"
@@ -265,7 +281,7 @@ def _money() -> Iterator[Fact]:
 
 def examples() -> Iterator[Envelope]:
     """One envelope of each fact of the catalogue."""
-    for part in (_jobs, _pods, _nodes, _telemetry, _spot, _scaling, _money):
+    for part in (_jobs, _pods, _nodes, _telemetry, _spot, _scaling, _shadow, _money):
         for fact in part():
             yield Envelope(
                 id=FactId(fact.condition() or derive_id("example", fact.type_name())),

@@ -101,6 +101,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Where the scaling policy stands."""
 
     path: str | None = None  # None: the defaults of core/policy.py
+    shadow_path: str | None = None  # of another policy that runs in shadow (service `shadow`); None: none does
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

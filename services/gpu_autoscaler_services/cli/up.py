@@ -14,6 +14,7 @@ from gpu_autoscaler_services.cli.output import words
 def up(
     *,
     policy: Annotated[Path | None, Parameter(help="TOML file of the scaling policy; else the defaults.")] = None,
+    shadow: Annotated[Path | None, Parameter(help="TOML file of a second policy; it runs and acts on nothing.")] = None,
     offers: Annotated[Path | None, Parameter(help="JSON file of what the simulated cloud sells.")] = None,
     clock_factor: Annotated[float, Parameter(help="How much faster cluster time passes, 1 to 20.")] = 1.0,
     gateway_port: Annotated[int, Parameter(help="Port of dashboard and API; 0 takes a free one.")] = 8000,
@@ -25,7 +26,13 @@ def up(
 
     clock = kept_clock(folder, clock_factor)
     system = LocalSystem(
-        folder, clock=clock, policy=policy, gateway_port=gateway_port, nats_port=nats_port, offers=offers
+        folder,
+        clock=clock,
+        policy=policy,
+        gateway_port=gateway_port,
+        nats_port=nats_port,
+        offers=offers,
+        shadow=shadow,
     )
 
     async def run() -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from gpu_autoscaler_services.cli.client import Gateway, part
-from gpu_autoscaler_services.cli.output import Output, Row, age, show, usd
+from gpu_autoscaler_services.cli.output import Output, Row, age, show, usd, words
 
 HERE = Gateway()
 
@@ -87,6 +87,49 @@ def _plan_rows(plan: dict[str, Any]) -> list[Row]:
     decided = [{**head, **one, "what": one["decision"]} for one in plan["decisions"]]
     held = [{**head, **one, "what": "held back"} for one in plan["held_back"]]
     return [*decided, *held] or [{**head, "what": "nothing", "subject": "", "sentence": ""}]
+
+
+def shadow(
+    *,
+    limit: Annotated[int, Parameter(help="How many changes of the difference, newest first.")] = 1,
+    gateway: Gateway = HERE,
+    output: Output = "table",
+) -> None:
+    """Where a policy in shadow would decide otherwise than the one in force, with both reasons.
+
+    Both are asked about the real state. The shadow acts on nothing: what it would do stays until the real one does it.
+    """
+    document = gateway.read("shadow", limit=limit)
+    if output == "table":
+        words(_shadow_words(document))
+    rows = [{"as_of": plan["as_of"], **one} for plan in document["items"] for one in plan["differences"]]
+    columns = (
+        ("SINCE", lambda row: row["as_of"][:19] + "Z"),
+        ("ABOUT", lambda row: row["name"]),
+        ("REAL", lambda row: _said(row["real"])),
+        ("SHADOW", lambda row: _said(row["shadow"])),
+    )
+    if rows or output != "table":
+        show(document, rows, columns, lambda row: str(row["subject"]), output)
+
+
+def _shadow_words(document: dict[str, Any]) -> str:
+    if not document["items"]:
+        return "no policy runs in shadow; start one with `up --shadow FILE`, or the service with policy.shadow_path"
+    newest = document["items"][0]
+    count = len(newest["differences"])
+    lines = [
+        f"policy {document['policy_digest'][:8]} in shadow of {document['real_policy_digest'][:8]}: "
+        + (f"{count} otherwise" if count else "decides the same")
+        + f", since {newest['as_of'][:19]}Z"
+    ]
+    if document["is_compared_with_scaler"] is False:
+        lines.append("the scaler runs with another policy than the one compared with; give both the same policy.path")
+    return "\n".join(lines)
+
+
+def _said(side: dict[str, Any]) -> str:
+    return side["sentence"] or str(side["what"])
 
 
 def cost(

@@ -8,11 +8,12 @@ from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSampled
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler.store.protocol import Store
 
-# Raw samples and money are no part of the folded state: the tail (`tail.py`) and the ledger read them.
-_NOT_FOLDED = frozenset({GpuNodeSampled, CostAccrued, CostBudgetCrossed})
+# No part of the folded state: the tail (`tail.py`) and the ledger read them.
+_NOT_FOLDED = frozenset({GpuNodeSampled, CostAccrued, CostBudgetCrossed, ShadowPlanMade})
 
 
 # How long an Idempotency-Key stands for its request: a client that has not asked again within a day has given up.

@@ -121,6 +121,42 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     core_digest: str
 
 
+class ShadowSide(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of the two policies would do about a subject."""
+
+    what: str  # buy_node, drain_node, cancel_drain, release_instance, held_back, nothing
+    reason: str  # the reason's tag; empty: none was given
+    sentence: str
+
+
+class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A subject about which the policy in shadow decides otherwise than the one in force."""
+
+    subject: str
+    name: str  # the same as people know it
+    real: ShadowSide
+    shadow: ShadowSide
+
+
+class ShadowPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """From this instant on the two policies differed in this, until the next one."""
+
+    plan_id: str
+    sequence: int
+    as_of: Instant
+    differences: tuple[ShadowDifference, ...]  # empty: they decide the same
+
+
+class Shadow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy in shadow would do of the real state, newest first. Nobody acts on it."""
+
+    as_of: Instant
+    policy_digest: str | None  # of the policy in shadow; None: none has spoken
+    real_policy_digest: str | None  # of the one that it is compared with
+    is_compared_with_scaler: bool | None  # the scaler's last plan was made with that one; None: not known
+    items: tuple[ShadowPlan, ...]
+
+
 class PlanList(msgspec.Struct, frozen=True, kw_only=True):
     """The newest plans, newest first."""
 

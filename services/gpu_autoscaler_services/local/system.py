@@ -27,6 +27,7 @@ from gpu_autoscaler_services.local.guard import Guard
 
 Role = Literal["nodes", "central"]
 
+SHADOW = "shadow"  # runs only where there is a policy for it
 # Process name -> (service, role of the spot watcher); one process each, as in deploy/ and docker-compose.yml.
 PROCESSES: dict[str, tuple[str, Role | None]] = {
     "scaler": ("scaler", None),
@@ -35,6 +36,7 @@ PROCESSES: dict[str, tuple[str, Role | None]] = {
     "spot-watcher-offers": ("spot_watcher", "central"),
     "spot-watcher-notices": ("spot_watcher", "nodes"),
     "dcgm-ingest": ("dcgm_ingest", None),
+    SHADOW: ("shadow", None),
     "cost-tracker": ("cost_tracker", None),
     "gateway": ("gateway", None),
 }
@@ -73,8 +75,9 @@ class LocalSystem:
         gateway_port: int,
         nats_port: int = 0,
         offers: Path | None = None,
+        shadow: Path | None = None,
     ) -> None:
-        """Ports that are 0 are free ones."""
+        """Ports that are 0 are free ones. `shadow`: a second policy that runs and acts on nothing."""
         self.folder = folder
         self.clock = clock
         self.nats = NatsServer(folder / "nats", port=nats_port)
@@ -84,6 +87,7 @@ class LocalSystem:
         self.children: dict[str, Child] = {}
         self._policy = policy
         self._offers = offers
+        self._shadow = shadow
 
     @property
     def nats_url(self) -> str:
@@ -145,6 +149,8 @@ class LocalSystem:
 
     def _services(self) -> Iterator[Child]:
         for name, (service, role) in PROCESSES.items():
+            if name == SHADOW and self._shadow is None:
+                continue
             settings = self._settings(name, role)
             yield Child(
                 name,
@@ -169,7 +175,10 @@ class LocalSystem:
             gateway=GatewaySettings(port=int(self.gateway_url.rsplit(":", 1)[1])),
             http=HttpSettings(port=free_port()),
             sensing=sensing,
-            policy=PolicySettings(path=None if self._policy is None else str(self._policy)),
+            policy=PolicySettings(
+                path=None if self._policy is None else str(self._policy),
+                shadow_path=None if self._shadow is None else str(self._shadow),
+            ),
             instance=name,
         )
 

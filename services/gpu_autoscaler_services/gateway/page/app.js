@@ -5,8 +5,8 @@ import * as panels from "./panels.js";
 import { Refused, follow, read, rememberToken, subjectQuery } from "./stream.js";
 
 const LISTED = ["job.>", "scaling.>", "spot.notice_received", "spot.notice_withdrawn", "pod.observed", "pod.gone", "node.observed", "node.gone", "node.instance_observed"];
-const SUBJECTS = [...LISTED, "cost.>", "gpu.node_summarised.*"];
-const QUIET = /^(gpu|cost)\./; // drawn, but not worth a line in the list of facts
+const SUBJECTS = [...LISTED, "shadow.>", "cost.>", "gpu.node_summarised.*"];
+const QUIET = /^(gpu|cost|shadow)\./; // drawn, but not worth a line in the list of facts
 const REFRESH_MILLISECONDS = 700;
 const REFRESH_MILLISECONDS_MAX = 10000; // countdowns and ages need one now and then
 const EVENTS_COUNT_MAX = 60;
@@ -42,11 +42,11 @@ async function refresh() {
   isReading = true;
   isStale = false;
   try {
-    const [status, nodes, plans, cost, jobs] = await Promise.all([
-      read("api/v1/status"), read("api/v1/nodes"), read("api/v1/plans?limit=12"), readCost(), liveJobs(),
+    const [status, nodes, plans, shadow, cost, jobs] = await Promise.all([
+      read("api/v1/status"), read("api/v1/nodes"), read("api/v1/plans?limit=12"), read("api/v1/shadow?limit=1"), readCost(), liveJobs(),
     ]);
     clock = { asOf: Date.parse(status.value.as_of), at: performance.now(), factor: status.value.clock_factor };
-    latest = { status: status.value, nodes: nodes.value, plans: plans.value, cost, jobs };
+    latest = { status: status.value, nodes: nodes.value, plans: plans.value, shadow: shadow.value, cost, jobs };
     draw();
   } catch (error) {
     if (error instanceof Refused) {
@@ -75,13 +75,16 @@ async function readSpans() {
 }
 
 function draw() {
-  const { status, nodes, plans, cost, jobs } = latest;
+  const { status, nodes, plans, shadow, cost, jobs } = latest;
   place("factor").hidden = status.clock_factor === 1;
   place("factor").textContent = `time runs × ${status.clock_factor}`;
   place("summary").replaceChildren(...panels.summary(status));
   place("nodes").classList.toggle("dense", panels.isDense(nodes));
   redraw("nodes", panels.nodes(nodes, now()));
   redraw("plans", panels.plans(plans, names(nodes, jobs)));
+  place("shadow-panel").hidden = !shadow.items.length;
+  redraw("shadow", panels.shadow(shadow));
+  place("shadow-note").textContent = panels.shadowNote(shadow);
   redraw("jobs", panels.jobs(jobs, now()));
   place("jobs-note").textContent = jobs.length >= JOBS_SHOWN ? `the newest ${JOBS_SHOWN}` : "";
   place("plans-note").textContent = plans.items.length ? "newest first, with what was held back" : "";

@@ -156,6 +156,32 @@ export function plans(list, names) {
   );
 }
 
+/** What the policy in shadow would do now and the one in force does not, and the other way round. */
+export function shadow(answer) {
+  const [newest] = answer.items;
+  if (!newest || !newest.differences.length) return [h("li", { class: "empty" }, "Both policies decide the same of what is there now.")];
+  return newest.differences.map((one) =>
+    h(
+      "li",
+      {},
+      h("div", { class: "when" }, h("span", {}, one.name.replace("/", " "))),
+      shadowLine("real", one.real),
+      shadowLine("shadow", one.shadow),
+    ),
+  );
+}
+
+function shadowLine(whose, side) {
+  const tone = side.what in VERBS ? VERBS[side.what][1] : "held";
+  return decisionLine(whose, tone, side.sentence || "Nothing.", "");
+}
+
+export function shadowNote(answer) {
+  if (!answer.items.length) return "";
+  const since = `acts on nothing, since ${clockTime(answer.items[0].as_of)}`;
+  return answer.is_compared_with_scaler === false ? `${since}; the scaler runs with another policy than it is compared with` : since;
+}
+
 /** Sentences with all that each is about: a reason that ten jobs share is told once. */
 function heldBack(held, names) {
   const about = new Map();

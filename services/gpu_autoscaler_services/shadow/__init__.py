@@ -1,0 +1,1 @@
+"""What another policy would decide, live."""

@@ -1,0 +1,89 @@
+"""A second policy beside the real one, on real processes: it says what it would do, and nothing is done. Afterwards the
+whole time is replayed from the running system."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.e2e.test_story import QUIET_SECONDS_MAX, has, kept, request
+from tests.support.running import Running, running
+
+from gpu_autoscaler.events.job import JobFinished
+from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingPlanMade
+from gpu_autoscaler.events.shadow import ShadowPlanMade
+from gpu_autoscaler_services.cli.exits import Exit
+from gpu_autoscaler_services.cli.main import run
+from gpu_autoscaler_services.demo.run import DEMO_POLICY
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+SHADOW_POLICY = """
+watch_seconds_max = 300.0
+idle_seconds_max = 15.0
+scale_down_cooldown_seconds = 0.0
+disruption_ratio_max = 1.0
+"""
+
+
+async def _shown(cluster: Running) -> dict[str, Any]:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(f"{cluster.system.gateway_url}/api/v1/shadow?limit=50") as response,
+    ):
+        assert response.status == 200
+        document: dict[str, Any] = await response.json()
+        return document
+
+
+async def test_a_shadow_that_would_remove_idle_nodes_sooner_is_seen_and_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The gateway and the command line show the difference with both reasons; every drain is a real plan's own."""
+    policy = tmp_path / "shadow.toml"
+    policy.write_text(SHADOW_POLICY)
+    async with running(tmp_path, shadow=policy) as cluster:
+        await cluster.script.request(request("job-0"), "nats")
+        await cluster.until(lambda record: has(record, JobFinished, job_id="job-0"), "the job has ended")
+        await cluster.until(
+            lambda record: any(fact.differences for fact, _ in record.of(ShadowPlanMade)), "a difference"
+        )
+        async with asyncio.timeout(10):
+            while not (found := [plan for plan in (await _shown(cluster))["items"] if plan["differences"]]):
+                await asyncio.sleep(0.1)
+        (one,) = found[0]["differences"]
+        assert (one["real"]["what"], one["real"]["reason"]) == ("held_back", "not_yet_idle")
+        assert (one["shadow"]["what"], one["shadow"]["reason"]) == ("drain_node", "node_idle")
+        assert one["name"].startswith("node/g4dn")
+        assert (await _shown(cluster))["is_compared_with_scaler"] is True
+
+        command = ("shadow", "--limit", "50", "--gateway", cluster.system.gateway_url)
+        assert await asyncio.to_thread(run, (*command, "-o", "json")) == Exit.OK
+        assert json.loads(capsys.readouterr().out)["items"]
+        assert await asyncio.to_thread(run, command) == Exit.OK
+        assert "drain" in capsys.readouterr().out.lower()
+
+        kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0")
+        _only_real_plans_are_carried_out(cluster)
+
+        monkeypatch.setenv("GPU_AUTOSCALER_CLOCK", cluster.clock.to_text())
+        monkeypatch.setenv("GPU_AUTOSCALER_POLICY_PATH", str(DEMO_POLICY))
+        monkeypatch.setenv("GPU_AUTOSCALER_NATS_URL", cluster.system.nats_url)
+        monkeypatch.setenv("GPU_AUTOSCALER_STORE_URL", f"sqlite:///{(tmp_path / 'store.db').absolute()}")
+        since = ("replay", "--from", cluster.clock.origin.isoformat())
+        assert await asyncio.to_thread(run, since) == Exit.OK, capsys.readouterr()
+        capsys.readouterr()
+        other = ("--policy", str(policy), "--picture", str(tmp_path / "then.svg"), "-o", "json")
+        assert await asyncio.to_thread(run, (*since, *other)) == Exit.OK
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["other"]["node_hours"] < answer["modelled"]["node_hours"]
+
+
+def _only_real_plans_are_carried_out(cluster: Running) -> None:
+    planned = {one.action_id for fact, _ in cluster.record.of(ScalingPlanMade) for one in fact.plan.decisions}
+    shadowed = {one.action_id for fact, _ in cluster.record.of(ShadowPlanMade) for one in fact.plan.decisions}
+    drained = {fact.action_id for fact, _ in cluster.record.of(ScalingDrainStarted)}
+    assert drained
+    assert drained <= planned
+    assert not drained & (shadowed - planned)
