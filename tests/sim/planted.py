@@ -174,11 +174,11 @@ _REMOVALS = (
         "        if True or self._clock.now() >= eviction_order",
     ),
     Planted(
-        "a disruption budget is ignored",
+        "disruption budgets are ignored",
         3,
         f"{_CORE}/protection.py",
-        "if budget.disruptions_allowed <= 0)",
-        "if budget.disruptions_allowed < 0)",
+        "        if budget.namespace == pod.namespace\n",
+        "        if budget.namespace == pod.name\n",
     ),
     Planted(
         "work that would start over is moved",
@@ -212,6 +212,13 @@ _REMOVALS = (
         f"{_SCALER}/drains.py",
         "        await self._cordon(said.node_name, said.node_uid, is_cordoned=False)\n",
         "",
+    ),
+    Planted(
+        "a node of somebody else is removed",
+        3,
+        f"{_CORE}/scale_down.py",
+        "    return view.is_ours and view.is_usable and",
+        "    return view.is_usable and",
     ),
     Planted(
         "the minimum is passed by one",

@@ -53,9 +53,11 @@ class SimCapacity:
             await self._gate.wait(faults.seconds("launch_slow", *SLOW_SECONDS))
         if faults.strikes("launch_throttled"):
             raise TransientError("RequestLimitExceeded", retry_after_seconds=2.0)
-        if faults.strikes("launch_refused"):
+        # What the token has made already is returned: "refused" says that nothing was made (`providers/protocol.py`).
+        is_made = self._cloud.is_made(order.action_id)
+        if not is_made and faults.strikes("launch_refused"):
             raise _refused(order, *_CODES[int(faults.seconds("launch_refused", 0.0, 2.2))])
-        if self._cloud.is_out_of(order.offer) and not self._cloud.is_made(order.action_id):
+        if not is_made and self._cloud.is_out_of(order.offer):
             raise _refused(order, *_CODES[0])
         is_late = faults.strikes("instance_visible_late")
         machine = self._cloud.launch(

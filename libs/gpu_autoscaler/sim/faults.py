@@ -48,6 +48,8 @@ KINDS: Mapping[str, Kind] = {
         Kind("kube_answer_lost", ratio=0.01),
         Kind("node_vanished", per_hour=0.2),
         Kind("pod_vanished", per_hour=0.2, disturbs=False),
+        Kind("node_cordoned", per_hour=0.3, disturbs=False),
+        Kind("budget_tightened", per_hour=0.8, disturbs=False),
         # clouds
         Kind("launch_refused", ratio=0.08, disturbs=False),
         Kind("capacity_gone", per_hour=0.15, disturbs=False),

@@ -4,7 +4,9 @@ A ReplicaSet's and the disruption controller's rules, as events. Source: Kuberne
 "Specifying a Disruption Budget for your Application", "API-initiated Eviction" (read 2026-11-21).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -77,6 +79,25 @@ class Groups:
             self._cluster.remove(BUDGETS, budget)
         for pod in self._pods(group):
             self._workloads.delete(pod)
+
+    def names(self) -> list[str]:
+        """Return the names of all groups, sorted."""
+        return sorted(group.name for group in self._groups.values())
+
+    def tighten(self, name: str) -> Callable[[], None]:
+        """Let the group's budget allow nothing for now; returns what makes it as it was."""
+        budget = self._cluster.find(BUDGETS, NAMESPACE, name)
+        replicas_count = next(group.replicas_count for group in self._groups.values() if group.name == name)
+        before = replicas_count if budget is None else budget.status.desired_healthy
+        self._demand(name, replicas_count)
+        return partial(self._demand, name, before)
+
+    def _demand(self, name: str, healthy_count_min: int) -> None:
+        budget = self._cluster.find(BUDGETS, NAMESPACE, name)
+        if budget is not None:
+            allowed = max(0, budget.status.current_healthy - healthy_count_min)
+            status = replace(budget.status, desired_healthy=healthy_count_min, disruptions_allowed=allowed)
+            self._cluster.put(BUDGETS, replace(budget, status=status))
 
     def evict(self, pod: wire.Pod) -> Eviction:
         """Answer an eviction as the API server does."""

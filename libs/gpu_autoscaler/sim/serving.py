@@ -18,6 +18,7 @@ REPLICAS_COUNT_MAX = 4
 GRACE_SECONDS = (5.0, 30.0, 90.0)
 UNSOLD_RATIO = 0.06  # of services: what they ask for is not for sale
 _PROTECTED = ({labels.DO_NOT_DISRUPT: "true"}, {labels.SAFE_TO_EVICT: "false"})
+_EVICTION_PRIORITIES = ("low", "medium", "high")  # who goes first from a node that is drained
 _FREE: dict[str, str] = {}
 # CPU and GPUs of a replica. ExtendedResourceToleration lets what asks for GPUs onto nodes with the GPUs' taint.
 _SIZES = (("1", 1), ("1", 1), ("1", 1), ("2", 2), ("1", 0))
@@ -63,7 +64,10 @@ class Serving:
             f"service-{self._started_count}",
             self._pod(),
             replicas_count=replicas_count,
-            annotations=dict(chance.choice(_PROTECTED) if chance.random() < 0.3 else _FREE),
+            annotations={
+                **(chance.choice(_PROTECTED) if chance.random() < 0.3 else _FREE),
+                labels.EVICTION_PRIORITY: chance.choice(_EVICTION_PRIORITIES),
+            },
             healthy_count_min=replicas_count - chance.randint(0, 1),
         )
         self._started_count += 1

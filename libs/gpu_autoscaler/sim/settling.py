@@ -5,10 +5,14 @@ from typing import Protocol
 
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy import NodePool
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
-from gpu_autoscaler.kube.protocol import JOBS, NODES
+from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons import BudgetLimit, GpusLimit, NodesLimit, NoOfferFits
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.kubernetes import Kubernetes
@@ -21,7 +25,10 @@ from gpu_autoscaler.sim.workloads import Workloads
 
 SETTLED_SECONDS_MAX = 12 * 3600.0
 QUIET_SECONDS = 300.0  # at rest for so long: what is told late has been told
+STANDSTILL_SECONDS = 1800.0  # longer than a boot, a cooldown and a deadline together
 RECOMPUTED_PLANS_COUNT = 3
+SAID_AGAIN_COUNT = 300  # facts of each stream, the last ones: well within what tombstones remember
+BUDGET_MARK_RATIO = 1.0
 
 
 class Run(Protocol):
@@ -44,14 +51,22 @@ class Settling:
         self._run = run
         self._began_at: float | None = None
         self._rest_since: float | None = None
+        self._moved: tuple[int, int] = (0, 0)
+        self._moved_at = 0.0
 
     def is_over(self) -> bool:
-        """True once everything is at rest, or has had more than enough time for it."""
+        """True once everything is at rest, has had more than enough time for it, or stands still and should not."""
         now = self._run.loop.time()
         if self._began_at is None:
             self._began_at = now
+        moved = (self._run.cloud.version, len(self._run.cluster.history[PODS.plural]))
+        if moved != self._moved:
+            self._moved, self._moved_at = moved, now
         if self._unrest():
             self._rest_since = None
+            if now - self._moved_at > STANDSTILL_SECONDS and (stuck := self._served_by_nobody()):
+                self._run.witness.breaks("settling", f"nothing moves any more, and {stuck} could be served")
+                return True
         elif self._rest_since is None:
             self._rest_since = now
         is_quiet = self._rest_since is not None and now - self._rest_since >= QUIET_SECONDS
@@ -62,9 +77,11 @@ class Settling:
         for what in self._unrest():
             self._run.witness.breaks("settling", what)
         self._judge_jobs()
+        self._judge_answers()
         self._judge_orders()
         self._judge_bill()
         self._judge_plans()
+        self._judge_repeats()
 
     def _unrest(self) -> list[str]:
         run = self._run
@@ -75,7 +92,7 @@ class Settling:
             if row.outcome is None and row.spec.job_id not in held
         ]
         standing = [machine for machine in run.cloud.machines if machine.state != "terminated"]
-        if len(standing) > run.policies.now.nodes_count_min:
+        if len(standing) != run.policies.now.nodes_count_min:
             names = ", ".join(f"{machine.node_name} ({machine.state})" for machine in standing)
             found.append(
                 f"{len(standing)} machines without work, {run.policies.now.nodes_count_min} are wanted: {names}"
@@ -84,7 +101,7 @@ class Settling:
         found += [
             f"node {node.metadata.name} has no machine"
             for node in run.cluster.all(NODES)
-            if node.metadata.name not in names_standing
+            if run.cloud.of_node(node.metadata.name) is not None and node.metadata.name not in names_standing
         ]
         found += [
             f"node {node.metadata.name} is cordoned and nobody drains it"
@@ -99,6 +116,36 @@ class Settling:
             and (machine.provider_id not in charged or charged[machine.provider_id].last.to_at < machine.terminated_at)
         ]
         return found
+
+    def _served_by_nobody(self) -> str:
+        """Name a job that waits although a node for each of its members is for sale within all limits."""
+        run = self._run
+        standing = [machine for machine in run.cloud.machines if machine.state != "terminated"]
+        gpus = sum(machine.offer.resources.gpu_count for machine in standing)
+        price = sum(machine.price_micro_usd_per_hour for machine in standing)
+        policy = run.policies.now
+        at_work = Counter(pod.metadata.labels.get(labels.JOB_ID) for pod in run.cluster.all(PODS) if pod.spec.node_name)
+        for row in run.tables.jobs.values():
+            wanted = row.spec
+            waits = row.outcome is None and at_work[wanted.job_id] < wanted.member_count
+            if not waits or len(standing) + wanted.member_count > policy.nodes_count_max:
+                continue
+            for offer in run.cloud.offers:
+                is_right = (
+                    any(_allows(pool, offer) for pool in policy.pools)
+                    and wanted.member_resources.fits_in(offer.resources)
+                    and wanted.gpu_model in (None, offer.gpu_model)
+                    and (wanted.gpu_memory_bytes_min or 0) <= (offer.gpu_memory_bytes or 0)
+                    and (wanted.is_preemptible or offer.capacity_type is not CapacityType.SPOT)
+                )
+                gpus_then = gpus + wanted.member_count * offer.resources.gpu_count
+                price_then = price + wanted.member_count * (offer.price_micro_usd_per_hour or 0)
+                is_allowed = (policy.gpu_count_max is None or gpus_then <= policy.gpu_count_max) and (
+                    policy.price_micro_usd_per_hour_max is None or price_then <= policy.price_micro_usd_per_hour_max
+                )
+                if is_right and is_allowed:
+                    return f"job {wanted.job_id}"
+        return ""
 
     def _held_by_the_policy(self) -> set[str]:
         """Jobs that the last plan says a limit keeps from ever starting, in a cluster that is as small as it may be."""
@@ -146,6 +193,26 @@ class Settling:
         if left:
             breaks("no job is lost", f"cancelled, and still in Kubernetes: {', '.join(left)}")
 
+    def _judge_answers(self) -> None:
+        """Who asks once more for what was accepted is not refused."""
+        run = self._run
+        asked: dict[str, JobRequested] = {}
+        accepted: dict[str, JobRequested] = {}
+        queued: set[str] = set()
+        for recorded in run.record.facts["JOB"]:
+            fact = recorded.fact
+            if isinstance(fact, JobRequested):
+                asked[recorded.envelope.id] = fact
+            elif isinstance(fact, JobQueued) and fact.job_id not in queued:
+                queued.add(fact.job_id)
+                cause = asked.get(recorded.envelope.causation_id or "")
+                if cause is not None:
+                    accepted[fact.job_id] = cause
+            elif isinstance(fact, JobRejected):
+                request = asked.get(fact.request_id)
+                if request is not None and request == accepted.get(request.job_id or ""):
+                    run.witness.breaks("no job is lost", f"{request.job_id} was accepted, and refused when asked again")
+
     # ---- nothing ordered and forgotten
 
     def _judge_orders(self) -> None:
@@ -180,6 +247,22 @@ class Settling:
                     f"{machine.provider_id} cost {machine.cost_micro_usd()}, charged {charged[machine.provider_id]}",
                 )
 
+        self._judge_marks()
+
+    def _judge_marks(self) -> None:
+        """Whose money is spent has heard of it."""
+        run = self._run
+        told = {
+            one.fact.scope_id
+            for one in run.record.facts["COST"]
+            if isinstance(one.fact, CostBudgetCrossed) and one.fact.mark_ratio == BUDGET_MARK_RATIO
+        }
+        for job_id, spent in run.tables.spent.items():
+            row = run.tables.jobs.get(job_id)
+            limit = None if row is None else row.spec.budget_limit_micro_usd
+            if limit and spent >= limit * BUDGET_MARK_RATIO and job_id not in told:
+                run.witness.breaks("the bill", f"job {job_id} has spent {spent} of {limit}, and nobody was told")
+
     # ---- a recorded plan can be recomputed
 
     def _judge_plans(self) -> None:
@@ -193,8 +276,29 @@ class Settling:
             if again != fact.plan:
                 self._run.witness.breaks("recomputable plans", f"plan {fact.plan_id} comes out otherwise")
 
+    def _judge_repeats(self) -> None:
+        """What is said again changes nothing."""
+        state = self._state()
+        for stream, facts in self._run.record.facts.items():
+            if fold(state, facts[-SAID_AGAIN_COUNT:]) != state:
+                self._run.witness.breaks("facts said again", f"the last facts of {stream} make another state")
+
     def _state(self) -> ClusterState:
         state = EMPTY_STATE
         for facts in self._run.record.facts.values():
             state = fold(state, facts)
         return state
+
+
+def _allows(pool: NodePool, offer: Offer) -> bool:
+    """True where the pool takes the offer, and sets no limit of its own."""
+    is_unlimited = pool.nodes_count_max is None and pool.gpu_count_max is None
+    return is_unlimited and all(
+        not wanted or value in wanted
+        for wanted, value in (
+            (pool.instance_types, offer.instance_type),
+            (pool.gpu_models, offer.gpu_model),
+            (pool.zones, offer.zone),
+            (pool.capacity_types, offer.capacity_type),
+        )
+    )

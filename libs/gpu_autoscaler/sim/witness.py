@@ -3,25 +3,30 @@
 Numbers are those of the design notes, "Promises". What can only be said at the end stands in `settling.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import NODES, PODS
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
-from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.ids import ActionId, JobId
+from gpu_autoscaler.model.reasons import NodeIdle
 from gpu_autoscaler.sim.cloud import Cloud, Machine
+from gpu_autoscaler.sim.kubernetes import Entry
 from gpu_autoscaler.sim.policies import Policies
+from gpu_autoscaler.sim.thrift import Thrift
 from gpu_autoscaler.sim.timeline import VirtualLoop
 from gpu_autoscaler.sim.workloads import Workloads, controller_of, is_ready
+from gpu_autoscaler.store.protocol import JobRow
 
 CORDONED_SECONDS = 2.0
 TOLD_SECONDS_MIN = 30.0  # a notice that was read so long before its end leaves time to tell the pods
 WITHDRAWN_SECONDS = 60.0  # until everybody has heard that a notice no longer stands
+AT_WORK_SECONDS = 90.0  # a pod that has run for so long in calm times is known to everybody
 
 
 class Broken:
@@ -47,10 +52,11 @@ class Witness:
         workloads: Workloads,
         cloud: Cloud,
         policies: Policies,
+        jobs: Mapping[JobId, JobRow],
         *,
         calm_since: Callable[[], float],
     ) -> None:
-        """`calm_since`: when the last fault was over, in the loop's seconds."""
+        """`jobs`: as the store has them; `calm_since`: when the last fault was over, in the loop's seconds."""
         self.broken: list[Broken] = []
         self._loop = loop
         self._workloads = workloads
@@ -61,7 +67,10 @@ class Witness:
         self._decided: set[ActionId] = set()
         self._last_plan_sequence = 0
         self._withdrawn_at: dict[str, float] = {}  # by node name
+        self._read_at: dict[str, float] = {}  # by node name: when its notice was first read
+        self._thrift = Thrift(workloads, cloud, policies, jobs, self.breaks)
         cloud.launch_listeners.append(self.launched)
+        workloads.cluster.listen(self._changed)
 
     def breaks(self, promise: str, what: str) -> None:
         """Put it on record, and end the run: what follows from a broken promise is no news."""
@@ -99,7 +108,14 @@ class Witness:
     def disturbed(self, pod: wire.Pod, *, is_forced: bool) -> None:
         """Somebody asks for the pod's eviction, or deletes it against all budgets."""
         machine = self._cloud.of_node(pod.spec.node_name)
-        if machine is None or not machine.is_alive or self._is_doomed(machine):
+        if machine is None and pod.spec.node_name is not None:
+            self.breaks(
+                "nodes of others", f"{pod.metadata.name} was told to leave {pod.spec.node_name}, which is not ours"
+            )
+        if machine is None or not machine.is_alive:
+            return
+        if self._is_doomed(machine):
+            self._see_whether_told(pod, machine)
             return
         name = f"{pod.metadata.namespace}/{pod.metadata.name} on {machine.node_name}"
         if is_forced:
@@ -118,6 +134,12 @@ class Witness:
         if running and not is_due:
             names = ", ".join(pod.metadata.name for pod in running)
             self.breaks("no voluntary removal", f"{machine.node_name} was ended with work on it: {names}")
+
+    def _changed(self, plural: str, entry: Entry) -> None:
+        node = entry.object
+        is_cordoned = plural == NODES.plural and isinstance(node, wire.Node) and node.spec.unschedulable
+        if is_cordoned and self._cloud.of_node(node.metadata.name) is None:
+            self.breaks("nodes of others", f"{node.metadata.name} was cordoned, which is not ours")
 
     def _is_doomed(self, machine: Machine) -> bool:
         withdrawn_at = self._withdrawn_at.get(machine.node_name)
@@ -149,6 +171,10 @@ class Witness:
                 f"plan #{sequence} knows #{plan.parent_sequence}, not #{self._last_plan_sequence}",
             )
         self._last_plan_sequence = sequence
+        self._thrift.planned(plan, is_calm=self._was_calm_since(self._loop.time()))
+        for decision in plan.decisions:
+            if isinstance(decision, DrainNode) and decision.is_voluntary and isinstance(decision.reason, NodeIdle):
+                self._see_idle(decision.node_name)
         self._decided.update(each.action_id for each in plan.decisions if isinstance(each, BuyNode))
 
     def _see_frozen(self, made: ScalingPlanMade) -> None:
@@ -159,6 +185,15 @@ class Witness:
             if isinstance(one, BuyNode | ReleaseInstance) or (isinstance(one, DrainNode) and one.is_voluntary):
                 self.breaks("a freeze holds", f"plan {made.plan_id} decides {one.action_id}: {one.reason.tag()}")
 
+    def _see_idle(self, node_name: str) -> None:
+        machine, now = self._cloud.of_node(node_name), self._loop.now()
+        if machine is None or not self._was_calm_since(self._loop.time() - AT_WORK_SECONDS):
+            return
+        for pod in self._cloud.pods_on(machine):
+            started_at = pod.status.start_time or now
+            if pod.metadata.deletion_timestamp is None and (now - started_at).total_seconds() > AT_WORK_SECONDS:
+                self.breaks("no voluntary removal", f"{node_name} was called idle, and {pod.metadata.name} runs there")
+
     # ---- a notice is answered
 
     def heard(self, recorded: Recorded) -> None:
@@ -166,9 +201,12 @@ class Witness:
         if isinstance(recorded.fact, ScalingPlanMade):
             self._planned(recorded.fact.plan, recorded.sequence)
             self._see_frozen(recorded.fact)
+        if isinstance(recorded.fact, ScalingLaunchRefused):
+            self._thrift.refused(recorded.fact.action_id)
         if isinstance(recorded.fact, SpotNoticeReceived):
             machine = self._cloud.of_id(recorded.fact.provider_id)
             if machine is not None:
+                self._read_at.setdefault(machine.node_name, self._loop.time())
                 self._loop.call_later(CORDONED_SECONDS, self._see_cordoned, machine, self._loop.time())
                 if machine.notice is not None and machine.notice.reclaim_at is not None:
                     left_seconds = (machine.notice.reclaim_at - self._loop.now()).total_seconds()
@@ -190,6 +228,17 @@ class Witness:
                 told = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
                 what = "was told, and is still there" if told else "was not even told"
                 self.breaks("a notice is answered", f"{pod.metadata.name} on {machine.node_name} {what}")
+
+    def _see_whether_told(self, pod: wire.Pod, machine: Machine) -> None:
+        """A pod that goes because of a notice has heard of it, so that it could save its work."""
+        read_at = self._read_at.get(machine.node_name)
+        if read_at is None or machine.notice is None or self._loop.time() - read_at < CORDONED_SECONDS:
+            return  # it goes for another reason, or for none any more
+        is_told = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
+        if not is_told and pod.metadata.deletion_timestamp is None and self._was_calm_since(read_at):
+            self.breaks(
+                "a notice is answered", f"{pod.metadata.name} on {machine.node_name} was not told before it went"
+            )
 
     def _was_calm_since(self, at: float) -> bool:
         """No fault was in force from a minute before `at` until now."""

@@ -17,6 +17,7 @@ from gpu_autoscaler.sim.crew import Crew
 from gpu_autoscaler.sim.faults import Faults, Occurrence
 from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.kubernetes import Kubernetes
+from gpu_autoscaler.sim.operators import Operators
 from gpu_autoscaler.sim.outside import Outside, glances_of
 from gpu_autoscaler.sim.policies import Policies, policy_of
 from gpu_autoscaler.sim.process import BUG, Process
@@ -24,6 +25,7 @@ from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.seat import Roles
 from gpu_autoscaler.sim.serving import Serving
 from gpu_autoscaler.sim.settling import Settling
+from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.timeline import ORIGIN, VirtualLoop
 from gpu_autoscaler.sim.trouble import Trouble
 from gpu_autoscaler.sim.users import Users
@@ -79,18 +81,24 @@ class World:
         self._groups = Groups(self.workloads)
         self.cloud = Cloud(self.workloads, self._chance("cloud"))
         self.policies = Policies(policy_of(setting.seed), when_changed=lambda: self.crew.restart(PLANNERS))
+        self.tables = Tables()
         self.witness = Witness(
-            self.loop, self.workloads, self.cloud, self.policies, calm_since=lambda: self.faults.disturbed_until
+            self.loop,
+            self.workloads,
+            self.cloud,
+            self.policies,
+            self.tables.jobs,
+            calm_since=lambda: self.faults.disturbed_until,
         )
         self.record.listen(self.witness.heard)
         identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
-        self._outside = Outside(identity, self.workloads, self._groups, self.cloud, self.witness)
-        self.tables, self.store_trouble = self._outside.tables, self._outside.store_trouble
-        self.watch_trouble = self._outside.watch_trouble
+        self._outside = Outside(identity, self.workloads, self._groups, self.cloud, self.witness, self.tables)
+        self.store_trouble, self.watch_trouble = self._outside.store_trouble, self._outside.watch_trouble
         glances = glances_of(roles, lambda: self.policies.now, skips_ticks=setting.skips_ticks)
         self.crew = Crew(self.loop, self.faults, self.record, glances, self._compose, self._on_bug)
         self.users = Users(self.loop, self.record, self.faults, self._chance("users"))
         self.serving = Serving(self.loop, self._groups, self._chance("serving"))
+        self._operators = Operators(self.workloads, self._groups, self.cloud, self.faults, self._chance("operators"))
         self.coverage = Coverage(self.loop, self._known_to_the_scheduler, lambda: self.policies.now)
         self.record.listen(self.coverage.heard)
         self._trouble = Trouble(self, self._chance("trouble"))
@@ -105,6 +113,7 @@ class World:
             self.users.begin()
             self.serving.begin()
             self.coverage.begin()
+            self._operators.begin()
             self._trouble.begin()
             self._let_pass(self.setting.hours * 3600.0)
             hours_seconds = self.loop.time()

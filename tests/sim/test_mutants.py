@@ -1,0 +1,52 @@
+"""The hunt for planted bugs works: it finds what is there, finds nothing where nothing is, and never counts a crash."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.sim.mutants import ROOT, hunt, hunt_all, plant, search
+from tests.sim.planted import PLANTED, Planted
+
+HOURS = 0.5
+SEEDS = "1-3"
+QUICK = ("the fence is dropped", "launched again without the token", "orders in flight are forgotten")
+
+
+def test_planted_bugs_are_found_and_the_code_as_it_is_keeps_the_same_seeds() -> None:
+    """Else `make sim-mutants` would prove nothing about the simulator."""
+    bugs = [bug for bug in PLANTED if bug.name in QUICK]
+    before = {bug.path: (ROOT / bug.path).read_bytes() for bug in bugs}
+    hunts = hunt_all(bugs, SEEDS, hours=HOURS, found_count=1, processes_count=2, console=Console(quiet=True))
+    assert {one.name: bool(one.promise) for one in hunts} == dict.fromkeys((bug.name for bug in bugs), True)
+    assert not any(one.exceptions for one in hunts)
+    assert [one for one in search(None, SEEDS, hours=HOURS, found_count=1) if one.promise or one.error] == []
+    assert {path: (ROOT / path).read_bytes() for path in before} == before
+
+
+def test_a_bug_that_only_raises_is_not_found() -> None:
+    """An exception says that code is broken, not that a promise is."""
+    crash = Planted(
+        "the plan cannot be made",
+        2,
+        "libs/gpu_autoscaler/core/plan.py",
+        "def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:\n",
+        "def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:\n    raise KeyError(as_of)\n\n",
+    )
+    looked = hunt(crash, "1", hours=HOURS, found_count=1)
+    assert looked.seeds_found == ()
+    assert looked.exceptions == 1
+    assert "KeyError" in looked.exception
+
+
+def test_a_bug_that_has_lost_its_place_is_told(tmp_path: Path) -> None:
+    """A hunt that plants nothing would call the simulator blind."""
+    path = tmp_path / "code.py"
+    path.write_text("one = 1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="has its text 0 times"):
+        plant(Planted("two", 1, "code.py", "two = 2", ""), tmp_path)
+
+
+def test_every_promise_is_attacked() -> None:
+    """Promises 1 to 6 are kept step by step, so each has bugs that would break it; names say which is which."""
+    assert {bug.promise for bug in PLANTED} >= {1, 2, 3, 4, 5, 6}
+    assert len({bug.name for bug in PLANTED}) == len(PLANTED) >= 25
