@@ -9,7 +9,7 @@ from tests.sim.planted import PLANTED, Planted
 
 HOURS = 0.5
 SEEDS = "1-3"
-QUICK = ("the fence is dropped", "launched again without the token", "orders in flight are forgotten")
+QUICK = ("the fence is dropped", "launched again without the token", "a released Job is left suspended")
 
 
 def test_planted_bugs_are_found_and_the_code_as_it_is_keeps_the_same_seeds() -> None:
