@@ -31,6 +31,7 @@ from gpu_autoscaler.sim.process import BUG, Process
 from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.scene import Door, Scene, Staging
 from gpu_autoscaler.sim.seat import Roles
+from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.tally import SAVING_WORK, Score, Tally
 from gpu_autoscaler.sim.timeline import ORIGIN, VirtualLoop
 from gpu_autoscaler.sim.witness import Witness
@@ -93,10 +94,11 @@ def score_ours(scene: Scene, roles: Roles, policy: ScalingPolicy = POLICY) -> Sc
     stand = Stand(scene)
     asyncio.set_event_loop(stand.loop)
     policies = Policies(policy, when_changed=lambda: None)
-    witness = Witness(stand.loop, stand.workloads, stand.cloud, policies, calm_since=lambda: 0.0)
+    tables = Tables()
+    witness = Witness(stand.loop, stand.workloads, stand.cloud, policies, tables.jobs, calm_since=lambda: 0.0)
     record = Record(stand.loop)
     record.listen(witness.heard)
-    outside = Outside(stand.identity, stand.workloads, stand.groups, stand.cloud, witness)
+    outside = Outside(stand.identity, stand.workloads, stand.groups, stand.cloud, witness, tables)
 
     def compose(process: Process) -> Any:  # noqa: ANN401 - a Service of any kind
         refused = "a plan was refused by `core/check.py`"
