@@ -119,6 +119,9 @@ class MemoryEffectConsumer:
         """Messages not yet delivered to anybody."""
         return self._consumer.pending_count(self._now())
 
+    async def close(self) -> None:
+        """Nothing is on its way."""
+
 
 class MemoryProjection:
     """An ordered read of one stream."""

@@ -7,16 +7,15 @@ from typing import Any
 
 import msgspec
 
-from gpu_autoscaler.bus.nats_consume import NatsEffectConsumer
+from gpu_autoscaler.bus.nats_consume import CONSUMER_EXISTS, NatsEffectConsumer
 from gpu_autoscaler.bus.nats_link import ApiError, NatsLink, Waits, open_link
 from gpu_autoscaler.bus.nats_projection import NatsProjection
 from gpu_autoscaler.bus.nats_publish import NatsPublisher
 from gpu_autoscaler.bus.nats_read import NO_STREAM, stored_message
 from gpu_autoscaler.bus.protocol import Ack, Bus, EffectConsumer, Message, Projection, Publication, StreamSpan
-from gpu_autoscaler.bus.streams import Declared, differences
+from gpu_autoscaler.bus.streams import ConsumerSpec, Declared, differences
 from gpu_autoscaler.model.errors import ConfigError, PermanentError
 
-CONSUMER_EXISTS = 10148
 STREAM_EXISTS = 10058
 
 
@@ -72,7 +71,7 @@ class NatsBus(Bus):
             raise ConfigError("broker", [f"consumer {durable} is not among those declared for this process"])
         consumer = NatsEffectConsumer(self._link, spec)
         await consumer.bind()
-        self._consumers.append(consumer)
+        self._consumers = [one for one in self._consumers if not one.is_closed] + [consumer]
         return consumer
 
     async def projection(self, stream: str, *, subjects: Sequence[str] = (), after_sequence: int = 0) -> Projection:
@@ -110,7 +109,7 @@ class NatsBus(Bus):
         for bucket in self._declared.buckets:
             mistakes += await self._ensure_stream(f"bucket {bucket.name}", bucket.config())
         for consumer in self._declared.consumers:
-            mistakes += await self._ensure_consumer(consumer.stream, consumer.config())
+            mistakes += await self._ensure_consumer(consumer)
         if mistakes:
             raise ConfigError(
                 "broker",
@@ -131,15 +130,15 @@ class NatsBus(Bus):
             info = await self._link.call(question)
         return differences(thing, config, info["config"])
 
-    async def _ensure_consumer(self, stream: str, config: Mapping[str, Any]) -> list[str]:
-        thing, name = f"consumer {config['name']} of {stream}", config["name"]
+    async def _ensure_consumer(self, spec: ConsumerSpec) -> list[str]:
+        place = f"{spec.stream}.{spec.durable}"
         # Without the action the server would silently change an existing consumer.
-        body = {"stream_name": stream, "action": "create", "config": config}
-        mistakes = await self._create(thing, f"CONSUMER.CREATE.{stream}.{name}", body, CONSUMER_EXISTS)
+        body = {"stream_name": spec.stream, "action": "create", "config": spec.config()}
+        thing = f"consumer {spec.durable} of {spec.stream}"
+        mistakes = await self._create(thing, f"CONSUMER.CREATE.{place}", body, CONSUMER_EXISTS)
         if mistakes:
             return mistakes
-        info = await self._link.call(f"CONSUMER.INFO.{stream}.{name}")
-        return differences(thing, config, info["config"])
+        return spec.differences((await self._link.call(f"CONSUMER.INFO.{place}"))["config"])
 
     async def _create(self, thing: str, operation: str, body: Mapping[str, Any], exists: int) -> list[str]:
         try:

@@ -2,25 +2,28 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import nats.errors
+import structlog
 
 from gpu_autoscaler.bus.nats_link import ApiError, NatsLink, Unanswered
 from gpu_autoscaler.bus.nats_pull import Pull
 from gpu_autoscaler.bus.nats_read import NO_STREAM, message, place
 from gpu_autoscaler.bus.nats_wire import Frame
 from gpu_autoscaler.bus.protocol import Delivery, Message
-from gpu_autoscaler.bus.streams import NANOSECONDS, ConsumerSpec, differences
+from gpu_autoscaler.bus.streams import NANOSECONDS, ConsumerSpec
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
 NO_CONSUMER = 10014
+CONSUMER_EXISTS = 10148
 REQUEST_SECONDS_MAX = 30.0  # one pull request; longer waits are several
 SETTLE_SECONDS_MAX = 10.0  # a restart of the broker fits in; then the message comes again
 ANSWER_SECONDS_MAX = 2.0
-# A server that crashed may have forgotten its last deliveries. It says nothing to their acknowledgement, and delivers
-# them anew: there is little to wait for.
+# A server that crashed may have forgotten its last deliveries, as has a consumer that was made again. Nothing is said
+# to their acknowledgement, and they come anew: there is little to wait for.
 STALE_ANSWER_SECONDS_MAX = 0.3
 PAUSE_SECONDS = 0.05
 REASON_CHARACTERS_MAX = 500
@@ -30,14 +33,17 @@ NAK = b"-NAK"
 TERM = b"+TERM"
 IN_PROGRESS = b"+WPI"
 
+_log = structlog.get_logger(__name__)
+
 
 class NatsDelivery:
     """A message in our hand. The server confirms what becomes of it."""
 
-    def __init__(self, link: NatsLink, received: Frame) -> None:
+    def __init__(self, link: NatsLink, received: Frame, made_again: Callable[[], int]) -> None:
         at = place(received.reply)
         self._link = link
-        self._connection = link.connections_count
+        self._made_again = made_again  # how often the consumer was, by now
+        self._origin = (link.connections_count, made_again())
         self._reply = received.reply.decode()
         self._message = message(received, at)
         self._delivered_count = at.delivered_count
@@ -74,7 +80,7 @@ class NatsDelivery:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SETTLE_SECONDS_MAX
         while True:
-            is_stale = self._connection != self._link.connections_count
+            is_stale = self._origin != (self._link.connections_count, self._made_again())
             try:
                 await self._link.request(
                     self._reply, verdict, STALE_ANSWER_SECONDS_MAX if is_stale else ANSWER_SECONDS_MAX
@@ -97,17 +103,22 @@ class NatsEffectConsumer:
         self._link = link
         self._spec = spec
         self._pull = Pull(link, spec.stream, spec.durable)
+        self.is_closed = False
+        self._made_again_count = 0
+        self._made_at = ""  # of the stream: one of this name that was made anew counts from 1 again
+        self._settled_sequence = 0  # up to here everything is acknowledged, as far as the broker has told us
 
     async def bind(self) -> None:
         """Listen, after a look at what the server has. Raises ConfigError when it is missing or drifted."""
         try:
+            self._made_at = await self._stream_made_at()
             actual = (await self._info())["config"]
         except ApiError as exc:
             if exc.error_code not in (NO_CONSUMER, NO_STREAM):
                 raise
             mistake = f"consumer {self._spec.durable} of {self._spec.stream} does not exist; make it with `ensure`"
             raise ConfigError("broker", [mistake]) from exc
-        drift = differences(f"consumer {self._spec.durable}", self._spec.config(), actual)
+        drift = self._spec.differences(actual)
         if drift:
             raise ConfigError("broker", drift)
         await self._pull.open()
@@ -115,7 +126,8 @@ class NatsEffectConsumer:
     async def fetch(self, count_max: int, wait_seconds_max: float) -> Sequence[Delivery]:
         """Return up to `count_max` deliveries, none after waiting.
 
-        Raises TransientError when the broker is away, ConfigError when the consumer was deleted under us.
+        Raises TransientError when the broker is away or the consumer was deleted under us, which is made again;
+        ConfigError when the stream was deleted.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds_max
@@ -127,39 +139,84 @@ class NatsEffectConsumer:
                     await self._pull.ask(count_max, remaining)
                 received = await self._pull.collect(count_max)
             except TransientError:
-                await self._refuse_if_gone()
+                await self._mend()
                 raise
             if received or loop.time() >= deadline:
-                return [NatsDelivery(self._link, one) for one in received]
+                return [NatsDelivery(self._link, one, self._made_again) for one in received]
             await asyncio.sleep(min(PAUSE_SECONDS, max(deadline - loop.time(), 0)))
 
     async def pending_count(self) -> int:
-        """Messages not yet delivered to anybody."""
-        return int((await self._info())["num_pending"])
+        """Messages not yet delivered to anybody. Raises as `fetch` does, also while nothing is fetched."""
+        try:
+            return int((await self._info())["num_pending"])
+        except ApiError as exc:
+            if exc.error_code not in (NO_CONSUMER, NO_STREAM):
+                raise
+            await self._make_again(exc)
+            raise TransientError(f"consumer {self._spec.durable} of {self._spec.stream} was made again") from exc
 
     async def close(self) -> None:
         """Give back what arrived and was not fetched, so that another replica has it at once."""
-        with contextlib.suppress(TransientError):
+        self.is_closed = True
+        with contextlib.suppress(TransientError, nats.errors.Error):
             for received in await self._pull.close():
                 await self._link.tell(received.reply.decode(), NAK)
 
     async def _info(self) -> dict[str, Any]:
-        return await self._link.call(
+        info = await self._link.call(
             f"CONSUMER.INFO.{self._spec.stream}.{self._spec.durable}", seconds_max=self._link.waits.read_seconds_max
         )
+        self._settled_sequence = max(self._settled_sequence, int(info["ack_floor"]["stream_seq"]))
+        return info
 
-    async def _refuse_if_gone(self) -> None:
+    def _made_again(self) -> int:
+        return self._made_again_count
+
+    async def _stream_made_at(self) -> str:
+        info = await self._link.call(f"STREAM.INFO.{self._spec.stream}", seconds_max=self._link.waits.read_seconds_max)
+        return str(info["created"])
+
+    async def _mend(self) -> None:
+        """Make the consumer again where somebody deleted it. Raises ConfigError when its stream is gone as well."""
         if not self._link.is_up:
             return
+        with contextlib.suppress(TransientError):
+            try:
+                await self._info()
+            except ApiError as exc:
+                if exc.error_code not in (NO_CONSUMER, NO_STREAM):
+                    raise
+                await self._make_again(exc)
+
+    async def _make_again(self, why: ApiError) -> None:
+        """From where the deleted one was, not from the oldest message: of what is done little comes a second time.
+
+        That little is what was acknowledged since we last heard of it; a repeat is harmless, as after any crash.
+        """
+        spec = self._spec
         try:
-            await self._info()
+            is_same = why.error_code == NO_CONSUMER and await self._stream_made_at() == self._made_at
+        except ApiError:
+            is_same = False
+        if not is_same:
+            mistake = (
+                f"stream {spec.stream} was deleted while its consumer {spec.durable} was in use; find out by whom, "
+                "then start again: `ensure` makes both anew"
+            )
+            raise ConfigError("broker", [mistake]) from why
+        config = {
+            **spec.config(),
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self._settled_sequence + 1,
+        }
+        body = {"stream_name": spec.stream, "action": "create", "config": config}
+        try:
+            await self._link.call(f"CONSUMER.CREATE.{spec.stream}.{spec.durable}", body)
         except ApiError as exc:
-            if exc.error_code in (NO_CONSUMER, NO_STREAM):
-                mistake = (
-                    f"consumer {self._spec.durable} of {self._spec.stream} was deleted while it was in use; find out "
-                    "by whom, then start again: `ensure` makes it anew, from the start of the stream"
-                )
-                raise ConfigError("broker", [mistake]) from exc
-            raise
-        except TransientError:
-            return
+            if exc.error_code != CONSUMER_EXISTS:  # another replica was first
+                raise
+        self._made_again_count += 1
+        _log.error(
+            "consumer was deleted while it was in use, made again; find out by whom",
+            durable=spec.durable, stream=spec.stream, after_sequence=self._settled_sequence,
+        )  # fmt: skip

@@ -36,6 +36,7 @@ class NatsProjection:
         self._subjects = list(dict.fromkeys(subjects))
         self._last_sequence = after_sequence  # given to the reader
         self._last_number = 0  # the consumer's own count of what was given
+        self._made_at = ""  # of the stream that is read
         self._consumer = ""
         self._pull: Pull | None = None
         self._closed = False
@@ -144,8 +145,9 @@ class NatsProjection:
             if exc.error_code != NO_STREAM:
                 raise
             raise ConfigError("broker", [f"there is no stream {self._stream}; make it with `ensure`"]) from exc
-        last_sequence = int(info["state"]["last_seq"])
-        if last_sequence < self._last_sequence:
+        last_sequence, made_at = int(info["state"]["last_seq"]), str(info["created"])
+        is_another, self._made_at = made_at != (self._made_at or made_at), made_at
+        if is_another or last_sequence < self._last_sequence:
             mistake = (
                 f"stream {self._stream} ends at sequence {last_sequence}, but was read up to {self._last_sequence}: it "
                 "was made anew or lost messages; start again from the beginning"

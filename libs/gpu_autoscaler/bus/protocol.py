@@ -88,11 +88,19 @@ class EffectConsumer(Protocol):
     """A durable consumer's hand in this process."""
 
     async def fetch(self, count_max: int, wait_seconds_max: float) -> Sequence[Delivery]:
-        """Return up to `count_max` deliveries, none after waiting. Raises TransientError when the broker is away."""
+        """Return up to `count_max` deliveries, none after waiting.
+
+        Raises TransientError when the broker is away or the consumer had to be made again, ConfigError when its stream
+        is gone.
+        """
         ...
 
     async def pending_count(self) -> int:
         """Messages not yet delivered to anybody (the lag)."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what arrived and was not fetched. Bounded in time; never raises for a broker that is away."""
         ...
 
 

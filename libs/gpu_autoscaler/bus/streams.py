@@ -121,6 +121,12 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
             "max_ack_pending": self.max_ack_pending,
         }
 
+    def differences(self, actual: Mapping[str, Any]) -> list[str]:
+        """As `differences`; one that was deleted and made again began at a sequence, and that is as good."""
+        if actual.get("deliver_policy") == "by_start_sequence":
+            actual = {**actual, "deliver_policy": "all"}
+        return differences(f"consumer {self.durable} of {self.stream}", self.config(), actual)
+
 
 class BucketSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A key-value bucket whose entries vanish `ttl_seconds` after their last write."""

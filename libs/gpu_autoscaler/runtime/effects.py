@@ -4,7 +4,6 @@ A crash anywhere in between makes the message come again; derived ids make the r
 """
 
 import asyncio
-import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable
 
@@ -12,7 +11,7 @@ import structlog
 
 from gpu_autoscaler.bus.protocol import Delivery, EffectConsumer
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.model.errors import PermanentError, StalePlan, TransientError
+from gpu_autoscaler.model.errors import ConfigError, PermanentError, StalePlan, TransientError
 from gpu_autoscaler.runtime.plumbing import Plumbing, set_aside_reason
 from gpu_autoscaler.runtime.service import FactDoor
 
@@ -48,10 +47,10 @@ class EffectLoop:
         """Take messages until it is time to stop, then finish what is in hand. Raises TransientError, ConfigError."""
         limits, stop = self._plumbing.limits, self._plumbing.stop
         consumer = await self._plumbing.bus.effect_consumer(self._durable)
-        if not await self._plumbing.caught_up():
-            return
         alive = asyncio.create_task(self._keep_alive(consumer))
         try:
+            if not await self._plumbing.caught_up():
+                return
             while not stop.is_set():
                 room = max(limits.in_hand_count_max, self._turns.count) - len(self._in_hand)
                 if room <= 0:
@@ -66,6 +65,7 @@ class EffectLoop:
         finally:
             await self._finish()
             alive.cancel()
+            await consumer.close()
 
     async def _fetch(self, consumer: EffectConsumer, room: int) -> list[Delivery]:
         """Fetch, but leave at once when it is time to stop: what is delivered to nobody comes again by itself."""
@@ -93,10 +93,16 @@ class EffectLoop:
         while True:
             await asyncio.sleep(self._plumbing.limits.heartbeat_seconds)
             # All at once: one that the broker has forgotten takes seconds to fail, and the others have four.
-            await asyncio.gather(*(self._tell(delivery.in_progress()) for delivery in self._in_hand.values()))
-            with contextlib.suppress(TransientError, PermanentError):
-                lag = await consumer.pending_count()
-                self._plumbing.metrics.consumer_lag.labels(self._domain).set(lag)
+            beats = (self._tell(delivery.in_progress()) for delivery in self._in_hand.values())
+            await asyncio.gather(self._count_lag(consumer), *beats)
+
+    async def _count_lag(self, consumer: EffectConsumer) -> None:
+        try:
+            self._plumbing.metrics.consumer_lag.labels(self._domain).set(await consumer.pending_count())
+        except ConfigError as exc:
+            self._plumbing.changed = exc
+        except (TransientError, PermanentError) as exc:
+            log.debug("lag not known", durable=self._durable, error=str(exc))
 
     async def _handle(self, delivery: Delivery) -> None:
         async with self._turns.turn:

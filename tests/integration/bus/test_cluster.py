@@ -4,30 +4,27 @@ import asyncio
 import contextlib
 import itertools
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from nats.aio.client import Client
 from tests.support.ender import AT, Ender, cancel, declared, envelope_of
 from tests.support.nats_cluster import NatsCluster, running_cluster
+from tests.support.working import RECOVERY_SECONDS_MAX, persistently, until, working
 
 from gpu_autoscaler.bus.nats import NatsBus
-from gpu_autoscaler.bus.protocol import Ack, Message
+from gpu_autoscaler.bus.protocol import Message, Publication
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished
-from gpu_autoscaler.model.errors import TransientError
-from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.runtime.service import Outputs
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 COUNT = 3000
-RECOVERY_SECONDS_MAX = 60.0
 # What we may add to the broker's own outage is two seconds; the machine is shared, so five times that decides.
 ADDED_SECONDS_MAX = 5 * 2.0
 
@@ -48,16 +45,6 @@ async def connected(cluster: NatsCluster, name: str) -> AsyncIterator[NatsBus]:
         yield bus
     finally:
         await bus.close()
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for it, within the limit."""
-    try:
-        async with asyncio.timeout(RECOVERY_SECONDS_MAX):
-            while not holds():
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"not within {RECOVERY_SECONDS_MAX:g} s: {what}") from None
 
 
 async def stored(bus: NatsBus, stream: str) -> list[Message]:
@@ -111,29 +98,8 @@ async def eager(urls: Sequence[str], gaps: Gaps) -> None:
             await asyncio.wait_for(client.close(), 5)
 
 
-async def persistently(bus: NatsBus, subject: str, payload: bytes, *, message_id: str) -> Ack:
-    """As every caller does: the same again under the same id while the broker is away."""
-    while True:
-        with contextlib.suppress(TransientError):
-            return await bus.publish(subject, payload, message_id=message_id)
-
-
 async def _ignore(_: Exception) -> None:
     """Said by the test's own clients when servers go."""
-
-
-@contextlib.asynccontextmanager
-async def working(bus: NatsBus, service: Any) -> AsyncIterator[Runner]:  # noqa: ANN401 - any service of a test
-    """A service at work on the bus, stopped in good order afterwards."""
-    runner = Runner(service, bus, view=service.view, clock=Clock())
-    run = asyncio.create_task(runner.run())
-    try:
-        yield runner
-        runner.stop()
-        await asyncio.wait_for(run, RECOVERY_SECONDS_MAX)
-    finally:
-        run.cancel()
-        await asyncio.gather(run, return_exceptions=True)
 
 
 async def test_nothing_is_lost_or_done_twice_when_a_leader_and_a_follower_are_killed(cluster: NatsCluster) -> None:
@@ -148,7 +114,9 @@ async def test_nothing_is_lost_or_done_twice_when_a_leader_and_a_follower_are_ki
 
             async def publish() -> None:
                 for number in range(COUNT):
-                    ack = await persistently(load, *envelope_of(cancel(number)), message_id=str(number))
+                    subject, payload = envelope_of(cancel(number))
+                    one = Publication(subject=subject, payload=payload, message_id=str(number))
+                    (ack,) = await persistently(load, [one])
                     confirmed[str(number)] = ack.sequence
                     ours.tick()
 

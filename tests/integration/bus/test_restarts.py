@@ -158,17 +158,22 @@ async def test_a_broker_that_stays_away_is_a_transient_error(server: NatsServer)
 
 
 async def test_a_consumer_deleted_under_us_is_loud(server: NatsServer, connect: Connect) -> None:
-    """It does not look like a quiet stream."""
+    """It does not look like a quiet stream; it is made again, but not where its stream was deleted."""
     bus = await connect("worker")
     consumer = await bus.effect_consumer(ASKED.durable)
     waiting = asyncio.create_task(consumer.fetch(1, 30))
     await asyncio.sleep(0.2)
     await bus._link.call("CONSUMER.DELETE.WORK.worker-work-act")
 
-    with pytest.raises(ConfigError, match="worker-work-act of WORK was deleted while it was in use"):
+    with pytest.raises(TransientError, match="worker-work-act of WORK does not deliver: Consumer Deleted"):
         await asyncio.wait_for(waiting, 5)
-    with pytest.raises(ConfigError, match="was deleted while it was in use"):
-        await asyncio.wait_for(consumer.fetch(1, 30), 5)
+    await bus.publish("work.asked", b"", message_id="1")
+    (delivery,) = await asyncio.wait_for(consumer.fetch(1, 5), 10)
+    assert delivery.message.message_id == "1"
+
+    await bus._link.call("STREAM.DELETE.WORK")
+    with pytest.raises(ConfigError, match="stream WORK was deleted while its consumer worker-work-act was in use"):
+        await asyncio.wait_for(consumer.fetch(1, 30), 10)
 
 
 async def test_a_store_that_is_gone_is_noticed(server: NatsServer, connect: Connect) -> None:

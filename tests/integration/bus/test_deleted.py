@@ -1,0 +1,195 @@
+"""Somebody deletes a consumer or a stream that is in use: mended in place, or the process ends to be started again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import structlog
+from tests.support.ender import AT, Ender, cancel, declared, envelope_of
+from tests.support.enders import Enders
+from tests.support.nats import nats_store, server
+from tests.support.working import until, working
+
+from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats_projection import NatsProjection
+from gpu_autoscaler.bus.server import NatsServer
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.job import JobFinished
+from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.process import EXIT_FAILED
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.runner import Runner
+from gpu_autoscaler.runtime.service import Outputs
+
+__all__ = ["nats_store", "server"]  # fixtures
+
+pytestmark = pytest.mark.integration
+
+COUNT = 200
+Connect = Callable[[str], Awaitable[NatsBus]]
+
+
+@pytest.fixture
+async def connect(server: NatsServer) -> AsyncIterator[Connect]:
+    """Connections to it, closed afterwards."""
+    buses: list[NatsBus] = []
+
+    async def connected(name: str) -> NatsBus:
+        bus = await NatsBus.connect(server.url, name=name, declared=declared())
+        await bus.ensure()
+        buses.append(bus)
+        return bus
+
+    yield connected
+    for bus in buses:
+        await bus.close()
+
+
+async def ask(bus: NatsBus, numbers: range) -> None:
+    """Somebody wants these jobs to end."""
+    for number in numbers:
+        await bus.publish(*envelope_of(cancel(number)), message_id=str(number))
+
+
+async def test_a_deleted_consumer_is_made_again_where_it_was(connect: Connect) -> None:
+    """What was done long ago is not done again, what was not is done; the log says it loudly, the metric counts it."""
+    bus, load = await connect("ender"), await connect("load")
+    service = Ender()
+    with structlog.testing.capture_logs() as lines:
+        async with working(bus, service) as runner:
+            await ask(load, range(COUNT))
+            await until(lambda: len(service.handled) == COUNT, "all done")
+            await asyncio.sleep(1.5)  # a heartbeat has told how far the broker is
+            await load._link.call("CONSUMER.DELETE.JOB.ender-job-act")
+            await ask(load, range(COUNT, 2 * COUNT))
+            await until(lambda: len(set(service.handled)) == 2 * COUNT, "the rest is done")
+            await until(lambda: runner.readiness.is_ready, "ready again")
+            counted = runner.metrics.loops_begun_again.labels("interrupted")._value.get()
+    assert len(service.handled) == 2 * COUNT, "nothing came a second time"
+    assert counted == 1
+    (line,) = [line for line in lines if line["event"].startswith("consumer was deleted while it was in use")]
+    assert (line["durable"], line["log_level"], line["after_sequence"] >= COUNT) == ("ender-job-act", "error", True)
+
+    await bus.ensure()  # it is as declared, also for the next start
+
+
+async def test_what_a_deleted_consumer_had_in_hand_is_done_once_in_effect(connect: Connect) -> None:
+    """Deleted in the middle of the work: some of it comes again, and the stream has each end once."""
+    bus, load = await connect("ender"), await connect("load")
+    service = Ender()
+    async with working(bus, service):
+        await ask(load, range(COUNT))
+        await until(lambda: len(service.handled) > COUNT // 3, "at work")
+        await load._link.call("CONSUMER.DELETE.JOB.ender-job-act")
+        await until(lambda: len(set(service.handled)) == COUNT, "all done")
+        await asyncio.sleep(0.5)
+    assert await load.last_sequence("JOB") == 2 * COUNT
+
+
+async def test_a_deleted_stream_ends_the_process_and_the_next_makes_it_again(
+    server: NatsServer, connect: Connect, tmp_path: Path
+) -> None:
+    """Exit 1 with the reason; started again, it works with what is declared."""
+    load, enders = await connect("load"), Enders(server.url, tmp_path)
+    try:
+        first = await enders.start()
+        await ask(load, range(10))
+        await until_stored(load, 20)
+        await load._link.call("STREAM.DELETE.JOB")
+        assert await first.ended() == EXIT_FAILED
+        assert "was deleted" in first.said or "there is no stream JOB" in first.said
+        assert "the broker changed under us; start again" in first.said
+
+        second = await enders.start()
+        async with asyncio.timeout(30):
+            while not await has_stream(load):
+                await asyncio.sleep(0.1)
+        await ask(load, range(10, 20))
+        await until_stored(load, 20)
+        assert await second.stop() == 0
+    finally:
+        await enders.close()
+
+
+async def has_stream(bus: NatsBus) -> bool:
+    """True when there is a JOB stream."""
+    return bool((await bus._link.call("STREAM.NAMES", {"subject": "job.finished"})).get("streams"))
+
+
+async def until_stored(bus: NatsBus, count: int) -> None:
+    """Wait until the stream has so many messages."""
+    async with asyncio.timeout(60):
+        while await bus.last_sequence("JOB") < count:
+            await asyncio.sleep(0.05)
+
+
+class Spring:
+    """A source of ends of jobs, which it reads nowhere."""
+
+    name: ClassVar[str] = "spring"
+    consumes: ClassVar[tuple[type[Fact], ...]] = ()
+    folds: ClassVar[tuple[type[Fact], ...]] = ()
+    publishes: ClassVar[tuple[type[Fact], ...]] = (JobFinished,)
+    urgent: ClassVar[tuple[type[Fact], ...]] = ()
+    tick_seconds: ClassVar[float | None] = 0.05
+
+    def __init__(self) -> None:
+        self.view = StateView()
+        self.pulled = 0
+
+    def sources(self) -> Sequence[AsyncIterator[int]]:
+        """One source."""
+        return (self._numbers(),)
+
+    async def _numbers(self) -> AsyncIterator[int]:
+        while True:
+            self.pulled += 1
+            yield self.pulled
+            await asyncio.sleep(0.02)
+
+    async def on_item(self, item: int) -> Outputs:
+        """Each number is the end of a job."""
+        return [end_of(item)]
+
+    async def on_tick(self, now: datetime) -> Outputs:
+        """A tick says something too."""
+        return [end_of(-now.microsecond)]
+
+
+def end_of(number: int) -> JobFinished:
+    """The job ended."""
+    return JobFinished(job_id=cancel(number).job_id, outcome="completed", finished_at=AT)
+
+
+async def test_who_only_publishes_finds_out_as_well(connect: Connect) -> None:
+    """Nothing is set aside as if it were at fault, and the run ends with the reason."""
+    bus, load = await connect("spring"), await connect("load")
+    service = Spring()
+    runner = Runner(service, bus, view=service.view, clock=Clock())
+    with structlog.testing.capture_logs() as lines:
+        run = asyncio.create_task(runner.run())
+        await until(lambda: service.pulled > 5, "at work")
+        await load._link.call("STREAM.DELETE.JOB")
+        with pytest.raises(ExceptionGroup) as ended:
+            await asyncio.wait_for(run, 60)
+    assert ended.group_contains(ConfigError, match="stream JOB was deleted while it was in use")
+    assert [line for line in lines if "set aside" in line["event"]] == []
+
+
+async def test_a_stream_made_anew_is_not_taken_for_the_old_one(connect: Connect) -> None:
+    """Also when it has grown longer than what was read of the old one before anybody looked."""
+    reader, load = await connect("reader"), await connect("load")
+    await ask(load, range(3))
+    projection = NatsProjection(reader._link, "JOB", (), 3)
+    await projection.open()
+    await load._link.call("STREAM.DELETE.JOB")
+    await load.ensure()
+    await ask(load, range(10, 20))
+
+    with pytest.raises(ConfigError, match="was made anew or lost messages; start again from the beginning"):
+        await projection.open()
+    await projection.close()

@@ -1,0 +1,49 @@
+"""A service at work on a real broker, in the test's own process."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.protocol import Ack, Publication
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.plumbing import Limits
+from gpu_autoscaler.runtime.runner import Runner
+
+RECOVERY_SECONDS_MAX = 60.0
+
+
+@contextlib.asynccontextmanager
+async def working(bus: NatsBus, service: Any, limits: Limits | None = None) -> AsyncIterator[Runner]:  # noqa: ANN401 - any service of a test with its view
+    """Run it with the limits that services have, and stop it in good order afterwards."""
+    runner = Runner(service, bus, view=service.view, clock=Clock(), limits=limits)
+    run = asyncio.create_task(runner.run())
+    try:
+        yield runner
+        runner.stop()
+        await asyncio.wait_for(run, RECOVERY_SECONDS_MAX)
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+
+
+async def until(holds: Callable[[], bool], what: str, seconds_max: float = RECOVERY_SECONDS_MAX) -> None:
+    """Wait for it, within the limit; fails with the words of `what`."""
+    try:
+        async with asyncio.timeout(seconds_max):
+            while not holds():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"not within {seconds_max:g} s: {what}") from None
+
+
+async def persistently(bus: NatsBus, publications: list[Publication]) -> list[Ack]:
+    """Store them as every caller does: the whole again under the same ids while the broker is away."""
+    async with asyncio.timeout(RECOVERY_SECONDS_MAX):
+        while True:
+            try:
+                return list(await bus.publish_many(publications))
+            except TransientError:
+                await asyncio.sleep(0.05)
