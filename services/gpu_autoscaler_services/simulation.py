@@ -23,6 +23,7 @@ from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
+from gpu_autoscaler_services.scaler.past import Past
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
 from gpu_autoscaler_services.scheduler.attempts import losses
@@ -79,6 +80,7 @@ def scaler(seat: Seat) -> Service:
         seat.view,
         seat.policy,
         Executor(purchases, Drains(seat.view, seat.kube, seat.clock), seat.store),
+        Past(seat.store, seat.policy),
         InstanceWatch(seat.provider, installation, seat.clock),
         digests=Digests(policy=policy_digest(seat.policy), core=_core_digest),
         plans_refused=_Alarm(seat.on_refused_plan),

@@ -75,6 +75,7 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler_services.scaler.drains import Drains
     from gpu_autoscaler_services.scaler.executor import Executor
     from gpu_autoscaler_services.scaler.inventory import InstanceWatch
+    from gpu_autoscaler_services.scaler.past import Past
     from gpu_autoscaler_services.scaler.purchases import Purchases
     from gpu_autoscaler_services.scaler.service import Digests, Scaler
 
@@ -91,6 +92,7 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
         place.view,
         policy,
         executor,
+        Past(store, policy),
         InstanceWatch(provider, installation, place.clock),
         digests=Digests(policy=policy_digest(policy), core=core_digest()),
         plans_refused=place.metrics.plans_refused,
@@ -107,8 +109,8 @@ async def scheduler(place: Workplace) -> tuple[Service, Bus]:
     kube, _ = await _kube(place)
     binder = Binder(kube, place.settings.kube.namespace)
     bus, store = await _bus(place, Scheduler), await _store(place)
-    await _resumed(place, Scheduler, store, bus)
-    return Scheduler(place.view, policy, store, binder, place.clock.now), bus
+    snapshots = await _resumed(place, Scheduler, store, bus)
+    return Scheduler(place.view, policy, store, binder, place.clock.now, snapshots.seed), bus
 
 
 async def shadow(place: Workplace) -> tuple[Service, Bus]:

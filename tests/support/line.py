@@ -28,6 +28,7 @@ from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
+from gpu_autoscaler_services.scaler.past import Past
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
 from gpu_autoscaler_services.scheduler.binder import Binder
@@ -153,6 +154,7 @@ class Line:
                     view,
                     self.policy,
                     Executor(purchases, Drains(view, here.kube, clock), self.store),
+                    Past(self.store, self.policy),
                     InstanceWatch(here.provider, installation, clock),
                     digests=Digests(policy="test", core="test"),
                     plans_refused=Metrics("scaler").plans_refused,

@@ -29,6 +29,7 @@ QUICK = Limits(
     effect_seconds_max=2.0,
     heartbeat_seconds=0.2,
     lag_seconds=0.2,
+    stream_watch_seconds=0.2,
     given_up_seconds=0.2,
     fold_seconds_max=1.0,
     shutdown_seconds_max=1.0,

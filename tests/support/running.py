@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 from nats.aio.client import Client
 
+from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
-from gpu_autoscaler_services.demo.follow import Follower, connect
+from gpu_autoscaler_services.demo.follow import STREAMS, Follower, connect
 from gpu_autoscaler_services.demo.record import Record
 from gpu_autoscaler_services.demo.report import Report, make_report
 from gpu_autoscaler_services.demo.run import DEMO_POLICY, wait_until_quiet
@@ -85,27 +87,54 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def running(
+async def started(
     folder: Path, say: Callable[[str], Any] = lambda _: None, *, shadow: Path | None = None
-) -> AsyncIterator[Running]:
-    """A system with the demo's policy and clock, followed from its first fact; all of it is ended afterwards."""
+) -> AsyncIterator[LocalSystem]:
+    """A system with the demo's policy and a fast clock; all of it is ended afterwards."""
     clock = Clock(CLOCK_FACTOR)
     system = LocalSystem(folder, clock=clock, policy=DEMO_POLICY, gateway_port=0, shadow=shadow)
     await system.start(say)
     try:
-        bus = await connect(system.nats_url)
-        try:
-            async with SimulatedWorld(system.simcluster_url) as world, Follower(bus, clock) as follower:
-                script = Script(bus=bus, gateway_url=system.gateway_url, world=world, clock=clock, say=say)
-                yield Running(
-                    system=system,
-                    script=script,
-                    world=world,
-                    record=follower.record,
-                    clock=clock,
-                    policy=load_policy(DEMO_POLICY),
-                )
-        finally:
-            await bus.close()
+        yield system
     finally:
         await system.stop()
+
+
+@asynccontextmanager
+async def followed(system: LocalSystem, say: Callable[[str], Any] = lambda _: None) -> AsyncIterator[Running]:
+    """The system, followed from the first fact that its streams have."""
+    bus = await connect(system.nats_url)
+    try:
+        await _until_made(bus)
+        async with SimulatedWorld(system.simcluster_url) as world, Follower(bus, system.clock) as follower:
+            yield Running(
+                system=system,
+                script=Script(bus=bus, gateway_url=system.gateway_url, world=world, clock=system.clock, say=say),
+                world=world,
+                record=follower.record,
+                clock=system.clock,
+                policy=load_policy(DEMO_POLICY),
+            )
+    finally:
+        await bus.close()
+
+
+async def _until_made(bus: Bus) -> None:
+    """On a broker that was started empty the services make the streams, not we."""
+    async with asyncio.timeout(60):
+        for stream in STREAMS:
+            while True:
+                try:
+                    await bus.span(stream)
+                    break
+                except (PermanentError, TransientError):
+                    await asyncio.sleep(_LOOK_SECONDS)
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, say: Callable[[str], Any] = lambda _: None, *, shadow: Path | None = None
+) -> AsyncIterator[Running]:
+    """A system as `started`, followed from its first fact."""
+    async with started(folder, say, shadow=shadow) as system, followed(system, say) as cluster:
+        yield cluster

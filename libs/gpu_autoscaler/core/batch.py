@@ -141,6 +141,7 @@ class Batch:
         self.drains = Table(state.drains)
         self.last_plan_sequence = state.last_plan_sequence
         self.last_plan_at = state.last_plan_at
+        self.restored_at = state.restored_at
         self.newest = Table(state.newest)
 
     def state(self) -> ClusterState:
@@ -168,6 +169,7 @@ class Batch:
             "drains": self.drains.now,
             "last_plan_sequence": self.last_plan_sequence,
             "last_plan_at": self.last_plan_at,
+            "restored_at": self.restored_at,
             "newest": self.newest.now,
         }
         is_same = all(value is getattr(self._state, name) for name, value in now.items())

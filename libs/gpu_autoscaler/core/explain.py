@@ -99,6 +99,8 @@ def _as_it_happened(recorded: Recorded) -> tuple[datetime, int, int]:
 
 def _is_about(recorded: Recorded, keys: frozenset[str]) -> bool:
     fact = recorded.fact
+    if isinstance(fact, scaling.ScalingDecisionsRestored):
+        return any(f"action/{past.decision.action_id}" in keys for past in fact.past)
     if isinstance(fact, scaling.ScalingPlanMade):
         return any(f"action/{decision.action_id}" in keys for decision in fact.plan.decisions) or any(
             held.subject in keys for held in fact.plan.held_back
@@ -138,6 +140,8 @@ def _decisions(history: Iterable[Recorded]) -> Iterator[AnyDecision]:
     for each in history:
         if isinstance(each.fact, scaling.ScalingPlanMade):
             yield from each.fact.plan.decisions
+        elif isinstance(each.fact, scaling.ScalingDecisionsRestored):
+            yield from (past.decision for past in each.fact.past)
 
 
 def _demand(decision: AnyDecision) -> frozenset[str]:
@@ -207,6 +211,9 @@ def _names(fact: Fact) -> Iterator[frozenset[str]]:
         case scaling.ScalingPlanMade():
             for decision in fact.plan.decisions:
                 yield _decided_names(decision)
+        case scaling.ScalingDecisionsRestored():
+            for past in fact.past:
+                yield _decided_names(past.decision)
         case _:
             pass
 

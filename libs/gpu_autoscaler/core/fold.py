@@ -289,6 +289,10 @@ class _Folding:
         match fact:
             case scaling.ScalingPlanMade():
                 self._plan_made(fact, sequence)
+            case scaling.ScalingDecisionsRestored():
+                self._batch.restored_at = self._batch.restored_at or fact.restored_at
+                for past in fact.past:
+                    self._decided(past.decision, past.plan_id, past.planned_at)
             case scaling.ScalingNodeOrdered() | scaling.ScalingNodeLaunched() | scaling.ScalingLaunchRefused():
                 self._batch.orders.set(fact.action_id, order_after(self._order(fact.action_id, fact.plan_id), fact))
                 if isinstance(fact, scaling.ScalingLaunchRefused):
@@ -316,22 +320,21 @@ class _Folding:
             self._batch.last_plan_sequence = sequence
             self._batch.last_plan_at = fact.plan.as_of
         for decision in fact.plan.decisions:
-            self._decided(decision, fact)
+            self._decided(decision, fact.plan_id, fact.plan.as_of)
 
-    def _decided(self, decision: AnyDecision, fact: scaling.ScalingPlanMade) -> None:
-        planned_at = fact.plan.as_of
+    def _decided(self, decision: AnyDecision, plan_id: PlanId, planned_at: datetime) -> None:
         match decision:
             case BuyNode():
-                order = self._order(decision.action_id, fact.plan_id)
+                order = self._order(decision.action_id, plan_id)
                 if order.decision is None:
-                    decided = replace(order, plan_id=fact.plan_id, decision=decision, planned_at=planned_at)
+                    decided = replace(order, plan_id=plan_id, decision=decision, planned_at=planned_at)
                     self._batch.orders.set(decision.action_id, decided)
             case DrainNode() | ReleaseInstance():
-                drain = self._drain(decision.action_id, fact.plan_id)
+                drain = self._drain(decision.action_id, plan_id)
                 if drain.decision is None:
                     self._batch.drains.set(decision.action_id, replace(drain, decision=decision, planned_at=planned_at))
             case CancelDrain():
-                drain = self._drain(decision.drain_action_id, fact.plan_id)
+                drain = self._drain(decision.drain_action_id, plan_id)
                 if drain.cancel is None:
                     self._batch.drains.set(decision.drain_action_id, replace(drain, cancel=decision))
             case _:

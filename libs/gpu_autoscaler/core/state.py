@@ -153,6 +153,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     drains: Mapping[ActionId, DrainRecord] = {}
     last_plan_sequence: int = 0
     last_plan_at: Instant | None = None
+    restored_at: Instant | None = None  # when the stream began anew, and what was open before was told
     # The newest instant of each domain: how old a tombstone is, is told by its own stream, never by a clock.
     newest: Mapping[str, Instant] = {}
 

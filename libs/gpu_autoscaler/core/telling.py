@@ -27,7 +27,12 @@ class Teller:
     def tell(self, recorded: Recorded) -> Iterator[str]:
         """Yield what this fact adds to the story, with its instant and its place in the record."""
         fact = recorded.envelope.fact
-        sentences = self._plan(fact) if isinstance(fact, scaling.ScalingPlanMade) else self._one(fact)
+        if isinstance(fact, scaling.ScalingPlanMade):
+            sentences = self._plan(fact)
+        elif isinstance(fact, scaling.ScalingDecisionsRestored):
+            sentences = self._restored(fact)
+        else:
+            sentences = self._one(fact)
         for text in sentences:
             yield f"{instant(recorded.envelope.time)}: {text} [{recorded.stream} {recorded.sequence}]"
 
@@ -43,6 +48,12 @@ class Teller:
             if is_about and self._is_news(f"held/{held.subject}/{held.step}", held.reason.tag()):
                 called = replace(held, subject=self._names.get(held.subject, held.subject))
                 yield f"Plan {fact.plan_id}: {held_back_sentence(called)}"
+
+    def _restored(self, fact: scaling.ScalingDecisionsRestored) -> Iterator[str]:
+        for past in fact.past:
+            if f"action/{past.decision.action_id}" in self._keys:
+                told = decision_sentence(past.decision)
+                yield f"The record began anew, and plan {past.plan_id} of before is carried on: {told}"
 
     def _is_news(self, key: str, said: str) -> bool:
         is_news = self._last.get(key) != said

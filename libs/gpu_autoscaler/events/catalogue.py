@@ -45,6 +45,7 @@ GpuFact = gpu.GpuNodeSampled | gpu.GpuNodeSummarised
 SpotFact = spot.SpotNoticeReceived | spot.SpotNoticeWithdrawn | spot.SpotRebalanceRecommended | spot.SpotOffersSampled
 ScalingFact = (
     scaling.ScalingPlanMade
+    | scaling.ScalingDecisionsRestored
     | scaling.ScalingNodeOrdered
     | scaling.ScalingNodeLaunched
     | scaling.ScalingLaunchRefused

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, shadow, spot
 from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.model.decisions import BuyNode, Cut, Difference, DrainNode, HeldBack, Plan, Side
+from gpu_autoscaler.model.decisions import BuyNode, Cut, Difference, DrainNode, HeldBack, PastDecision, Plan, Side
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import ActionId, FactId, JobId, NodeUid, PlanId, PodUid, ProviderId, derive_id
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest
@@ -215,6 +215,9 @@ def _scaling() -> Iterator[Fact]:
         policy_digest=derive_id("policy"),
         core_digest=derive_id("core"),
         service_version="0.1.0",
+    )
+    yield scaling.ScalingDecisionsRestored(
+        past=(PastDecision(decision=buy, plan_id=PLAN, planned_at=NOON),), restored_at=_at(60)
     )
     yield scaling.ScalingNodeOrdered(
         action_id=BUY, plan_id=PLAN, pool="default", offer=OFFER, deadline_at=deadline, labels=labels,

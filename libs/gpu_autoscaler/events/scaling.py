@@ -6,7 +6,7 @@ Steps of one action carry `step`, its place in the action's life, so that repeat
 from typing import ClassVar, Literal
 
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.model.decisions import Cut, Plan
+from gpu_autoscaler.model.decisions import Cut, PastDecision, Plan
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
@@ -29,6 +29,16 @@ class ScalingPlanMade(Fact, frozen=True, kw_only=True):
     def entity(self) -> str | None:
         """The plan."""
         return f"plan/{self.plan_id}"
+
+
+class ScalingDecisionsRestored(Fact, frozen=True, kw_only=True):
+    """The stream began anew: these decisions of before were open, by the store of record, Kubernetes and the cloud.
+
+    Said once, before the first plan, also where nothing was open. They are carried out further under their own tokens.
+    """
+
+    past: tuple[PastDecision, ...]
+    restored_at: Instant
 
 
 class _Step(Fact, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ A decision holds all that its executor needs: executors choose nothing.
 
 import msgspec
 
-from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
+from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import BuyReason, DrainReason, HoldReason, KeepReason, ReleaseReason
@@ -59,6 +59,14 @@ class ReleaseInstance(Decision, frozen=True, kw_only=True, tag="release_instance
 
 
 AnyDecision = BuyNode | DrainNode | CancelDrain | ReleaseInstance
+
+
+class PastDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision of a plan that the stream does not have any more."""
+
+    decision: AnyDecision
+    plan_id: PlanId
+    planned_at: Instant
 
 
 class HeldBack(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -9,12 +9,13 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 
 import structlog
 
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import consumers_for
-from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.effects import EffectLoop, Turns
 from gpu_autoscaler.runtime.folding import FoldingLoop
@@ -80,6 +81,7 @@ class Runner:
             self.metrics.declare_domain(domain)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_bus())
+            group.create_task(self._watch_streams())
             for name, loop in self._loops():
                 group.create_task(self._keep(name, loop))
 
@@ -153,4 +155,29 @@ class Runner:
             self.metrics.is_ready.set(self.readiness.is_ready)
             if await pause(self._plumbing.stop, BUS_POLL_SECONDS):
                 self.readiness.hold("running", "stopping")
+                return
+
+    async def _watch_streams(self) -> None:
+        """Look now and then whether the streams are still those of the start. Raises ConfigError when they are not.
+
+        What was said on streams that are gone has to be said again, and only a start does that: a watcher lists, a
+        state is folded, the store of record is read.
+        """
+        service, plumbing = self.service, self._plumbing
+        streams = sorted({fact.stream() for fact in (*service.consumes, *service.folds, *service.publishes)})
+        made_at: dict[str, datetime] = {}
+        while True:
+            for stream in streams:
+                try:
+                    now = (await self.bus.span(stream)).created_at
+                except TransientError:
+                    continue
+                except PermanentError as exc:
+                    raise ConfigError("broker", [f"stream {stream} is gone: {exc}"]) from exc
+                if made_at.setdefault(stream, now) != now:
+                    raise ConfigError(
+                        "broker",
+                        [f"stream {stream} was made anew at {now.isoformat()}; start again from the beginning"],
+                    )
+            if await pause(plumbing.stop, plumbing.limits.stream_watch_seconds):
                 return

@@ -41,6 +41,7 @@ KEEP_SECONDS_MAX = 5.0  # wall time; a process that stops does not wait longer f
 DENSE_AGE = timedelta(hours=1)
 AGE_MAX = timedelta(days=7)
 ROWS_COUNT_MAX = 500
+_OF_OTHER_STREAMS = frozenset({"other_stream", "ahead", "gap"})
 
 
 class Snapshots:
@@ -68,9 +69,13 @@ class Snapshots:
         self._core_digest = core_digest
         self._spans: dict[str, StreamSpan] = {}  # as they were at the start: what is folded is folded from these
         self._kept: ClusterState = EMPTY_STATE
+        self.seed = EMPTY_STATE  # after `resume`: the last state that was kept of other streams than these
 
     async def resume(self) -> None:
         """Put the latest state that can be used into the view, before anything is folded; else leave it empty.
+
+        Where the streams are others than those that it was folded from, it is the `seed`: no state of these streams,
+        but a word about what the store of record does not have.
 
         Raises TransientError while store or broker are away.
         """
@@ -84,8 +89,11 @@ class Snapshots:
                     snapshot=row.number, kept_at=row.kept_at.isoformat(), reason=found.reason, error=found.detail,
                 )  # fmt: skip
                 self._metrics.snapshots_refused.labels(found.reason).inc()
+                if found.reason in _OF_OTHER_STREAMS and self.seed is EMPTY_STATE:
+                    self.seed = await self._seed(row)
                 continue
             self._kept, cut = found
+            self.seed = EMPTY_STATE
             self._view.advance(self._kept, dict(cut.last_sequences), cut.set_aside)
             self._metrics.snapshots.labels("used").inc()
             log.info("started from a snapshot", snapshot=row.number, cut=dict(cut.last_sequences))
@@ -110,6 +118,11 @@ class Snapshots:
             set_aside=tuple(entry for entry in label.set_aside if entry[0] in self._spans),
         )
         return part_of(state, self._spans), cut
+
+    async def _seed(self, row: SnapshotRow) -> ClusterState:
+        label = read_label(row.label)
+        state = label if isinstance(label, Refusal) else await state_of(self._store, row, label)
+        return EMPTY_STATE if isinstance(state, Refusal) else part_of(state, self._spans)
 
     async def keep(self) -> None:
         """Keep the state as it is now, unless it is the one that was kept last. A failure is told; the next one comes.

@@ -40,6 +40,7 @@ def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashab
         stale_instances(state, policy, now) is None,
         None if listed_at is None else _missing(state, listed_at),
         state.last_plan_sequence,
+        state.restored_at,
     )  # fmt: skip
 
 

@@ -73,10 +73,7 @@ async def recompute(
     history = History(bus, clock)
     recorded = await _recorded_plan(history, PlanId(plan_id))
     if recorded is None:
-        return Recomputation(
-            verdict=Verdict.UNKNOWN_PLAN,
-            sentence=f"no plan {plan_id!r} in the stream SCALING; `gpu-autoscaler plans -o name` lists the last ones",
-        )
+        return await _not_in_the_stream(bus, plan_id, store)
     core, own_policy = core_digest(), policy_digest(policy)
     if recorded.core_digest != core:
         return Recomputation(
@@ -92,6 +89,22 @@ async def recompute(
         )
     start = await start_of(bus, history, recorded, store)
     return await _compare(history, start, recorded, policy)
+
+
+async def _not_in_the_stream(bus: Bus, plan_id: str, store: Store | None) -> Recomputation:
+    """The stream may have begun anew since: what the store of record says of the plan tells that from a wrong id."""
+    row = None if store is None else await store.plan(PlanId(plan_id))
+    if row is None:
+        return Recomputation(
+            verdict=Verdict.UNKNOWN_PLAN,
+            sentence=f"no plan {plan_id!r} in the stream SCALING; `gpu-autoscaler plans -o name` lists the last ones",
+        )
+    span = await bus.span(ScalingPlanMade.stream())
+    return Recomputation(
+        verdict=Verdict.FACTS_GONE,
+        sentence=f"the store of record has this plan of {row.made_at:%Y-%m-%d %H:%M:%S} UTC, but its facts are gone: "
+        f"the stream SCALING was made at {span.created_at:%Y-%m-%d %H:%M:%S} UTC, or has forgotten them",
+    )
 
 
 async def _compare(history: History, start: Start, recorded: ScalingPlanMade, policy: ScalingPolicy) -> Recomputation:

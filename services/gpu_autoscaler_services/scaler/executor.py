@@ -4,6 +4,7 @@ A crash anywhere resumes by redelivery: the plan holds the offer, the deadline a
 harmless, and each step looks first whether it was taken already.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import assert_never
 
@@ -12,6 +13,7 @@ import structlog
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
+    ScalingDecisionsRestored,
     ScalingDrainStarted,
     ScalingNodeDrained,
     ScalingNodeOrdered,
@@ -43,6 +45,8 @@ class Executor:
         match recorded.fact:
             case ScalingPlanMade() as made:
                 return await self._begin(made, made_at=recorded.envelope.time)
+            case ScalingDecisionsRestored() as restored:
+                return await self._resume(restored)
             case ScalingNodeOrdered() as ordered:
                 return await self._purchases.launch(ordered)
             case ScalingDrainStarted() as started:
@@ -53,23 +57,35 @@ class Executor:
                 raise PermanentError(f"{other.type_name()} is no step of a plan: the consumer's filter is too wide")
 
     async def _begin(self, made: ScalingPlanMade, *, made_at: datetime) -> Outcome:
-        """Begin every decision of the plan, then put the plan on record.
+        """Put the plan on record, and begin every decision of it.
 
-        What fails does not hold up the rest: that is published first, and the plan is taken up again. A failure
-        that lasts is raised only when nothing else is left to say. Raises PermanentError, TransientError.
+        On record first: what has begun must be known to whoever goes on after all streams are lost.
         """
-        facts: list[Fact] = []
         failures: list[AutoscalerError] = []
-        for decision in made.plan.decisions:
-            try:
-                facts += await self._begin_one(decision, made.plan_id)
-            except (TransientError, PermanentError) as exc:
-                log.warning("decision not begun, tried again", action_id=decision.action_id, error=str(exc))
-                failures.append(exc)
         try:
             await self._store.record_plan(made, made_at=made_at)
         except TransientError as exc:
-            failures.append(exc)
+            failures.append(exc)  # holds up no decision: a notice does not wait for a full disk
+        return await self._begin_all([(one, made.plan_id) for one in made.plan.decisions], failures)
+
+    async def _resume(self, restored: ScalingDecisionsRestored) -> Outcome:
+        """Begin again what was open when the stream was lost; each step looks first whether it was taken."""
+        return await self._begin_all([(past.decision, past.plan_id) for past in restored.past], [])
+
+    async def _begin_all(
+        self, decisions: Sequence[tuple[AnyDecision, PlanId]], failures: list[AutoscalerError]
+    ) -> Outcome:
+        """Begin each decision. What fails does not hold up the rest: that is published first, then all is taken up
+        again. A failure that lasts is raised only when nothing else is left to say. Raises PermanentError,
+        TransientError.
+        """
+        facts: list[Fact] = []
+        for decision, plan_id in decisions:
+            try:
+                facts += await self._begin_one(decision, plan_id)
+            except (TransientError, PermanentError) as exc:
+                log.warning("decision not begun, tried again", action_id=decision.action_id, error=str(exc))
+                failures.append(exc)
         if failures and not facts:
             # What may pass comes first: a plan is given up only when all that is left of it never can be done.
             raise min(failures, key=lambda failure: isinstance(failure, PermanentError))

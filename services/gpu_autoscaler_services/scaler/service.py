@@ -19,6 +19,7 @@ from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreemp
 from gpu_autoscaler.events.node import INSTANCE_STATE_VERSION, NodeGone, NodeInstanceListed, NodeInstanceObserved
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.scaling import (
+    ScalingDecisionsRestored,
     ScalingDrainCancelled,
     ScalingDrainStarted,
     ScalingLaunchRefused,
@@ -37,6 +38,7 @@ from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.inventory import InstancesListed
+from gpu_autoscaler_services.scaler.past import Past
 
 # An instance's life is the cloud's to count and never starts over, whatever becomes of the cluster.
 INSTANCE_EPOCH = 0
@@ -66,6 +68,7 @@ class Scaler:
     name: ClassVar[str] = "scaler"
     consumes: ClassVar[tuple[type[Fact], ...]] = (
         ScalingPlanMade,
+        ScalingDecisionsRestored,
         ScalingNodeOrdered,
         ScalingDrainStarted,
         ScalingNodeDrained,
@@ -76,6 +79,7 @@ class Scaler:
     )
     publishes: ClassVar[tuple[type[Fact], ...]] = (
         ScalingPlanMade,
+        ScalingDecisionsRestored,
         ScalingNodeOrdered,
         ScalingNodeLaunched,
         ScalingLaunchRefused,
@@ -107,6 +111,7 @@ class Scaler:
         view: StateView,
         policy: ScalingPolicy,
         executor: Executor,
+        past: Past,
         instances: AsyncIterable[InstancesListed],
         *,
         digests: Digests,
@@ -116,6 +121,7 @@ class Scaler:
         self._view = view
         self._policy = policy
         self._executor = executor
+        self._past = past
         self._instances = instances
         self._digests = digests
         self._plans_refused = plans_refused
@@ -125,6 +131,8 @@ class Scaler:
 
     async def on_tick(self, now: datetime) -> Outputs:
         """Return the plan of this instant, fenced by its parent; nothing where it adds nothing to the last one."""
+        if (first := await self._past.before_first_plan(self._view.state, now)) is not None:
+            return first
         state, cut = self._view.state, self._view.cut
         made = plan(state, self._policy, now)
         if mistakes := check(made, state, self._policy):

@@ -8,6 +8,7 @@ import structlog
 from gpu_autoscaler.core.admission import admit, supply
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import Recorded
@@ -35,6 +36,7 @@ from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.scheduler.absent import not_listed, was_made
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder
+from gpu_autoscaler_services.scheduler.past import Past
 
 # A job that is being accepted is soon in the store: asked again after so much wall time, within so much cluster time.
 ACCEPTANCE_SECONDS = 0.5
@@ -64,19 +66,33 @@ class Scheduler:
     starts_from_snapshot: ClassVar[bool] = True
     handles_at_once: ClassVar[int] = 8  # one slow call to Kubernetes does not hold up the queue
 
-    def __init__(self, view: StateView, policy: ScalingPolicy, store: Store, binder: Binder, now: Now) -> None:
-        """`now` is cluster time."""
+    def __init__(
+        self,
+        view: StateView,
+        policy: ScalingPolicy,
+        store: Store,
+        binder: Binder,
+        now: Now,
+        seed: ClusterState = EMPTY_STATE,
+    ) -> None:
+        """`now` is cluster time; `seed` the last state that was kept of streams that are lost."""
         self._view = view
         self._policy = policy
         self._store = store
         self._binder = binder
         self._now = now
+        self._past = Past(store, binder, seed)
         self._cancels_since: dict[JobId, datetime] = {}  # cancels of jobs that may still be accepted
 
     # ---- placing
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """Return the end of every attempt that lost a member, and a placement for every job that may start now."""
+        """Return the end of every attempt that lost a member, and a placement for every job that may start now.
+
+        First of all, every accepted job that the stream lacks.
+        """
+        if lost := await self._past.jobs(self._view.state, now):
+            return lost
         placed = [
             JobPlaced(
                 job_id=placement.job_id,

@@ -4,18 +4,20 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from prometheus_client import CollectorRegistry
-from tests.support.stories import T0, Story, Told, given, job, offer, on_sale, planned, policy
+from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, job, offer, on_sale, planned, policy, purchase
 
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved
-from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.protocol import Instance
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
+from gpu_autoscaler.sim.store import MemoryStore, Tables
 from gpu_autoscaler_services.scaler.inventory import InstancesListed
+from gpu_autoscaler_services.scaler.past import Past
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
 
 SECOND = timedelta(seconds=1)
@@ -26,12 +28,13 @@ async def no_instances() -> AsyncIterator[InstancesListed]:
     yield InstancesListed(instances=(), listed_at=T0)
 
 
-def scaler(view: StateView, with_policy: ScalingPolicy | None = None) -> Scaler:
+def scaler(view: StateView, with_policy: ScalingPolicy | None = None, tables: Tables | None = None) -> Scaler:
     """A scaler that only plans."""
     return Scaler(
         view,
         with_policy or policy(),
         executor=None,  # type: ignore[arg-type]  # nothing is carried out here
+        past=Past(MemoryStore(Tables() if tables is None else tables), with_policy or policy()),
         instances=no_instances(),
         digests=Digests(policy="p", core="c"),
         plans_refused=Metrics("scaler", CollectorRegistry()).plans_refused,
@@ -99,3 +102,43 @@ async def test_an_instance_is_told_of_when_it_moves_on() -> None:
     assert [type(fact) for fact in again] == [NodeInstanceListed]  # type: ignore[union-attr]
     ended = await service.on_item(InstancesListed(instances=(instance("terminated"),), listed_at=T0 + SECOND))
     assert [type(fact) for fact in ended] == [NodeInstanceObserved, NodeInstanceListed]  # type: ignore[union-attr]
+
+
+async def test_no_plan_is_made_on_a_new_stream_before_the_world_is_listed() -> None:
+    """The store says that there were plans: what they bought shows in the cloud, once somebody has looked."""
+    tables = Tables()
+    decided = planned(purchase("buy"), plan_id="lost")[0].fact
+    assert isinstance(decided, ScalingPlanMade)
+    await MemoryStore(tables).record_plan(decided, made_at=T0)
+    view = StateView()
+    view.advance(given(on_sale(offer()), job("train"), is_synced=False), {"JOB": 1})
+    assert await scaler(view, tables=tables).on_tick(T0) == Outcome()
+    view.advance(given(on_sale(offer()), job("train")), {"JOB": 1})
+    first = await scaler(view, tables=tables).on_tick(T0)
+    assert isinstance(first, Outcome)
+    (restored,) = first.facts
+    assert isinstance(restored, ScalingDecisionsRestored)
+    assert [past.decision for past in restored.past] == [purchase("buy")]
+    assert first.expected_last_sequence == 0
+    view.advance(given(on_sale(offer()), job("train"), (Told(restored, T0),)), {"JOB": 1})
+    after = await scaler(view, tables=tables).on_tick(T0)
+    assert isinstance(after, Outcome)
+    (made,) = after.facts
+    assert isinstance(made, ScalingPlanMade)
+    assert made.plan.decisions == ()
+
+
+async def test_what_was_open_is_read_from_plans_of_a_bounded_time() -> None:
+    """Counted back from the last plan; whoever was away for long goes on with what was open when he went."""
+    tables = Tables()
+    store = MemoryStore(tables)
+    for number, at in enumerate((T0 - HOUR, T0 - MINUTE, T0)):
+        decided = planned(purchase(f"buy-{number}", at=at), plan_id=f"plan-{number}", at=at)[0].fact
+        assert isinstance(decided, ScalingPlanMade)
+        await store.record_plan(decided, made_at=at)
+    later = T0 + 5 * MINUTE
+    outcome = await Past(store, policy()).before_first_plan(given(as_of=later), later)
+    assert outcome is not None
+    (restored,) = outcome.facts
+    assert isinstance(restored, ScalingDecisionsRestored)
+    assert [past.decision.action_id for past in restored.past] == ["buy-1", "buy-2"]

@@ -346,3 +346,16 @@ def test_a_week_of_snapshots_has_its_limit() -> None:
 
     assert 180 <= len(rows) <= 195
     assert {row.kept_at.minute for row in rows[22:]} == {0}
+
+
+async def test_a_snapshot_of_other_streams_is_a_seed_and_no_state() -> None:
+    """The streams were made anew: nothing of it is folded onto, but what it knew can be asked for."""
+    desk = Desk()
+    state, _ = await desk.live("a", "b")
+    desk.place = Place()
+    desk.place.passed = timedelta(seconds=5)
+    service = Folder()
+    snapshots = await desk.snapshots(service)
+    await snapshots.resume()
+    assert service.view.state is EMPTY_STATE
+    assert snapshots.seed == state != EMPTY_STATE

@@ -1,0 +1,61 @@
+"""Streams that were made anew under a running process: it ends, so that its next start says everything again."""
+
+import asyncio
+from datetime import timedelta
+from typing import ClassVar
+
+import pytest
+from tests.support.runners import Place, Probe, running, until
+
+from gpu_autoscaler.bus.memory_broker import MemoryBroker
+from gpu_autoscaler.bus.streams import streams
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.job import JobFinished
+from gpu_autoscaler.model.errors import ConfigError
+
+
+class Speaker(Probe):
+    """Says things and reads nothing, as the pod watcher does: no reader of its own would notice."""
+
+    name: ClassVar[str] = "speaker"
+    publishes: ClassVar[tuple[type[Fact], ...]] = (JobFinished,)
+
+
+async def lose(place: Place, *, is_made_anew: bool) -> None:
+    """Run a process whose streams are lost after a while."""
+    async with running(place, Speaker()) as runner:
+        await until(lambda: runner.readiness.is_ready)
+        await asyncio.sleep(0.1)
+        place.broker.streams.clear()
+        if is_made_anew:
+            for spec in streams():
+                place.broker.make_stream(spec, place.now() + timedelta(seconds=1))
+        await asyncio.sleep(1.0)  # the runner looks every 0.2 s
+
+
+async def losing(place: Place, *, is_made_anew: bool) -> str:
+    """The mistake that ends the process."""
+    with pytest.raises(ExceptionGroup) as ended:
+        await lose(place, is_made_anew=is_made_anew)
+    (mistake,) = ended.value.exceptions
+    assert isinstance(mistake, ConfigError)
+    return str(mistake)
+
+
+async def test_a_process_whose_streams_were_made_anew_ends() -> None:
+    """Another process made them; what this one had said is not in them."""
+    assert "was made anew" in await losing(Place(), is_made_anew=True)
+
+
+async def test_a_process_whose_streams_are_gone_ends() -> None:
+    """Its next start makes them."""
+    assert "is gone" in await losing(Place(), is_made_anew=False)
+
+
+async def test_a_process_on_the_same_streams_goes_on() -> None:
+    """A broker that comes back with its files is the same one."""
+    place = Place()
+    assert isinstance(place.broker, MemoryBroker)
+    async with running(place, Speaker()) as runner:
+        await asyncio.sleep(0.6)
+        assert runner.readiness.is_ready
