@@ -12,13 +12,14 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from tests.bench import decision, draining, folding, publishing, starting
+from tests.bench import deciding, decision, draining, folding, publishing, starting
 from tests.bench.line import Line
 
 CASES: dict[str, Callable[[], list[Line]]] = {
     "FOLD": folding.measure,
     "DECISION": decision.measure,
     "SNAPSHOT": starting.measure,
+    "V1": deciding.measure,
     "V2": draining.measure,
     "V3": publishing.measure,
 }

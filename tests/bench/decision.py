@@ -27,7 +27,7 @@ from gpu_autoscaler.model.reasons import UnmetDemand
 JOBS_COUNT = 40
 PACE_SECONDS = 0.1
 ANSWER_SECONDS_MAX = 10.0
-_ECHO = """
+ECHO = """
 import asyncio, sys, nats
 async def main():
     connection = await nats.connect(sys.argv[1])
@@ -86,7 +86,7 @@ async def _ask(cluster: Running) -> dict[str, float]:
 
 
 async def _echo(connection: Client, url: str) -> list[float]:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _ECHO, url, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", ECHO, url, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None
         await process.stdout.readline()

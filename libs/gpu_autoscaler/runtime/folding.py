@@ -1,7 +1,7 @@
 """Folds streams into the StateView, strictly in order, without effects. One loop a stream."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import structlog
@@ -35,7 +35,7 @@ class FoldingLoop:
         door: FoldDoor | None,
         stream: str,
         folds: Sequence[type[Fact]],
-        urgent: Sequence[type[Fact]],
+        is_urgent: Callable[[Fact], bool],
     ) -> None:
         self._plumbing = plumbing
         self._view = plumbing.view
@@ -45,7 +45,7 @@ class FoldingLoop:
         # Who folds all facts of a stream reads all of it, and comes upon what was published on a subject of no fact.
         is_whole = frozenset(folds) == frozenset(fact for fact in FACTS if fact.stream() == stream)
         self._subjects = () if is_whole else tuple(sorted({subject_filter(fact) for fact in folds}))
-        self._urgent = frozenset(urgent)
+        self._is_urgent = is_urgent
         self._is_caught_up = False
         self._is_folding = False  # a batch was given and is not in the state yet
         self._broken: asyncio.Queue[tuple[Message, InvalidFact]] = asyncio.Queue(DEAD_LETTERS_WAITING_COUNT_MAX)
@@ -105,8 +105,8 @@ class FoldingLoop:
         self._plumbing.folded.advanced()
         if self._is_caught_up:  # history is no news: it was observed and acted upon when it came
             self._plumbing.observer.folded(before, recorded)
-            if any(type(item.fact) in self._urgent for item in recorded):
-                self._plumbing.folded.urgent.set()
+            if count := sum(self._is_urgent(item.fact) for item in recorded):
+                self._plumbing.urgent(count)
 
     def _remember(self, message: Message, error: InvalidFact) -> None:
         log.warning(

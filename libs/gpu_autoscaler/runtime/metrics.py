@@ -100,6 +100,9 @@ class Metrics:
 
     def _declare_decisions(self) -> None:
         self.decision_seconds = self._histogram("decision_seconds", "Time of one tick in its door.", _FAST_SECONDS)
+        self.quiet_seconds = self._histogram(
+            "quiet_seconds", "Quiet windows before a tick: a burst was listened to.", _FAST_SECONDS
+        )
         self.reconcile_errors = self._counter("reconcile_errors", "Ticks that failed.")
         self.decisions = self._counter("decisions", "Decisions of accepted plans.", "reason")
         self.held_back = self._gauge("held_back", "What the last plan held back.", "reason")

@@ -19,6 +19,7 @@ from gpu_autoscaler.runtime.publisher import Publisher, as_outcome
 from gpu_autoscaler.runtime.reading import read_message
 from gpu_autoscaler.runtime.retry import Backoff
 from gpu_autoscaler.runtime.service import Outcome, Outputs, Service
+from gpu_autoscaler.runtime.urgency import QuietWindow, Urgency
 
 READERS = "readers"  # in whose name a message is set aside that is no valid fact for anybody
 
@@ -35,8 +36,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     given_up_seconds: float = 60.0  # between two looks at what the broker no longer delivers
     fold_seconds_max: float = 5.0  # for the projection to reach a fact that a door is to handle, or a plan of its own
     bug_tries_count_max: int = 5
-    quiet_seconds_min: float = 0.02  # between a tick and the next urgent one: a burst is decided on once
-    quiet_seconds_max: float = 0.25
+    quiet: QuietWindow = QuietWindow()
     tick_failures_count_max: int = 3  # in a row, until the process says that it is not ready
     shutdown_seconds_max: float = 10.0
     backoff: Backoff = Backoff()
@@ -70,6 +70,8 @@ class Plumbing:
         self.changed: ConfigError | None = None  # the broker is not as declared any more: the runner ends
         self.dead_letters = DeadLetters(bus)
         self.folded = FoldProgress(view, service.folds)
+        self.urgency = Urgency(limits.quiet)
+        self.hurried = asyncio.Event()  # something urgent came
         self.observer = Observer(metrics, view)
         self._publisher = Publisher(
             bus, clock, metrics, service=service.name, instance=instance, publishes=service.publishes
@@ -95,6 +97,11 @@ class Plumbing:
             if not ack.is_duplicate:
                 self.observer.published(fact)
         return acks
+
+    def urgent(self, count: int) -> None:
+        """So many urgent facts went into the state: the tick loop is to look when it ticks next."""
+        self.urgency.came(count, self.clock.monotonic_seconds())
+        self.hurried.set()
 
     async def caught_up(self) -> bool:
         """Wait until the state is up to date, as doors expect to find it; False when it is time to stop before."""

@@ -17,7 +17,6 @@ class FoldProgress:
         self._folds = frozenset(folds)
         self._advanced = asyncio.Event()
         self._behind = {fact.stream() for fact in folds}
-        self.urgent = asyncio.Event()  # an urgent fact was folded since the last tick began
         self.caught_up = asyncio.Event()
         if not self._behind:
             self.caught_up.set()

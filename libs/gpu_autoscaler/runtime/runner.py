@@ -25,7 +25,7 @@ from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.plumbing import Limits, Plumbing
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.retry import pause
-from gpu_autoscaler.runtime.service import FactDoor, FoldDoor, Service, TickDoor, WatchDoor
+from gpu_autoscaler.runtime.service import FactDoor, FoldDoor, Service, TickDoor, WatchDoor, urgency_of
 from gpu_autoscaler.runtime.ticking import TickLoop
 from gpu_autoscaler.runtime.watching import WatchLoop
 
@@ -89,9 +89,10 @@ class Runner:
         service, plumbing = self.service, self._plumbing
         loops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         fold_door = service if isinstance(service, FoldDoor) else None
+        is_urgent = urgency_of(service)
         for stream in sorted({fact.stream() for fact in service.folds}):
             folds = [fact for fact in service.folds if fact.stream() == stream]
-            loops.append((f"fold {stream}", FoldingLoop(plumbing, fold_door, stream, folds, service.urgent).run))
+            loops.append((f"fold {stream}", FoldingLoop(plumbing, fold_door, stream, folds, is_urgent).run))
         if service.consumes:
             assert isinstance(service, FactDoor), f"{service.name} consumes facts but has no on_fact"  # noqa: S101
             turns = Turns(getattr(service, "handles_at_once", 1))

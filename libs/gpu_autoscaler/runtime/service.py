@@ -5,7 +5,7 @@ simulator drives the same class. A door may raise TransientError (again later), 
 anything else is a bug.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -45,7 +45,7 @@ class Service(Protocol):
     consumes: ClassVar[tuple[type[Fact], ...]]  # effect: each handled once in effect, shared between replicas
     folds: ClassVar[tuple[type[Fact], ...]]  # projection: kept as state in every replica
     publishes: ClassVar[tuple[type[Fact], ...]]
-    urgent: ClassVar[tuple[type[Fact], ...]]  # folded facts that bring the next tick forward to now
+    urgent: ClassVar[tuple[type[Fact], ...]]  # folded facts that bring the next tick forward (`runtime/urgency.py`)
     tick_seconds: ClassVar[float | None]  # cluster time; None: no ticks
 
 
@@ -65,6 +65,21 @@ class TickDoor(Protocol):
     async def on_tick(self, now: datetime) -> Outputs:
         """Return what is to be said now. `now` is cluster time."""
         ...
+
+
+@runtime_checkable
+class UrgencyDoor(Protocol):
+    """Says which facts of the types in `urgent` are; without it all are."""
+
+    def is_urgent(self, fact: Fact) -> bool:
+        """True when the next tick is not to wait for its time. Looks at the fact alone."""
+        ...
+
+
+def urgency_of(service: Service) -> Callable[[Fact], bool]:
+    """Return whether a fact brings the service's next tick forward."""
+    types, door = frozenset(service.urgent), service if isinstance(service, UrgencyDoor) else None
+    return lambda fact: type(fact) in types and (door is None or door.is_urgent(fact))
 
 
 @runtime_checkable

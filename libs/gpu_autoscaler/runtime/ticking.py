@@ -1,4 +1,6 @@
-"""Calls the tick door every `tick_seconds` of cluster time, and at once after an urgent fact."""
+"""Calls the tick door every `tick_seconds` of cluster time, and when urgent facts ask for it (`runtime/urgency.py`)."""
+
+import asyncio
 
 import structlog
 
@@ -25,16 +27,29 @@ class TickLoop:
         plumbing = self._plumbing
         if not await plumbing.caught_up():
             return
+        now = plumbing.clock.monotonic_seconds
         while not plumbing.stop.is_set():
-            # Cleared before the tick reads the state: an urgent fact that comes meanwhile brings another tick.
-            plumbing.folded.urgent.clear()
-            seconds = await self._tick()
-            # A burst is decided on once: urgent facts wait as long as the last tick took, within bounds.
-            limits = plumbing.limits
-            quiet_seconds = min(max(seconds, limits.quiet_seconds_min), limits.quiet_seconds_max)
-            interval_seconds = self._interval_seconds()
-            await plumbing.either(plumbing.stop, min(quiet_seconds, interval_seconds))
-            await plumbing.either(plumbing.folded.urgent, max(0.0, interval_seconds - quiet_seconds))
+            # Before the tick reads the state: an urgent fact that comes meanwhile brings another tick.
+            plumbing.urgency.tick_began(now())
+            await self._tick()
+            plumbing.urgency.tick_ended(now())
+            await self._rest(now() + self._interval_seconds())
+
+    async def _rest(self, regular_at: float) -> None:
+        """Wait for the next regular tick, or for the one that urgent facts bring forward."""
+        plumbing = self._plumbing
+        while not plumbing.stop.is_set():
+            plumbing.hurried.clear()
+            urgent_at = plumbing.urgency.due_at
+            # One that failed is not tried again without a pause, whatever comes.
+            due_at = regular_at if urgent_at is None or self._failures_count else min(urgent_at, regular_at)
+            seconds = due_at - plumbing.clock.monotonic_seconds()
+            if seconds <= 0:
+                break
+            await plumbing.either(plumbing.hurried, seconds)
+        if waited_seconds := plumbing.urgency.waited_seconds:
+            plumbing.metrics.quiet_seconds.observe(waited_seconds)
+        await asyncio.sleep(0)  # ticks that follow each other at once leave the other doors their turn
 
     def _interval_seconds(self) -> float:
         """Wall time to the next regular tick: as declared, less when this one came to nothing."""
@@ -43,8 +58,8 @@ class TickLoop:
             return regular
         return min(regular, self._plumbing.limits.backoff.wait_seconds(self._failures_count))
 
-    async def _tick(self) -> float:
-        """One tick with its canonical log line; the seconds that its door took."""
+    async def _tick(self) -> None:
+        """One tick with its canonical log line."""
         plumbing = self._plumbing
         started = plumbing.clock.monotonic_seconds()
         now = plumbing.clock.now()
@@ -76,7 +91,6 @@ class TickLoop:
         else:
             say = log.info if ended == "stale" else log.warning  # of two scalers one is always too late
             say("tick", outcome=ended, error=str(error))
-        return seconds
 
     def _count(self, ended: str, error: Exception | None) -> None:
         plumbing = self._plumbing

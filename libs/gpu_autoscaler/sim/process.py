@@ -18,7 +18,17 @@ from gpu_autoscaler.runtime.effects import STALE_SECONDS
 from gpu_autoscaler.runtime.plumbing import Limits
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import as_outcome, in_envelopes
-from gpu_autoscaler.runtime.service import FactDoor, FoldDoor, Outcome, Outputs, Service, TickDoor, WatchDoor
+from gpu_autoscaler.runtime.service import (
+    FactDoor,
+    FoldDoor,
+    Outcome,
+    Outputs,
+    Service,
+    TickDoor,
+    WatchDoor,
+    urgency_of,
+)
+from gpu_autoscaler.runtime.urgency import Urgency
 from gpu_autoscaler.sim.faults import Faults
 from gpu_autoscaler.sim.gate import Gate
 from gpu_autoscaler.sim.record import DeadLetter, Record
@@ -63,6 +73,7 @@ class Process:
         self._service: Service
         self._fold_door: FoldDoor | None = None
         self._folds: frozenset[Any] = frozenset()
+        self._is_urgent: Callable[[Any], bool] = bool
         self._streams: frozenset[str] = frozenset()
         self._arriving: set[str] = set()
         self._consumers: dict[str, tuple[ConsumerSpec, MemoryConsumer]] = {}
@@ -71,8 +82,8 @@ class Process:
         self._room = 1
         self._is_pumping = False
         self._waking: asyncio.Future[None] | None = None
-        self._is_urgent = False
-        self._quiet_until = 0.0
+        self._urgency = Urgency(self._limits.quiet)
+        self._has_failed = False  # the last tick
         self._folded = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -83,6 +94,7 @@ class Process:
         self._service = service
         self._fold_door = service if isinstance(service, FoldDoor) else None
         self._folds = frozenset(service.folds)
+        self._is_urgent = urgency_of(service)
         self._streams = frozenset(fact.stream() for fact in service.folds)
         self._room = getattr(service, "handles_at_once", 1)
         cursors, state = self._record.folded(service.folds)
@@ -143,7 +155,8 @@ class Process:
             self._fold_door.on_folded(news)
         self._folded.set()
         self._folded.clear()
-        if any(type(one.fact) in self._service.urgent for one in news):
+        if count := sum(self._is_urgent(one.fact) for one in news):
+            self._urgency.came(count, self._loop.time())
             self._hurry()
 
     async def _until_folded(self, stream: str, sequence: int) -> bool:
@@ -164,7 +177,8 @@ class Process:
     async def _tick_for_ever(self, door: TickDoor, tick_seconds: float) -> None:
         failures_count, was_stale = 0, False
         while True:
-            self._is_urgent, was_stale = False, False
+            was_stale = False
+            self._urgency.tick_began(self._loop.time())
             now = self.clock.now()
             try:
                 if self._glance is None or not self._sees_the_same(now):
@@ -181,7 +195,9 @@ class Process:
             interval = tick_seconds
             if failures_count or was_stale:
                 interval = min(tick_seconds, self._backoff_seconds(failures_count, None))
-            await self._rest(min(self._limits.quiet_seconds_min, interval), interval)
+            self._urgency.tick_ended(self._loop.time())
+            self._has_failed = failures_count > 0
+            await self._rest(interval)
 
     async def _tick(self, door: TickDoor, now: datetime) -> None:
         seen = None if self._glance is None else self._glance(self.view, now)
@@ -196,22 +212,25 @@ class Process:
     def _sees_the_same(self, now: datetime) -> bool:
         return self._seen is not None and self._glance is not None and self._seen == self._glance(self.view, now)
 
-    async def _rest(self, quiet_seconds: float, seconds: float) -> None:
-        """Wait for the next tick; only through the quiet window after an urgent fact."""
-        self._quiet_until = self._loop.time() + quiet_seconds
+    async def _rest(self, seconds: float) -> None:
+        """Wait for the next regular tick, or for the one that urgent facts bring forward."""
         self._waking = self._loop.create_future()
         timer = self._loop.call_later(seconds, _wake, self._waking)
-        if self._is_urgent:
-            self._hurry()
+        self._hurry()
         await self._waking
         timer.cancel()
         await self.gate.live()
 
     def _hurry(self) -> None:
-        """An urgent fact is here: tick as soon as the quiet window lets it."""
-        self._is_urgent = True
-        if self._waking is not None and not self._waking.done():
-            self._loop.call_at(max(self._quiet_until, self._loop.time()), _wake, self._waking)
+        """Tick when what is urgent is due, unless more comes until then."""
+        due_at, waking = self._urgency.due_at, self._waking
+        if waking is not None and not waking.done() and due_at is not None and not self._has_failed:
+            self._loop.call_at(max(due_at, self._loop.time()), self._come_due, waking)
+
+    def _come_due(self, waking: "asyncio.Future[None]") -> None:
+        due_at = self._urgency.due_at
+        if due_at is not None and due_at <= self._loop.time():
+            _wake(waking)
 
     # ---- sources
 

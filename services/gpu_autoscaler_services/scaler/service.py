@@ -96,7 +96,7 @@ class Scaler:
         JobPreempted,
         JobCancelRequested,
         JobFinished,
-        PodObserved,  # by type: one that is unschedulable cannot wait, and the others come in bursts anyway
+        PodObserved,  # one that is unschedulable; see `is_urgent`
         NodeGone,
         SpotNoticeReceived,
         SpotNoticeWithdrawn,
@@ -126,6 +126,10 @@ class Scaler:
         self._digests = digests
         self._plans_refused = plans_refused
         self._last_said: tuple[int, frozenset[tuple[str, str, str]]] = (-1, frozenset())  # parent, what was held back
+
+    def is_urgent(self, fact: Fact) -> bool:
+        """True for what is declared, but of pods only for those that wait for room: the others come all the time."""
+        return not isinstance(fact, PodObserved) or (fact.unschedulable_since is not None and fact.node_name is None)
 
     # ---- planning
 

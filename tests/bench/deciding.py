@@ -1,0 +1,179 @@
+"""V1: from a pod that waits to the decision that buys for it, as a third process sees it, at 200 and at 2,000 a second.
+
+The scaler is the real process and knows a thousand nodes with ten thousand pods; each pod needs a node of its own, and
+everything decided is carried out meanwhile. What that is held to: one request and its reply between two processes on
+the same server, at the same pace; the median plan of this run; and the median quiet window, where any was open.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import uvloop
+from nats.aio.client import Client
+from tests.bench.decision import ECHO
+from tests.bench.line import Line
+from tests.bench.scaler_process import POLICY, Ground, cluster, envelopes, ground
+from tests.support.stories import pod
+
+from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.catalogue import CATALOGUE
+from gpu_autoscaler.events.envelope import Recorded, encode
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+
+PACES = ((200, 400), (2_000, 1_000))  # pods a second, pods
+DECIDED_SECONDS_MAX = 60.0
+PLANS_TIMED_COUNT = 9
+P50_RATIO_MAX, P99_RATIO_MAX = 2.0, 8.0
+_HEAR = """
+import asyncio, json, sys, time, nats
+from tests.bench.decision import bought_for
+async def main():
+    seen, wanted = {}, int(sys.argv[2])
+    done = asyncio.Event()
+    connection = await nats.connect(sys.argv[1])
+    async def hear(message):
+        at = time.perf_counter()
+        for key in bought_for(message.data):
+            seen.setdefault(key, at)
+        if len(seen) >= wanted:
+            done.set()
+    await connection.subscribe("scaling.plan_made", cb=hear)
+    await connection.flush()
+    print("ready", flush=True)
+    await asyncio.wait_for(done.wait(), float(sys.argv[3]))
+    print(json.dumps(seen), flush=True)
+asyncio.run(main())
+"""
+
+
+def measure() -> list[Line]:
+    """Two paces, each on a fresh cluster."""
+    lines: list[Line] = []
+    for pace, count in PACES:
+        with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            lines += runner.run(_measure(Path(folder), pace, count))
+    return lines
+
+
+async def _measure(folder: Path, pace: int, count: int) -> list[Line]:
+    async with ground(folder) as here:
+        offers = await here.offers()
+        sized = max(offers, key=lambda offer: (offer.resources.gpu_count, offer.key))
+        await here.say(cluster(offers, datetime.now(UTC), sized=sized))
+        async with here.scaler() as scaler:
+            await asyncio.sleep(2.0)  # its first plan, and the list of its instances
+            seconds = sorted(await _decided(here, pace, count, gpus=sized.resources.gpu_count))
+            figures = await scaler.figures()
+        echo = statistics.median(await _echoes(here.server.url, pace, min(count, 400)))
+        planned = statistics.median(_plan_seconds(await _recorded(here)))
+    windows = figures.get("gpu_autoscaler_quiet_seconds_count", 0.0)
+    quiet = figures.get("gpu_autoscaler_quiet_seconds_sum", 0.0) / windows if windows else 0.0
+    allowed = echo + planned + quiet
+    p50, p99 = statistics.median(seconds), seconds[int(len(seconds) * 0.99)]
+    case = f"V1 {pace}/s"
+    parts = f"echo {echo * 1e3:.2g} + plan {planned * 1e3:.3g} + window {quiet * 1e3:.2g} ms"
+    return [
+        Line(case=f"{case} p50", value=p50 * 1e3, unit="ms", against=f"{count} pods, each to a node of its own"),
+        Line(case=f"{case} p99", value=p99 * 1e3, unit="ms", against=f"{count} pods, each to a node of its own"),
+        Line(
+            case=case, value=p50 / allowed, unit="x", against=f"p50: {parts}",
+            target=f"<= {P50_RATIO_MAX}", met=p50 / allowed <= P50_RATIO_MAX,
+        ),
+        Line(
+            case=f"{case} tail", value=p99 / allowed, unit="x", against=f"p99: {parts}",
+            target=f"<= {P99_RATIO_MAX}", met=p99 / allowed <= P99_RATIO_MAX,
+        ),
+    ]  # fmt: skip
+
+
+async def _decided(here: Ground, pace: int, count: int, *, gpus: int) -> list[float]:
+    """Publish one pod after the other at this pace; seconds until each was bought for."""
+    url = here.server.url
+    listener = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _HEAR, url, str(count), str(DECIDED_SECONDS_MAX), stdout=asyncio.subprocess.PIPE
+    )
+    assert listener.stdout is not None
+    await listener.stdout.readline()
+    connection = Client()
+    await connection.connect(url)
+    asked: dict[str, float] = {}
+    began = time.perf_counter()
+    for number in range(count):
+        await asyncio.sleep(max(0.0, began + number / pace - time.perf_counter()))
+        (one,) = envelopes(pod(f"late-{number}", gpus=gpus, at=datetime.now(UTC)))
+        message = encode(msgspec.structs.replace(one, id=f"late-{number}"))
+        asked[f"pod/uid-late-{number}"] = time.perf_counter()
+        await connection.publish("pod.observed", message, headers={"Nats-Msg-Id": f"late-{number}"})
+    await connection.flush()
+    seen = json.loads((await listener.communicate())[0] or "{}")
+    assert len(seen.keys() & asked.keys()) == count, f"{len(seen.keys() & asked.keys())} of {count} were decided on"
+    await connection.close()
+    return [seen[key] - at for key, at in asked.items()]
+
+
+async def _echoes(url: str, pace: int, count: int) -> list[float]:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", ECHO, url, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        await process.stdout.readline()
+        connection = Client()
+        await connection.connect(url)
+        seconds: list[float] = []
+
+        async def ask() -> None:
+            began = time.perf_counter()
+            await connection.request("bench.echo", b"x" * 300, timeout=5)
+            seconds.append(time.perf_counter() - began)
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                await asyncio.sleep(max(0.0, began + number / pace - time.perf_counter()))
+                group.create_task(ask())
+        await connection.close()
+        return seconds
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _recorded(here: Ground) -> list[Recorded]:
+    """All facts, in the order of their times."""
+    recorded: list[Recorded] = []
+    for stream in ("NODE", "POD", "SPOT", "SCALING"):
+        last = await here.bus.last_sequence(stream)
+        if not last:
+            continue
+        async for batch in await here.bus.projection(stream):
+            recorded += [
+                Recorded(envelope=CATALOGUE.decode(one.payload), stream=stream, sequence=one.sequence) for one in batch
+            ]
+            if batch[-1].sequence >= last:
+                break
+    return sorted(recorded, key=lambda one: one.envelope.time)
+
+
+def _plan_seconds(recorded: list[Recorded]) -> list[float]:
+    """How long some of the plans of this run take, made again from what was known before each."""
+    policy = msgspec.toml.decode(POLICY.encode(), type=ScalingPolicy)
+    made = [number for number, one in enumerate(recorded) if isinstance(one.fact, ScalingPlanMade)]
+    chosen = made[:: max(1, len(made) // PLANS_TIMED_COUNT)]
+    state: ClusterState = EMPTY_STATE
+    folded, seconds = 0, []
+    for number in chosen:
+        state = fold(state, recorded[folded:number])
+        folded = number
+        began = time.perf_counter()
+        plan(state, policy, recorded[number].envelope.time)
+        seconds.append(time.perf_counter() - began)
+    return seconds

@@ -1,0 +1,171 @@
+"""The real scaler as a process of its own, on a real server with file-backed streams, and a cluster for it to know."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from tests.bench.starting import publish_all
+from tests.support.stories import node, on_sale, pod, synced
+from tests.support.told import Story, Told, record
+
+from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.server import NatsServer
+from gpu_autoscaler.bus.streams import Declared, streams
+from gpu_autoscaler.events.envelope import Envelope
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.providers.sim.capacity import SimCapacity
+from gpu_autoscaler.runtime.config import (
+    HttpSettings,
+    KubeSettings,
+    LogSettings,
+    NatsSettings,
+    PolicySettings,
+    ProviderSettings,
+    Settings,
+    StoreSettings,
+    to_environment,
+)
+from gpu_autoscaler_services.local.child import free_port
+
+NODES_COUNT = 1_000
+PODS_PER_NODE = 10
+READY_SECONDS_MAX = 300.0
+POLICY = "nodes_count_max = 1000000\nwatch_seconds_max = 3600.0\nidle_seconds_max = 3600.0\n"
+
+
+class Ground:
+    """Broker, simulated cloud, and how to start a scaler between them."""
+
+    def __init__(self, folder: Path, server: NatsServer, bus: NatsBus, simcluster_url: str) -> None:
+        self.folder = folder
+        self.server = server
+        self.bus = bus
+        self.simcluster_url = simcluster_url
+
+    async def offers(self) -> tuple[Offer, ...]:
+        """What the simulated cloud sells."""
+        provider = SimCapacity(self.simcluster_url, installation="bench")
+        try:
+            return tuple(sorted(await provider.offers(), key=lambda offer: offer.key))
+        finally:
+            await provider.close()
+
+    async def say(self, story: Iterable[Told]) -> None:
+        """Publish facts; those of this process have ids of their own."""
+        await publish_all(self.bus, envelopes(story))
+
+    @asynccontextmanager
+    async def scaler(self) -> AsyncIterator["ScalerProcess"]:
+        """A scaler that is ready; ended afterwards."""
+        policy = self.folder / "policy.toml"
+        policy.write_text(POLICY, encoding="utf-8")
+        settings = Settings(
+            nats=NatsSettings(url=self.server.url),
+            kube=KubeSettings(url=self.simcluster_url),
+            provider=ProviderSettings(name="sim", url=self.simcluster_url),
+            store=StoreSettings(url=f"sqlite:///{(self.folder / 'store.db').absolute()}"),
+            http=HttpSettings(port=free_port()),
+            policy=PolicySettings(path=str(policy)),
+            log=LogSettings(format="json", level="warning"),
+            instance="scaler",
+        )
+        began = time.perf_counter()
+        url = f"http://127.0.0.1:{settings.http.port}"
+        command = [sys.executable, "-m", "gpu_autoscaler_services.serve", "scaler"]
+        async with _process(command, to_environment(settings), url, self.folder / "scaler.log") as process:
+            yield ScalerProcess(process, url, time.perf_counter() - began)
+
+
+class ScalerProcess:
+    """A scaler at work."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, ready_seconds: float) -> None:
+        self.ready_seconds = ready_seconds  # from the start of the process
+        self._process = process
+        self._url = url
+
+    def resident_mebibytes(self) -> float:
+        """RSS now. Source: Linux `proc(5)`, /proc/<pid>/status."""
+        for line in Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise AssertionError("the process has no memory; it is gone")
+
+    async def figures(self) -> dict[str, float]:
+        """What it says on `/metrics`."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self._url}/metrics") as answer:
+            lines = [line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in lines}
+
+
+@asynccontextmanager
+async def ground(folder: Path) -> AsyncIterator[Ground]:
+    """Everything but the scaler, in this folder; ended afterwards."""
+    async with AsyncExitStack() as closing:
+        (folder / "nats").mkdir(parents=True)
+        server = NatsServer(folder / "nats")
+        await server.start()
+        closing.push_async_callback(server.stop)
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "gpu_autoscaler.simcluster", "--port", str(port)]
+        await closing.enter_async_context(_process(command, {}, url, folder / "simcluster.log"))
+        bus = await NatsBus.connect(server.url, name="bench", declared=Declared(streams=streams()))
+        closing.push_async_callback(bus.close)
+        await bus.ensure()
+        yield Ground(folder, server, bus, url)
+
+
+@asynccontextmanager
+async def _process(
+    command: Sequence[str], environment: dict[str, str], url: str, log: Path
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            *command, env={**os.environ, **environment}, stdout=out, stderr=out
+        )
+    try:
+        async with aiohttp.ClientSession() as session, asyncio.timeout(READY_SECONDS_MAX):
+            while not await _is_ready(session, url):
+                assert process.returncode is None, f"{' '.join(command[1:])} ended: see {log}"
+                await asyncio.sleep(0.02)
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(f"{url}/readyz") as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+def cluster(offers: tuple[Offer, ...], at: datetime, *, sized: Offer) -> Story:
+    """A thousand full nodes that are nobody's to remove, ten thousand pods on them, what is on sale, whole lists."""
+    gpus = sized.resources.gpu_count
+    told: list[Told] = [*on_sale(*offers, at=at)]
+    for number in range(NODES_COUNT):
+        name = f"node-{number}"
+        told += node(name, sized, is_ours=False, at=at)
+        for index in range(PODS_PER_NODE):
+            told += pod(f"{name}-{index}", on=name, gpus=gpus if index == 0 else 0, at=at)
+    return (*told, *synced(told, as_of=at))
+
+
+def envelopes(story: Iterable[Told]) -> list[Envelope]:
+    """The facts as they are published."""
+    return [
+        msgspec.structs.replace(one.envelope, source="/bench") if one.envelope.source != "/bench" else one.envelope
+        for one in record(story)
+    ]
