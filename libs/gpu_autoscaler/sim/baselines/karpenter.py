@@ -75,6 +75,7 @@ class Karpenter:
         self._consolidates_at = 0.0
         self._validating: _Command | None = None
         self._replacing: tuple[_Command, str] | None = None  # and the token of the replacement
+        self._fruitless: object = None  # what was seen when there was nothing to do
         self._seen: tuple[int, int, int] | None = None
 
     def look(self, sight: Sight) -> Iterable[Act]:
@@ -155,7 +156,11 @@ class Karpenter:
             elif self._still_holds(command, sight):
                 yield from self._execute(command)
             return
-        self._validating = self._find(sight)
+        # Where nothing was found, nothing is looked for until something changes, or a nomination ends.
+        looked_at = (sight.version, frozenset(self._nominated(sight.now_seconds)))
+        if looked_at != self._fruitless:
+            self._validating = self._find(sight)
+            self._fruitless = looked_at if self._validating is None else None
 
     def _find(self, sight: Sight) -> _Command | None:
         """Return the next thing worth doing: empty nodes, several for one, one for less."""
@@ -176,17 +181,20 @@ class Karpenter:
 
     def _candidates(self, sight: Sight) -> list[Held]:
         """Nodes that may be disrupted, those that disturb least first."""
-        pods, now = sight.pods_by_node(), sight.now_seconds
+        pods, nominated = sight.pods_by_node(), self._nominated(sight.now_seconds)
         found = [
             held
             for held in sight.held()
             if held.is_usable
             and not held.is_leaving
             and not held.has_notice
-            and self._nominated_until.get(held.token, 0.0) <= now
+            and held.token not in nominated
             and not any(is_protected(pod) or sight.is_blocked(pod) for pod in _pods_of(held, pods))
         ]
         return sorted(found, key=lambda held: (len(_pods_of(held, pods)), held.launched_seconds, held.token))
+
+    def _nominated(self, now: float) -> set[str]:
+        return {token for token, until in self._nominated_until.items() if until > now}
 
     @staticmethod
     def _allowed_count(sight: Sight) -> int:

@@ -61,6 +61,10 @@ class Sight:
         self._cloud = cloud
         self._orders = orders
         self._wanted: dict[str, Resources] = {}  # by uid of the pod
+        self._kept_at: tuple[int, int, int] | None = None  # the version that what follows is of
+        self._held_kept: list[Held] = []
+        self._bound_kept: dict[str, list[wire.Pod]] = {}
+        self._slots_kept: list[tuple[Held, Slot]] = []
 
     @property
     def version(self) -> tuple[int, int, int]:
@@ -78,7 +82,8 @@ class Sight:
 
     def held(self) -> list[Held]:
         """Machines that run or are coming, in the order in which they were bought."""
-        return [self._held(token, machine) for token, machine in self._orders.items() if machine.is_alive]
+        self._look_again()
+        return self._held_kept
 
     def node(self, name: str) -> wire.Node | None:
         """The node of this name."""
@@ -86,6 +91,19 @@ class Sight:
 
     def pods_by_node(self) -> dict[str, list[wire.Pod]]:
         """Pods that are bound and have not ended, by the name of their node."""
+        self._look_again()
+        return self._bound_kept
+
+    def _look_again(self) -> None:
+        """Bring what is kept up to date."""
+        if self._kept_at == self.version:
+            return
+        self._kept_at = self.version
+        self._held_kept = [self._held(token, machine) for token, machine in self._orders.items() if machine.is_alive]
+        self._bound_kept = self._bound()
+        self._slots_kept = [(held, slot) for held in self._held_kept if (slot := self._slot(held)) is not None]
+
+    def _bound(self) -> dict[str, list[wire.Pod]]:
         found: dict[str, list[wire.Pod]] = {}
         for pod in self._cluster.all(PODS):
             if pod.spec.node_name is not None and pod.status.phase not in FINISHED:
@@ -114,17 +132,22 @@ class Sight:
 
     def slots(self, *, without: frozenset[str] = frozenset(), coming: bool = True) -> list[Slot]:
         """Nodes that take pods now, and with `coming` those that will, less those of these tokens."""
-        pods = self.pods_by_node()
-        found = []
-        for held in self.held():
-            if held.token in without or held.is_leaving or held.has_notice:
-                continue
-            if held.is_usable and held.node is not None:
-                if is_open(held.node):
-                    found.append(self._slot_of_node(held, held.node, pods.get(held.node.metadata.name, [])))
-            elif coming:
-                found.append(self.slot_of_offer(held.offer, held.token))
-        return found
+        self._look_again()
+        return [
+            Slot(slot.name, slot.node, slot.free, slot.offer)
+            for held, slot in self._slots_kept
+            if held.token not in without and (coming or held.is_usable)
+        ]
+
+    def _slot(self, held: Held) -> Slot | None:
+        """The room of a machine; None where no pod may come."""
+        if held.is_leaving or held.has_notice:
+            return None
+        if not held.is_usable or held.node is None:
+            return self.slot_of_offer(held.offer, held.token)
+        if not is_open(held.node):
+            return None
+        return self._slot_of_node(held, held.node, self._bound_kept.get(held.node.metadata.name, []))
 
     @staticmethod
     def slot_of_offer(offer: Offer, token: str = "") -> Slot:
