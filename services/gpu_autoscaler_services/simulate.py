@@ -1,14 +1,18 @@
 """`make sim`: runs the whole system in the simulator, seed after seed. Ends with 1 where a promise broke."""
 
 import argparse
+import itertools
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
+from msgspec.structs import replace
 from rich.console import Console
 
-from gpu_autoscaler.sim.swarm import summarise, sweep, tell, write
+from gpu_autoscaler.sim.swarm import Bounds, summarise, sweep, tell, write
 from gpu_autoscaler.sim.world import HOURS, Result, Setting, run
 from gpu_autoscaler_services.simulation import ROLES
 
@@ -19,7 +23,9 @@ CRITICAL = 50  # services tell of every fault that they meet; what matters is in
 def run_one(setting: Setting) -> Result:
     """Return what came of one run of the real services."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(CRITICAL))
-    return run(setting, ROLES)
+    began_at = time.process_time()
+    result = run(setting, ROLES)
+    return replace(result, cpu_seconds=time.process_time() - began_at)
 
 
 def main() -> int:
@@ -29,16 +35,39 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--seed", type=int, help="run this one only")
     parser.add_argument("--hours", type=float, default=HOURS, help="cluster time of each run before it settles")
+    parser.add_argument(
+        "--jobs-per-hour", type=float, help="how much work arrives; each seed's own choice if not given"
+    )
+    parser.add_argument(
+        "--cluster-hours", type=float, help="as many seeds as so many hours take; only those that count"
+    )
+    parser.add_argument("--minutes", type=float, help="begin no run after so long")
     parser.add_argument("--processes", type=int, help="all cores if not given")
     asked = parser.parse_args()
-    seeds = [asked.seed] if asked.seed is not None else range(asked.first, asked.first + asked.seeds)
-    settings = [Setting(seed=seed, hours=asked.hours) for seed in seeds]
     console = Console()
-    results = sweep(settings, run_one, console=console, processes_count=asked.processes)
-    summary = summarise(results, settings, run_one, commit=_commit())
+    bounds = Bounds(cluster_hours=asked.cluster_hours, seconds=None if asked.minutes is None else asked.minutes * 60.0)
+    lived = sweep(_settings(asked), run_one, console=console, processes_count=asked.processes, bounds=bounds)
+    summary = summarise(lived, run_one, commit=_commit())
     write(summary, OUT)
     tell(summary, console)
+    if asked.cluster_hours is not None:
+        console.print(
+            f"{summary.cluster_hours:.0f} of {asked.cluster_hours:.0f} cluster-hours reached", highlight=False
+        )
     return 1 if summary.broken else 0
+
+
+def _settings(asked: argparse.Namespace) -> Iterable[Setting]:
+    """The runs asked for; without an end where hours are what is asked for."""
+
+    def setting(seed: int) -> Setting:
+        return Setting(seed=seed, hours=asked.hours, jobs_per_hour=asked.jobs_per_hour)
+
+    if asked.seed is not None:
+        return [setting(asked.seed)]
+    if asked.cluster_hours is not None:
+        return map(setting, itertools.count(asked.first))
+    return [setting(seed) for seed in range(asked.first, asked.first + asked.seeds)]
 
 
 def _commit() -> str:

@@ -29,7 +29,7 @@ def test_what_was_never_reached_is_named() -> None:
     """A short calm run reaches little, and says so of everything else."""
     setting = Setting(seed=1, hours=0.2, kinds=())
     result = run_one(setting)
-    summary = summarise([result], [setting], run_one, commit="none")
+    summary = summarise([(setting, result)], run_one, commit="none")
     assert set(summary.faults_never_struck) == set(KINDS)
     assert set(summary.reasons_never_given) == set(reason_tags()) - set(result.reasons)
     assert "node_orphaned" in summary.reasons_never_given

@@ -1,14 +1,16 @@
 """Many runs on all cores: a progress bar, a summary for people, `out/sim.json` for programs."""
 
+import itertools
 import os
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.sim.faults import KINDS, Occurrence
@@ -16,6 +18,8 @@ from gpu_autoscaler.sim.shrinking import Run, shrink
 from gpu_autoscaler.sim.world import Result, Setting
 
 SHRUNK_COUNT_MAX = 3  # failing runs that are made small; each takes as long as many runs
+# Hours of a run count only where its world had, on average, at least so much in it.
+NODES_MEAN_MIN, PODS_PER_HOUR_MIN, FAULTS_PER_HOUR_MIN = 10.0, 30.0, 1.0
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +31,19 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Occurrence, ...]
     is_shrunk: bool
     last_facts: tuple[str, ...]
+    arguments: str  # of `make sim`, beside the seed
+
+
+class Lived(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run was like."""
+
+    seed: int
+    cluster_hours: float
+    is_counted: bool  # its world was large and troubled enough
+    nodes_mean: float
+    pods_per_hour: float
+    faults_per_hour: float
+    cpu_seconds: float
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +51,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     commit: str
     seeds: int
-    cluster_hours: float
+    cluster_hours: float  # of runs that count
+    cluster_hours_run: float  # of all
+    cpu_seconds: float
+    cluster_hours_per_cpu_second: float  # of all
     facts: int
     plans: int
     nodes_mean: float
@@ -45,35 +65,87 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, int]  # every reason there is
     reasons_never_given: tuple[str, ...]
     broken: tuple[Failure, ...]
+    runs: tuple[Lived, ...]
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """When to begin no more runs."""
+
+    cluster_hours: float | None = None  # once so many count; None: when all settings have run
+    seconds: float | None = None  # once so much time has passed; None: however long it takes
+
+
+NO_BOUNDS = Bounds()
 
 
 def sweep(
-    settings: Sequence[Setting], run: Run, *, console: Console, processes_count: int | None = None
-) -> list[Result]:
-    """Run them all, in order of their settings."""
-    count = min(processes_count or os.cpu_count() or 1, len(settings))
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress, ProcessPoolExecutor(count) as pool:
-        task = progress.add_task("runs", total=len(settings))
-        results = []
-        for result in pool.map(run, settings):
-            results.append(result)
-            progress.advance(task)
-            if result.broken:
-                progress.console.print(f"[red]seed {result.seed}[/red]: {result.broken[0]}", highlight=False)
-        return results
+    settings: Iterable[Setting],
+    run: Run,
+    *,
+    console: Console,
+    processes_count: int | None = None,
+    bounds: Bounds = NO_BOUNDS,
+) -> list[tuple[Setting, Result]]:
+    """Run them one after the other on all cores, as far as the bounds let; in the order in which they were given."""
+    count = processes_count or os.cpu_count() or 1
+    began_at = time.monotonic()
+    lived: dict[int, tuple[Setting, Result]] = {}
+    with _progress(console) as progress, ProcessPoolExecutor(count) as pool:
+        of_runs = len(settings) if isinstance(settings, Sized) else None
+        task = progress.add_task("runs", total=bounds.cluster_hours or of_runs, hours="")
+        waiting, under_way = enumerate(settings), dict[Future[Result], tuple[int, Setting]]()
+        while True:
+            counted = sum(result.cluster_hours for _, result in lived.values() if is_counted(result))
+            is_enough = (bounds.cluster_hours is not None and counted >= bounds.cluster_hours) or (
+                bounds.seconds is not None and time.monotonic() - began_at >= bounds.seconds
+            )
+            progress.update(
+                task,
+                completed=len(lived) if bounds.cluster_hours is None else counted,
+                hours=f"{len(lived)} runs, {counted:.0f} cluster-hours that count",
+            )
+            if not is_enough:
+                for number, setting in itertools.islice(waiting, count - len(under_way)):
+                    under_way[pool.submit(run, setting)] = (number, setting)
+            if not under_way:
+                return [each for _, each in sorted(lived.items())]
+            for done in wait(under_way, return_when=FIRST_COMPLETED).done:
+                number, setting = under_way.pop(done)
+                lived[number] = (setting, result := done.result())
+                if result.broken:
+                    progress.console.print(f"[red]seed {result.seed}[/red]: {result.broken[0]}", highlight=False)
 
 
-def summarise(results: Sequence[Result], settings: Sequence[Setting], run: Run, *, commit: str) -> Summary:
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("simulating"), BarColumn(), TextColumn("{task.fields[hours]}"), TimeElapsedColumn(), console=console
+    )
+
+
+def is_counted(result: Result) -> bool:
+    """True for a run whose world was large and troubled enough to count its hours."""
+    return (
+        result.nodes_mean >= NODES_MEAN_MIN
+        and result.pods_per_hour >= PODS_PER_HOUR_MIN
+        and result.faults_per_hour >= FAULTS_PER_HOUR_MIN
+    )
+
+
+def summarise(lived: Sequence[tuple[Setting, Result]], run: Run, *, commit: str) -> Summary:
     """Return the sums; the first failing runs are made small."""
+    results = [result for _, result in lived]
     hours = sum(result.cluster_hours for result in results)
+    cpu_seconds = sum(result.cpu_seconds for result in results)
     faults = _counted(KINDS, (result.faults for result in results))
     reasons_given = _counted(reason_tags(), (result.reasons for result in results))
-    failing = [(result, setting) for result, setting in zip(results, settings, strict=True) if result.broken]
+    failing = [(result, setting) for setting, result in lived if result.broken]
     return Summary(
         commit=commit,
         seeds=len(results),
-        cluster_hours=round(hours, 2),
+        cluster_hours=round(sum(result.cluster_hours for result in results if is_counted(result)), 2),
+        cluster_hours_run=round(hours, 2),
+        cpu_seconds=round(cpu_seconds, 1),
+        cluster_hours_per_cpu_second=round(hours / cpu_seconds, 2) if cpu_seconds else 0.0,
         facts=sum(result.facts_count for result in results),
         plans=sum(result.plans_count for result in results),
         nodes_mean=round(sum(result.nodes_mean * result.cluster_hours for result in results) / hours, 2),
@@ -87,6 +159,19 @@ def summarise(results: Sequence[Result], settings: Sequence[Setting], run: Run, 
             failure_of(result, setting, run, is_shrunk=number < SHRUNK_COUNT_MAX)
             for number, (result, setting) in enumerate(failing)
         ),
+        runs=tuple(map(_lived, results)),
+    )
+
+
+def _lived(result: Result) -> Lived:
+    return Lived(
+        seed=result.seed,
+        cluster_hours=round(result.cluster_hours, 2),
+        is_counted=is_counted(result),
+        nodes_mean=round(result.nodes_mean, 2),
+        pods_per_hour=round(result.pods_per_hour, 2),
+        faults_per_hour=round(result.faults_per_hour, 2),
+        cpu_seconds=round(result.cpu_seconds, 2),
     )
 
 
@@ -100,7 +185,13 @@ def failure_of(result: Result, setting: Setting, run: Run, *, is_shrunk: bool) -
         faults=small.happened,
         is_shrunk=is_shrunk,
         last_facts=small.last_facts,
+        arguments=_arguments(setting),
     )
+
+
+def _arguments(setting: Setting) -> str:
+    jobs = "" if setting.jobs_per_hour is None else f" --jobs-per-hour {setting.jobs_per_hour:g}"
+    return f' ARGS="--hours {setting.hours:g}{jobs}"'
 
 
 def write(summary: Summary, path: Path) -> None:
@@ -111,11 +202,14 @@ def write(summary: Summary, path: Path) -> None:
 
 def tell(summary: Summary, console: Console) -> None:
     """Say what came of it: figures, what was never reached, and each failure with the way to see it again."""
-    sums = (
-        f"{summary.seeds} seeds, {summary.cluster_hours:g} cluster-hours, {summary.facts} facts, {summary.plans} plans"
-    )
+    hours = f"{summary.cluster_hours_run:g} cluster-hours ({summary.cluster_hours:g} count)"
+    sums = f"{summary.seeds} seeds, {hours}, {summary.facts} facts, {summary.plans} plans"
     means = (summary.nodes_mean, summary.pods_per_hour, summary.faults_per_hour)
     console.print(f"{sums}; {means[0]:g} nodes on average, {means[1]:g} pods and {means[2]:g} faults an hour")
+    console.print(
+        f"{summary.cluster_hours_per_cpu_second:g} cluster-hours in a CPU second; hours count where a run has at least "
+        f"{NODES_MEAN_MIN:g} nodes, {PODS_PER_HOUR_MIN:g} pods and {FAULTS_PER_HOUR_MIN:g} fault an hour"
+    )
     never = (
         ("faults that never struck", summary.faults_never_struck),
         ("reasons never given", summary.reasons_never_given),
@@ -130,7 +224,7 @@ def tell(summary: Summary, console: Console) -> None:
         console.print(f"{size}: {', '.join(f'{kind} #{number}' for kind, number in failure.faults)}", highlight=False)
         for line in failure.last_facts:
             console.print(f"  {line}", highlight=False, soft_wrap=True)
-        console.print(f"again: make sim SEED={failure.seed}", highlight=False)
+        console.print(f"again: make sim SEED={failure.seed}{failure.arguments}", highlight=False)
     console.print(f"broken: {len(summary.broken)}", highlight=False)
 
 

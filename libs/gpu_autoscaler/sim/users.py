@@ -24,13 +24,23 @@ _MODELS = (None, None, None, "T4", "A10G", "L4")
 class Users:
     """Everybody who asks for jobs."""
 
-    def __init__(self, loop: VirtualLoop, record: Record, faults: Faults, chance: random.Random) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        record: Record,
+        faults: Faults,
+        chance: random.Random,
+        *,
+        jobs_per_hour: float | None = None,
+    ) -> None:
+        """`jobs_per_hour`: None for the seed's own choice."""
         self.requests: list[tuple[FactId, JobRequested]] = []
         self._loop = loop
         self._record = record
         self._faults = faults
         self._chance = chance
-        self._jobs_per_hour = chance.uniform(*JOBS_PER_HOUR)
+        chosen = chance.uniform(*JOBS_PER_HOUR)
+        self._jobs_per_hour = chosen if jobs_per_hour is None else jobs_per_hour
         self._said_count = 0
         self._is_over = False
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import random
+from datetime import timedelta
 
 import msgspec
 
@@ -44,6 +45,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     hours: float = HOURS
     kinds: tuple[str, ...] | None = None  # of faults; None: the seed's own choice
     only: tuple[Occurrence, ...] | None = None  # of faults; None: all that come
+    jobs_per_hour: float | None = None  # None: the seed's own choice
     skips_ticks: bool = True  # whose inputs did not change; the facts are the same either way
     is_coded: bool = False  # facts go through the codec on their way
 
@@ -52,11 +54,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a run."""
 
     seed: int
-    cluster_hours: float
+    cluster_hours: float  # of work and faults; the time until all was settled comes on top
     facts_count: int
     plans_count: int
     nodes_mean: float
-    pods_count: int
+    pods_count: int  # that came to be
     digest: str  # of all facts, in order
     faults: dict[str, int]
     happened: tuple[Occurrence, ...]
@@ -64,6 +66,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     broken: tuple[str, ...]  # empty: every promise was kept
     promise: str = ""  # the first that was not
     last_facts: tuple[str, ...] = ()
+    cpu_seconds: float = 0.0  # that the run took, told by who ran it
+
+    @property
+    def pods_per_hour(self) -> float:
+        """Pods that came to be, an hour."""
+        return self.pods_count / self.cluster_hours if self.cluster_hours else 0.0
+
+    @property
+    def faults_per_hour(self) -> float:
+        """Faults that struck, an hour."""
+        return sum(self.faults.values()) / self.cluster_hours if self.cluster_hours else 0.0
 
 
 class World:
@@ -96,7 +109,9 @@ class World:
         self.store_trouble, self.watch_trouble = self._outside.store_trouble, self._outside.watch_trouble
         glances = glances_of(roles, lambda: self.policies.now, skips_ticks=setting.skips_ticks)
         self.crew = Crew(self.loop, self.faults, self.record, glances, self._compose, self._on_bug)
-        self.users = Users(self.loop, self.record, self.faults, self._chance("users"))
+        self.users = Users(
+            self.loop, self.record, self.faults, self._chance("users"), jobs_per_hour=setting.jobs_per_hour
+        )
         self.serving = Serving(self.loop, self._groups, self._chance("serving"))
         self._operators = Operators(self.workloads, self._groups, self.cloud, self.faults, self._chance("operators"))
         self.coverage = Coverage(self.loop, self._known_to_the_scheduler, lambda: self.policies.now)
@@ -176,7 +191,7 @@ class World:
             facts_count=len(self.record.order),
             plans_count=self.coverage.plans_count,
             nodes_mean=self._mean_nodes(seconds),
-            pods_count=sum(1 for entry in self.cluster.history["pods"] if entry.is_deleted),
+            pods_count=self._pods_count(seconds),
             digest=digest.hexdigest(),
             faults=dict(sorted(self.faults.counts.items())),
             happened=tuple(self.faults.happened),
@@ -187,9 +202,18 @@ class World:
         )
 
     def _mean_nodes(self, seconds: float) -> float:
-        now = self.loop.now()
-        ends = ((machine.terminated_at or now) - machine.launched_at for machine in self.cloud.machines)
-        return sum(end.total_seconds() for end in ends) / seconds if seconds else 0.0
+        end = ORIGIN + timedelta(seconds=seconds)
+        stays = (
+            min(machine.terminated_at or end, end) - machine.launched_at
+            for machine in self.cloud.machines
+            if machine.launched_at < end
+        )
+        return sum(stay.total_seconds() for stay in stays) / seconds if seconds else 0.0
+
+    def _pods_count(self, seconds: float) -> int:
+        end = ORIGIN + timedelta(seconds=seconds)
+        made = (entry.object.metadata for entry in self.cluster.history["pods"])
+        return len({pod.uid for pod in made if pod.creation_timestamp is not None and pod.creation_timestamp <= end})
 
 
 def run(setting: Setting, roles: Roles) -> Result:
