@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from datetime import UTC, datetime
 from typing import ClassVar
@@ -20,6 +21,7 @@ from gpu_autoscaler.runtime.process import Workplace, run_process
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outputs, Service
 
+POISON = "whoever handles this dies"
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
@@ -41,6 +43,8 @@ class Ender:
     async def on_fact(self, recorded: Recorded) -> Outputs:
         """End the job."""
         assert isinstance(recorded.fact, JobCancelRequested)
+        if recorded.fact.note == POISON:
+            os.kill(os.getpid(), signal.SIGKILL)
         await asyncio.sleep(self._job_seconds)
         self.handled.append(recorded.fact.job_id)
         return [JobFinished(job_id=recorded.fact.job_id, outcome="cancelled", finished_at=AT)]

@@ -68,7 +68,7 @@ class Line:
         for spec in streams():
             for sequence in range(1, await self._bus.last_sequence(spec.name) + 1):
                 message = await self._bus.message_at(spec.name, sequence)
-                if message is not None and spec.name not in ("DEAD", "ADVISORY"):
+                if message is not None and spec.name not in ("DEAD", "TRIAL", "ADVISORY"):
                     envelope = read(
                         message.subject,
                         message.payload,

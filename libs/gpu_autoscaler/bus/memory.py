@@ -223,6 +223,10 @@ class MemoryBus(Bus):
         """Return the message at this sequence; None when it has aged out or never was."""
         return self._broker.stream(stream).at(sequence, self._now())
 
+    async def last_message(self, stream: str, subject: str) -> Message | None:
+        """Return the stream's last message on the subject, None where it has none."""
+        return self._broker.stream(stream).last_on(subject, self._now())
+
     async def ensure(self) -> None:
         """Make what is declared and missing. Raises ConfigError with both values of each drift, which it leaves."""
         mistakes: list[str] = []

@@ -133,6 +133,10 @@ class MemoryStream:
             return None
         return stored.message
 
+    def last_on(self, subject: str, now: datetime) -> Message | None:
+        """The last message on the subject, unless it has aged out."""
+        return self.at(self._last_by_subject.get(subject, 0), now)
+
     def after(self, sequence: int, subjects: Sequence[str], now: datetime) -> Iterator[Message]:
         """Messages after this sequence in order; `subjects` narrows them, empty means all."""
         self._forget(now)

@@ -101,6 +101,10 @@ class NatsBus(Bus):
         """Return the message at this sequence; None when it has aged out or never was."""
         return await stored_message(self._link, stream, sequence=sequence)
 
+    async def last_message(self, stream: str, subject: str) -> Message | None:
+        """Return the stream's last message on the subject, None where it has none."""
+        return await stored_message(self._link, stream, last_on=subject)
+
     async def ensure(self) -> None:
         """Make what is declared and missing. Raises ConfigError with both values of each drift, which it leaves."""
         mistakes: list[str] = []

@@ -175,6 +175,10 @@ class Bus(Protocol):
         """Return the message at this sequence; None when it has aged out or never was."""
         ...
 
+    async def last_message(self, stream: str, subject: str) -> Message | None:
+        """Return the stream's last message on the subject, None where it has none. Raises as `span` does."""
+        ...
+
     async def ensure(self) -> None:
         """Make what is declared (`bus/streams.py`) and missing. Raises ConfigError with both values of each drift."""
         ...

@@ -21,6 +21,7 @@ SERVER_PAYLOAD_BYTES_MAX = 8 * MEBIBYTE
 MESSAGE_BYTES_MAX = SERVER_PAYLOAD_BYTES_MAX - 64 * 1024
 
 DEAD = "DEAD"  # what was set aside, and what was sent again
+TRIAL = "TRIAL"  # messages that may end the process which handles them
 ADVISORY = "ADVISORY"  # the server's own word on messages that it no longer delivers
 ADVISORY_ROOT = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"  # then .<stream>.<consumer>
 
@@ -219,6 +220,13 @@ STREAMS: tuple[StreamSpec, ...] = (
         days=30,
         mebibytes=256,
         message_bytes_max=-1,  # a message at its limit, and the headers that say why it is here
+    ),
+    StreamSpec(
+        name=TRIAL,
+        subjects=("trial.>",),
+        description="How often a message was begun by a process that did not survive it",
+        max_age_seconds=6 * 3600,  # a supervisor may wait minutes before it starts a process again
+        max_bytes=16 * MEBIBYTE,
     ),
     StreamSpec(
         name=ADVISORY,

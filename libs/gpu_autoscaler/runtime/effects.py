@@ -5,7 +5,8 @@ A crash anywhere in between makes the message come again; derived ids make the r
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 
 import structlog
 
@@ -14,6 +15,7 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, StalePlan, TransientError
 from gpu_autoscaler.runtime.plumbing import Plumbing, set_aside_reason
 from gpu_autoscaler.runtime.service import FactDoor
+from gpu_autoscaler.runtime.trials import EndsProcess, Trials
 
 log = structlog.get_logger()
 
@@ -28,6 +30,21 @@ class Turns:
     def __init__(self, count: int) -> None:
         self.count = count
         self.turn = asyncio.Semaphore(count)
+        self._alone = asyncio.Lock()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """The turn of one that nobody else may have beside it."""
+        taken = 0
+        async with self._alone:
+            try:
+                while taken < self.count:
+                    await self.turn.acquire()
+                    taken += 1
+                yield
+            finally:
+                for _ in range(taken):
+                    self.turn.release()
 
 
 class EffectLoop:
@@ -42,6 +59,8 @@ class EffectLoop:
         self._in_hand: dict[asyncio.Task[None], Delivery] = {}
         # Failures by message. The broker's own count also counts waits that were asked for, so it says nothing.
         self._tries: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._survived: OrderedDict[tuple[str, int], None] = OrderedDict()  # begun here, and we are still there
+        self._trials = Trials(plumbing.bus, plumbing.service)
 
     async def run(self) -> None:
         """Take messages until it is time to stop, then finish what is in hand. Raises TransientError, ConfigError."""
@@ -105,11 +124,41 @@ class EffectLoop:
             log.debug("lag not known", durable=self._durable, error=str(exc))
 
     async def _handle(self, delivery: Delivery) -> None:
-        async with self._turns.turn:
-            if self._plumbing.stop.is_set():  # fetched, but not begun: somebody else's
-                await self._tell(delivery.nak(0.0))
-                return
-            await self._attempt(delivery)
+        key = (delivery.message.stream, delivery.message.sequence)
+        if delivery.delivered_count == 1 or key in self._survived:
+            async with self._turns.turn:
+                await self._take(delivery)
+        else:
+            await self._try_suspect(delivery)
+        self._survived[key] = None
+        if len(self._survived) > TRIES_REMEMBERED_MAX:
+            self._survived.popitem(last=False)
+
+    async def _try_suspect(self, delivery: Delivery) -> None:
+        """Somebody else had it, and may have died of it: see `runtime/trials.py`."""
+        plumbing, message = self._plumbing, delivery.message
+        try:
+            begun_count = await self._trials.begun_count(delivery)
+            async with self._turns.alone() if begun_count else self._turns.turn:
+                await self._trials.begin(delivery, begun_count)
+                await self._take(delivery)
+            await self._trials.survived(delivery)
+        except EndsProcess as exc:
+            log.error(  # noqa: TRY400 - nothing failed here
+                "message set aside: no process survives it; see `gpu-autoscaler dead-letters`",
+                subject=message.subject, sequence=message.sequence, error=str(exc),
+            )  # fmt: skip
+            await self._set_aside(delivery, exc)
+            plumbing.metrics.facts_handled.labels(self._domain, "set_aside").inc()
+        except (TransientError, PermanentError, ConfigError) as exc:
+            log.warning("suspect message left for later: its record is out of reach", error=str(exc))
+            await self._tell(delivery.nak(plumbing.limits.backoff.wait_seconds(delivery.delivered_count, exc)))
+
+    async def _take(self, delivery: Delivery) -> None:
+        if self._plumbing.stop.is_set():  # fetched, but not begun: somebody else's
+            await self._tell(delivery.nak(0.0))
+            return
+        await self._attempt(delivery)
 
     async def _attempt(self, delivery: Delivery) -> None:
         """One try of one message, from reading to its end, with its canonical log line."""

@@ -23,7 +23,7 @@ FACT_OUTCOMES = ("done", "again", "retried", "stale", "set_aside", "bug")
 TICK_OUTCOMES = ("done", "stale", "retried", "bug")
 LOOP_REASONS = ("interrupted", "bug")
 SNAPSHOT_OUTCOMES = ("kept", "not_kept", "used")
-SET_ASIDE_REASONS = ("unknown_type", "invalid_fact", "permanent_error", "bug", "given_up")
+SET_ASIDE_REASONS = ("unknown_type", "invalid_fact", "permanent_error", "bug", "given_up", "ends_process")
 DIRECTIONS = ("up", "down")
 
 _FAST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -19,6 +19,7 @@ from gpu_autoscaler.runtime.publisher import Publisher, as_outcome
 from gpu_autoscaler.runtime.reading import read_message
 from gpu_autoscaler.runtime.retry import Backoff
 from gpu_autoscaler.runtime.service import Outcome, Outputs, Service
+from gpu_autoscaler.runtime.trials import EndsProcess
 from gpu_autoscaler.runtime.urgency import QuietWindow, Urgency
 
 READERS = "readers"  # in whose name a message is set aside that is no valid fact for anybody
@@ -149,4 +150,6 @@ def set_aside_reason(error: Exception) -> str:
         return "unknown_type"
     if isinstance(error, InvalidFact):
         return "invalid_fact"
+    if isinstance(error, EndsProcess):
+        return "ends_process"
     return "permanent_error" if isinstance(error, PermanentError) else "bug"

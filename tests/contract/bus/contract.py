@@ -30,6 +30,7 @@ class BusContract:
 
         message = (await read(bus, desk.stream.name, 1))[0]
         assert message == await bus.message_at(desk.stream.name, ack.sequence)
+        assert message == await bus.last_message(desk.stream.name, desk.subject())
         assert (message.subject, message.payload, message.message_id) == (desk.subject(), b'{"a": 1}', "first")
         assert (message.stream, message.sequence, ack.is_duplicate) == (desk.stream.name, 1, False)
         assert message.headers == headers
@@ -63,6 +64,7 @@ class BusContract:
 
         assert await bus.last_sequence(desk.stream.name) == 0
         assert await bus.message_at(desk.stream.name, 1) is None
+        assert await bus.last_message(desk.stream.name, desk.subject()) is None
 
     async def test_a_stream_says_which_one_it_is_and_what_it_has(self, desk: Desk) -> None:
         """Since when, from where, up to where: the same for all who ask; a stream that is not there is an error."""
