@@ -50,9 +50,9 @@ async def test_a_shadow_that_would_remove_idle_nodes_sooner_is_seen_and_does_not
             lambda record: any(fact.differences for fact, _ in record.of(ShadowPlanMade)), "a difference"
         )
         async with asyncio.timeout(10):
-            while not (found := [plan for plan in (await _shown(cluster))["items"] if plan["differences"]]):
+            while not (found := [*(shown := await _shown(cluster))["now"], *shown["earlier"]]):
                 await asyncio.sleep(0.1)
-        (one,) = found[0]["differences"]
+        (one,) = found
         assert (one["real"]["what"], one["real"]["reason"]) == ("held_back", "not_yet_idle")
         assert (one["shadow"]["what"], one["shadow"]["reason"]) == ("drain_node", "node_idle")
         assert one["name"].startswith("node/g4dn")
@@ -60,7 +60,8 @@ async def test_a_shadow_that_would_remove_idle_nodes_sooner_is_seen_and_does_not
 
         command = ("shadow", "--limit", "50", "--gateway", cluster.system.gateway_url)
         assert await asyncio.to_thread(run, (*command, "-o", "json")) == Exit.OK
-        assert json.loads(capsys.readouterr().out)["items"]
+        document = json.loads(capsys.readouterr().out)
+        assert [*document["now"], *document["earlier"]]
         assert await asyncio.to_thread(run, command) == Exit.OK
         assert "drain" in capsys.readouterr().out.lower()
 

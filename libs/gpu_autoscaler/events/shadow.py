@@ -8,8 +8,9 @@ from gpu_autoscaler.model.ids import PlanId
 class ShadowPlanMade(Fact, frozen=True, kw_only=True):
     """What another policy would decide of the real state, and where the policy in force decides otherwise.
 
-    Said when that changes. Both plans are of one state and one instant; the state is the real one, so a difference is
-    about what would be done now, not about the fleet that the other policy would have had by now (`replay --policy`).
+    Said when that changes. Both plans are of one state and one instant: that of a real plan, or of the shadow's own
+    tick. The state is the real one, so a difference is about what would be done now, not about the fleet that the other
+    policy would have had by now (`replay --policy`).
     """
 
     plan_id: PlanId
@@ -19,6 +20,7 @@ class ShadowPlanMade(Fact, frozen=True, kw_only=True):
     policy_digest: str  # of the policy in shadow
     real_policy_digest: str  # of the one in force, that it is compared with
     core_digest: str
+    real_plan_id: PlanId | None = None  # the real plan that it stands beside; None: a tick without one
     differences: tuple[Difference, ...] = ()  # in what is done; `made` is the policy in force, `other` the shadow
     service_version: str = ""
 

@@ -91,7 +91,7 @@ def _plan_rows(plan: dict[str, Any]) -> list[Row]:
 
 def shadow(
     *,
-    limit: Annotated[int, Parameter(help="How many changes of the difference, newest first.")] = 1,
+    limit: Annotated[int, Parameter(help="How many of the differences that are over.")] = 10,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
@@ -102,9 +102,10 @@ def shadow(
     document = gateway.read("shadow", limit=limit)
     if output == "table":
         words(_shadow_words(document))
-    rows = [{"as_of": plan["as_of"], **one} for plan in document["items"] for one in plan["differences"]]
+    rows = [*document["now"], *document["earlier"]]
     columns = (
-        ("SINCE", lambda row: row["as_of"][:19] + "Z"),
+        ("SINCE", lambda row: row["since_at"][:19] + "Z"),
+        ("UNTIL", lambda row: "now" if row["until_at"] is None else row["until_at"][:19] + "Z"),
         ("ABOUT", lambda row: row["name"]),
         ("REAL", lambda row: _said(row["real"])),
         ("SHADOW", lambda row: _said(row["shadow"])),
@@ -114,15 +115,11 @@ def shadow(
 
 
 def _shadow_words(document: dict[str, Any]) -> str:
-    if not document["items"]:
+    if document["said_at"] is None:
         return "no policy runs in shadow; start one with `up --shadow FILE`, or the service with policy.shadow_path"
-    newest = document["items"][0]
-    count = len(newest["differences"])
-    lines = [
-        f"policy {document['policy_digest'][:8]} in shadow of {document['real_policy_digest'][:8]}: "
-        + (f"{count} otherwise" if count else "decides the same")
-        + f", since {newest['as_of'][:19]}Z"
-    ]
+    count = len(document["now"])
+    both = f"policy {document['policy_digest'][:8]} in shadow of {document['real_policy_digest'][:8]}"
+    lines = [f"{both}: {f'{count} otherwise now' if count else 'decides the same now'}"]
     if document["is_compared_with_scaler"] is False:
         lines.append("the scaler runs with another policy than the one compared with; give both the same policy.path")
     return "\n".join(lines)

@@ -1,10 +1,12 @@
 """What a policy in shadow would decide otherwise, as the shadow says it."""
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.events.shadow import ShadowPlanMade
@@ -21,53 +23,63 @@ _REAL = SubjectFilter([ScalingPlanMade.subject_root()])
 
 
 class ShadowQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of its past."""
+    """How much of what is over."""
 
-    limit: Annotated[int, msgspec.Meta(ge=1, le=RING_COUNT_MAX, description="How many at most, newest first.")] = (
-        LIMIT_DEFAULT
-    )
+    limit: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=RING_COUNT_MAX, description="How many of the differences that are over, newest first."),
+    ] = LIMIT_DEFAULT
 
 
 async def shadow_handler(request: web.Request) -> web.Response:
     """Where the policy in shadow differs now, and where it did before."""
     query, model = read_query(request, ShadowQuery), request.app[READ_MODEL]
-    said = [(entry, _fact(entry)) for entry in model.tail.recent(_SHADOW, query.limit)]
-    latest = said[0][1] if said else None
+    said = [
+        fact
+        for entry in reversed(model.tail.recent(_SHADOW, RING_COUNT_MAX))
+        if isinstance(fact := entry.recorded.fact, ShadowPlanMade)
+    ]
+    latest = said[-1] if said else None
+    standing, over = _told(said)
     return answer(
         request,
         wire.Shadow(
             as_of=model.clock.now(),
+            said_at=None if latest is None else latest.plan.as_of,
             policy_digest=None if latest is None else latest.policy_digest,
             real_policy_digest=None if latest is None else latest.real_policy_digest,
             is_compared_with_scaler=None if latest is None else _is_in_force(latest, model.tail.recent(_REAL, 1)),
-            items=tuple(_plan(entry, fact) for entry, fact in said),
+            now=tuple(standing),
+            earlier=tuple(over[: query.limit]),
         ),
     )
 
 
-def _fact(entry: Entry) -> ShadowPlanMade:
-    fact = entry.recorded.fact
-    assert isinstance(fact, ShadowPlanMade), f"{entry.place} is on the subject of shadow plans"  # noqa: S101 - our bug
-    return fact
+def _told(said: Sequence[ShadowPlanMade]) -> tuple[list[wire.ShadowDifference], list[wire.ShadowDifference]]:
+    """What stands, and what is over with the newest first: each difference once, from its first word to its last."""
+    standing: dict[tuple[str, str], wire.ShadowDifference] = {}
+    over: list[wire.ShadowDifference] = []
+    for fact in said:
+        named = {(one.subject, one.kind): one for one in fact.differences}
+        over += [replace(standing.pop(key), until_at=fact.plan.as_of) for key in tuple(standing) if key not in named]
+        for key, one in named.items():
+            since_at = standing[key].since_at if key in standing else fact.plan.as_of
+            standing[key] = wire.ShadowDifference(
+                subject=one.subject,
+                name=one.name,
+                since_at=since_at,
+                until_at=None,
+                real=_side(one.made),
+                shadow=_side(one.other),
+            )
+    return list(standing.values()), over[::-1]
 
 
-def _is_in_force(latest: ShadowPlanMade, real: list[Entry]) -> bool | None:
+def _is_in_force(latest: ShadowPlanMade, real: Sequence[Entry]) -> bool | None:
     for entry in real:
         if isinstance(entry.recorded.fact, ScalingPlanMade):
             return entry.recorded.fact.policy_digest == latest.real_policy_digest
     return None
-
-
-def _plan(entry: Entry, fact: ShadowPlanMade) -> wire.ShadowPlan:
-    return wire.ShadowPlan(
-        plan_id=fact.plan_id,
-        sequence=entry.recorded.sequence,
-        as_of=fact.plan.as_of,
-        differences=tuple(
-            wire.ShadowDifference(subject=one.subject, name=one.name, real=_side(one.made), shadow=_side(one.other))
-            for one in fact.differences
-        ),
-    )
 
 
 def _side(side: Side) -> wire.ShadowSide:

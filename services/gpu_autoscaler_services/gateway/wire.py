@@ -134,27 +134,22 @@ class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
 
     subject: str
     name: str  # the same as people know it
+    since_at: Instant
+    until_at: Instant | None  # None: it is so now
     real: ShadowSide
     shadow: ShadowSide
 
 
-class ShadowPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """From this instant on the two policies differed in this, until the next one."""
-
-    plan_id: str
-    sequence: int
-    as_of: Instant
-    differences: tuple[ShadowDifference, ...]  # empty: they decide the same
-
-
 class Shadow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy in shadow would do of the real state, newest first. Nobody acts on it."""
+    """What a policy in shadow would do of the real state. Nobody acts on it."""
 
     as_of: Instant
-    policy_digest: str | None  # of the policy in shadow; None: none has spoken
+    said_at: Instant | None  # when that last changed; None: no policy in shadow has spoken
+    policy_digest: str | None  # of the policy in shadow
     real_policy_digest: str | None  # of the one that it is compared with
     is_compared_with_scaler: bool | None  # the scaler's last plan was made with that one; None: not known
-    items: tuple[ShadowPlan, ...]
+    now: tuple[ShadowDifference, ...]  # empty: both policies decide the same
+    earlier: tuple[ShadowDifference, ...]  # what is no longer so, the newest first
 
 
 class PlanList(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,7 +43,7 @@ async function refresh() {
   isStale = false;
   try {
     const [status, nodes, plans, shadow, cost, jobs] = await Promise.all([
-      read("api/v1/status"), read("api/v1/nodes"), read("api/v1/plans?limit=12"), read("api/v1/shadow?limit=1"), readCost(), liveJobs(),
+      read("api/v1/status"), read("api/v1/nodes"), read("api/v1/plans?limit=12"), read("api/v1/shadow?limit=8"), readCost(), liveJobs(),
     ]);
     clock = { asOf: Date.parse(status.value.as_of), at: performance.now(), factor: status.value.clock_factor };
     latest = { status: status.value, nodes: nodes.value, plans: plans.value, shadow: shadow.value, cost, jobs };
@@ -82,7 +82,7 @@ function draw() {
   place("nodes").classList.toggle("dense", panels.isDense(nodes));
   redraw("nodes", panels.nodes(nodes, now()));
   redraw("plans", panels.plans(plans, names(nodes, jobs)));
-  place("shadow-panel").hidden = !shadow.items.length;
+  place("shadow-panel").hidden = !shadow.said_at;
   redraw("shadow", panels.shadow(shadow));
   place("shadow-note").textContent = panels.shadowNote(shadow);
   redraw("jobs", panels.jobs(jobs, now()));

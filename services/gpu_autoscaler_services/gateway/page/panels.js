@@ -156,18 +156,20 @@ export function plans(list, names) {
   );
 }
 
-/** What the policy in shadow would do now and the one in force does not, and the other way round. */
+/** What the policy in shadow would do and the one in force does not, and the other way round: now, then earlier. */
 export function shadow(answer) {
-  const [newest] = answer.items;
-  if (!newest || !newest.differences.length) return [h("li", { class: "empty" }, "Both policies decide the same of what is there now.")];
-  return newest.differences.map((one) =>
-    h(
-      "li",
-      {},
-      h("div", { class: "when" }, h("span", {}, one.name.replace("/", " "))),
-      shadowLine("real", one.real),
-      shadowLine("shadow", one.shadow),
-    ),
+  const same = answer.now.length ? [] : [h("li", { class: "empty" }, "Both policies decide the same of what is there now.")];
+  return [...same, ...[...answer.now, ...answer.earlier].map(shadowCard)];
+}
+
+function shadowCard(one) {
+  const lasting = one.until_at ? `${clockTime(one.since_at)} to ${clockTime(one.until_at)}` : `since ${clockTime(one.since_at)}`;
+  return h(
+    "li",
+    {},
+    h("div", { class: "when" }, h("time", { datetime: one.since_at }, lasting), h("span", {}, one.name.replace("/", " "))),
+    shadowLine("real", one.real),
+    shadowLine("shadow", one.shadow),
   );
 }
 
@@ -177,9 +179,8 @@ function shadowLine(whose, side) {
 }
 
 export function shadowNote(answer) {
-  if (!answer.items.length) return "";
-  const since = `acts on nothing, since ${clockTime(answer.items[0].as_of)}`;
-  return answer.is_compared_with_scaler === false ? `${since}; the scaler runs with another policy than it is compared with` : since;
+  if (answer.is_compared_with_scaler === false) return "compared with another policy than the scaler's";
+  return answer.now.length ? `${count(answer.now.length, "decision")} otherwise now; acts on nothing` : "acts on nothing";
 }
 
 /** Sentences with all that each is about: a reason that ten jobs share is told once. */

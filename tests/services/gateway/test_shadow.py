@@ -1,0 +1,92 @@
+"""The gateway shows where a policy in shadow decides otherwise: what stands, and what is over."""
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.support.front import Front, front
+from tests.support.stories import MINUTE, T0, Told
+
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.events.shadow import ShadowPlanMade
+from gpu_autoscaler.model.decisions import Cut, Difference, Plan, Side
+from gpu_autoscaler.model.ids import PlanId
+
+HELD = Side(what="held_back", reason="not_yet_idle", sentence="Not yet.")
+DRAINED = Side(what="drain_node", reason="node_idle", sentence="Drain it.")
+
+
+@pytest.fixture
+async def gate(tmp_path: Path) -> AsyncIterator[Front]:
+    """A gateway of an empty cluster."""
+    async with front(tmp_path) as opened:
+        yield opened
+
+
+async def _shown(gate: Front, query: str = "") -> dict[str, Any]:
+    async with aiohttp.ClientSession() as http, http.get(f"{gate.url}/api/v1/shadow{query}") as response:
+        assert response.status == 200, await response.text()
+        document: dict[str, Any] = await response.json()
+        return document
+
+
+def _said(at: datetime, *nodes: str) -> Told:
+    """The shadow would drain these nodes, the policy in force would not."""
+    fact = ShadowPlanMade(
+        plan_id=PlanId(f"shadow-{at.isoformat()}"),
+        parent_sequence=0,
+        plan=Plan(as_of=at, parent_sequence=0),
+        cut=Cut(),
+        policy_digest="ours",
+        real_policy_digest="theirs",
+        core_digest="core",
+        differences=tuple(
+            Difference(subject=f"node/{name}", name=f"node/{name}", made=HELD, other=DRAINED) for name in nodes
+        ),
+    )
+    return Told(fact, at)
+
+
+def _real(policy_digest: str) -> Told:
+    fact = ScalingPlanMade(
+        plan_id=PlanId(f"real-{policy_digest}"),
+        plan=Plan(as_of=T0, parent_sequence=0),
+        cut=Cut(),
+        policy_digest=policy_digest,
+        core_digest="core",
+    )
+    return Told(fact, T0)
+
+
+async def test_without_a_shadow_there_is_none(gate: Front) -> None:
+    """That nobody spoke is told from two policies that agree."""
+    shown = await _shown(gate)
+
+    assert (shown["said_at"], shown["now"], shown["earlier"]) == (None, [], [])
+
+
+async def test_a_difference_is_shown_once_from_its_first_word_to_its_last(gate: Front) -> None:
+    """Whatever else was said meanwhile."""
+    await gate.tell((_said(T0, "n1"), _said(T0 + MINUTE, "n1", "n2"), _said(T0 + 2 * MINUTE, "n2")))
+
+    shown = await _shown(gate)
+
+    (standing,), (over,) = shown["now"], shown["earlier"]
+    assert (standing["name"], standing["until_at"]) == ("node/n2", None)
+    assert datetime.fromisoformat(standing["since_at"]) == T0 + MINUTE
+    assert over["name"] == "node/n1"
+    assert datetime.fromisoformat(over["since_at"]) == T0
+    assert datetime.fromisoformat(over["until_at"]) == T0 + 2 * MINUTE
+    assert standing["real"] == {"what": "held_back", "reason": "not_yet_idle", "sentence": "Not yet."}
+    assert (await _shown(gate, "?limit=0"))["earlier"] == []
+
+
+@pytest.mark.parametrize(("digest", "is_same"), [("theirs", True), ("another", False)])
+async def test_another_policy_than_the_scalers_is_told(gate: Front, digest: str, is_same: bool) -> None:  # noqa: FBT001
+    """Else a forgotten file would make the comparison worthless in silence."""
+    await gate.tell((_said(T0),), (_real(digest),))
+
+    assert (await _shown(gate))["is_compared_with_scaler"] is is_same
