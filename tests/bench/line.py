@@ -12,3 +12,5 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     against: str
     target: str | None = None
     met: bool | None = None
+    # A time that is missed, but by less than five times: told, and no failure, as times move with the machine.
+    is_tolerated: bool = False

@@ -48,6 +48,7 @@ class Ground:
         self.server = server
         self.bus = bus
         self.simcluster_url = simcluster_url
+        self._tellings_count = 0
 
     async def offers(self) -> tuple[Offer, ...]:
         """What the simulated cloud sells."""
@@ -59,7 +60,9 @@ class Ground:
 
     async def say(self, story: Iterable[Told]) -> None:
         """Publish facts; those of this process have ids of their own."""
-        await publish_all(self.bus, envelopes(story))
+        self._tellings_count += 1
+        own = f"bench-{self._tellings_count}"
+        await publish_all(self.bus, [msgspec.structs.replace(one, id=f"{own}/{one.id}") for one in envelopes(story)])
 
     @asynccontextmanager
     async def scaler(self) -> AsyncIterator["ScalerProcess"]:
@@ -165,7 +168,4 @@ def cluster(offers: tuple[Offer, ...], at: datetime, *, sized: Offer) -> Story:
 
 def envelopes(story: Iterable[Told]) -> list[Envelope]:
     """The facts as they are published."""
-    return [
-        msgspec.structs.replace(one.envelope, source="/bench") if one.envelope.source != "/bench" else one.envelope
-        for one in record(story)
-    ]
+    return [msgspec.structs.replace(one.envelope, source="/bench") for one in record(story)]
