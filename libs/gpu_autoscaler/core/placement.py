@@ -1,14 +1,17 @@
 """The one placement engine: scale-up, scale-down and scheduling ask it what fits where.
 
-Pods of equal shape fit equally, so bins are ranked once for each shape and re-ranked only where they changed.
+Pods of equal shape fit equally, so each question is about one shape and a count, never about single pods.
 """
 
 import enum
-import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
+from gpu_autoscaler.core.amounts import COLUMNS_COUNT, CPU, GPU, MEMORY, Bools, Ints, resources, row, rows
 from gpu_autoscaler.core.matching import accepts_labels, tolerates
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
@@ -85,59 +88,75 @@ def members_that_fit(shape: Shape, target: Bin) -> int:
     return min((have // wanted for wanted, have in pairs if wanted > 0), default=1)
 
 
-# standing, GPUs that would be blocked for nothing, GPUs left, CPU left, memory left, key: the smallest is the best fit.
-_Score = tuple[int, bool, int, int, int, str]
+class _Marks(NamedTuple):
+    """Everything about a shape but its amounts: shapes that share it are accepted by the same bins."""
 
+    has_gpus: bool
+    gpu_model: str | None
+    gpu_memory_bytes_min: int | None
+    demands: NodeDemands
+    is_spot_allowed: bool
 
-def _score(shape: Shape, target: Bin) -> _Score:
-    need, free = shape.resources, target.free
-    return (
-        target.standing,
-        target.has_gpus and need.gpu_count == 0,
-        free.gpu_count - need.gpu_count,
-        free.cpu_milli - need.cpu_milli,
-        free.memory_bytes - need.memory_bytes,
-        target.key,
-    )
-
-
-class _Ranking:
-    """Bins that take one shape, best first. Entries of bins that changed since are skipped when met."""
-
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
-        self.heap: list[tuple[_Score, int]] = []
-        self.changes_seen = 0
+    @classmethod
+    def of(cls, shape: Shape) -> "_Marks":
+        has_gpus = shape.resources.gpu_count > 0
+        model, memory = (shape.gpu_model, shape.gpu_memory_bytes_min) if has_gpus else (None, None)
+        return cls(has_gpus, model, memory, shape.demands, shape.is_spot_allowed)
 
 
 class Room:
     """Free room during one calculation: a scratch pad that is filled, and emptied again to where it was marked.
 
-    Equal bins in any order give equal answers: equal scores fall to the smallest key.
+    Bins are rows of arrays, so a shape is asked for in all of them at once. Equal bins in any order give equal answers:
+    equal scores fall to the smallest key.
     """
 
     def __init__(self, bins: Iterable[Bin]) -> None:
-        self._bins: dict[str, Bin] = {}
-        self._stamps: dict[str, int] = {}  # counts a bin's changes, so that rankings know old entries
-        self._changed: list[str] = []  # keys in the order in which they changed; rankings read on from where they were
-        self._undo: list[tuple[str, Bin | None]] = []
-        self._rankings: dict[Shape, _Ranking] = {}
-        for entry in bins:
-            self._set(entry.key, entry)
+        self._bins: list[Bin] = []  # as they were put, by place
+        self._places: dict[str, int] = {}
+        self._free = np.empty((0, COLUMNS_COUNT), dtype=np.int64)
+        self._standing = np.empty(0, dtype=np.int64)
+        self._has_gpus = np.empty(0, dtype=np.bool_)
+        self._is_there = np.empty(0, dtype=np.bool_)
+        self._ranks: Ints | None = None  # of the keys; None: a bin came since
+        self._accepted: dict[_Marks, Bools] = {}
+        self._undo: list[Callable[[], None]] = []
+        self.put_all(bins)
 
     def __getitem__(self, key: str) -> Bin:
-        return self._bins[key]
+        place = self._places[key]
+        if not self._is_there[place]:
+            raise KeyError(key)
+        return msgspec.structs.replace(self._bins[place], free=resources(self._free[place]))
 
     def __contains__(self, key: str) -> bool:
-        return key in self._bins
+        place = self._places.get(key)
+        return place is not None and bool(self._is_there[place])
 
     def put(self, entry: Bin) -> None:
-        """Add a bin, or replace the one of its key."""
-        self._set(entry.key, entry)
+        """Add a bin whose key was never in this room."""
+        self.put_all((entry,))
+
+    def put_all(self, entries: Iterable[Bin]) -> None:
+        """Add bins, as `put` does one."""
+        added = list(entries)
+        first = len(self._bins)
+        for place, entry in enumerate(added, first):
+            if self._places.setdefault(entry.key, place) != place:
+                raise ValueError(f"bin {entry.key} is put into the room twice")
+        self._bins += added
+        self._free = np.concatenate((self._free, rows(entry.free for entry in added)))
+        self._standing = np.append(self._standing, [int(entry.standing) for entry in added]).astype(np.int64)
+        self._has_gpus = np.append(self._has_gpus, [entry.has_gpus for entry in added]).astype(np.bool_)
+        self._is_there = np.append(self._is_there, np.ones(len(added), dtype=np.bool_))
+        self._ranks = None
+        self._undo.append(partial(self._forget, first))
 
     def remove(self, key: str) -> None:
         """Take a bin away; what was placed on it is the caller's to place again."""
-        self._set(key, None)
+        place = self._places[key]
+        self._is_there[place] = False
+        self._undo.append(partial(self._come_back, place))
 
     def mark(self) -> int:
         """A point to come back to with `rollback`."""
@@ -146,8 +165,7 @@ class Room:
     def rollback(self, mark: int) -> None:
         """Everything since the mark has not happened."""
         while len(self._undo) > mark:
-            key, before = self._undo.pop()
-            self._write(key, before)
+            self._undo.pop()()
 
     def place_gang(self, shape: Shape, count: int, prefers: tuple[str, ...] = ()) -> tuple[str, ...] | None:
         """Place all members and return their bins' keys in order, or return None and change nothing."""
@@ -164,50 +182,78 @@ class Room:
         Bins in `prefers` are filled first, in their order.
         """
         placed: list[str] = []
-        for key in prefers:
-            while len(placed) < count and (target := self._bins.get(key)) is not None and fits(shape, target):
-                self._fill(target, shape)
-                placed.append(key)
-        while len(placed) < count and (best := self._best(shape)) is not None:
-            self._fill(best, shape)
-            placed.append(best.key)
+        if count <= 0 or not self._bins:
+            return ()
+        need = np.array(row(shape.resources), dtype=np.int64)
+        members = self._members_that_fit(shape, need)
+        wanted = [self._places[key] for key in prefers if key in self]
+        for place in (*wanted, *self._best_first(need, members)):
+            taken = min(int(members[place]), count - len(placed))
+            if taken > 0:
+                members[place] -= taken
+                self._fill(place, need * taken)
+                placed += [self._bins[place].key] * taken
+            if len(placed) == count:
+                break
         return tuple(placed)
 
     def count_places(self, shape: Shape, count: int) -> int:
         """How many members have room, at most `count`; nothing is placed."""
-        mark = self.mark()
-        placed_count = len(self.place_most(shape, count))
-        self.rollback(mark)
-        return placed_count
+        need = np.array(row(shape.resources), dtype=np.int64)
+        return min(int(self._members_that_fit(shape, need).sum()), count)
 
-    def _fill(self, target: Bin, shape: Shape) -> None:
-        self._set(target.key, msgspec.structs.replace(target, free=target.free - shape.resources))
+    def _members_that_fit(self, shape: Shape, need: Ints) -> Ints:
+        """How many members each bin takes; none where it is not there or not accepted."""
+        asked = np.flatnonzero(need)
+        accepted = self._accepted_by(shape)
+        if not asked.size:
+            return accepted.astype(np.int64)
+        members: Ints = (self._free[:, asked] // need[asked]).min(axis=1)
+        return np.where(accepted & (self._free >= 0).all(axis=1), np.maximum(members, 0), 0)
 
-    def _best(self, shape: Shape) -> Bin | None:
-        ranking = self._rankings.get(shape)
-        if ranking is None:
-            ranking = self._rankings[shape] = _Ranking(shape)
-        for key in dict.fromkeys(self._changed[ranking.changes_seen :]):
-            entry = self._bins.get(key)
-            if entry is not None and fits(shape, entry):
-                heapq.heappush(ranking.heap, (_score(shape, entry), self._stamps[key]))
-        ranking.changes_seen = len(self._changed)
-        while ranking.heap:
-            score, stamp = ranking.heap[0]
-            key = score[-1]
-            if self._stamps[key] == stamp and key in self._bins:
-                return self._bins[key]
-            heapq.heappop(ranking.heap)
-        return None
+    def _accepted_by(self, shape: Shape) -> Bools:
+        marks = _Marks.of(shape)
+        known = self._accepted.get(marks)
+        known_count = 0 if known is None else known.size
+        if known is None or known_count < len(self._bins):
+            more = [accepts(shape, entry) for entry in self._bins[known_count:]]
+            known = np.append(known if known is not None else [], more).astype(np.bool_)
+            self._accepted[marks] = known
+        return known[: len(self._bins)] & self._is_there
 
-    def _set(self, key: str, entry: Bin | None) -> None:
-        self._undo.append((key, self._bins.get(key)))
-        self._write(key, entry)
+    def _best_first(self, need: Ints, members: Ints) -> list[int]:
+        """Places that take a member, the best fit first: what is real before what is coming, then what is left least.
 
-    def _write(self, key: str, entry: Bin | None) -> None:
-        if entry is None:
-            self._bins.pop(key, None)
-        else:
-            self._bins[key] = entry
-        self._stamps[key] = self._stamps.get(key, 0) + 1
-        self._changed.append(key)
+        A bin that takes one only becomes a better fit, so each is filled before the next one is begun.
+        """
+        fitting = np.flatnonzero(members)
+        if self._ranks is None:
+            order = sorted(range(len(self._bins)), key=lambda place: self._bins[place].key)
+            self._ranks = np.empty(len(order), dtype=np.int64)
+            self._ranks[order] = np.arange(len(order))
+        free = self._free[fitting]
+        is_blocked = self._has_gpus[fitting] & (need[GPU] == 0)  # GPUs that would wait for nothing
+        ranked = np.lexsort(
+            (self._ranks[fitting], free[:, MEMORY], free[:, CPU], free[:, GPU], is_blocked, self._standing[fitting])
+        )
+        return [int(place) for place in fitting[ranked]]
+
+    def _fill(self, place: int, amounts: Ints) -> None:
+        self._free[place] -= amounts
+        self._undo.append(partial(self._empty, place, amounts))
+
+    def _empty(self, place: int, amounts: Ints) -> None:
+        self._free[place] += amounts
+
+    def _come_back(self, place: int) -> None:
+        self._is_there[place] = True
+
+    def _forget(self, first: int) -> None:
+        """Leave out all bins from this place on."""
+        for entry in self._bins[first:]:
+            del self._places[entry.key]
+        del self._bins[first:]
+        self._free, self._standing = self._free[:first].copy(), self._standing[:first].copy()
+        self._has_gpus, self._is_there = self._has_gpus[:first].copy(), self._is_there[:first].copy()
+        self._accepted = {marks: known[:first].copy() for marks, known in self._accepted.items()}
+        self._ranks = None

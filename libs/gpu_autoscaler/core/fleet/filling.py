@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_autoscaler.core.fleet.problem import CPU, GPU, MEMORY, RESOURCES_COUNT, Bools, FleetProblem, Floats, Ints
+from gpu_autoscaler.core.amounts import COLUMNS_COUNT, CPU, GPU, MEMORY, Bools, Floats, Ints
+from gpu_autoscaler.core.fleet.problem import FleetProblem
 from gpu_autoscaler.core.fleet.worth import Worth
 
 # Bounds between tiers, as worth over cost on the offer. Found by trial on pods drawn from the openb trace; their
@@ -78,7 +79,7 @@ class Filler:
 def _fitness(requests: Ints, of_class: Floats, per_amount: Floats) -> Floats:
     """Return each class's worth over what it costs on the offer: 1 at most, and 1 where it costs nothing."""
     cost = requests[:, 0] * per_amount[0]
-    for resource in range(1, RESOURCES_COUNT):
+    for resource in range(1, COLUMNS_COUNT):
         cost = cost + requests[:, resource] * per_amount[resource]
     fitness: Floats = np.where(cost > 0, of_class / np.where(cost > 0, cost, 1.0), 1.0)
     return fitness

@@ -5,17 +5,11 @@ whose rounding differs from one processor to the next: the same problem gives th
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float64]
-Bools: TypeAlias = NDArray[np.bool_]
+from gpu_autoscaler.core.amounts import COLUMNS_COUNT, Bools, Floats, Ints
 
-GPU, CPU, MEMORY, STORAGE, PODS = range(5)
-RESOURCES_COUNT = 5
 NO_GROUP = -1
 
 
@@ -63,6 +57,6 @@ def distinct_rows(rows: Ints | Bools) -> tuple[Ints, Ints]:
 def usable_offers(problem: FleetProblem) -> Bools:
     """Return (classes, offers): a new node of the offer takes at least one pod of the class."""
     usable = problem.accepts.copy()
-    for resource in range(RESOURCES_COUNT):
+    for resource in range(COLUMNS_COUNT):
         usable &= problem.requests[:, resource, None] <= problem.capacity[None, :, resource]
     return usable

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_autoscaler.core.fleet.problem import RESOURCES_COUNT, Bools, FleetProblem, Floats, Ints, distinct_rows
+from gpu_autoscaler.core.amounts import COLUMNS_COUNT, Bools, Floats, Ints
+from gpu_autoscaler.core.fleet.problem import FleetProblem, distinct_rows
 
 # Small problems can afford to come closer; large ones are near enough after the least of rounds.
 _ROUNDS_MIN, _ROUNDS_MAX = 40, 400
@@ -93,7 +94,7 @@ def _rounds(cells_count: int) -> int:
 def _costs(requests: Floats, per_amount: Floats) -> Floats:
     """Return (classes, offers): what a pod costs at each offer's split; summed resource by resource, always alike."""
     total = requests[:, 0, None] * per_amount[None, :, 0]
-    for resource in range(1, RESOURCES_COUNT):
+    for resource in range(1, COLUMNS_COUNT):
         total += requests[:, resource, None] * per_amount[None, :, resource]
     return total
 
@@ -101,7 +102,7 @@ def _costs(requests: Floats, per_amount: Floats) -> Floats:
 def _move(split: Floats, chosen: Ints, demand: Floats, per_share: Floats, number: int) -> None:
     """Let each chosen offer's split move towards the resources of which it is asked for most."""
     load = np.empty_like(split)
-    for resource in range(RESOURCES_COUNT):
+    for resource in range(COLUMNS_COUNT):
         load[:, resource] = np.bincount(chosen, weights=demand[:, resource], minlength=split.shape[0])
     used = np.flatnonzero(load.max(axis=1) > 0)
     asked = load[used] * per_share[used]
