@@ -3,21 +3,29 @@
 A scratch pad of one step of `plan`. What a gang puts in can be taken out again, as long as nothing came after it.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
+import numpy as np
 
+from gpu_autoscaler.core.amounts import GPU, Bools, Ints, rows
 from gpu_autoscaler.core.bins import ordered_labels
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft, Purchase
+from gpu_autoscaler.core.fleet.choosing import cheapest_fleet
+from gpu_autoscaler.core.fleet.problem import NO_GROUP, Fleet, FleetProblem
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.limits import Account
-from gpu_autoscaler.core.market import Candidate, Market
-from gpu_autoscaler.core.placement import Room, Shape
+from gpu_autoscaler.core.market import Market, Sale
+from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.shapes import Bin, Shape
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId, NodeUid
 from gpu_autoscaler.model.reasons import BelowMinimum, BuyReason, HoldReason, ReplacesDoomed, UnmetDemand
+from gpu_autoscaler.model.resources import NO_RESOURCES
 
 # Prices are compared for one member in whole numbers; this keeps the remainder of the division.
 _PRICE_PRECISION = 1_000_000
@@ -27,7 +35,7 @@ class _Order(msgspec.Struct, kw_only=True):
     """One node in the basket, and who counts on it."""
 
     action_id: ActionId
-    candidate: Candidate
+    sale: Sale
     buyer: DemandItem
     demand: dict[str, None]  # keys of all items with a member here, in the order in which they came
     needs: set[str]
@@ -42,7 +50,7 @@ class _Order(msgspec.Struct, kw_only=True):
 
 
 class Basket:
-    """Buys for one shape after the other, at the least price for each member, within the limits."""
+    """Buys within the limits: for all at once at the least price of the whole, or for one shape after the other."""
 
     def __init__(self, draft: Draft, market: Market, policy: ScalingPolicy) -> None:
         self._draft = draft
@@ -64,22 +72,49 @@ class Basket:
         """Nodes of ours with those in the basket, as limits count them."""
         return self._account.nodes_count
 
+    def buy_together(self, wanted: Sequence[tuple[DemandItem, int]]) -> tuple[tuple[str, ...], ...] | None:
+        """Buy the cheapest fleet for so many members of each item's shape at once, with its pods in their places.
+
+        Returns the keys of the bins for each, as many as there are members; None where some would have none or a limit
+        would be passed: then nothing is bought.
+        """
+        members = [self._market.members(item.shape) for item, _ in wanted]
+        if not all(each.any() for each in members):
+            return None
+        fleet = self._cheapest_fleet(wanted, members)
+        if not self._may_all_be_bought(fleet):
+            return None
+        keys: tuple[list[str], ...] = tuple([] for _ in wanted)
+        bins: list[Bin] = []
+        for node in fleet.nodes:
+            entry = self._order(self._market.sales[node.offer], wanted[node.pods[0]][0])
+            taken = sum((wanted[each][0].shape.resources for each in node.pods), start=NO_RESOURCES)
+            bins.append(msgspec.structs.replace(entry, free=entry.free - taken))
+            for each in node.pods:
+                keys[each].append(entry.key)
+        self.room.put_all(bins)
+        return tuple(tuple(each) for each in keys)
+
     def buy(self, buyer: DemandItem, members_count: int) -> tuple[int, HoldReason | None]:
-        """Put nodes for this many members in the basket; return for how many there are, and why no more.
+        """Put nodes for this many members in the basket, one by one, as far as limits let; return for how many, and why
+        no more.
 
         A gang gets all or nothing, with nothing left in the basket.
         """
         covered, bought = 0, []
-        choice: Candidate | None = None
         reason: HoldReason | None = None
+        members = self._market.members(buyer.shape)
+        place: int | None = None
         while covered < members_count and reason is None:
             missing = members_count - covered
             # The best offer stays the best while it is filled whole and within limits.
-            if choice is None or choice.members_count > missing or self._excess(choice) is not None:
-                choice, reason = self._choose(buyer.shape, missing)
-            if choice is not None:
-                bought.append(self._put(choice, buyer))
-                covered += min(choice.members_count, missing)
+            if place is None or members[place] > missing or self._excess(place) is not None:
+                place, reason = self._choose(buyer.shape, members, missing)
+            if place is not None:
+                entry = self._order(self._market.sales[place], buyer)
+                self.room.put(entry)
+                bought.append(entry.key)
+                covered += min(int(members[place]), missing)
         if reason is not None and buyer.member_count > 1:
             for key in bought:
                 self._take_out(key)
@@ -108,47 +143,97 @@ class Basket:
             for order in self._orders.values()
         )
 
-    def _choose(self, shape: Shape, missing: int) -> tuple[Candidate | None, HoldReason | None]:
-        """The candidate of least price for each member it would serve, from the first pool that has one."""
-        assortment = self._market.for_shape(shape)
-        reason = assortment.hold_reason
-        best: tuple[tuple[bool, int, int, int, str, str], Candidate] | None = None
-        for candidate in assortment.candidates:
-            excess = self._excess(candidate)
-            if excess is not None:
-                reason = reason or excess
-                continue
-            served = min(candidate.members_count, missing)
-            rank = (
-                shape.resources.gpu_count == 0 and candidate.offer.resources.gpu_count > 0,  # GPUs for nobody: last
-                -candidate.pool.priority,
-                candidate.price_micro_usd_per_hour * _PRICE_PRECISION // served,
-                candidate.price_micro_usd_per_hour,
-                candidate.offer.key,
-                candidate.pool.name,
-            )
-            if best is None or rank < best[0]:
-                best = (rank, candidate)
-        return (None, reason) if best is None else (best[1], None)
+    def _cheapest_fleet(self, wanted: Sequence[tuple[DemandItem, int]], members: Sequence[Ints]) -> Fleet:
+        """From the first pools that have an offer within limits for an item, the nodes that cost least for all.
 
-    def _excess(self, candidate: Candidate) -> HoldReason | None:
-        return self._account.excess(candidate.pool.name, candidate.offer)
+        Work that asks for no GPU rides on nodes that are bought for their GPUs, but none of them is bought for it alone
+        where there is another: GPUs would be paid for nobody.
+        """
+        accepts = self._accepts(members)
+        fleet = cheapest_fleet(self._problem(wanted, [count for _, count in wanted], accepts))
+        has_gpus = self._market.capacity[:, GPU] > 0
+        asks_gpus = np.array([item.shape.resources.gpu_count > 0 for item, _ in wanted], dtype=np.bool_)
+        idle = [node for node in fleet.nodes if has_gpus[node.offer] and not any(asks_gpus[each] for each in node.pods)]
+        without_gpus = accepts & ~has_gpus
+        if not idle or not all(without_gpus[each].any() for node in idle for each in node.pods):
+            return fleet
+        again = Counter(each for node in idle for each in node.pods)
+        others = cheapest_fleet(self._problem(wanted, [again[each] for each in range(len(wanted))], without_gpus))
+        kept = tuple(node for node in fleet.nodes if node not in idle)
+        return Fleet(nodes=kept + others.nodes, floor=fleet.floor, unserved=fleet.unserved)
 
-    def _put(self, candidate: Candidate, buyer: DemandItem) -> str:
+    def _accepts(self, members: Sequence[Ints]) -> Bools:
+        """For each item the sales that take it, of the first pools that have one within limits."""
+        market = self._market
+        is_open = np.array([self._excess(place) is None for place in range(len(market.sales))], dtype=np.bool_)
+        accepts: Bools = np.array([each > 0 for each in members], dtype=np.bool_) & is_open
+        for number, accepted in enumerate(accepts):
+            if accepted.any():
+                accepts[number] &= market.pool_priorities == market.pool_priorities[accepted].max()
+        return accepts
+
+    def _problem(self, wanted: Sequence[tuple[DemandItem, int]], counts: list[int], accepts: Bools) -> FleetProblem:
+        overhead = self._policy.node_overhead_micro_usd_per_hour
+        return FleetProblem(
+            requests=rows(item.shape.resources for item, _ in wanted),
+            counts=np.array(counts, dtype=np.int64),
+            groups=np.full(len(wanted), NO_GROUP, dtype=np.int64),
+            accepts=accepts,
+            capacity=self._market.capacity,
+            cost=np.maximum(self._market.prices_micro_usd_per_hour + overhead, 1).astype(np.float64),
+        )
+
+    def _may_all_be_bought(self, fleet: Fleet) -> bool:
+        """True when everything is served and no limit is passed on the way."""
+        counted: list[Sale] = []
+        is_right = not fleet.unserved
+        for node in fleet.nodes:
+            if not is_right:
+                break
+            sale = self._market.sales[node.offer]
+            is_right = self._account.excess(sale.pool.name, sale.offer) is None
+            if is_right:
+                self._account.add(sale.pool.name, sale.offer)
+                counted.append(sale)
+        for sale in counted:
+            self._account.add(sale.pool.name, sale.offer, -1)
+        return is_right
+
+    def _choose(self, shape: Shape, members: Ints, missing: int) -> tuple[int | None, HoldReason | None]:
+        """The sale of least price for each member it would serve, from the first pool that has one within limits."""
+        market, places = self._market, np.flatnonzero(members)
+        if not places.size:
+            return None, market.why_nothing(shape)
+        prices = market.prices_micro_usd_per_hour[places]
+        has_gpus_for_nobody = (market.capacity[places, GPU] > 0) & (shape.resources.gpu_count == 0)
+        each = prices * _PRICE_PRECISION // np.minimum(members[places], missing)
+        reason: HoldReason | None = None
+        for place in places[np.lexsort((places, prices, each, -market.pool_priorities[places], has_gpus_for_nobody))]:
+            excess = self._excess(int(place))
+            if excess is None:
+                return int(place), None
+            reason = reason or excess
+        return None, reason
+
+    def _excess(self, place: int) -> HoldReason | None:
+        sale = self._market.sales[place]
+        return self._account.excess(sale.pool.name, sale.offer)
+
+    def _order(self, sale: Sale, buyer: DemandItem) -> Bin:
+        """Put one node in the basket; the room is the caller's to add."""
         action_id = self._draft.next_action_id()
-        node = msgspec.structs.replace(candidate.node, key=f"action/{action_id}", name=action_id)
-        self.room.put(node)
-        self._account.add(candidate.pool.name, candidate.offer)
-        self._orders[node.key] = _Order(action_id=action_id, candidate=candidate, buyer=buyer, demand={}, needs=set())
-        return node.key
+        node = msgspec.structs.replace(sale.node, key=f"action/{action_id}", name=action_id)
+        self._account.add(sale.pool.name, sale.offer)
+        self._orders[node.key] = _Order(action_id=action_id, sale=sale, buyer=buyer, demand={}, needs=set())
+        return node
 
     def _take_out(self, key: str) -> None:
         order = self._orders.pop(key)
         self.room.remove(key)
-        self._account.add(order.candidate.pool.name, order.candidate.offer, -1)
+        self._account.add(order.sale.pool.name, order.sale.offer, -1)
 
     def _decision(self, order: _Order, doomed: dict[NodeUid, NodeView]) -> BuyNode:
-        pool, offer = order.candidate.pool, order.candidate.offer
+        pool, offer = order.sale.pool, order.sale.offer
         return BuyNode(
             action_id=order.action_id,
             pool=pool.name,
@@ -170,6 +255,6 @@ class Basket:
             return ReplacesDoomed(node_uid=leaves, node_name=view.name, reclaim_at=view.reclaim_at, demand=demand)
         return UnmetDemand(
             demand=demand,
-            offers_considered=self._market.offers_count,
-            price_micro_usd_per_hour=order.candidate.price_micro_usd_per_hour,
+            offers_considered=len(self._market.sales),
+            price_micro_usd_per_hour=order.sale.offer.price_micro_usd_per_hour or 0,
         )

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_autoscaler.core.life import NodeView
-from gpu_autoscaler.core.placement import Bin, Standing
 from gpu_autoscaler.core.policy import NodePool
+from gpu_autoscaler.core.shapes import Bin, Standing
 from gpu_autoscaler.core.views import is_workload
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels

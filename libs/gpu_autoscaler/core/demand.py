@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from gpu_autoscaler.core.life import NodeView
-from gpu_autoscaler.core.placement import Shape
+from gpu_autoscaler.core.shapes import Shape
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import counts_for_idleness, is_waiting, is_workload
 from gpu_autoscaler.events.pod import PodObserved

@@ -5,8 +5,8 @@ from gpu_autoscaler.core.demand import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.market import Market
-from gpu_autoscaler.core.placement import Shape
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.shapes import Shape
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import HeldBack
 from gpu_autoscaler.model.reasons import HoldReason

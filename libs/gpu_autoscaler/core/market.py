@@ -7,16 +7,20 @@ An offer is a promise; the latest usable node that came of it is what the next o
 smaller than promised, or without a label, is not bought again and again for work that it cannot take.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 
 import msgspec
+import numpy as np
 
+from gpu_autoscaler.core.acceptance import Acceptance, members_that_fit
+from gpu_autoscaler.core.amounts import Bools, Ints, rows
 from gpu_autoscaler.core.bins import PodsByNode, node_free_of_work, offered_bin
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.life import NodeView
-from gpu_autoscaler.core.placement import Bin, Shape, accepts, members_that_fit
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.shapes import Bin, Shape
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import ActionId
@@ -24,138 +28,107 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import HoldReason, NoOfferFits, OffersRefused, PriceUnknown, WatchStale
 
-_SHAPES_COUNT_MAX = 1024  # of which answers are kept beside one list of offers
+_UNKNOWN_PRICE = -1
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One offer in one pool, as a purchase for one shape."""
+class Sale(msgspec.Struct, frozen=True, kw_only=True):
+    """One offer in one pool: a purchase that is possible in principle, whatever stands against it now."""
 
     pool: NodePool
     offer: Offer
-    price_micro_usd_per_hour: int
-    members_count: int  # of the shape, that a new node takes
     node: Bin  # as a new node would be, but for its name
-
-
-class Assortment(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be bought for one shape, or why that is nothing."""
-
-    candidates: tuple[Candidate, ...]
-    hold_reason: HoldReason | None = None  # set where there are no candidates
 
 
 class _Shelf:
     """Every offer in every pool that allows it, in order of offer and pool, as promised."""
 
     def __init__(self, offers: tuple[Offer, ...], pools: tuple[NodePool, ...]) -> None:
-        self.promised = tuple(
-            (pool, offer, offered_bin(pool, offer, ActionId("offered")))
+        self.sales = tuple(
+            Sale(pool=pool, offer=offer, node=offered_bin(pool, offer, ActionId("offered")))
             for offer in sorted(offers, key=lambda offer: offer.key)
             for pool in sorted(pools, key=lambda pool: pool.name)
             if allows(pool, offer)
         )
-        self._members: dict[Shape, tuple[int, ...]] = {}
-
-    def members(self, shape: Shape) -> tuple[int, ...]:
-        """How many members of the shape each promised node takes."""
-        found = self._members.get(shape)
-        if found is None:
-            if len(self._members) >= _SHAPES_COUNT_MAX:
-                self._members.clear()
-            found = self._members[shape] = tuple(members_that_fit(shape, node) for _, _, node in self.promised)
-        return found
+        self.places = {(sale.pool.name, sale.offer.key): place for place, sale in enumerate(self.sales)}
+        self.acceptance = Acceptance([sale.node for sale in self.sales])
+        self.capacity = rows(sale.node.free for sale in self.sales)
+        self.prices_micro_usd_per_hour = np.array([_known_price(sale.offer) for sale in self.sales], dtype=np.int64)
+        self.pool_priorities = np.array([sale.pool.priority for sale in self.sales], dtype=np.int64)
 
 
 _shelf = remembered(4)(_Shelf)
 
 
 class Market:
-    """All that is for sale at one instant, asked by shape. Answers are kept, as shapes repeat."""
+    """All that is for sale at one instant, asked by shape. A sale is known by its place, in order of offer and pool."""
 
     def __init__(self, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> None:
         self._watch_seconds_max = policy.watch_seconds_max
         self._offers = None if state.offers is None else state.offers.offers
-        self._shelf = _shelf(self._offers or (), policy.pools)
-        latest = _latest_of_each_offer(draft.views)
-        self._came = {
-            number: _as_it_came(node, latest[pool.name, offer.key], draft.pods)
-            for number, (pool, offer, node) in enumerate(self._shelf.promised if latest else ())
-            if (pool.name, offer.key) in latest
+        shelf = _shelf(self._offers or (), policy.pools)
+        came = {
+            shelf.places[key]: _as_it_came(shelf.sales[shelf.places[key]].node, view, draft.pods)
+            for key, view in _latest_of_each_offer(draft.views).items()
+            if key in shelf.places
         }
+        self.sales = shelf.sales if not came else _with(shelf.sales, came)
+        self.capacity = shelf.capacity
+        self.prices_micro_usd_per_hour = shelf.prices_micro_usd_per_hour
+        self.pool_priorities = shelf.pool_priorities
+        self._accepted_as_promised = shelf.acceptance
+        self._came_at = np.array(list(came), dtype=np.int64)
+        self._accepted_as_it_came = Acceptance(list(came.values()))
+        if came:
+            self.capacity = shelf.capacity.copy()
+            self.capacity[self._came_at] = rows(node.free for node in came.values())
         self._refusals = _standing_refusals(state, draft.as_of)
-        self._answers: dict[Shape, Assortment] = {}
+        self._is_buyable = self.prices_micro_usd_per_hour != _UNKNOWN_PRICE
+        if self._refusals:
+            self._is_buyable &= [self.refused_until(sale.offer) is None for sale in self.sales]
 
-    @property
-    def offers_count(self) -> int:
-        """How many purchases are possible in principle, whatever stands against them."""
-        return len(self._shelf.promised)
+    def members(self, shape: Shape) -> Ints:
+        """Return how many members of the shape a new node of each sale takes; none where it cannot be had now."""
+        return np.where(self._is_buyable, self._members_in_principle(shape), 0)
 
-    @property
-    def _on_sale(self) -> list[tuple[NodePool, Offer, Bin]]:
-        return [
-            (pool, offer, self._came.get(number, node))
-            for number, (pool, offer, node) in enumerate(self._shelf.promised)
-        ]
-
-    def for_shape(self, shape: Shape) -> Assortment:
-        """Return every purchase that takes at least one member of this shape, in order of offer and pool."""
-        answer = self._answers.get(shape)
-        if answer is None:
-            answer = self._answers[shape] = self._look_up(shape)
-        return answer
-
-    def _look_up(self, shape: Shape) -> Assortment:
+    def why_nothing(self, shape: Shape) -> HoldReason:
+        """Return why no sale takes a member of this shape now; only for shapes for which that is so."""
         if self._offers is None:  # no list of offers is not an empty list
-            reason = WatchStale(source="offers", age_seconds=None, age_seconds_max=self._watch_seconds_max)
-            return Assortment(candidates=(), hold_reason=reason)
-        buyable: list[Candidate] = []
-        unpriced: set[str] = set()
-        refused: dict[str, Instant] = {}
-        promised_counts = self._shelf.members(shape)
-        for number, (pool, offer, promised) in enumerate(self._shelf.promised):
-            came = self._came.get(number)
-            members_count = promised_counts[number] if came is None else members_that_fit(shape, came)
-            if members_count == 0:
-                continue
-            node = promised if came is None else came
-            price, retry_at = offer.price_micro_usd_per_hour, self.refused_until(offer)
-            if retry_at is not None:
-                refused[offer.key] = retry_at
-            elif price is None:
-                unpriced.add(offer.key)
-            else:
-                candidate = Candidate(
-                    pool=pool, offer=offer, price_micro_usd_per_hour=price, members_count=members_count, node=node
-                )
-                buyable.append(candidate)
-        if buyable:
-            return Assortment(candidates=tuple(buyable))
+            return WatchStale(source="offers", age_seconds=None, age_seconds_max=self._watch_seconds_max)
+        fitting = [self.sales[place].offer for place in np.flatnonzero(self._members_in_principle(shape))]
+        refused = {offer.key: until for offer in fitting if (until := self.refused_until(offer)) is not None}
         if refused:
-            reason_refused = OffersRefused(offers=tuple(sorted(refused)), retry_at=min(refused.values()))
-            return Assortment(candidates=(), hold_reason=reason_refused)
-        if unpriced:
-            return Assortment(candidates=(), hold_reason=PriceUnknown(offers=tuple(sorted(unpriced))))
-        return Assortment(candidates=(), hold_reason=NoOfferFits(detail=self._what_is_missing(shape)))
+            return OffersRefused(offers=tuple(sorted(refused)), retry_at=min(refused.values()))
+        if fitting:
+            return PriceUnknown(offers=tuple(sorted({offer.key for offer in fitting})))
+        return NoOfferFits(detail=self._what_is_missing(shape))
+
+    def _members_in_principle(self, shape: Shape) -> Ints:
+        return members_that_fit(shape, self.capacity, self._accepted_by(shape))
+
+    def _accepted_by(self, shape: Shape) -> Bools:
+        accepted = self._accepted_as_promised.by(shape)
+        if self._came_at.size:
+            accepted = accepted.copy()
+            accepted[self._came_at] = self._accepted_as_it_came.by(shape)
+        return accepted
 
     def refused_until(self, offer: Offer) -> Instant | None:
         """Return when the offer may be asked for again; None: now."""
-        if not self._refusals:
-            return None
         scopes = (("offer", offer.key), ("zone", offer.zone), ("region", _regional(offer)))
         return max((self._refusals[scope] for scope in scopes if scope in self._refusals), default=None)
 
     def _what_is_missing(self, shape: Shape) -> str:
         """Say what no offer has: the first thing that, taken alone, rules all of them out."""
-        if not self._on_sale:
+        if not self.sales:
             return "no pool allows any offer"
         wanted, model = shape.resources.gpu_count, shape.gpu_model
         if wanted:
             of_model = "" if model is None else f" of model {model}"
-            offers = [offer for _, offer, _ in self._on_sale if model in (None, offer.gpu_model)]
+            offers = [sale.offer for sale in self.sales if model in (None, sale.offer.gpu_model)]
             most = max((offer.resources.gpu_count for offer in offers), default=0)
             if most < wanted:
                 return f"no offer has {wanted} GPUs{of_model} on one node (most: {most})"
-        if not any(accepts(shape, node) for _, _, node in self._on_sale):
+        if not self._accepted_by(shape).any():
             return "no offer has the labels, taints, GPU memory and capacity type that this asks for"
         return "no offer that is otherwise right has this much CPU, memory, disk and GPUs on one node"
 
@@ -170,6 +143,10 @@ def allows(pool: NodePool, offer: Offer) -> bool:
     )
 
 
+def _known_price(offer: Offer) -> int:
+    return _UNKNOWN_PRICE if offer.price_micro_usd_per_hour is None else offer.price_micro_usd_per_hour
+
+
 def _latest_of_each_offer(views: tuple[NodeView, ...]) -> dict[tuple[str, str], NodeView]:
     """The node that became usable last, by pool and offer."""
     latest: dict[tuple[str, str], NodeView] = {}
@@ -179,6 +156,13 @@ def _latest_of_each_offer(views: tuple[NodeView, ...]) -> dict[tuple[str, str], 
         if decision is not None:
             latest[decision.pool, decision.offer.key] = view
     return latest
+
+
+def _with(sales: tuple[Sale, ...], came: Mapping[int, Bin]) -> tuple[Sale, ...]:
+    changed = list(sales)
+    for place, node in came.items():
+        changed[place] = msgspec.structs.replace(sales[place], node=node)
+    return tuple(changed)
 
 
 def _as_it_came(promised: Bin, came: NodeView, pods: PodsByNode) -> Bin:

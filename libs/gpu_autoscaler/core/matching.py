@@ -3,26 +3,13 @@
 Semantics: Kubernetes documentation, "Assigning Pods to Nodes" and "Taints and Tolerations" (read 2026-11-21).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, Taint, Toleration
-
-
-def accepts_labels(demands: NodeDemands, labels: Mapping[str, str]) -> bool:
-    """True when the node selector and at least one affinity term hold on these labels."""
-    return all(labels.get(key) == value for key, value in demands.node_selector) and (
-        not demands.node_affinity
-        or any(
-            # "A null or empty node selector term matches no objects" (Kubernetes API reference, NodeSelectorTerm).
-            term.requirements and all(holds(requirement, labels) for requirement in term.requirements)
-            for term in demands.node_affinity
-        )
-    )
+from gpu_autoscaler.model.scheduling import LabelRequirement, Taint, Toleration
 
 
-def holds(requirement: LabelRequirement, labels: Mapping[str, str]) -> bool:
-    """True when one condition holds. A missing label satisfies NotIn and DoesNotExist only."""
-    value = labels.get(requirement.key)
+def holds(requirement: LabelRequirement, value: str | None) -> bool:
+    """True when one condition holds on its label's value; without the label (None) only NotIn and DoesNotExist do."""
     match requirement.operator:
         case "In":
             return value in requirement.values

@@ -3,105 +3,15 @@
 Pods of equal shape fit equally, so each question is about one shape and a count, never about single pods.
 """
 
-import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from gpu_autoscaler.core.amounts import COLUMNS_COUNT, CPU, GPU, MEMORY, Bools, Ints, resources, row, rows
-from gpu_autoscaler.core.matching import accepts_labels, tolerates
-from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.model.scheduling import NO_DEMANDS, NodeDemands, Taint
-
-
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What one member of a gang needs of its node."""
-
-    resources: Resources  # with pod_count=1
-    gpu_model: str | None = None
-    gpu_memory_bytes_min: int | None = None  # of one GPU
-    demands: NodeDemands = NO_DEMANDS
-    is_spot_allowed: bool = True
-
-
-class Standing(enum.IntEnum):
-    """How real a bin is; what is more real is filled first."""
-
-    READY = 0
-    COMING = 1  # ordered, launched or registered: room until its deadline
-    BOUGHT = 2  # by the plan in the making
-
-
-class Bin(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as placement sees it: free room and marks."""
-
-    key: str  # node/<uid> where it is registered and ready, else action/<action id>
-    name: str  # as people know it: node name, or action id before it has one
-    free: Resources
-    has_gpus: bool
-    standing: Standing
-    labels: Mapping[str, str] = {}
-    taints: tuple[Taint, ...] = ()
-    gpu_model: str | None = None
-    gpu_memory_bytes: int | None = None
-    capacity_type: CapacityType | None = None
-    expected_at: Instant | None = None  # when a coming node should be usable
-
-
-def accepts(shape: Shape, target: Bin) -> bool:
-    """True when everything but the amount of free room is right.
-
-    Unknown is not enough: a node of unknown capacity type may be spot, one of unknown GPU memory may have too little.
-    """
-    if shape.resources.gpu_count:
-        if shape.gpu_model is not None and target.gpu_model != shape.gpu_model:
-            return False
-        if shape.gpu_memory_bytes_min is not None and (target.gpu_memory_bytes or 0) < shape.gpu_memory_bytes_min:
-            return False
-    if not shape.is_spot_allowed and target.capacity_type in (CapacityType.SPOT, None):
-        return False
-    return tolerates(shape.demands.tolerations, target.taints) and accepts_labels(shape.demands, target.labels)
-
-
-def fits(shape: Shape, target: Bin) -> bool:
-    """True when one member of this shape has its place in the bin."""
-    return shape.resources.fits_in(target.free) and accepts(shape, target)
-
-
-def members_that_fit(shape: Shape, target: Bin) -> int:
-    """How many members of this shape the bin takes together."""
-    if not fits(shape, target):
-        return 0
-    need, free = shape.resources, target.free
-    pairs = (
-        (need.gpu_count, free.gpu_count),
-        (need.cpu_milli, free.cpu_milli),
-        (need.memory_bytes, free.memory_bytes),
-        (need.ephemeral_storage_bytes, free.ephemeral_storage_bytes),
-        (need.pod_count, free.pod_count),
-    )
-    return min((have // wanted for wanted, have in pairs if wanted > 0), default=1)
-
-
-class _Marks(NamedTuple):
-    """Everything about a shape but its amounts: shapes that share it are accepted by the same bins."""
-
-    has_gpus: bool
-    gpu_model: str | None
-    gpu_memory_bytes_min: int | None
-    demands: NodeDemands
-    is_spot_allowed: bool
-
-    @classmethod
-    def of(cls, shape: Shape) -> "_Marks":
-        has_gpus = shape.resources.gpu_count > 0
-        model, memory = (shape.gpu_model, shape.gpu_memory_bytes_min) if has_gpus else (None, None)
-        return cls(has_gpus, model, memory, shape.demands, shape.is_spot_allowed)
+from gpu_autoscaler.core.acceptance import Acceptance, members_that_fit
+from gpu_autoscaler.core.amounts import COLUMNS_COUNT, CPU, GPU, MEMORY, Ints, resources, row, rows
+from gpu_autoscaler.core.shapes import Bin, Shape
 
 
 class Room:
@@ -119,7 +29,7 @@ class Room:
         self._has_gpus = np.empty(0, dtype=np.bool_)
         self._is_there = np.empty(0, dtype=np.bool_)
         self._ranks: Ints | None = None  # of the keys; None: a bin came since
-        self._accepted: dict[_Marks, Bools] = {}
+        self._acceptances: list[Acceptance] = []  # of bins as they were put together
         self._undo: list[Callable[[], None]] = []
         self.put_all(bins)
 
@@ -149,6 +59,7 @@ class Room:
         self._standing = np.append(self._standing, [int(entry.standing) for entry in added]).astype(np.int64)
         self._has_gpus = np.append(self._has_gpus, [entry.has_gpus for entry in added]).astype(np.bool_)
         self._is_there = np.append(self._is_there, np.ones(len(added), dtype=np.bool_))
+        self._acceptances.append(Acceptance(added))
         self._ranks = None
         self._undo.append(partial(self._forget, first))
 
@@ -185,7 +96,7 @@ class Room:
         if count <= 0 or not self._bins:
             return ()
         need = np.array(row(shape.resources), dtype=np.int64)
-        members = self._members_that_fit(shape, need)
+        members = self._members_that_fit(shape)
         wanted = [self._places[key] for key in prefers if key in self]
         for place in (*wanted, *self._best_first(need, members)):
             taken = min(int(members[place]), count - len(placed))
@@ -199,27 +110,11 @@ class Room:
 
     def count_places(self, shape: Shape, count: int) -> int:
         """How many members have room, at most `count`; nothing is placed."""
-        need = np.array(row(shape.resources), dtype=np.int64)
-        return min(int(self._members_that_fit(shape, need).sum()), count)
+        return min(int(self._members_that_fit(shape).sum()), count)
 
-    def _members_that_fit(self, shape: Shape, need: Ints) -> Ints:
-        """How many members each bin takes; none where it is not there or not accepted."""
-        asked = np.flatnonzero(need)
-        accepted = self._accepted_by(shape)
-        if not asked.size:
-            return accepted.astype(np.int64)
-        members: Ints = (self._free[:, asked] // need[asked]).min(axis=1)
-        return np.where(accepted & (self._free >= 0).all(axis=1), np.maximum(members, 0), 0)
-
-    def _accepted_by(self, shape: Shape) -> Bools:
-        marks = _Marks.of(shape)
-        known = self._accepted.get(marks)
-        known_count = 0 if known is None else known.size
-        if known is None or known_count < len(self._bins):
-            more = [accepts(shape, entry) for entry in self._bins[known_count:]]
-            known = np.append(known if known is not None else [], more).astype(np.bool_)
-            self._accepted[marks] = known
-        return known[: len(self._bins)] & self._is_there
+    def _members_that_fit(self, shape: Shape) -> Ints:
+        accepted = np.concatenate([part.by(shape) for part in self._acceptances]) & self._is_there
+        return members_that_fit(shape, self._free, accepted)
 
     def _best_first(self, need: Ints, members: Ints) -> list[int]:
         """Places that take a member, the best fit first: what is real before what is coming, then what is left least.
@@ -249,11 +144,11 @@ class Room:
         self._is_there[place] = True
 
     def _forget(self, first: int) -> None:
-        """Leave out all bins from this place on."""
+        """Leave out the bins that were put last, which begin at this place."""
         for entry in self._bins[first:]:
             del self._places[entry.key]
         del self._bins[first:]
         self._free, self._standing = self._free[:first].copy(), self._standing[:first].copy()
         self._has_gpus, self._is_there = self._has_gpus[:first].copy(), self._is_there[:first].copy()
-        self._accepted = {marks: known[:first].copy() for marks, known in self._accepted.items()}
+        self._acceptances.pop()
         self._ranks = None

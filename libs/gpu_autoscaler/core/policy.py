@@ -75,6 +75,10 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     price_micro_usd_per_hour_max: Annotated[
         MicroUsdPerHour | None, Meta(description="Fleet price an hour at most; none: no limit. Source: S5.")
     ] = None
+    node_overhead_micro_usd_per_hour: Annotated[
+        MicroUsdPerHour,
+        Meta(description="What a node costs besides its price: agents, addresses, upkeep. Source: bench case V5."),
+    ] = 100_000
     disruption_ratio_max: Annotated[
         Ratio,
         Meta(description="Share of nodes, rounded up, leaving at once by choice. Source: Karpenter budgets."),

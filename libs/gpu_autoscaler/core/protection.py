@@ -55,7 +55,7 @@ def covering_budgets(pod: PodObserved, budgets: Iterable[PodBudgetObserved]) -> 
         budget
         for budget in budgets
         if budget.namespace == pod.namespace
-        and all(holds(requirement, pod_labels) for requirement in budget.match_labels)
+        and all(holds(requirement, pod_labels.get(requirement.key)) for requirement in budget.match_labels)
     )
 
 

@@ -13,9 +13,9 @@ from gpu_autoscaler.core.demand import job_spec, pod_shape
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.life import NodePhase, NodeView
-from gpu_autoscaler.core.placement import Standing
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.protection import covering_budgets, node_protection, pod_protection
+from gpu_autoscaler.core.shapes import Standing
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved

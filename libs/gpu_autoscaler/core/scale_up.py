@@ -9,6 +9,7 @@ from itertools import groupby
 
 import msgspec
 
+from gpu_autoscaler.core.acceptance import fits
 from gpu_autoscaler.core.basket import Basket
 from gpu_autoscaler.core.bins import node_bin
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
@@ -16,8 +17,8 @@ from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.market import Market
-from gpu_autoscaler.core.placement import Bin, Shape, Standing, fits
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.shapes import Bin, Shape, Standing
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, HeldBack
 from gpu_autoscaler.model.reasons import DemandReturned, HoldReason, RoomExpected
@@ -28,10 +29,9 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Every waiting item has room, is bought for, or is held back with the reason; gangs whole or not at all."""
-    cover = _Cover(draft, Basket(draft, Market(draft, state, policy), policy))
-    closed_reason = stale_watch(state, policy, draft.as_of)
-    for lot in _lots(draft.demand):
-        cover.serve(lot, closed_reason)
+    cover = _Cover(draft, Basket(draft, Market(draft, state, policy), policy), stale_watch(state, policy, draft.as_of))
+    for lots in _served_together(draft.demand):
+        cover.serve(lots)
     return msgspec.structs.replace(
         draft.adding(returns=cover.returns, purchases=cover.basket.purchases(), held_back=cover.held),
         claimed=draft.claimed | cover.claimed,
@@ -68,37 +68,73 @@ def _lots(demand: tuple[DemandItem, ...]) -> Iterator[_Lot]:
             yield _Lot(items=tuple(items))
 
 
+def _served_together(demand: tuple[DemandItem, ...]) -> Iterator[tuple[_Lot, ...]]:
+    """Single pods of one priority that follow each other are bought for at once; a gang for itself."""
+
+    def alike(lot: _Lot) -> tuple[bool, int, str | None]:
+        first = lot.first
+        return first.is_bought_for, first.priority, first.key if first.member_count > 1 else None
+
+    for _, run in groupby(_lots(demand), key=alike):
+        yield tuple(run)
+
+
 class _Cover:
     """What became of the demand so far."""
 
-    def __init__(self, draft: Draft, basket: Basket) -> None:
+    def __init__(self, draft: Draft, basket: Basket, closed_reason: HoldReason | None) -> None:
+        """`closed_reason` says why nothing is bought at all."""
         self.basket = basket
         self.returns: list[CancelDrain] = []
         self.held: list[HeldBack] = []
         self.claimed: set[str] = set()
         self.is_met = True
+        self._closed_reason = closed_reason
         self._draft = draft
         self._room = draft.room
         drains = ((view, _callable_drain(view)) for view in draft.views)
         self._callable_back = {drain.node_uid: (view, drain) for view, drain in drains if drain is not None}
 
-    def serve(self, lot: _Lot, closed_reason: HoldReason | None) -> None:
-        """Place the lot on what is there, then on what can be called back, then on what can be bought."""
-        first, count, mark, returns_count = lot.first, lot.members_count, self._room.mark(), len(self.returns)
+    def serve(self, lots: tuple[_Lot, ...]) -> None:
+        """Place the lots on what is there, then on what can be called back, then on what can be bought."""
+        mark, returns_count = self._room.mark(), len(self.returns)
+        placed = [self._place(lot) for lot in lots]
+        short = [number for number, lot in enumerate(lots) if len(placed[number]) < lot.members_count]
+        wanted = [(lots[each].first, lots[each].members_count - len(placed[each])) for each in short]
+        reasons: dict[int, HoldReason] = {}
+        if wanted and wanted[0][0].is_bought_for:
+            bought = None if self._closed_reason else self.basket.buy_together(wanted)
+            for number, each in enumerate(short):
+                if bought is not None:
+                    placed[each] += bought[number]
+                elif (reason := self._buy_alone(*wanted[number], placed, each)) is not None:
+                    reasons[each] = reason
+        for number, lot in enumerate(lots):
+            if lot.first.is_bought_for and lot.first.member_count > 1 and len(placed[number]) < lot.members_count:
+                self._room.rollback(mark)
+                del self.returns[returns_count:]
+                placed[number] = ()
+            self._settle(lot, placed[number], reasons.get(number))
+
+    def _place(self, lot: _Lot) -> tuple[str, ...]:
+        """Place members where there is room, and where there is if a drain is cancelled."""
+        first, count = lot.first, lot.members_count
         placed = self._room.place_most(lot.shape, count, first.prefers)
         if first.source is DemandSource.MOVING_POD and len(placed) < count:
             self._stop_moving(lot)
-        reason: HoldReason | None = None
         if first.is_bought_for and len(placed) < count:
             placed += self._call_back(lot, count - len(placed))
-        if first.is_bought_for and len(placed) < count:
-            covered, reason = (0, closed_reason) if closed_reason else self.basket.buy(first, count - len(placed))
-            placed += self._room.place_most(lot.shape, covered)
-        if first.is_bought_for and first.member_count > 1 and len(placed) < count:
-            self._room.rollback(mark)
-            del self.returns[returns_count:]
-            placed = ()
-        self._settle(lot, placed, reason)
+        return placed
+
+    def _buy_alone(self, item: DemandItem, count: int, placed: list[tuple[str, ...]], number: int) -> HoldReason | None:
+        """Buy for this lot as far as limits let, and place it; return why no more."""
+        if self._closed_reason is not None:
+            return self._closed_reason
+        # What was bought for the lots before may have room left.
+        beside = self._room.place_most(item.shape, count)
+        covered, reason = self.basket.buy(item, count - len(beside))
+        placed[number] += beside + self._room.place_most(item.shape, covered)
+        return reason
 
     def _call_back(self, lot: _Lot, count: int) -> tuple[str, ...]:
         """Cancel drains by choice whose nodes take members of the lot, and place them there."""

@@ -15,8 +15,9 @@ from gpu_autoscaler.core.bins import current_bins
 from gpu_autoscaler.core.demand import DemandItem, DemandSource, demand, is_member
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.life import NodeView, node_views
-from gpu_autoscaler.core.placement import Room, Standing
+from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.shapes import Standing
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import pods_by_node, queue
 from gpu_autoscaler.events.pod import PodObserved

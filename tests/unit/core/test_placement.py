@@ -4,8 +4,10 @@ import msgspec
 import pytest
 from tests.support.stories import resources
 
-from gpu_autoscaler.core.matching import accepts_labels, tolerates
-from gpu_autoscaler.core.placement import Bin, Room, Shape, Standing, fits, members_that_fit
+from gpu_autoscaler.core.acceptance import fits
+from gpu_autoscaler.core.matching import tolerates
+from gpu_autoscaler.core.placement import Room
+from gpu_autoscaler.core.shapes import Bin, Shape, Standing
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import (
     LabelRequirement,
@@ -36,6 +38,11 @@ def bin_(key: str, gpus: int = 8, **changes: object) -> Bin:
 def shape(gpus: int = 1, **changes: object) -> Shape:
     """A member that asks for this many GPUs."""
     return msgspec.structs.replace(Shape(resources=resources(gpus=gpus, pods=1)), **changes)
+
+
+def accepts_labels(demands: NodeDemands, labels: dict[str, str]) -> bool:
+    """Whether a node with these labels is right."""
+    return fits(shape(demands=demands), bin_("n1", labels=labels))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +138,7 @@ def test_what_may_not_be_interrupted_never_goes_to_spot(capacity_type: CapacityT
 
 def test_members_are_counted_by_the_scarcest_amount() -> None:
     """Eight GPUs and CPU for three make three."""
-    assert members_that_fit(shape(resources=resources(gpus=1, cpu=32, pods=1)), bin_("n1")) == 3
+    assert Room([bin_("n1")]).count_places(shape(resources=resources(gpus=1, cpu=32, pods=1)), 9) == 3
 
 
 def test_the_tightest_node_is_filled_first() -> None:

@@ -17,6 +17,7 @@ from gpu_autoscaler.core.fleet.problem import FleetProblem, distinct_rows
 # Small problems can afford to come closer; large ones are near enough after the least of rounds.
 _ROUNDS_MIN, _ROUNDS_MAX = 40, 400
 _CELLS_OF_ALL_ROUNDS = 30_000_000
+_ROUNDS_OF_A_CLASS = 10
 # Between full rounds only offers are looked at that were this near to the cheapest for some class.
 _FULL_EVERY_ROUNDS = 10
 _NEAR_RATIO = 1.25
@@ -68,7 +69,7 @@ def worth(problem: FleetProblem, usable: Bools) -> Worth:
     requests, barred = problem.requests.astype(np.float64), np.where(usable, 0.0, np.inf)
     looked_at = np.arange(problem.cost.size)
     best, best_floor = Worth(np.zeros(problem.counts.size), split * per_share), 0.0
-    for number in range(_rounds(usable.size) + 1):
+    for number in range(_rounds(*usable.shape) + 1):
         is_full = number % _FULL_EVERY_ROUNDS == 0
         if is_full:
             looked_at = np.arange(problem.cost.size)
@@ -86,8 +87,10 @@ def worth(problem: FleetProblem, usable: Bools) -> Worth:
     return best
 
 
-def _rounds(cells_count: int) -> int:
-    rounds = min(max(_CELLS_OF_ALL_ROUNDS // max(cells_count, 1), _ROUNDS_MIN), _ROUNDS_MAX)
+def _rounds(classes_count: int, offers_count: int) -> int:
+    """Few classes settle soon: one alone is worth the same relative to itself at any split."""
+    most = min(_ROUNDS_MAX, _ROUNDS_OF_A_CLASS * (classes_count - 1))
+    rounds = min(max(_CELLS_OF_ALL_ROUNDS // (classes_count * offers_count), _ROUNDS_MIN), most)
     return rounds - rounds % _FULL_EVERY_ROUNDS  # the last round is a full one, whose figures count
 
 

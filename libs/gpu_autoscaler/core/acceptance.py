@@ -1,0 +1,147 @@
+"""Which bins are right for a shape: in everything but amounts, and with them.
+
+Bins are asked all at once: a condition is read once for each value that occurs, and bins that share the value share the
+answer. A list of offers has thousands of bins and a dozen zones, models and types.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cached_property
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from gpu_autoscaler.core.amounts import Bools, Ints, row
+from gpu_autoscaler.core.matching import holds, tolerates
+from gpu_autoscaler.core.shapes import Bin, Shape
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, NodeSelectorTerm, Taint
+
+V = TypeVar("V", bound=Hashable)
+
+# Of a list of offers, which stays for minutes; of bins, which are put together for each plan, there are never so many.
+_ANSWERS_COUNT_MAX = 1024
+
+
+class Marks(NamedTuple):
+    """Everything about a shape but its amounts: shapes that share it are accepted by the same bins."""
+
+    gpu_model: str | None
+    gpu_memory_bytes_min: int | None
+    demands: NodeDemands
+    is_spot_allowed: bool
+
+    @classmethod
+    def of(cls, shape: Shape) -> "Marks":
+        """What matters of the GPUs matters only to whoever asks for GPUs."""
+        has_gpus = shape.resources.gpu_count > 0
+        model, memory = (shape.gpu_model, shape.gpu_memory_bytes_min) if has_gpus else (None, None)
+        return cls(model, memory, shape.demands, shape.is_spot_allowed)
+
+
+class _Column(Generic[V]):
+    """One mark of every bin: the values that occur, and which of them each bin has."""
+
+    def __init__(self, values: Iterable[V]) -> None:
+        numbers: dict[V, int] = {}
+        self._number_of = np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
+        self._values = tuple(numbers)
+
+    def where(self, is_right: Callable[[V], bool]) -> Bools:
+        """Return for each bin whether its value is right."""
+        answers: Bools = np.array([is_right(value) for value in self._values], dtype=np.bool_)
+        return answers[self._number_of]
+
+
+class Acceptance:
+    """The marks of some bins, to be asked by shape."""
+
+    def __init__(self, bins: Sequence[Bin]) -> None:
+        self._bins = bins
+        self._labels: dict[str, _Column[str | None]] = {}
+        self._requirements: dict[LabelRequirement, Bools] = {}
+        self._answers: dict[Marks, Bools] = {}
+
+    def by(self, shape: Shape) -> Bools:
+        """Return for each bin whether everything but the amount of free room is right.
+
+        Unknown is not enough: a node of unknown capacity type may be spot, one of unknown GPU memory may have too
+        little.
+        """
+        marks = Marks.of(shape)
+        answer = self._answers.get(marks)
+        if answer is None:
+            if len(self._answers) >= _ANSWERS_COUNT_MAX:
+                self._answers.clear()
+                self._requirements.clear()
+            answer = self._answers[marks] = self._ask(marks)
+        return answer
+
+    @cached_property
+    def _models(self) -> _Column[str | None]:
+        return _Column(entry.gpu_model for entry in self._bins)
+
+    @cached_property
+    def _memories(self) -> _Column[int | None]:
+        return _Column(entry.gpu_memory_bytes for entry in self._bins)
+
+    @cached_property
+    def _capacity_types(self) -> _Column[CapacityType | None]:
+        return _Column(entry.capacity_type for entry in self._bins)
+
+    @cached_property
+    def _taints(self) -> _Column[tuple[Taint, ...]]:
+        return _Column(entry.taints for entry in self._bins)
+
+    def _ask(self, marks: Marks) -> Bools:
+        demands, least = marks.demands, marks.gpu_memory_bytes_min
+        right = self._taints.where(lambda taints: tolerates(demands.tolerations, taints))
+        if marks.gpu_model is not None:
+            right &= self._models.where(lambda model: model == marks.gpu_model)
+        if least is not None:
+            right &= self._memories.where(lambda memory: memory is not None and memory >= least)
+        if not marks.is_spot_allowed:
+            right &= self._capacity_types.where(lambda each: each not in (CapacityType.SPOT, None))
+        for key, value in demands.node_selector:
+            right &= self._holds(LabelRequirement(key, "In", (value,)))
+        if demands.node_affinity:
+            right &= self._any_term_holds(demands.node_affinity)
+        return right
+
+    def _any_term_holds(self, terms: Iterable[NodeSelectorTerm]) -> Bools:
+        """Terms are alternatives; conditions of one hold together.
+
+        "A null or empty node selector term matches no objects" (Kubernetes API reference, NodeSelectorTerm).
+        """
+        found = np.zeros(len(self._bins), dtype=np.bool_)
+        for term in terms:
+            if term.requirements:
+                found |= np.logical_and.reduce([self._holds(each) for each in term.requirements])
+        return found
+
+    def _holds(self, requirement: LabelRequirement) -> Bools:
+        answer = self._requirements.get(requirement)
+        if answer is None:
+            key = requirement.key
+            column = self._labels.get(key)
+            if column is None:
+                column = self._labels[key] = _Column(entry.labels.get(key) for entry in self._bins)
+            answer = column.where(lambda value: holds(requirement, value))
+            self._requirements[requirement] = answer
+        return answer
+
+
+def members_that_fit(shape: Shape, free: Ints, accepted: Bools) -> Ints:
+    """Return how many members each bin takes together; `free` is (bins, columns)."""
+    need = np.array(row(shape.resources), dtype=np.int64)
+    asked = np.flatnonzero(need)
+    # A bin that is over-full in anything takes nobody, also of what it has left.
+    is_open = accepted & (free >= 0).all(axis=1)
+    if not asked.size:
+        return is_open.astype(np.int64)
+    members: Ints = (free[:, asked] // need[asked]).min(axis=1)
+    return np.where(is_open, members, 0)
+
+
+def fits(shape: Shape, target: Bin) -> bool:
+    """True when one member of this shape has its place in the bin."""
+    return shape.resources.fits_in(target.free) and bool(Acceptance((target,)).by(shape)[0])

@@ -1,0 +1,45 @@
+"""What one pod or member asks for, and a node as placement sees it. Asked of each other in `core/acceptance.py`."""
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.model.scheduling import NO_DEMANDS, NodeDemands, Taint
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What one member of a gang needs of its node."""
+
+    resources: Resources  # with pod_count=1
+    gpu_model: str | None = None
+    gpu_memory_bytes_min: int | None = None  # of one GPU
+    demands: NodeDemands = NO_DEMANDS
+    is_spot_allowed: bool = True
+
+
+class Standing(enum.IntEnum):
+    """How real a bin is; what is more real is filled first."""
+
+    READY = 0
+    COMING = 1  # ordered, launched or registered: room until its deadline
+    BOUGHT = 2  # by the plan in the making
+
+
+class Bin(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as placement sees it: free room and marks."""
+
+    key: str  # node/<uid> where it is registered and ready, else action/<action id>
+    name: str  # as people know it: node name, or action id before it has one
+    free: Resources
+    has_gpus: bool
+    standing: Standing
+    labels: Mapping[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    gpu_model: str | None = None
+    gpu_memory_bytes: int | None = None
+    capacity_type: CapacityType | None = None
+    expected_at: Instant | None = None  # when a coming node should be usable
