@@ -84,7 +84,8 @@ class Market:
         self._refusals = _standing_refusals(state, draft.as_of)
         self._is_buyable = self.prices_micro_usd_per_hour != _UNKNOWN_PRICE
         if self._refusals:
-            self._is_buyable &= [self.refused_until(sale.offer) is None for sale in self.sales]
+            is_open = [self.refused_until(sale.offer) is None for sale in self.sales]
+            self._is_buyable &= np.array(is_open, dtype=np.bool_)
 
     def members(self, shape: Shape) -> Ints:
         """Return how many members of the shape a new node of each sale takes; none where it cannot be had now."""
