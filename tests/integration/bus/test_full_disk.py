@@ -1,0 +1,89 @@
+"""The broker's disk fills and is freed: said, nothing confirmed is lost, and all goes on."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tests.support.ender import Ender, cancel, declared, envelope_of
+from tests.support.full_disk import Disk, GrowthLimit, small_disk
+from tests.support.working import persistently, until, working
+
+from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.protocol import Ack, Publication
+from gpu_autoscaler.bus.server import NatsServer
+
+pytestmark = pytest.mark.integration
+
+COUNT = 100
+
+
+async def is_healthy(server: NatsServer) -> bool:
+    """What a liveness probe asks the server."""
+    url = f"http://127.0.0.1:{server.monitor_port}/healthz"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status == 200
+
+
+async def story(disk: Disk) -> None:
+    """A service at work; the disk is full for a while; whoever runs the broker frees it and, where it is needed, starts
+    the broker again."""
+    server = NatsServer(
+        disk.store,
+        monitor=True,
+        settings=[f'jetstream {{ store_dir: "{disk.store / "jetstream"}", max_file_store: 100GB }}'],
+    )
+    await server.start()
+    load = await NatsBus.connect(server.url, name="load", declared=declared())
+    bus = await NatsBus.connect(server.url, name="ender", declared=declared())
+    await load.ensure()
+    service = Ender()
+    confirmed: list[Ack] = []
+
+    async def ask() -> None:
+        for number in range(COUNT):
+            subject, payload = envelope_of(cancel(number))
+            one = Publication(subject=subject, payload=payload, message_id=str(number), headers={"Pad": "x" * 20_000})
+            confirmed.extend(await persistently(load, [one]))
+            await asyncio.sleep(0.01)
+
+    async with working(bus, service) as runner:
+        asking = asyncio.create_task(ask())
+        await until(lambda: len(service.handled) > COUNT // 4 and runner.readiness.is_ready, "at work")
+        disk.fill(server)
+        await until(lambda: not runner.readiness.is_ready, "not ready")
+        await until(lambda: runner.readiness.conditions["bus"] is not None, "the reason")
+        assert "storing messages" in (runner.readiness.conditions["bus"] or "")
+        kept = len(confirmed)
+        await asyncio.sleep(2)
+        disk.free(server)
+        with contextlib.suppress(AssertionError):
+            await until(lambda: len(confirmed) > kept + 5, "by itself", 5)
+        if len(confirmed) <= kept + 5:
+            assert not await is_healthy(server), "a broker that stays wedged says so to who may start it again"
+            await server.restart()
+        await asyncio.wait_for(asking, 60)
+        await until(lambda: len(set(service.handled)) == COUNT, "all handled")
+        await until(lambda: runner.readiness.is_ready, "ready again")
+
+    for number, ack in enumerate(confirmed):
+        message = await load.message_at("JOB", ack.sequence)
+        assert message is not None, f"message {number} was confirmed as {ack.sequence} and is not there"
+        assert message.message_id == str(number)
+    assert await load.last_sequence("JOB") == 2 * COUNT, "each job is asked to end once, and ends once"
+    for hand in (bus, load):
+        await hand.close()
+    await server.stop()
+
+
+async def test_a_disk_that_fills_and_is_freed(tmp_path: Path) -> None:
+    """On a small file system where this machine may have one."""
+    with small_disk(tmp_path / "disk") as disk:
+        await story(disk)
+
+
+async def test_files_that_cannot_grow_for_a_while(tmp_path: Path) -> None:
+    """The same errors without a file system of its own: what runs everywhere."""
+    (tmp_path / "disk").mkdir()
+    await story(GrowthLimit(tmp_path / "disk"))
