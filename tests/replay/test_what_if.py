@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.errors import ConfigError
@@ -150,6 +151,28 @@ def test_what_the_record_knows_is_taken_over() -> None:
     assert struck.notice_seconds == pytest.approx(120.0, abs=TICK_SECONDS * 2)
     # It lost the machine in the middle: only how long its last attempt ran is in the record.
     assert arrival.request.run_seconds == pytest.approx(RUN_SECONDS, abs=SLACK_SECONDS)
+
+
+def test_a_beginning_in_the_middle_is_said() -> None:
+    """What ran then is asked for anew, for the time that it had left, and bought anew; both are told."""
+    whole, middle = _recorded(_script(30.0)), _at(500.0)
+    before = [one.recorded for one in whole.facts if one.at < middle]
+    head = Head(policy=POLICY, from_at=middle, to_at=whole.head.to_at, state=fold(whole.head.state, before))
+    later = Recording(head=head, facts=tuple(one for one in whole.facts if one.at >= middle))
+
+    script = script_of(later)
+    found = what_if(later, POLICY, ROLES)
+
+    (arrival,) = script.arrivals
+    left_seconds = 30.0 + BOOT_SECONDS + RUN_SECONDS - 500.0
+    assert arrival.request.run_seconds == pytest.approx(left_seconds, abs=SLACK_SECONDS)
+    assert (script.under_way_count, script.machines_before_count) == (1, 1)
+    assert any("under way" in one for one in found.assumed)
+    assert any("ran at the beginning" in one for one in found.assumed)
+    # Boot, the rest of the work, and idling; the record had no boot any more.
+    seconds = BOOT_SECONDS + left_seconds + POLICY.idle_seconds_max
+    assert found.modelled.node_hours * 3600.0 == pytest.approx(seconds, abs=SLACK_SECONDS * 2)
+    assert found.recorded.node_hours * 3600.0 == pytest.approx(seconds - BOOT_SECONDS, abs=SLACK_SECONDS)
 
 
 def test_a_refusal_makes_the_other_world_wait_as_well() -> None:
