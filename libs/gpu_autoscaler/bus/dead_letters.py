@@ -121,6 +121,14 @@ class DeadLetters:
                 letters[int(letter)] = msgspec.structs.replace(marked, resubmitted_count=marked.resubmitted_count + 1)
         return list(letters.values())
 
+    async def places(self, service: str) -> frozenset[tuple[str, int]]:
+        """Stream and sequence of every message that was set aside in this name."""
+        found: set[tuple[str, int]] = set()
+        async for message in self._read(0):
+            if message.subject == f"dead.{service}":
+                found.add((message.headers.get(STREAM, ""), int(message.headers.get(SEQUENCE, "0"))))
+        return frozenset(found)
+
     async def resubmit(self, sequence: int, *, at: datetime) -> Resubmitted:
         """Send one letter's message again on its own subject. Raises PermanentError when there is no such letter.
 

@@ -13,7 +13,7 @@ from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import InvalidFact, TransientError
-from gpu_autoscaler.runtime.plumbing import Plumbing
+from gpu_autoscaler.runtime.plumbing import READERS, Plumbing
 from gpu_autoscaler.runtime.retry import pause
 from gpu_autoscaler.runtime.service import FoldDoor
 
@@ -22,8 +22,8 @@ log = structlog.get_logger()
 CATCH_UP_POLL_SECONDS = 0.05
 SLICE_COUNT_MAX = 1000  # facts folded before the loop lets others run
 FRESH = timedelta(seconds=240)  # less than the streams' duplicate window
-# Dead letters are stored beside the fold, which waits for nothing; more than these wait for the next start's reading.
-DEAD_LETTERS_WAITING_COUNT_MAX = 1000
+# Dead letters are stored beside the fold, which waits for nothing; of more than these the next start makes letters.
+DEAD_LETTERS_WAITING_COUNT_MAX = 100_000
 
 
 class FoldingLoop:
@@ -48,11 +48,14 @@ class FoldingLoop:
         self._is_urgent = is_urgent
         self._is_caught_up = False
         self._is_folding = False  # a batch was given and is not in the state yet
-        self._broken: asyncio.Queue[tuple[Message, InvalidFact]] = asyncio.Queue(DEAD_LETTERS_WAITING_COUNT_MAX)
+        self._broken: asyncio.Queue[int] = asyncio.Queue(DEAD_LETTERS_WAITING_COUNT_MAX)  # sequences
+        self._has_letter: frozenset[tuple[str, int]] | None = None  # as of the first time that we had to know
 
     async def run(self) -> None:
         """Fold until it is time to stop. Raises TransientError when the stream cannot be opened."""
-        await self._remember_lately()
+        for stream, sequence in self._view.cut.set_aside:  # its letter may not have been stored before the last end
+            if stream == self._stream:
+                self._wants_letter(sequence)
         projection = await self._plumbing.bus.projection(
             self._stream, subjects=self._subjects, after_sequence=self._view.last_sequence(self._stream)
         )
@@ -115,38 +118,41 @@ class FoldingLoop:
             sequence=message.sequence,
             error=str(error),
         )
-        if self._is_fresh(message) and not self._broken.full():
-            self._broken.put_nowait((message, error))
+        self._wants_letter(message.sequence)
 
-    def _is_fresh(self, message: Message) -> bool:
-        """False for what is older than the broker's memory of ids: it was set aside when it came; again is news."""
-        return self._plumbing.clock.wall_now() - message.stored_at < FRESH
-
-    async def _remember_lately(self) -> None:
-        """Look again at what a snapshot says was set aside just before: its dead letter may not be stored yet."""
-        for stream, sequence in reversed(self._view.cut.set_aside):
-            if stream != self._stream:
-                continue
-            message = await self._plumbing.bus.message_at(stream, sequence)
-            if message is None or not self._is_fresh(message):
-                return  # nor is any that came before
-            try:
-                self._plumbing.read(message)
-            except InvalidFact as exc:
-                self._remember(message, exc)
+    def _wants_letter(self, sequence: int) -> None:
+        if not self._broken.full():
+            self._broken.put_nowait(sequence)
 
     async def _store_broken(self) -> None:
         """Store dead letters one after the other, as long as it takes."""
         while True:
-            message, error = await self._broken.get()
+            sequence = await self._broken.get()
             tries = 0
             while True:
                 try:
-                    await self._plumbing.set_aside(message, error, delivered_count=1)
+                    await self._store_letter(sequence)
                     break
                 except TransientError as exc:
                     tries += 1
                     await asyncio.sleep(self._plumbing.limits.backoff.wait_seconds(tries, exc))
+
+    async def _store_letter(self, sequence: int) -> None:
+        """Set one message aside, unless that was done. Raises TransientError."""
+        if self._has_letter is not None and (self._stream, sequence) in self._has_letter:
+            return
+        message = await self._plumbing.bus.message_at(self._stream, sequence)
+        if message is None:
+            return  # aged out before anybody could keep it
+        try:
+            self._plumbing.read(message)
+        except InvalidFact as exc:
+            # The broker's memory of ids keeps a repeat out while the message is young; later we look for its letter.
+            if self._plumbing.clock.wall_now() - message.stored_at > FRESH and self._has_letter is None:
+                self._has_letter = await self._plumbing.dead_letters.places(READERS)
+                if (self._stream, sequence) in self._has_letter:
+                    return
+            await self._plumbing.set_aside(message, exc, delivered_count=1)
 
     async def _watch_lag(self, projection: Projection) -> None:
         """Say when the stream is caught up, then how far behind it is."""

@@ -141,15 +141,26 @@ async def test_what_nobody_can_read_is_set_aside_once_and_named_in_the_cut() -> 
     assert first.view.cut == Cut(last_sequences=(("JOB", 2),), set_aside=(("JOB", 1),))
 
 
-async def test_a_restart_sets_old_history_aside_without_another_letter() -> None:
-    """A message that was told of when it came is remembered in the cut, and no news."""
-    place, service = Place(), Reader()
+async def test_what_nobody_could_read_while_all_were_down_gets_its_letter_later() -> None:
+    """However old it is; the next start finds the letter and writes no other."""
+    place = Place()
     place.passed = timedelta(hours=-1)
     await place.send("job.cancel_requested", b"{", "broken")
-    async with running(place, service):
-        await until(lambda: service.view.cut.set_aside == (("JOB", 1),))
-        await asyncio.sleep(0.05)
-    assert await place.dead_letters() == []
+    place.passed = timedelta()
+    async with running(place, Reader()):
+        await until(lambda: has_letters(place, 1))
+    place.passed = timedelta(hours=1)  # the broker has forgotten the letter's id
+    again = Reader()
+    async with running(place, again):
+        await until(lambda: again.view.cut.set_aside == (("JOB", 1),))
+        await asyncio.sleep(0.2)
+    (letter,) = await place.dead_letters()
+    assert (letter.message_id, letter.service) == ("broken", "readers")
+
+
+async def has_letters(place: Place, count: int) -> bool:
+    """True when so many messages were set aside."""
+    return len(await place.dead_letters()) == count
 
 
 async def test_a_plan_is_folded_before_the_next_one_is_made() -> None:
