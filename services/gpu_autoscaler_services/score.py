@@ -90,6 +90,7 @@ def main() -> int:
         told = {world: WORLDS[world](options.seed, options.hours).told for world in worlds}
     except ConfigError as exc:
         console.print(f"[red]{exc}[/red]", highlight=False)
+        console.print("set GPU_AUTOSCALER_TRACES to the folder of traces, or score one made up: --world steady")
         return 2
     scores = list(_run(cases, console, options.processes))
     board = Board(

@@ -1,6 +1,7 @@
 """docs/scores.md, written from the scores: what was compared and how, the tables, and where ours is worse."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import geometric_mean
 
 import msgspec
 
@@ -71,16 +72,17 @@ How a figure is made:
   are told to (by the annotation, or by the end of their pod); all others start over, and are marked as not to be moved.
 - **ended**: jobs that completed. Others failed, or had not ended a day after the last arrival.
 
-What speaks for the baselines here: they never crash, their calls never fail, and the members of a gang start one by one
-and need not wait for each other. What speaks for ours: jobs say what it reads (gangs, priorities, whether spot will
-do). Worlds are small, prices are the simulated cloud's fixtures, and one seed is one sample: a few per cent mean
-nothing.
+What speaks for the baselines here: they never crash, their calls never fail, the members of a gang start one by one and
+need not wait for each other, and work that saved before it was moved loses nothing but the start of a pod. What speaks
+for ours: jobs say what it reads (gangs, priorities, whether spot will do). Worlds are small, prices are the simulated
+cloud's fixtures, and one seed is one sample: a few per cent mean nothing.
 """
 
 
 def page(board: Board) -> str:
     """Return the page."""
     parts = [_HEAD, f"Told here: seed {board.seed}, work arriving for {board.hours:g} h in each world.\n"]
+    parts += ["## In short\n", _summary(board)]
     for each in board.rounds:
         parts += [
             f"## {each.world}\n",
@@ -90,6 +92,43 @@ def page(board: Board) -> str:
             "\n".join(_judged(each)) + "\n",
         ]
     return "\n".join(parts)
+
+
+def _summary(board: Board) -> str:
+    """Ours against each other system over all worlds: how often it is cheaper and waits less, and by how much."""
+    names = [one.system for one in board.rounds[0].scores if one.system != OURS and one.node_hours is not None]
+    lines = []
+    for name in names:
+        pairs = [(_of(each, OURS), _of(each, name)) for each in board.rounds]
+        cost = [(mine.cost_usd, its.cost_usd) for mine, its in pairs]
+        waiting = [(mine.waiting[ALL].mean_seconds, its.waiting[ALL].mean_seconds) for mine, its in pairs]
+        evicted = [sum(each.evicted_count for each in side) for side in zip(*pairs, strict=True)]
+        lost = [sum(each.lost_gpu_hours for each in side) for side in zip(*pairs, strict=True)]
+        lines.append(
+            (name, *_won(cost), *_won(waiting), f"{evicted[0]} / {evicted[1]}", f"{lost[0]:,.1f} / {lost[1]:,.1f}")
+        )
+    head = (
+        "ours against",
+        "cheaper in",
+        "cost of its",
+        "waits less in",
+        "mean waiting of its",
+        "evicted",
+        "lost GPU-h",
+    )
+    told = "Means over worlds are geometric; of evictions and lost work, the sums: ours / its.\n"
+    return _rows(head, lines) + "\n" + told
+
+
+def _won(pairs: Sequence[tuple[float, float]]) -> tuple[str, str]:
+    """Return in how many worlds ours is lower, and the mean ratio."""
+    lower_count = sum(mine < its for mine, its in pairs)
+    ratio = geometric_mean([mine / its for mine, its in pairs if mine > 0 and its > 0] or [1.0])
+    return f"{lower_count} of {len(pairs)}", f"{ratio:.0%}"
+
+
+def _of(each: Round, system: str) -> Score:
+    return next(one for one in each.scores if one.system == system)
 
 
 def cells(one: Score) -> tuple[str, ...]:
@@ -134,7 +173,7 @@ def _of_class(one: Score, name: str) -> str:
 
 def _judged(each: Round) -> Iterator[str]:
     """Say in words where ours is better and where it is worse than each that ran."""
-    ours = next(one for one in each.scores if one.system == OURS)
+    ours = _of(each, OURS)
     for other in each.scores:
         if other.system == OURS or other.node_hours is None:
             continue

@@ -1,5 +1,7 @@
 """Each baseline does what it says of itself."""
 
+from collections.abc import Iterable
+
 import pytest
 from msgspec.structs import replace
 from tests.support.scoring import HOUR, OFFERS, job, offer, played, scene, second_of
@@ -9,7 +11,8 @@ from gpu_autoscaler.sim.baselines.cluster_autoscaler import ClusterAutoscaler
 from gpu_autoscaler.sim.baselines.fixed import FixedFleet, sized_for
 from gpu_autoscaler.sim.baselines.karpenter import Karpenter
 from gpu_autoscaler.sim.baselines.omniscient import score_omniscient
-from gpu_autoscaler.sim.baselines.protocol import Baseline
+from gpu_autoscaler.sim.baselines.protocol import Act, Baseline
+from gpu_autoscaler.sim.baselines.sight import Sight
 from gpu_autoscaler.sim.baselines.utilisation import UtilisationOnly, groups_for
 from gpu_autoscaler.sim.scene import Reclaim, Shortage
 from gpu_autoscaler.sim.tally import ALL
@@ -149,6 +152,26 @@ def test_karpenter_does_not_move_what_must_stay() -> None:
     jobs = [job(f"j{number}", 30.0 * number, 300.0 * (number + 1), work="batch") for number in range(10)]
     score, _ = played(scene(*jobs, hours=2.0), Karpenter())
     assert score.evicted_count == 0
+
+
+# ---- all
+
+
+class Stumbling:
+    """Fails at its first look."""
+
+    name = "stumbling"
+    scan_seconds = 1.0
+
+    def look(self, sight: Sight) -> Iterable[Act]:
+        """Raise."""
+        raise KeyError(sight.now_seconds)
+
+
+def test_a_baseline_that_stumbles_is_no_score() -> None:
+    """A bug of a baseline ends the run with its cause; it never looks like a system that buys nothing."""
+    with pytest.raises(RuntimeError, match="stumbled"):
+        played(scene(job("a", 0.0, 60.0), hours=1.0), Stumbling())
 
 
 # ---- omniscient

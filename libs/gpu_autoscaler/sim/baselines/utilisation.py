@@ -1,8 +1,8 @@
 """Groups that follow the mean utilisation of their GPUs, and nothing else: target tracking, as clouds offer it.
 
-Source: AWS, Application Auto Scaling user guide, "Target tracking scaling policies": more after 3 minutes above the
-target, proportionally; fewer after 15 minutes below nine tenths of it, more cautiously; nothing during the cool-down of
-300 s (from memory, not looked up again). Pods that wait count for nothing: only what runs is measured.
+Source: AWS, EC2 Auto Scaling user guide, "Target tracking scaling policies" (read 2026-11-21), and its alarms: more
+after 3 minutes above the target, in proportion; fewer after 15 minutes more than a tenth below it; nothing during the
+cool-down of 300 s. Pods that wait count for nothing: only what runs is measured.
 
 One group of on-demand nodes for each GPU model that work asks for by name, and one for all other work. Each keeps one
 node at least: an empty group has no utilisation, and would never grow again.
