@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.policy import NodePool
+from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Standing
 from gpu_autoscaler.core.views import is_workload
 from gpu_autoscaler.events.pod import PodObserved
@@ -31,11 +32,16 @@ def current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> Iterator[Bin]
 
 
 def node_bin(view: NodeView, pods: PodsByNode, standing: Standing) -> Bin:
-    """The node's bin with what its pods leave free."""
+    """The node's bin with what its pods leave free; the very same one while neither has changed."""
+    return _node_bin(view, pods.get(view.name, ()), standing)
+
+
+@remembered(8192)
+def _node_bin(view: NodeView, bound: tuple[PodObserved, ...], standing: Standing) -> Bin:
     return Bin(
         key=bin_key(view),
         name=view.name,
-        free=free_room(view, pods),
+        free=_free_room(view, bound),
         has_gpus=view.allocatable.gpu_count > 0 or view.gpu_model is not None,
         standing=standing,
         labels=view.labels,
@@ -57,7 +63,10 @@ def free_room(view: NodeView, pods: PodsByNode) -> Resources:
 
     An offer is promised after what DaemonSets take, so on a node that still boots only workloads are subtracted.
     """
-    bound = pods.get(view.name, ())
+    return _free_room(view, pods.get(view.name, ()))
+
+
+def _free_room(view: NodeView, bound: tuple[PodObserved, ...]) -> Resources:
     return _less(view.allocatable, [pod for pod in bound if is_workload(pod)] if view.is_booting else bound)
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Shape
 from gpu_autoscaler.core.state import ClusterState, JobRecord
-from gpu_autoscaler.core.views import counts_for_idleness, is_waiting, is_workload
+from gpu_autoscaler.core.views import counts_for_idleness, is_waiting, is_workload, pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.ids import JobId, NodeUid
+from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT, PRIORITY_NAMES, JobSpec
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.resources import GPU_RESOURCE
@@ -70,16 +71,22 @@ def demand(state: ClusterState, views: tuple[NodeView, ...]) -> tuple[DemandItem
     Work that is on its way to a place comes first: it takes its room whatever waits.
     """
     leaving = {view.name: view for view in views if view.node is not None and (view.notice or view.drain)}
-    pods_per_job: Counter[JobId] = Counter()
-    items: list[DemandItem] = []
-    for pod in state.pods.values():
-        if pod.job_id is not None and is_member(pod):
-            pods_per_job[pod.job_id] += 1
-        source = _source(pod, leaving)
-        if source is not None:
-            items.append(_pod_item(pod, source, state, leaving))
+    unbound, pods_per_job = _unbound_and_members(state.pods)
+    bound = pods_by_node(state)
+    pods = (*unbound, *(pod for name in leaving for pod in bound.get(name, ())))
+    sources = ((pod, _source(pod, leaving)) for pod in pods)
+    items = [_pod_item(pod, source, state, leaving) for pod, source in sources if source is not None]
     items.extend(_job_items(state, pods_per_job))
     return tuple(sorted(items, key=lambda item: (item.is_bought_for, -item.priority, item.since, item.key)))
+
+
+@remembered(4)
+def _unbound_and_members(
+    pods: Mapping[PodUid, PodObserved],
+) -> tuple[tuple[PodObserved, ...], Mapping[JobId, int]]:
+    """Return the pods that have no node yet, and how many members of each job exist."""
+    members = Counter(pod.job_id for pod in pods.values() if pod.job_id is not None and is_member(pod))
+    return tuple(pod for pod in pods.values() if pod.node_name is None), members
 
 
 def is_member(pod: PodObserved) -> bool:

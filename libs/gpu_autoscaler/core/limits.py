@@ -6,12 +6,14 @@ never was. Foreign nodes are room, but the limits are about what this system may
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import (
@@ -27,26 +29,44 @@ from gpu_autoscaler.model.reasons import (
 _CLUSTER = None  # the key of the whole cluster beside those of pools
 
 
+class _Counted(NamedTuple):
+    """What counts before anything is bought; under `_CLUSTER` for all pools together."""
+
+    nodes: Counter[str | None]
+    gpus: Counter[str | None]
+    price_micro_usd_per_hour: int
+    unpriced: tuple[str, ...]
+
+
+@remembered(2)
+def _counted(views: tuple[NodeView, ...]) -> _Counted:
+    counted = [view for view in views if view.is_ours and view.is_counted]
+    nodes: Counter[str | None] = Counter()
+    gpus: Counter[str | None] = Counter()
+    for view in counted:
+        gpu_count = bought_gpu_count(view)
+        for owner in {_CLUSTER, view.pool}:
+            nodes[owner] += 1
+            gpus[owner] += gpu_count
+    return _Counted(
+        nodes=nodes,
+        gpus=gpus,
+        price_micro_usd_per_hour=sum(view.price_micro_usd_per_hour or 0 for view in counted),
+        unpriced=tuple(sorted(view.name for view in counted if view.price_micro_usd_per_hour is None)),
+    )
+
+
 class Account:
     """How much of each limit is used up. A scratch pad, like the room: what is bought is added, or taken back."""
 
-    def __init__(self, views: Iterable[NodeView], policy: ScalingPolicy) -> None:
+    def __init__(self, views: tuple[NodeView, ...], policy: ScalingPolicy) -> None:
         self._policy = policy
         self._pools = {pool.name: pool for pool in policy.pools}
-        self._nodes: Counter[str | None] = Counter()
-        self._gpus: Counter[str | None] = Counter()
-        self._price_micro_usd_per_hour = 0
-        self._unpriced: list[str] = []
-        for view in views:
-            if not (view.is_ours and view.is_counted):
-                continue
-            for owner in {_CLUSTER, view.pool}:
-                self._nodes[owner] += 1
-                self._gpus[owner] += bought_gpu_count(view)
-            if view.price_micro_usd_per_hour is None:
-                self._unpriced.append(view.name)
-            else:
-                self._price_micro_usd_per_hour += view.price_micro_usd_per_hour
+        counted = _counted(views)
+        self._nodes = counted.nodes.copy()
+        self._gpus = counted.gpus.copy()
+        self._price_micro_usd_per_hour = counted.price_micro_usd_per_hour
+        self._unpriced = counted.unpriced
 
     @property
     def nodes_count(self) -> int:
@@ -80,7 +100,7 @@ class Account:
         if price_max is None:
             return None
         if self._unpriced or price is None:  # a node of unknown price is not free: nothing is proven while it runs
-            return PriceUnknown(offers=tuple(sorted(self._unpriced)) or (offer.key,))
+            return PriceUnknown(offers=self._unpriced or (offer.key,))
         if self._price_micro_usd_per_hour + price > price_max:
             return BudgetLimit(price_micro_usd_per_hour=price, price_micro_usd_per_hour_max=price_max)
         return None
