@@ -285,11 +285,11 @@ _MONEY = (
         "used_units / mean_units_held",
     ),
     Planted(
-        "an instance whose launch was never answered is not billed",
+        "what was charged before is charged again",
         5,
-        f"{_COSTS}/bills.py",
-        "                case NodeInstanceObserved() as fact:\n",
-        "                case NodeInstanceObserved() as fact if fact.provider_id in self._bills:\n",
+        f"{_COSTS}/service.py",
+        "        charged = 0 if charge is None else charge.total_micro_usd\n",
+        "        charged = 0 if charge is None else charge.last.total_micro_usd\n",
     ),
     Planted(
         "a budget is crossed and nobody is told",
@@ -305,9 +305,10 @@ _RECORDS = (
     Planted(
         "a plan names a wrong cut",
         6,
-        "libs/gpu_autoscaler/runtime/projection.py",
-        "            sequences[stream] = max(sequence, sequences.get(stream, 0))\n",
-        "            sequences[stream] = max(sequence - 1, sequences.get(stream, 0))\n",
+        f"{_SCALER}/service.py",
+        "        state, cut = self._view.state, self._view.cut\n",
+        "        state, last = self._view.state, dict(self._view.cut.last_sequences)\n"
+        '        cut = Cut(last_sequences=tuple({**last, "POD": max(0, last.get("POD", 0) - 9)}.items()))\n',
     ),
     Planted(
         "an older word about an object overrules a newer one",

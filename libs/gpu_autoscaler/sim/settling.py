@@ -277,10 +277,10 @@ class Settling:
                 self._run.witness.breaks("recomputable plans", f"plan {fact.plan_id} comes out otherwise")
 
     def _judge_repeats(self) -> None:
-        """What is said again changes nothing."""
+        """What is said again changes nothing, the oldest last."""
         state = self._state()
         for stream, facts in self._run.record.facts.items():
-            if fold(state, facts[-SAID_AGAIN_COUNT:]) != state:
+            if fold(state, reversed(facts[-SAID_AGAIN_COUNT:])) != state:
                 self._run.witness.breaks("facts said again", f"the last facts of {stream} make another state")
 
     def _state(self) -> ClusterState:

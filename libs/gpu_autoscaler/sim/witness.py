@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingPlanMade
+from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingLaunchRefused, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import NODES, PODS
@@ -68,6 +68,7 @@ class Witness:
         self._last_plan_sequence = 0
         self._withdrawn_at: dict[str, float] = {}  # by node name
         self._read_at: dict[str, float] = {}  # by node name: when its notice was first read
+        self._left_by_choice: set[str] = set()  # names of nodes that once drained without a notice
         self._thrift = Thrift(workloads, cloud, policies, jobs, self.breaks)
         cloud.launch_listeners.append(self.launched)
         workloads.cluster.listen(self._changed)
@@ -203,6 +204,8 @@ class Witness:
             self._see_frozen(recorded.fact)
         if isinstance(recorded.fact, ScalingLaunchRefused):
             self._thrift.refused(recorded.fact.action_id)
+        if isinstance(recorded.fact, ScalingDrainStarted) and recorded.fact.is_voluntary:
+            self._left_by_choice.add(recorded.fact.node_name)
         if isinstance(recorded.fact, SpotNoticeReceived):
             machine = self._cloud.of_id(recorded.fact.provider_id)
             if machine is not None:
@@ -232,7 +235,7 @@ class Witness:
     def _see_whether_told(self, pod: wire.Pod, machine: Machine) -> None:
         """A pod that goes because of a notice has heard of it, so that it could save its work."""
         read_at = self._read_at.get(machine.node_name)
-        if read_at is None or machine.notice is None or self._loop.time() - read_at < CORDONED_SECONDS:
+        if read_at is None or machine.notice is None or machine.node_name in self._left_by_choice:
             return  # it goes for another reason, or for none any more
         is_told = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
         if not is_told and pod.metadata.deletion_timestamp is None and self._was_calm_since(read_at):
