@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingLaunchRefused, ScalingPlanMade
+from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingLaunchRefused, ScalingNodeDrained, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import NODES, PODS
@@ -26,6 +26,7 @@ from gpu_autoscaler.store.protocol import JobRow
 CORDONED_SECONDS = 2.0
 TOLD_SECONDS_MIN = 30.0  # a notice that was read so long before its end leaves time to tell the pods
 WITHDRAWN_SECONDS = 60.0  # until everybody has heard that a notice no longer stands
+HEARD_SECONDS = 20.0  # until the scaler has, in calm times: a poll, a tick and a step
 AT_WORK_SECONDS = 90.0  # a pod that has run for so long in calm times is known to everybody
 
 
@@ -206,6 +207,8 @@ class Witness:
             self._thrift.refused(recorded.fact.action_id)
         if isinstance(recorded.fact, ScalingDrainStarted) and recorded.fact.is_voluntary:
             self._left_by_choice.add(recorded.fact.node_name)
+        if isinstance(recorded.fact, ScalingNodeDrained):
+            self._see_drained(recorded.fact.node_name)
         if isinstance(recorded.fact, SpotNoticeReceived):
             machine = self._cloud.of_id(recorded.fact.provider_id)
             if machine is not None:
@@ -215,6 +218,14 @@ class Witness:
                     left_seconds = (machine.notice.reclaim_at - self._loop.now()).total_seconds()
                     if left_seconds >= TOLD_SECONDS_MIN:
                         self._loop.call_later(left_seconds - 1.0, self._see_told, machine, self._loop.time())
+
+    def _see_drained(self, node_name: str) -> None:
+        machine, withdrawn_at = self._cloud.of_node(node_name), self._withdrawn_at.get(node_name)
+        if machine is None or not machine.is_alive or machine.notice is not None or withdrawn_at is None:
+            return
+        known_seconds = self._loop.time() - max(withdrawn_at, self._calm_since())
+        if node_name not in self._left_by_choice and known_seconds > HEARD_SECONDS:
+            self.breaks("a notice is answered", f"{node_name} was drained on, its notice taken back long ago")
 
     def _see_cordoned(self, machine: Machine, read_at: float) -> None:
         node = self._workloads.cluster.find(NODES, "", machine.node_name)
