@@ -20,6 +20,7 @@ from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.config import KubeSettings, NatsSettings, Settings
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
+from gpu_autoscaler.runtime.lease import Lease
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.runtime.process import Compose, Workplace
 from gpu_autoscaler.runtime.runner import instance_name
@@ -80,9 +81,10 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler_services.scaler.service import Digests, Scaler
 
     policy = _policy(place.settings)
-    kube, _ = await _kube(place)
-    provider, installation = await _provider(place)
     bus, store = await _bus(place, Scaler), await _store(place)
+    lease = Lease(bus, Scaler.name, instance_name(place.settings.instance), place.clock.monotonic_seconds)
+    kube, _ = await _kube(place, before_write=lease.guard)
+    provider, installation = await _provider(place)
     snapshots = await _resumed(place, Scaler, store, bus)
     await place.closing.enter_async_context(keeping(snapshots, place.settings.store.snapshot_seconds))
     executor = Executor(
@@ -96,6 +98,7 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
         InstanceWatch(provider, installation, place.clock),
         digests=Digests(policy=policy_digest(policy), core=core_digest()),
         plans_refused=place.metrics.plans_refused,
+        lease=lease,
     )
     return service, bus
 
@@ -237,8 +240,8 @@ async def _connected(
     )
 
 
-async def _kube(place: Workplace) -> tuple[KubeClient, Cluster]:
-    client = KubeClient(await _connection(place.settings.kube), now=place.clock.now)
+async def _kube(place: Workplace, before_write: Callable[[], None] = lambda: None) -> tuple[KubeClient, Cluster]:
+    client = KubeClient(await _connection(place.settings.kube), now=place.clock.now, before_write=before_write)
     place.closing.push_async_callback(client.close)
     return client, await client.cluster()
 

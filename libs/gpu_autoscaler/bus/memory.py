@@ -233,7 +233,9 @@ class MemoryBus(Bus):
         for spec in self._declared.streams:
             mistakes += differences(f"stream {spec.name}", spec.config(), self._broker.make_stream(spec, self._now()))
         for bucket in self._declared.buckets:
-            mistakes += differences(f"bucket {bucket.name}", bucket.config(), self._broker.make_bucket(bucket))
+            mistakes += differences(
+                f"bucket {bucket.name}", bucket.config(), self._broker.make_bucket(bucket, self._now())
+            )
         for consumer in self._declared.consumers:
             thing = f"consumer {consumer.durable} of {consumer.stream}"
             try:

@@ -247,8 +247,17 @@ class MemoryBroker:
         stream = self.streams.setdefault(spec.name, MemoryStream(spec, now))
         return stream.spec.config()
 
-    def make_bucket(self, spec: BucketSpec) -> Mapping[str, Any]:
-        """Make it where it is missing; return what is there."""
+    def make_bucket(self, spec: BucketSpec, now: datetime) -> Mapping[str, Any]:
+        """Make it, and the stream that it is, where it is missing; return what is there."""
+        stream = StreamSpec(
+            name=spec.stream,
+            subjects=(spec.subject(">"),),
+            description=spec.description,
+            max_age_seconds=spec.ttl_seconds,
+            max_bytes=spec.max_bytes,
+            duplicate_window_seconds=min(spec.ttl_seconds, 120),
+        )
+        self.make_stream(stream, now)
         return self.buckets.setdefault(spec.name, spec).config()
 
     def make_consumer(self, spec: ConsumerSpec) -> Mapping[str, Any]:

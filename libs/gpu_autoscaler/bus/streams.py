@@ -138,15 +138,24 @@ class BucketSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = MEBIBYTE
     replicas_count: int = 1
 
+    @property
+    def stream(self) -> str:
+        """The stream that a bucket is."""
+        return f"KV_{self.name}"
+
+    def subject(self, key: str) -> str:
+        """Where the entry of this key is written."""
+        return f"$KV.{self.name}.{key}"
+
     def config(self) -> dict[str, Any]:
         """A bucket is a stream of this shape. Source: NATS ADR-8, "JetStream based Key-Value Stores" (read 2026-11-21).
 
         History 1 and no limit markers: a lease that expired can be created again at once.
         """
         return {
-            "name": f"KV_{self.name}",
+            "name": self.stream,
             "description": self.description,
-            "subjects": [f"$KV.{self.name}.>"],
+            "subjects": [self.subject(">")],
             "retention": "limits",
             "storage": "file",
             "discard": "new",
@@ -238,9 +247,9 @@ STREAMS: tuple[StreamSpec, ...] = (
     ),
 )
 
-BUCKETS: tuple[BucketSpec, ...] = (
-    BucketSpec(name="leases", description="Which replica holds a role that only one may have", ttl_seconds=15),
-)
+# Short, so that whoever stands by decides within three seconds of a death; a flap costs nothing but a log line.
+LEASES = BucketSpec(name="leases", description="Which replica is the active one of its service", ttl_seconds=2)
+BUCKETS: tuple[BucketSpec, ...] = (LEASES,)
 
 
 def streams(limits: Mapping[str, StreamLimits] | None = None, replicas_count: int = 1) -> tuple[StreamSpec, ...]:

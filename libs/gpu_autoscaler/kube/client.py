@@ -1,7 +1,7 @@
 """Kubernetes over HTTP: reads and the few writes. Decides nothing, remembers nothing, retries nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -38,8 +38,9 @@ _LIST_PAGE_COUNT_MAX = 500
 class KubeClient:
     """A `KubeApi` on one HTTP session. Use it inside one event loop; `close` it at the end."""
 
-    def __init__(self, connection: Connection, *, now: Now) -> None:
-        """`now` stamps what is seen with cluster time."""
+    def __init__(self, connection: Connection, *, now: Now, before_write: Callable[[], None] = lambda: None) -> None:
+        """`now` stamps what is seen with cluster time; `before_write` may refuse a write by raising TransientError."""
+        self._before_write = before_write
         self._connection = connection
         self._now = now
         self._session: aiohttp.ClientSession | None = None
@@ -239,6 +240,8 @@ class KubeClient:
         content_type: str = "application/json",
     ) -> tuple[int, Mapping[str, str], bytes]:
         headers = await self._headers()
+        if method != "GET":
+            self._before_write()  # as late as can be: a process may be paused at any await
         if body is not None:
             headers["Content-Type"] = content_type
         try:

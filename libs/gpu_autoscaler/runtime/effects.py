@@ -64,13 +64,13 @@ class EffectLoop:
 
     async def run(self) -> None:
         """Take messages until it is time to stop, then finish what is in hand. Raises TransientError, ConfigError."""
-        limits, stop = self._plumbing.limits, self._plumbing.stop
+        limits = self._plumbing.limits
         consumer = await self._plumbing.bus.effect_consumer(self._durable)
         alive = asyncio.create_task(self._keep_alive(consumer))
         try:
             if not await self._plumbing.caught_up():
                 return
-            while not stop.is_set():
+            while await self._plumbing.leading():
                 room = max(limits.in_hand_count_max, self._turns.count) - len(self._in_hand)
                 if room <= 0:
                     await asyncio.wait(self._in_hand, return_when=asyncio.FIRST_COMPLETED)

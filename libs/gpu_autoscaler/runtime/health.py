@@ -16,6 +16,7 @@ class Readiness:
 
     def __init__(self) -> None:
         self._conditions: dict[str, str | None] = {}
+        self._words: dict[str, str] = {}
 
     def hold(self, condition: str, reason: str) -> None:
         """Say that a condition does not hold, and why."""
@@ -24,6 +25,16 @@ class Readiness:
     def clear(self, condition: str) -> None:
         """Say that a condition holds."""
         self._conditions[condition] = None
+
+    def say(self, condition: str, words: str) -> None:
+        """Say that a condition holds, and what else is to be known of it; shown where all conditions are."""
+        self._conditions[condition] = None
+        self._words[condition] = words
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        """Condition that holds to what else was said of it."""
+        return dict(self._words)
 
     @property
     def conditions(self) -> Mapping[str, str | None]:
@@ -79,7 +90,10 @@ class HealthServer:
     async def _readyz(self, request: web.Request) -> web.Response:
         conditions = self._readiness.conditions
         shown = sorted(conditions.items()) if "verbose" in request.query else _failing(conditions)
-        lines = [f"[{'+' if reason is None else '-'}] {name}: {reason or 'ok'}" for name, reason in shown]
+        words = self._readiness.words
+        lines = [
+            f"[{'+' if reason is None else '-'}] {name}: {reason or words.get(name, 'ok')}" for name, reason in shown
+        ]
         verdict = "ready" if self._readiness.is_ready else "not ready"
         return web.Response(text="\n".join([*lines, verdict, ""]), status=200 if self._readiness.is_ready else 503)
 

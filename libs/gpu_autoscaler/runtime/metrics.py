@@ -63,6 +63,7 @@ class Metrics:
         build = self._gauge("build_info", "Always 1; the labels say what runs.", "service", "version", "python")
         build.labels(self.service, package_version(), platform.python_version()).set(1)
         self.is_ready = self._gauge("ready", "1 while /readyz says yes.")
+        self.is_leader = self._gauge("leader", "1 while this process is the active one of its service.")
         self.is_bus_connected = self._gauge("bus_connected", "1 while the broker answers.")
         self.facts_handled = self._counter(
             "facts_handled", "Facts given to doors, by how it went.", "domain", "outcome"

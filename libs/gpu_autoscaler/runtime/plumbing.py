@@ -11,17 +11,19 @@ from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.model.errors import ConfigError, InvalidFact, PermanentError, TransientError, UnknownType
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler.runtime.lease import Lease
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.observing import Observer
 from gpu_autoscaler.runtime.progress import FoldProgress
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher, as_outcome
 from gpu_autoscaler.runtime.reading import read_message
-from gpu_autoscaler.runtime.retry import Backoff
+from gpu_autoscaler.runtime.retry import Backoff, pause
 from gpu_autoscaler.runtime.service import Outcome, Outputs, Service
 from gpu_autoscaler.runtime.trials import EndsProcess
 from gpu_autoscaler.runtime.urgency import QuietWindow, Urgency
 
+LEASE_POLL_SECONDS = 0.05
 READERS = "readers"  # in whose name a message is set aside that is no valid fact for anybody
 
 
@@ -67,6 +69,7 @@ class Plumbing:
         self.metrics = metrics
         self.readiness = readiness
         self.limits = limits
+        self.lease: Lease | None = getattr(service, "lease", None)
         self.stop = asyncio.Event()
         self.changed: ConfigError | None = None  # the broker is not as declared any more: the runner ends
         self.dead_letters = DeadLetters(bus)
@@ -107,6 +110,13 @@ class Plumbing:
     async def caught_up(self) -> bool:
         """Wait until the state is up to date, as doors expect to find it; False when it is time to stop before."""
         await self.either(self.folded.caught_up, None)
+        return not self.stop.is_set()
+
+    async def leading(self) -> bool:
+        """Wait until this process is the active one of its service; False when it is time to stop before."""
+        while self.lease is not None and not self.lease.is_held:
+            if await pause(self.stop, LEASE_POLL_SECONDS):
+                return False
         return not self.stop.is_set()
 
     async def either(self, event: asyncio.Event, seconds: float | None) -> None:

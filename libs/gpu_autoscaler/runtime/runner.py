@@ -10,11 +10,12 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from functools import partial
 
 import structlog
 
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import consumers_for
+from gpu_autoscaler.bus.streams import LEASES, consumers_for
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.effects import EffectLoop, Turns
@@ -100,6 +101,8 @@ class Runner:
                 effects = EffectLoop(plumbing, service, consumer.durable, consumer.stream.lower(), turns)
                 loops.append((f"consumer {consumer.durable}", effects.run))
             loops.append(("given up", GivenUpLoop(plumbing).run))
+        if plumbing.lease is not None:
+            loops.append(("lease", partial(plumbing.lease.keep, plumbing.stop)))
         if service.tick_seconds is not None:
             assert isinstance(service, TickDoor), f"{service.name} has tick_seconds but no on_tick"  # noqa: S101
             loops.append(("ticks", TickLoop(plumbing, service, service.tick_seconds).run))
@@ -152,6 +155,11 @@ class Runner:
                 self.readiness.clear("state")
             else:
                 self.readiness.hold("state", f"reading {', '.join(self._plumbing.folded.behind)} up to now")
+            lease = self._plumbing.lease
+            if lease is not None:
+                words = "held" if lease.is_held else f"{lease.other or 'nobody yet'} is active, this one stands by"
+                self.readiness.say("lease", words)
+            self.metrics.is_leader.set(lease is None or lease.is_held)
             self.metrics.is_bus_connected.set(self.bus.is_connected)
             self.metrics.is_ready.set(self.readiness.is_ready)
             if await pause(self._plumbing.stop, BUS_POLL_SECONDS):
@@ -166,6 +174,8 @@ class Runner:
         """
         service, plumbing = self.service, self._plumbing
         streams = sorted({fact.stream() for fact in (*service.consumes, *service.folds, *service.publishes)})
+        if plumbing.lease is not None:
+            streams.append(LEASES.stream)
         made_at: dict[str, datetime] = {}
         while True:
             for stream in streams:

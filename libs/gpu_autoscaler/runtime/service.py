@@ -36,6 +36,9 @@ class Service(Protocol):
     Facts are handled one at a time, unless the class says `handles_at_once: ClassVar[int]`: then so many at once, in no
     promised order.
 
+    A service of which one process at a time is to be active carries a `lease` (`runtime/lease.py`): ticks and facts
+    wait for it, the state is folded all the same.
+
     The state is folded from the oldest facts on at every start, unless the class says `starts_from_snapshot:
     ClassVar[bool] = True`: then from the last snapshot on, where there is one that can be used. Not for a service that
     sees facts on their way into the state (FoldDoor), nor for one that folds only some of what the state is made of.

@@ -28,7 +28,7 @@ class TickLoop:
         if not await plumbing.caught_up():
             return
         now = plumbing.clock.monotonic_seconds
-        while not plumbing.stop.is_set():
+        while await plumbing.leading():
             # Before the tick reads the state: an urgent fact that comes meanwhile brings another tick.
             plumbing.urgency.tick_began(now())
             await self._tick()

@@ -35,6 +35,7 @@ def _figures(document: dict[str, Any]) -> list[tuple[str, str]]:
             "last plan",
             f"{age(document['last_plan_at'], document['as_of'])} ago" if document["last_plan_at"] else "none yet",
         ),
+        ("active scaler", document["active_scaler"] or "unknown"),
         ("broker", "connected" if document["is_broker_connected"] else "away"),
     ]
 

@@ -18,15 +18,18 @@ from gpu_autoscaler.events.node import NodeInstanceListed, NodeListed, NodeWatch
 from gpu_autoscaler.events.pod import PodBudgetListed, PodListed, PodWatched
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model import decisions
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.runtime.lease import holder_of
 from gpu_autoscaler.tools.history import History
 from gpu_autoscaler_services.gateway import screens, wire
 from gpu_autoscaler_services.gateway.problems import Problem
-from gpu_autoscaler_services.gateway.reading import READ_MODEL
+from gpu_autoscaler_services.gateway.reading import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import Route, answer, read_query
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 from gpu_autoscaler_services.gateway.tail import RING_COUNT_MAX, Entry
 
 LIMIT_DEFAULT = 50
+ACTIVE_SECONDS_MAX = 0.5  # wall time that the status waits for the broker's word on who is active
 HOUR_SECONDS = 3600
 ADDING_RETRY_SECONDS = 2.0  # a month of charges is read in seconds to a minute
 PLANS = SubjectFilter([ScalingPlanMade.subject_root()])
@@ -70,8 +73,18 @@ async def status_handler(request: web.Request) -> web.Response:
             model.clock.now(),
             clock_factor=model.clock.factor,
             is_broker_connected=model.bus.is_connected,
+            active_scaler=await _active_scaler(model),
         ),
     )
+
+
+async def _active_scaler(model: ReadModel) -> str | None:
+    """Who plans now, as the broker has it; the cluster can be told of without."""
+    try:
+        async with asyncio.timeout(ACTIVE_SECONDS_MAX):
+            return await holder_of(model.bus, "scaler")
+    except (TransientError, PermanentError, TimeoutError):
+        return None
 
 
 async def nodes_handler(request: web.Request) -> web.Response:

@@ -75,7 +75,13 @@ def _utilization(telemetry: GpuNodeSummarised | None) -> float | None:
 
 
 def status(
-    state: ClusterState, cut: Cut, as_of: datetime, *, clock_factor: float, is_broker_connected: bool
+    state: ClusterState,
+    cut: Cut,
+    as_of: datetime,
+    *,
+    clock_factor: float,
+    is_broker_connected: bool,
+    active_scaler: str | None,
 ) -> wire.Status:
     """The cluster in numbers. Only usable nodes count as GPUs that are there."""
     known = life.node_views(state, as_of)
@@ -86,6 +92,7 @@ def status(
         as_of=as_of,
         clock_factor=clock_factor,
         is_broker_connected=is_broker_connected,
+        active_scaler=active_scaler,
         nodes_by_phase=dict(Counter(str(view.phase) for view in known)),
         nodes_by_capacity_type=dict(Counter(str(view.capacity_type or UNKNOWN) for view in known)),
         gpu_count=sum(view.allocatable.gpu_count for view in usable),

@@ -203,6 +203,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     as_of: Instant
     clock_factor: float
     is_broker_connected: bool
+    active_scaler: str | None  # instance that holds the lease; None: nobody now, or the broker does not say
     nodes_by_phase: dict[str, int]
     nodes_by_capacity_type: dict[str, int]
     gpu_count: int  # of usable nodes

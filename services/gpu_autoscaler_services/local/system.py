@@ -151,15 +151,23 @@ class LocalSystem:
         for name, (service, role) in PROCESSES.items():
             if name == SHADOW and self._shadow is None:
                 continue
-            settings = self._settings(name, role)
-            yield Child(
-                name,
-                [sys.executable, "-m", "gpu_autoscaler_services.serve", service],
-                environment={CLOCK_ENVIRONMENT: self.clock.to_text(), **to_environment(settings)},
-                log=self.folder / "logs" / f"{name}.log",
-                ready_url=f"http://127.0.0.1:{settings.http.port}/readyz",
-                process_group=self._guard.process_group,
-            )
+            yield self._process(name, service, role)
+
+    async def start_another(self, name: str, service: str) -> Child:
+        """Start one more process of a service under a name of its own; it is ended with the others."""
+        await self._start_child(child := self._process(name, service, None))
+        return child
+
+    def _process(self, name: str, service: str, role: Role | None) -> Child:
+        settings = self._settings(name, role)
+        return Child(
+            name,
+            [sys.executable, "-m", "gpu_autoscaler_services.serve", service],
+            environment={CLOCK_ENVIRONMENT: self.clock.to_text(), **to_environment(settings)},
+            log=self.folder / "logs" / f"{name}.log",
+            ready_url=f"http://127.0.0.1:{settings.http.port}/readyz",
+            process_group=self._guard.process_group,
+        )
 
     def _settings(self, name: str, role: Role | None) -> Settings:
         sensing = SensingSettings(

@@ -33,6 +33,7 @@ from gpu_autoscaler.events.scaling import (
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
 from gpu_autoscaler.model.decisions import Cut, Plan
 from gpu_autoscaler.model.ids import PlanId, derive_id
+from gpu_autoscaler.runtime.lease import Lease
 from gpu_autoscaler.runtime.metrics import package_version
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
@@ -116,12 +117,14 @@ class Scaler:
         *,
         digests: Digests,
         plans_refused: Alarm,
+        lease: Lease | None = None,
     ) -> None:
         """`instances` is `scaler/inventory.py: InstanceWatch` of the same provider as the executor's."""
         self._view = view
         self._policy = policy
         self._executor = executor
         self._past = past
+        self.lease = lease  # without one all scalers are active, and the fence alone decides
         self._instances = instances
         self._digests = digests
         self._plans_refused = plans_refused

@@ -6,6 +6,7 @@ import pytest
 from tests.contract.bus.contract import BusContract
 from tests.contract.bus.dead_letters import DeadLetterContract
 from tests.contract.bus.desk import Desk
+from tests.contract.bus.leases import LeaseContract
 
 from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
@@ -13,7 +14,7 @@ from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import Declared
 
 
-class TestMemoryBus(BusContract, DeadLetterContract):
+class TestMemoryBus(BusContract, DeadLetterContract, LeaseContract):
     @pytest.fixture
     def desk(self) -> Desk:
         broker = MemoryBroker()

@@ -7,19 +7,20 @@ import pytest
 from tests.contract.bus.contract import BusContract
 from tests.contract.bus.dead_letters import DeadLetterContract
 from tests.contract.bus.desk import Desk
+from tests.contract.bus.leases import LeaseContract
 from tests.support.nats import nats_url
 
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.nats_link import Waits
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import ADVISORY, DEAD, Declared
+from gpu_autoscaler.bus.streams import ADVISORY, DEAD, LEASES, Declared
 
 __all__ = ["nats_url"]  # a fixture
 
 pytestmark = pytest.mark.integration
 
 
-class TestNatsBus(BusContract, DeadLetterContract):
+class TestNatsBus(BusContract, DeadLetterContract, LeaseContract):
     @pytest.fixture
     async def desk(self, nats_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
         """A desk whose streams are gone afterwards; a broker's own dead letters are left alone."""
@@ -41,7 +42,7 @@ class TestNatsBus(BusContract, DeadLetterContract):
         yield desk
         for bus in buses:
             await bus.close()
-        for name in (desk.stream.name, DEAD, ADVISORY):
+        for name in (desk.stream.name, DEAD, ADVISORY, LEASES.stream):
             if name not in there and name in {info.config.name for info in await manager.streams_info()}:
                 await manager.delete_stream(name)
         await client.close()

@@ -1,0 +1,95 @@
+"""What a lease is on every bus: one holder at a time, another soon after it is gone."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.contract.bus.desk import Desk
+
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.bus.streams import BUCKETS, LEASES, Declared
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.runtime.lease import Lease, holder_of
+
+SOON_SECONDS_MAX = 5 * 3.0  # a standby has it within three seconds; the machine may be busy
+
+
+async def lease(desk: Desk, instance: str, monotonic_seconds: Callable[[], float] = time.monotonic) -> Lease:
+    """A process's hand on the role of this test, on a connection of its own."""
+    bus: Bus = await desk.bus(Declared(streams=(desk.stream,), buckets=BUCKETS))
+    return Lease(bus, desk.root, instance, monotonic_seconds)
+
+
+@asynccontextmanager
+async def kept(one: Lease) -> AsyncIterator[asyncio.Task[None]]:
+    """Keep it while the block lasts; then give it back. The task may be cancelled, as a process may die."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(one.keep(stop))
+    try:
+        yield task
+    finally:
+        stop.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until_held(one: Lease) -> None:
+    """Wait for it."""
+    async with asyncio.timeout(SOON_SECONDS_MAX):
+        while not one.is_held:
+            await asyncio.sleep(0.01)
+
+
+class LeaseContract:
+    """Inherit, and give a `desk`."""
+
+    async def test_one_of_two_holds_it_and_everybody_can_say_who(self, desk: Desk) -> None:
+        """Longer than an entry lives: it is written again in time."""
+        first, second = await lease(desk, "first"), await lease(desk, "second")
+        async with kept(first):
+            await until_held(first)
+            async with kept(second):
+                for _ in range(30):
+                    await asyncio.sleep(LEASES.ttl_seconds / 20)
+                    assert not (first.is_held and second.is_held)
+                held, other = (first, second) if first.is_held else (second, first)
+                assert held.is_held
+                assert other.other == held.holder
+                assert await holder_of(await desk.bus(Declared(streams=(), buckets=BUCKETS)), desk.root) == held.holder
+
+    async def test_what_is_given_back_is_taken_at_once(self, desk: Desk) -> None:
+        """Whoever ends in order does not let others wait."""
+        first, second = await lease(desk, "first"), await lease(desk, "second")
+        async with kept(first):
+            await until_held(first)
+        assert not first.is_held
+        async with kept(second):
+            await until_held(second)
+
+    async def test_a_dead_holder_is_followed_by_the_one_that_stands_by(self, desk: Desk) -> None:
+        """Nobody gives it back: its entry vanishes, and not before the holder knows that its time is over."""
+        first, second = await lease(desk, "first"), await lease(desk, "second")
+        async with kept(first) as dying, kept(second):
+            await until_held(first)
+            dying.cancel()
+            await until_held(second)
+            assert not first.is_held
+
+    async def test_a_holder_that_was_paused_knows_at_once(self, desk: Desk) -> None:
+        """It asks nobody: its own clock says that the time is over; what it was about to do is left to others."""
+        paused_seconds = 0.0
+        one = await lease(desk, "paused", lambda: time.monotonic() + paused_seconds)
+        async with kept(one):
+            await until_held(one)
+            one.guard()
+            paused_seconds = float(LEASES.ttl_seconds)
+            assert not one.is_held
+            with pytest.raises(TransientError, match="left to its holder"):
+                one.guard()
+
+    async def test_of_two_that_ask_at_once_one_has_it(self, desk: Desk) -> None:
+        """Both saw it free."""
+        hands = [await lease(desk, f"hand-{number}") for number in range(5)]
+        await asyncio.gather(*(hand._ask() for hand in hands))
+        assert sum(hand.is_held for hand in hands) == 1

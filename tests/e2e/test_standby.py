@@ -1,0 +1,98 @@
+"""Two scalers, each a process: one is active, one stands by; the active one dies, or is paused and wakes."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tests.e2e.test_story import QUIET_SECONDS_MAX, has, kept, request
+from tests.support.outside import ask
+from tests.support.running import Running, running
+
+from gpu_autoscaler.bus.streams import LEASES
+from gpu_autoscaler.events.job import JobStarted
+from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeOrdered, ScalingPlanMade
+from gpu_autoscaler_services.demo.recomputing import plans_that_differ
+from gpu_autoscaler_services.local.child import Child
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+
+DECIDED_SECONDS = 3.0  # told; held at five times
+OTHER = "scaler-2"
+
+
+@asynccontextmanager
+async def two_scalers(folder: Path) -> AsyncIterator[Running]:
+    """The local system, whose scaler is active, and one more scaler that stands by."""
+    async with running(folder) as cluster:
+        await cluster.system.start_another(OTHER, "scaler")
+        yield cluster
+
+
+async def active(cluster: Running) -> str | None:
+    """Who plans, as the gateway says: instance and a word that tells processes of one name apart."""
+    holder = (await ask(cluster, "GET", "/api/v1/status")).body["active_scaler"]
+    return None if holder is None else str(holder).partition("/")[0]
+
+
+async def page(child: Child, path: str) -> str:
+    """What a process says of itself."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(child.ready_url.replace("/readyz", path)) as answer,
+    ):
+        return await answer.text()
+
+
+async def decided_after(cluster: Running, name: str) -> float:
+    """Ask for a job and return the seconds until a plan buys for it."""
+    plans, began = cluster.record.count(ScalingPlanMade), asyncio.get_running_loop().time()
+    await cluster.script.request(request(name), "nats")
+    await cluster.until(lambda record: record.count(ScalingPlanMade) > plans, "a plan", 5 * DECIDED_SECONDS)
+    return asyncio.get_running_loop().time() - began
+
+
+async def test_the_active_scaler_is_killed(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """The other one decides within seconds; both say who is active, and nothing is bought twice."""
+    async with two_scalers(tmp_path) as cluster:
+        children = cluster.system.children
+        assert await active(cluster) == "scaler"
+        assert "gpu_autoscaler_leader 1.0" in await page(children["scaler"], "/metrics")
+        assert "gpu_autoscaler_leader 0.0" in await page(children[OTHER], "/metrics")
+        assert "stands by" in await page(children[OTHER], "/readyz?verbose")
+        cluster.freeze("scaler")  # so that the launcher's new start does not come first
+        seconds = await decided_after(cluster, "job-0")
+        record_property("decided_seconds", round(seconds, 2))
+        assert seconds < 5 * DECIDED_SECONDS
+        assert await active(cluster) == OTHER
+        await cluster.kill("scaler")
+        kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0")
+        assert plans_that_differ(cluster.record, cluster.policy) == ()
+
+
+async def test_the_active_scaler_is_paused_in_the_middle_of_a_launch_and_wakes(tmp_path: Path) -> None:
+    """Its order is carried on by the other one under the same token; woken it stands by, and no second instance is."""
+    async with two_scalers(tmp_path) as cluster:
+        await cluster.world.slow_down("/cloud/instances", seconds=2.0)
+        await cluster.script.request(request("job-0"), "nats")
+        await cluster.until(lambda record: has(record, ScalingNodeOrdered), "an order")
+        await asyncio.sleep(0.5)  # the call to the cloud is under way
+        paused = cluster.freeze("scaler")
+        try:
+            await cluster.world.slow_down("/cloud/instances", seconds=0.0)
+            await cluster.until(lambda record: has(record, ScalingNodeLaunched), "a launch by the other one")
+            await cluster.script.request(request("job-1", gpus=4), "nats")
+            await cluster.until(lambda record: record.count(ScalingNodeLaunched) >= 2, "another one")
+            await asyncio.sleep(2 * LEASES.ttl_seconds)
+        finally:
+            os.kill(paused, signal.SIGCONT)
+        await cluster.until(lambda record: has(record, JobStarted, job_id="job-1"), "the second job runs")
+        assert await active(cluster) == OTHER
+        assert "gpu_autoscaler_leader 0.0" in await page(cluster.system.children["scaler"], "/metrics")
+        kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0", "job-1")
+        assert all(count == 1 for count in (await cluster.world.truth()).launches_by_token.values())
+        assert plans_that_differ(cluster.record, cluster.policy) == ()
