@@ -31,11 +31,11 @@ class NatsCluster:
         """The server that leads the stream now."""
         async with asyncio.timeout(_FORMING_SECONDS_MAX):
             while True:
-                info = await bus._link.call(f"STREAM.INFO.{stream}")
-                leader = info["cluster"].get("leader")
-                found = [server for server in self.servers if server.name == leader and server.pid is not None]
-                if found:
-                    return found[0]
+                with contextlib.suppress(TransientError):
+                    leader = (await bus._link.call(f"STREAM.INFO.{stream}"))["cluster"].get("leader")
+                    found = [server for server in self.servers if server.name == leader and server.pid is not None]
+                    if found:
+                        return found[0]
                 await asyncio.sleep(0.1)
 
     async def until_whole(self, bus: NatsBus, stream: str) -> None:

@@ -18,6 +18,7 @@ SENT_AT_ONCE_COUNT = 512  # written in one piece, while the answers to those bef
 WINDOW_BYTES_MAX = SERVER_PAYLOAD_BYTES_MAX
 PAUSE_SECONDS_MIN = 0.05
 PAUSE_SECONDS_MAX = 1.0
+LOOKS_COUNT = 3  # a second apart, before a stream is taken for gone
 STORING = "storing messages"
 
 WRONG_LAST_SEQUENCE = (10071, 10164)
@@ -231,12 +232,14 @@ class NatsPublisher:
         return next(iter(names), None)
 
     async def _refuse_without_stream(self, subject: str) -> None:
-        try:
-            stream = await self._stream_of(subject)
-        except TransientError:
-            return  # JetStream itself is away; that passes
-        if stream is not None:
-            return
+        """Return where there is a stream, or nobody can say: a server that just took the lead may not know at once."""
+        for _ in range(LOOKS_COUNT):
+            try:
+                if await self._stream_of(subject) is not None:
+                    return
+            except TransientError:
+                return  # JetStream itself is away; that passes
+            await asyncio.sleep(PAUSE_SECONDS_MAX)
         declared = self._declared.stream_of(subject)
         if declared is not None:
             mistake = f"stream {declared.name} was deleted while it was in use; find out by whom, then start again"

@@ -138,7 +138,9 @@ async def test_nothing_is_lost_or_done_twice_when_a_leader_and_a_follower_are_ki
                     gaps.reset()
                 before, handled_before = len(confirmed), len(service.handled)
                 await victim.kill()
-                await until(lambda: len(confirmed) > before + 100, "publishing again")  # noqa: B023
+                await until(lambda: publishing.done() or len(confirmed) > before + 100, "publishing again")  # noqa: B023
+                if publishing.done():
+                    publishing.result()  # or why there is none
                 await until(lambda: len(service.handled) > handled_before + 50, "effects again")  # noqa: B023
                 outages.append((broker.longest, ours.longest, effects.longest))
                 await victim.start()
