@@ -19,7 +19,9 @@ class StateView:
 
     def __init__(self, state: ClusterState = EMPTY_STATE, cut: Cut | None = None) -> None:
         self._state = state
-        self._cut = Cut() if cut is None else cut
+        self._cut: Cut | None = Cut() if cut is None else cut  # None: to be put together again
+        self._last_sequences = {} if cut is None else dict(cut.last_sequences)
+        self._set_aside = () if cut is None else cut.set_aside
 
     @property
     def state(self) -> ClusterState:
@@ -29,6 +31,8 @@ class StateView:
     @property
     def cut(self) -> Cut:
         """The facts that `state` was folded from."""
+        if self._cut is None:
+            self._cut = Cut(last_sequences=tuple(sorted(self._last_sequences.items())), set_aside=self._set_aside)
         return self._cut
 
     def advance(
@@ -38,16 +42,13 @@ class StateView:
         set_aside: Iterable[tuple[str, int]] = (),
     ) -> None:
         """Replace the state by the one that is folded up to these sequences (stream to sequence, others stay)."""
-        sequences = dict(self._cut.last_sequences)
         for stream, sequence in last_sequences.items():
-            sequences[stream] = max(sequence, sequences.get(stream, 0))
-        aside = sorted({*self._cut.set_aside, *set_aside}, key=lambda entry: (entry[1], entry[0]))
-        self._state = state
-        self._cut = Cut(
-            last_sequences=tuple(sorted(sequences.items())),
-            set_aside=tuple(sorted(aside[-SET_ASIDE_COUNT_MAX:])),
-        )
+            self._last_sequences[stream] = max(sequence, self._last_sequences.get(stream, 0))
+        if more := frozenset(set_aside):
+            aside = sorted({*self._set_aside, *more}, key=lambda entry: (entry[1], entry[0]))
+            self._set_aside = tuple(sorted(aside[-SET_ASIDE_COUNT_MAX:]))
+        self._state, self._cut = state, None
 
     def last_sequence(self, stream: str) -> int:
         """Sequence of the last message of this stream that is in the state; 0: none yet."""
-        return dict(self._cut.last_sequences).get(stream, 0)
+        return self._last_sequences.get(stream, 0)

@@ -72,11 +72,13 @@ class Process:
         self._limits = Limits()
         self._service: Service
         self._fold_door: FoldDoor | None = None
+        self._fact_door: FactDoor | None = None  # asked once: of a protocol Python takes its time to say
         self._folds: frozenset[Any] = frozenset()
         self._is_urgent: Callable[[Any], bool] = bool
         self._streams: frozenset[str] = frozenset()
         self._arriving: set[str] = set()
         self._consumers: dict[str, tuple[ConsumerSpec, MemoryConsumer]] = {}
+        self._consumed: frozenset[str] = frozenset()  # streams
         self._in_hand: dict[tuple[str, int], MemoryConsumer] = {}
         self._tries: dict[tuple[str, int], int] = {}
         self._room = 1
@@ -104,6 +106,8 @@ class Process:
                 self._fold_door.on_folded([one for one in self._record.facts[stream] if type(one.fact) in self._folds])
         for spec in consumers_for(service.name, service.consumes):
             self._consumers[spec.durable] = (spec, self._record.consumer(spec))
+        self._consumed = frozenset(spec.stream for spec, _ in self._consumers.values())
+        self._fact_door = service if isinstance(service, FactDoor) else None
         if service.tick_seconds is not None:
             assert isinstance(service, TickDoor)  # noqa: S101 - as the runner has it
             self._do(self._tick_for_ever(service, service.tick_seconds))
@@ -257,7 +261,7 @@ class Process:
 
     def hears(self, stream: str) -> None:
         """The broker has something new in this stream, that may be for one of the consumers."""
-        if not self._is_pumping and any(spec.stream == stream for spec, _ in self._consumers.values()):
+        if stream in self._consumed and not self._is_pumping:
             self._is_pumping = True
             self._loop.call_soon(self.pump)
 
@@ -313,10 +317,10 @@ class Process:
 
     async def _effect(self, recorded: Recorded) -> float | None:
         """Call the door and store what it says; the seconds after which it wants the fact again, if it does."""
-        assert isinstance(self._service, FactDoor)  # noqa: S101 - as the runner has it
+        assert self._fact_door is not None  # noqa: S101 - as the runner has it
         if type(recorded.fact) in self._folds and not await self._until_folded(recorded.stream, recorded.sequence):
             raise TransientError("the state has not reached the fact yet")
-        outcome = as_outcome(await self._service.on_fact(recorded))
+        outcome = as_outcome(await self._fact_door.on_fact(recorded))
         await self._publish(outcome, recorded.envelope)
         if outcome.set_aside_reason is not None:
             raise PermanentError(outcome.set_aside_reason)

@@ -7,6 +7,7 @@ it was asked for, so that equal seeds are equal runs.
 import asyncio
 import heapq
 import selectors
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from typing import Any
 
 from gpu_autoscaler.runtime.clock import Clock
 
+SAME_INSTANT_SECONDS = 1e-9  # the machine's own resolution would differ from machine to machine
 ORIGIN = datetime(2026, 1, 5, tzinfo=UTC)  # a Monday; every run begins here
 
 
@@ -42,31 +44,20 @@ class _Jump(selectors.BaseSelector):
         return self._keys
 
 
-class _Timer(asyncio.TimerHandle):
-    """Of two timers at one instant, the one that was set first goes first; asyncio's own heap promises nothing."""
-
-    __slots__ = ("number", "seconds")
-    number: int
-    seconds: float
-
-    def __lt__(self, other: object) -> bool:
-        assert isinstance(other, _Timer)  # noqa: S101 - this loop makes no others
-        if self.seconds == other.seconds:
-            return self.number < other.number
-        return self.seconds < other.seconds
-
-
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop in which an hour takes as long as what happens in it."""
 
     def __init__(self, origin: datetime = ORIGIN) -> None:
         """`origin`: the instant at which it begins."""
-        self._origin = origin
         self._jump = _Jump()
         super().__init__(self._jump)
-        self._scheduled: list[asyncio.TimerHandle]
+        self._ready: deque[asyncio.Handle]
+        self._stopping: bool
+        self._origin = origin
+        # Of two timers at one instant, the one that was set first goes first; asyncio's own heap promises nothing.
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_count = 0
-        self._clock_resolution = 1e-9  # the machine's own would differ from machine to machine
+        self._now = (0.0, origin)  # the instant that was asked for last
         # What was killed stays as it was until the end: a collected coroutine would run its `finally` at any time.
         self.graveyard: list[object] = []
 
@@ -78,12 +69,32 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """As asyncio's, with an order among equals."""
-        timer = _Timer(when, callback, args, self, context)
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._timers_count += 1
-        timer.number, timer.seconds = self._timers_count, when
-        heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001 - as asyncio's own `call_at` does
+        heapq.heappush(self._timers, (when, self._timers_count, timer))
         return timer
+
+    def _run_once(self) -> None:
+        """One turn, as asyncio's own, but for waiting: where nothing is ready, time is what the next timer says.
+
+        Everything that is due at this instant comes after what was ready already.
+        """
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not ready and not self._stopping:
+            if not timers:
+                raise RuntimeError("the simulation waits for something that nothing will bring about")
+            self._jump.passed_seconds = max(self._jump.passed_seconds, timers[0][0])
+        due = self._jump.passed_seconds + SAME_INSTANT_SECONDS
+        while timers and timers[0][0] < due:
+            timer = heapq.heappop(timers)[2]
+            if not timer.cancelled():
+                ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()  # noqa: SLF001 - as asyncio's own `_run_once` does
 
     def time(self) -> float:
         """Seconds since the run began."""
@@ -91,7 +102,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def now(self) -> datetime:
         """The instant, by the world's own clock."""
-        return self._origin + timedelta(seconds=self._jump.passed_seconds)
+        seconds = self._jump.passed_seconds
+        if self._now[0] != seconds:
+            self._now = (seconds, self._origin + timedelta(seconds=seconds))
+        return self._now[1]
 
 
 class VirtualClock(Clock):
