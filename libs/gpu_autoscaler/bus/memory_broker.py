@@ -42,6 +42,8 @@ class MemoryStream:
         self._bytes = 0
         self._last_by_subject: dict[str, int] = {}
         self._ids: OrderedDict[str, tuple[int, datetime]] = OrderedDict()  # by time
+        self._duplicate_window = timedelta(seconds=spec.duplicate_window_seconds)
+        self._age_max = timedelta(seconds=spec.max_age_seconds)
 
     def store(self, publication: Publication, now: datetime) -> Ack:
         """Append, or say which earlier message it repeats. Raises StalePlan, PermanentError."""
@@ -97,13 +99,13 @@ class MemoryStream:
             )
 
     def _forget(self, now: datetime) -> None:
-        oldest_id = now - timedelta(seconds=self.spec.duplicate_window_seconds)
+        oldest_id = now - self._duplicate_window
         while self._ids:
             message_id, (_, stored_at) = next(iter(self._ids.items()))
             if stored_at > oldest_id:
                 break
             del self._ids[message_id]
-        oldest = now - timedelta(seconds=self.spec.max_age_seconds)
+        oldest = now - self._age_max
         while self._stored:
             sequence, stored = next(iter(self._stored.items()))
             if stored.message.stored_at > oldest:

@@ -15,7 +15,6 @@ from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.state import (
-    ClusterState,
     DrainRecord,
     OrderRecord,
     Usable,
@@ -38,7 +37,7 @@ def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashab
         bisect_right(turns, now),
         None if stale is None else stale.source,
         stale_instances(state, policy, now) is None,
-        None if listed_at is None else _missing(state, listed_at),
+        None if listed_at is None else _missing(state.instances_seen_at, state.orders, listed_at),
         state.last_plan_sequence,
         state.restored_at,
     )  # fmt: skip
@@ -98,11 +97,14 @@ def _instants(
             yield drain.started.deadline_at
 
 
-def _missing(state: ClusterState, listed_at: datetime) -> frozenset[str]:
+@remembered(8)
+def _missing(
+    seen: Mapping[ProviderId, datetime], orders: Mapping[ActionId, OrderRecord], listed_at: datetime
+) -> frozenset[str]:
     """Instances that the cloud's lists have left out for longer than they may lag."""
-    seen, since = state.instances_seen_at, listed_at - timedelta(seconds=INSTANCE_MISSING_SECONDS_MAX)
+    since = listed_at - timedelta(seconds=INSTANCE_MISSING_SECONDS_MAX)
     missing = {one for one, seen_at in seen.items() if seen_at < since}
-    return frozenset(missing.union(one for one, at in _launched(state.orders) if at < since and one not in seen))
+    return frozenset(missing.union(one for one, at in _launched(orders) if at < since and one not in seen))
 
 
 @remembered(8)

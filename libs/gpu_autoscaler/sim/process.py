@@ -185,8 +185,9 @@ class Process:
             self._urgency.tick_began(self._loop.time())
             now = self.clock.now()
             try:
-                if self._glance is None or not self._sees_the_same(now):
-                    await self._tick(door, now)
+                seen = None if self._glance is None else self._glance(self.view, now)
+                if seen is None or seen != self._seen:
+                    await self._tick(door, now, seen)
                 failures_count = 0
             except StalePlan:
                 was_stale = True
@@ -203,8 +204,7 @@ class Process:
             self._has_failed = failures_count > 0
             await self._rest(interval)
 
-    async def _tick(self, door: TickDoor, now: datetime) -> None:
-        seen = None if self._glance is None else self._glance(self.view, now)
+    async def _tick(self, door: TickDoor, now: datetime, seen: Hashable) -> None:
         self._seen = None
         outcome = as_outcome(await door.on_tick(now))
         sequence = await self._publish(outcome, None)
@@ -212,9 +212,6 @@ class Process:
             await self._until_folded(outcome.facts[0].stream(), sequence)
         if not outcome.facts:
             self._seen = seen
-
-    def _sees_the_same(self, now: datetime) -> bool:
-        return self._seen is not None and self._glance is not None and self._seen == self._glance(self.view, now)
 
     async def _rest(self, seconds: float) -> None:
         """Wait for the next regular tick, or for the one that urgent facts bring forward."""

@@ -110,6 +110,8 @@ class CostTracker:
     def _due(self, bill: Bill, now: datetime) -> CostAccrued | None:
         """The next span of an instance; None where nothing is due yet, or nobody knows the price."""
         charge = self._charges.get(bill.provider_id)
+        if charge is not None and charge.last.to_at == bill.terminated_at:
+            return None  # paid to its end
         price = bill.price if charge is None else _price_of(charge)
         if price is None:
             self._hold(bill)
