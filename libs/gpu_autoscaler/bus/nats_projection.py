@@ -18,7 +18,7 @@ from gpu_autoscaler.bus.protocol import Message
 from gpu_autoscaler.bus.streams import NANOSECONDS
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
-BATCH_COUNT_MAX = 1000
+BATCH_COUNT_MAX = 4000
 REQUEST_SECONDS_MAX = 5.0
 UNUSED_SECONDS_MAX = 300  # the server drops a consumer that nobody asks for so long; a slow fold is quicker
 PAUSE_SECONDS_MIN = 0.05

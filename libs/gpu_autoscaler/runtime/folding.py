@@ -20,7 +20,7 @@ from gpu_autoscaler.runtime.service import FoldDoor
 log = structlog.get_logger()
 
 CATCH_UP_POLL_SECONDS = 0.05
-SLICE_COUNT_MAX = 1000  # facts folded before the loop lets others run
+SLICE_COUNT_MAX = 4000  # facts folded before the loop lets others run; each slice copies what it touches of the state
 FRESH = timedelta(seconds=240)  # less than the streams' duplicate window
 # Dead letters are stored beside the fold, which waits for nothing; of more than these the next start makes letters.
 DEAD_LETTERS_WAITING_COUNT_MAX = 100_000
