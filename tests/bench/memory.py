@@ -18,8 +18,7 @@ from gpu_autoscaler.model.ids import JobId, PodUid
 
 MEBIBYTES_MAX = 200.0
 WEEK_HOURS = 7 * 24
-PODS_PER_HOUR = 600  # each of a job of its own, seen waiting, running and gone
-SAID_AT_ONCE = 20_000
+PODS_PER_HOUR = 100  # each of a job of its own, which is asked for, runs and ends
 
 
 def measure() -> list[Line]:

@@ -26,6 +26,9 @@ PROOF_SECONDS_MAX = 5.0  # where an answer is overdue: a message to ourselves mu
 # What was handed over and is not on the wire. Beyond it nothing more is taken: the caller waits, as on every bus that
 # is away. The connection itself may hold as much again.
 UNSENT_BYTES_MAX = 4 * SERVER_PAYLOAD_BYTES_MAX
+# A decision of seconds keeps this process from reading what has come meanwhile: before silence is called so, there is
+# another look after this long.
+SECOND_LOOK_SECONDS = 0.2
 TROUBLE_SECONDS = 10.0  # a failure says this long that the broker does not do its work, unless something went well
 RECONNECT_SECONDS = 0.25
 CLOSE_SECONDS_MAX = 2.0
@@ -120,8 +123,9 @@ class NatsLink:
             async with asyncio.timeout(PROOF_SECONDS_MAX):
                 while not await self._told(subject):  # noqa: ASYNC110 - the socket has no event for us
                     await asyncio.sleep(RECONNECT_SECONDS)
-                await arrival
-                return
+                await asyncio.shield(arrival)
+        if await come_after_all(arrival):
+            return
         if not self._closing and self.is_up and self.connections_count == connection:
             _log.warning("broker is silent, connecting anew", server=self._server(), seconds=PROOF_SECONDS_MAX)
             _abort(self.client)
@@ -244,10 +248,14 @@ class NatsLink:
         answer = await self.ask(subject, payload)
         try:
             async with asyncio.timeout(seconds_max or self.waits.request_seconds_max):
-                message = await answer
+                message = await asyncio.shield(answer)
         except TimeoutError as exc:
-            self.doubt()
-            raise Unanswered(f"the broker did not answer on {subject} in time") from exc
+            if not await come_after_all(answer):
+                self.doubt()
+                raise Unanswered(f"the broker did not answer on {subject} in time") from exc
+            message = answer.result()
+        finally:
+            answer.cancel()
         if message.status[0] == NO_RESPONDERS:
             raise NoAnswerer(f"nobody answers on {subject}: no such stream or consumer, or JetStream is not up")
         return message
@@ -289,6 +297,12 @@ class NatsLink:
     def _server(self) -> str:
         url = self.client.connected_url
         return url.netloc.rpartition("@")[2] if url is not None else ", ".join(s.netloc for s in self.client.servers)
+
+
+async def come_after_all(answer: asyncio.Future[Frame]) -> bool:
+    """True when the answer was there and only not read yet; one that was not is wanted no longer."""
+    await asyncio.wait((answer,), timeout=SECOND_LOOK_SECONDS)
+    return not answer.cancel() and not answer.cancelled()
 
 
 def _abort(client: Client) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 import msgspec
 from nats.aio.subscription import Subscription
 
-from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, NatsLink
+from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, SECOND_LOOK_SECONDS, NatsLink
 from gpu_autoscaler.bus.nats_wire import Frame, tap, untap
 from gpu_autoscaler.bus.streams import NANOSECONDS, SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import TransientError
@@ -82,6 +82,9 @@ class Pull:
                     await self._changed.wait()
             except TimeoutError:
                 if not self._arrived:
+                    await asyncio.sleep(SECOND_LOOK_SECONDS)
+                    if self._changed.is_set():
+                        continue
                     self._link.doubt()
                     self._link.failed(f"reading {self._stream}", "the broker fell silent")
                     raise TransientError(

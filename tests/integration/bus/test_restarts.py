@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -212,3 +213,22 @@ async def test_a_message_lost_on_the_way_is_read_again(server: NatsServer, conne
     await projection.close()
 
     assert seen == list(range(1, 11))
+
+
+async def test_a_long_decision_is_not_taken_for_a_silent_broker(server: NatsServer) -> None:
+    """What came while this process did something else for longer than any wait is read before silence is called so."""
+    waits = Waits(request_seconds_max=0.3, silence_seconds_max=0.3, read_seconds_max=0.3)
+    bus = await NatsBus.connect(server.url, name="planner", declared=DECLARED, waits=waits)
+    await bus.ensure()
+    connections_count = bus._link.connections_count
+
+    asked = asyncio.create_task(bus.last_sequence("WORK"))
+    said = asyncio.create_task(bus.publish("work.asked", b"", message_id="1"))
+    for _ in range(6):  # both are on the wire, and no answer is read yet
+        await asyncio.sleep(0)
+    time.sleep(1.0)  # noqa: ASYNC251 - a plan over a large cluster
+
+    assert await asked in (0, 1)
+    assert not (await said).is_duplicate
+    assert bus._link.connections_count == connections_count
+    await bus.close()
