@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from gpu_autoscaler.bus.nats_consume import CONSUMER_EXISTS, NatsEffectConsumer
-from gpu_autoscaler.bus.nats_link import ApiError, NatsLink, Waits, open_link
+from gpu_autoscaler.bus.nats_link import ApiError, NatsLink, Waits
+from gpu_autoscaler.bus.nats_open import open_link
 from gpu_autoscaler.bus.nats_projection import NatsProjection
 from gpu_autoscaler.bus.nats_publish import NatsPublisher
 from gpu_autoscaler.bus.nats_read import NO_STREAM, stored_message

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from gpu_autoscaler.bus.nats_link import SERVER_VERSION_MIN
+from gpu_autoscaler.bus.nats_open import SERVER_VERSION_MIN
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import ConfigError
 
