@@ -15,6 +15,7 @@ from gpu_autoscaler.events.gpu import GpuNodeSampled
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.ids import FactId, JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
+from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.sim.timeline import ORIGIN
 from gpu_autoscaler.sim.world import Setting, World
 from gpu_autoscaler.tools.history import Stored
@@ -119,7 +120,13 @@ def record(name: str) -> Recording:
     result = world.run()
     assert not result.broken, f"{name}: {result.broken}"
     to_at = ORIGIN + timedelta(hours=HOURS) + AFTERWARDS
-    head = Head(about=day.about, policy=world.policies.now, from_at=ORIGIN, to_at=to_at)
+    head = Head(
+        about=day.about,
+        policy=world.policies.now,
+        policy_digest=policy_digest(world.policies.now),
+        from_at=ORIGIN,
+        to_at=to_at,
+    )
     return Recording(head=head, facts=tuple(each for each in facts if each.at <= to_at))
 
 

@@ -23,6 +23,7 @@ from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.model.errors import ConfigError, InvalidFact
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.runtime.snapshot_codec import Label, read_label
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler.tools.history import History, Stored
@@ -40,6 +41,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     format_version: int = FORMAT_VERSION
     about: str = ""  # what happened, in a few words
     policy: ScalingPolicy
+    # Of the policy as the version that wrote this computes it: a field more gives an equal policy another digest.
+    policy_digest: str = ""
     from_at: Instant
     to_at: Instant
     # What the facts are folded onto, where they do not begin with the first one ever: up to where, and the state.
@@ -150,7 +153,14 @@ async def collect(
         async for batch in history.stored(stream, folded_of(stream), after=start.sequences.get(stream, 0)):
             facts += [each for each in batch if each.at <= to_at]
     facts.sort(key=lambda each: (each.at, each.recorded.stream, each.recorded.sequence))
-    head = Head(policy=policy, from_at=from_at, to_at=to_at, sequences=start.sequences, state=start.state)
+    head = Head(
+        policy=policy,
+        policy_digest=policy_digest(policy),
+        from_at=from_at,
+        to_at=to_at,
+        sequences=start.sequences,
+        state=start.state,
+    )
     return Recording(head=head, facts=tuple(facts))
 
 

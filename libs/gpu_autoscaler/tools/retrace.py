@@ -24,7 +24,6 @@ from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, Difference, Plan
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.sim.glances import plan_inputs
 from gpu_autoscaler.tools.history import Stored
@@ -32,8 +31,8 @@ from gpu_autoscaler.tools.recording import Head, Recording
 
 TICK_SECONDS = 5.0  # the scaler's own
 # What the scaler would decide between two recorded plans counts once it would have decided it for so long: the real one
-# ticks at other instants, and reads facts a little later than they were stored.
-STANDING_SECONDS = 30.0
+# ticks at other instants, and reads facts a little later than they were stored. Two ticks: more would hide a lot.
+STANDING_SECONDS = 10.0
 # Its list of instances is the scaler's sign of life, every ten seconds. Without one nobody knows whether it ticked.
 SILENT_SECONDS = 30.0
 
@@ -135,13 +134,12 @@ class _Walk:
     def walk(self) -> Retraced:
         plans = [each.recorded.fact for each in self._recording.plans()]
         made = [fact for fact in plans if isinstance(fact, ScalingPlanMade)]
-        digest = policy_digest(self._policy)
         last: ScalingPlanMade | None = None
         for fact in made:
             if last is not None:
                 self._between(last, fact.plan.as_of, fact.cut)
             self._at_plan(fact)
-            self._other_policy_count += fact.policy_digest != digest
+            self._other_policy_count += self._is_other_policy(fact)
             last = fact
         if last is not None:
             self._between(last, self._recording.head.to_at, None)
@@ -156,6 +154,10 @@ class _Walk:
             facts_count=len(self._recording.facts),
             other_policy_count=self._other_policy_count,
         )
+
+    def _is_other_policy(self, fact: ScalingPlanMade) -> bool:
+        head = self._recording.head
+        return self._policy != head.policy or (bool(head.policy_digest) and fact.policy_digest != head.policy_digest)
 
     def _at_plan(self, fact: ScalingPlanMade) -> None:
         self._fold.to_cut(fact.cut)
