@@ -142,10 +142,10 @@ _LAUNCHES = (
         "        if reason is not None and buyer.member_count > 99:\n",
     ),
     Planted(
-        "what is decided and not ordered yet is bought once more",
+        "what is on its way is bought once more",
         2,
         f"{_CORE}/life.py",
-        "BOOTING_PHASES = frozenset({_P.PLANNED, _P.ORDERED, ",
+        "BOOTING_PHASES = frozenset({_P.PLANNED, _P.ORDERED, _P.LAUNCHED, ",
         "BOOTING_PHASES = frozenset({",
     ),
     Planted(
