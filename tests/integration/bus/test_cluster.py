@@ -19,6 +19,7 @@ from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.protocol import Message, Publication
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished
+from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outputs
 
@@ -48,13 +49,22 @@ async def connected(cluster: NatsCluster, name: str) -> AsyncIterator[NatsBus]:
 
 
 async def stored(bus: NatsBus, stream: str) -> list[Message]:
-    """Everything that the stream has."""
+    """Everything that the stream has, asked again while the servers still agree on who leads."""
+    async with asyncio.timeout(RECOVERY_SECONDS_MAX):
+        while True:
+            with contextlib.suppress(TransientError):
+                return await _stored(bus, stream)
+            await asyncio.sleep(0.2)
+
+
+async def _stored(bus: NatsBus, stream: str) -> list[Message]:
+    last_sequence = await bus.last_sequence(stream)
     projection = await bus.projection(stream)
     messages: list[Message] = []
-    if await bus.last_sequence(stream):
+    if last_sequence:
         async for batch in projection:
             messages += batch
-            if not await projection.lag_count():
+            if messages[-1].sequence >= last_sequence:
                 break
     await projection.close()
     return messages
