@@ -186,6 +186,7 @@ def _judged(each: Round) -> Iterator[str]:
         said = [f"**worse** in {', '.join(worse)}"] if worse else []
         said += [f"better in {', '.join(better)}"] if better else []
         yield f"- Against {other.system}, ours is {'; '.join(said) or 'equal'}."
+    yield from (f"- **A promise of ours broke**: {what}." for what in ours.broken)
     bound = next((one for one in each.scores if one.node_hours is None), None)
     if bound is not None and bound.cost_usd:
         yield f"- Ours costs {ours.cost_usd / bound.cost_usd:.2f} times the bound."

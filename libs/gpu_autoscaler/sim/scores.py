@@ -6,7 +6,8 @@ refusals and notices, reached through the same doors (`kube.py`, `capacity.py`).
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpu_autoscaler.core.admission import admit
@@ -34,7 +35,7 @@ from gpu_autoscaler.sim.seat import Roles
 from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.tally import SAVING_WORK, Score, Tally
 from gpu_autoscaler.sim.timeline import ORIGIN, VirtualLoop
-from gpu_autoscaler.sim.witness import Witness
+from gpu_autoscaler.sim.witness import Broken, Witness
 from gpu_autoscaler.sim.workloads import Workloads
 
 OURS = "gpu-autoscaler"
@@ -115,12 +116,21 @@ def score_ours(scene: Scene, roles: Roles, policy: ScalingPolicy = POLICY) -> Sc
     )  # fmt: skip
     try:
         crew.begin()
-        stand.play(ask, lambda: bool(witness.broken))
-        broken = tuple(map(str, witness.broken))
+        stand.play(ask)
+        broken = _by_promise(witness.broken)
         return stand.tally.score(world=scene.name, system=OURS, began_at=ORIGIN, hours=scene.hours, broken=broken)
     finally:
         crew.close()
         stand.close()
+
+
+def _by_promise(broken: Sequence[Broken]) -> tuple[str, ...]:
+    """Return each promise that broke, with the first time that it did. The run goes on: its figures are wanted too."""
+    first: dict[str, Broken] = {}
+    for each in broken:
+        first.setdefault(each.promise, each)
+    counts = Counter(each.promise for each in broken)
+    return tuple(f"{each}; {counts[promise]} times in all" for promise, each in first.items())
 
 
 def score_baseline(scene: Scene, baseline: Baseline, manifest: Manifest) -> Score:
