@@ -12,7 +12,8 @@ import structlog
 from msgspec.structs import replace
 from rich.console import Console
 
-from gpu_autoscaler.sim.swarm import Bounds, summarise, sweep, tell, write
+from gpu_autoscaler.sim.shrinking import only
+from gpu_autoscaler.sim.swarm import Bounds, faults_of, summarise, sweep, tell, write
 from gpu_autoscaler.sim.world import HOURS, Result, Setting, run
 from gpu_autoscaler_services.simulation import ROLES
 
@@ -43,6 +44,7 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, help="begin no run after so long")
     parser.add_argument("--processes", type=int, help="all cores if not given")
+    parser.add_argument("--only", type=faults_of, help="with these faults alone, as a failure lists them")
     asked = parser.parse_args()
     console = Console()
     bounds = Bounds(cluster_hours=asked.cluster_hours, seconds=None if asked.minutes is None else asked.minutes * 60.0)
@@ -61,7 +63,8 @@ def _settings(asked: argparse.Namespace) -> Iterable[Setting]:
     """The runs asked for; without an end where hours are what is asked for."""
 
     def setting(seed: int) -> Setting:
-        return Setting(seed=seed, hours=asked.hours, jobs_per_hour=asked.jobs_per_hour)
+        made = Setting(seed=seed, hours=asked.hours, jobs_per_hour=asked.jobs_per_hour)
+        return made if asked.only is None else only(made, asked.only)
 
     if asked.seed is not None:
         return [setting(asked.seed)]

@@ -1,5 +1,14 @@
 """A failing run gets small: what does not matter is left out."""
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.sim.mutants import ROOT, plant
+from tests.sim.planted import PLANTED
+
 from gpu_autoscaler.sim.shrinking import shrink
 from gpu_autoscaler.sim.world import Result, Setting
 
@@ -47,3 +56,50 @@ def test_what_breaks_without_any_fault_needs_none() -> None:
 
     smallest, _ = shrink(Setting(seed=1), imagined(Setting(seed=1)), always)
     assert smallest.only == ()
+
+
+def test_time_is_bounded() -> None:
+    """When the time is over, the smallest run found so far is told, and not one more is tried."""
+    clock = iter(range(1000))
+    tried: list[Setting] = []
+
+    def slow(setting: Setting) -> Result:
+        tried.append(setting)
+        return imagined(setting)
+
+    _, result = shrink(
+        Setting(seed=1), imagined(Setting(seed=1)), slow, seconds_max=5.0, now=lambda: float(next(clock))
+    )
+    assert result.promise == "a promise"
+    assert len(tried) <= 5
+
+
+def test_a_real_failure_is_told_small_and_comes_again(tmp_path: Path) -> None:
+    """A planted bug: seed, commit, promise, the faults that matter, last facts; both ways to see it again work."""
+    bug = next(bug for bug in PLANTED if bug.name == "the fence is dropped")
+    for part in ("libs", "services"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    plant(bug, tmp_path)
+    asked = ("--seed", "72", "--hours", "0.5")
+    told = simulate(tmp_path, *asked)
+    broken = "broken: one plan for one parent: plan #"
+    assert "seed 72, commit " in told
+    assert broken in told
+    assert " because of " in told
+    assert 'again: make sim SEED=72 ARGS="--hours 0.5"' in told
+    faults = told.partition("shortest list of faults found: ")[2].splitlines()[0]
+    assert "two_scalers#1" in faults.split(",")
+    again = simulate(tmp_path, *asked, "--only", faults)
+    assert broken in again
+    what = told.partition(broken)[2].splitlines()[0]
+    assert simulate(tmp_path, *asked).partition(broken)[2].splitlines()[0] == what
+
+
+def simulate(root: Path, *arguments: str) -> str:
+    """What `make sim` prints of the code under this root."""
+    paths = os.pathsep.join((str(root / "libs"), str(root / "services")))
+    command = [sys.executable, "-m", "gpu_autoscaler_services.simulate", *arguments]
+    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200"}
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    return done.stdout

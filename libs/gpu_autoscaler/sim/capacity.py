@@ -22,7 +22,6 @@ from gpu_autoscaler.store.protocol import Acceptance, JobOutcome
 REFUSED_SECONDS = 180.0
 SLOW_SECONDS = (2.0, 60.0)
 LATE_SECONDS = (5.0, 90.0)  # until an instance that was made is shown
-BOOT_RATIO = (0.7, 1.4)  # of what the offer says
 _CODES: tuple[tuple[str, RefusalScope], ...] = (
     ("InsufficientInstanceCapacity", "offer"),
     ("Unsupported", "zone"),
@@ -65,7 +64,6 @@ class SimCapacity:
             visible_in_seconds=faults.seconds("instance_visible_late", *LATE_SECONDS) if is_late else 0.0,
             comes_up=not faults.strikes("instance_never_registers"),
             shows_gpus=not faults.strikes("gpus_never_allocatable"),
-            boots_in_ratio=faults.seconds("launch_slow", *BOOT_RATIO),
         )
         await self._gate.back("launch_answer_lost")
         return machine.shown()
@@ -176,8 +174,10 @@ class SimStore(MemoryStore):
 
     async def _reached(self) -> None:
         await self._gate.leave()
-        if self._gate.faults.strikes("store_slow"):
-            await self._gate.wait(self._gate.faults.seconds("store_slow", 0.1, 5.0))
+        if self._gate.faults.strikes("store_slow", self._gate.role):
+            seconds = self._gate.faults.seconds("store_slow", 0.1, 5.0)
+            self._gate.faults.lasts(seconds, self._gate.role)
+            await self._gate.wait(seconds)
         if self._trouble.is_full:
             raise TransientError("store: database or disk is full; free the disk, it is tried again")
 

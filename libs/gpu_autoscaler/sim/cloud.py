@@ -31,6 +31,7 @@ SHOWN_SECONDS_AFTER_END = 3600.0
 RUNNING_AT_RATIO, REGISTERED_AT_RATIO, READY_AT_RATIO = 0.3, 0.6, 0.8  # of the boot, as `simcluster` has it
 # Small and mid-sized machines of three models: enough to choose from, and a plan takes a quarter of the time.
 TYPES = tuple(entry for entry in CATALOGUE if entry.name.partition(".")[2] in ("xlarge", "12xlarge"))
+BOOT_RATIO = (0.7, 1.4)  # of what the offer says
 TERMINATION_SECONDS = (5.0, 30.0)
 FORGOTTEN_SECONDS = (1.0, 15.0)  # from a machine's end to its node object's
 
@@ -151,9 +152,7 @@ class Cloud:
 
     # ---- machines
 
-    def launch(
-        self, order: Order, *, visible_in_seconds: float, comes_up: bool, shows_gpus: bool, boots_in_ratio: float
-    ) -> Machine:
+    def launch(self, order: Order, *, visible_in_seconds: float, comes_up: bool, shows_gpus: bool) -> Machine:
         """Make the machine, or return the one that this token made."""
         made = self._by_token.get(order.action_id)
         if made is not None:
@@ -175,7 +174,7 @@ class Cloud:
         self._by_node[machine.node_name] = machine
         self.machines.append(machine)
         self.version += 1
-        boot_seconds = order.offer.boot_seconds * boots_in_ratio
+        boot_seconds = order.offer.boot_seconds * self._chance.uniform(*BOOT_RATIO)
         self._loop.call_later(boot_seconds * RUNNING_AT_RATIO, self._run, machine)
         if comes_up:
             self._loop.call_later(boot_seconds * REGISTERED_AT_RATIO, self._register, machine)

@@ -102,8 +102,9 @@ class Crew:
 
     def _died(self, name: str, dead: Process) -> None:
         self._ended.append(self.processes.pop(name))
+        self._faults.lasts(FORGOTTEN_SECONDS, name)
         self._loop.call_later(FORGOTTEN_SECONDS, self.pump)
         if name == dead.role:  # one more than there ought to be does not come back
             seconds = self._faults.seconds("service_killed", *RESTART_SECONDS)
-            self._faults.lasts(seconds + FORGOTTEN_SECONDS)
+            self._faults.lasts(seconds + FORGOTTEN_SECONDS, name)
             self._loop.call_later(seconds, self.start, name)

@@ -15,75 +15,79 @@ Occurrence = tuple[str, int]  # kind and number within the run, 1 for the first
 class Kind(msgspec.Struct, frozen=True):
     """A kind of fault: by chance at each opportunity (`ratio`), or so often an hour (`per_hour`).
 
-    What `disturbs` may make the system late; the rest is what it is there to deal with in time.
+    `place` is what it disturbs, and so may make late; a process is named by its role, when it strikes. Without a place
+    it is something that the system is there to deal with in time.
     """
 
     name: str
     ratio: float = 0.0
     per_hour: float = 0.0
-    disturbs: bool = True
+    place: str = ""
 
+
+PROCESS = "process"  # the one that it strikes
+BROKER, KUBERNETES, CLOUD, STORE = "broker", "kubernetes", "cloud", "store"
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
         # messages
-        Kind("message_delayed", ratio=0.01),
-        Kind("message_repeated", ratio=0.02),
-        Kind("streams_overtaking", per_hour=0.15),
-        Kind("publish_answer_lost", ratio=0.002),
-        Kind("broker_away", per_hour=0.15),
+        Kind("message_delayed", ratio=0.01, place=PROCESS),
+        Kind("message_repeated", ratio=0.02, place=PROCESS),
+        Kind("streams_overtaking", per_hour=0.15, place=PROCESS),
+        Kind("publish_answer_lost", ratio=0.002, place=PROCESS),
+        Kind("broker_away", per_hour=0.15, place=BROKER),
         # processes
-        Kind("service_killed", per_hour=0.25),
-        Kind("killed_before_publish", ratio=0.002),
-        Kind("killed_before_ack", ratio=0.002),
-        Kind("killed_in_call", ratio=0.001),
-        Kind("two_scalers", per_hour=0.2),
-        Kind("clocks_differ", ratio=0.7, disturbs=False),
+        Kind("service_killed", per_hour=0.25, place=PROCESS),
+        Kind("killed_before_publish", ratio=0.002, place=PROCESS),
+        Kind("killed_before_ack", ratio=0.002, place=PROCESS),
+        Kind("killed_in_call", ratio=0.001, place=PROCESS),
+        Kind("two_scalers", per_hour=0.2, place=PROCESS),
+        Kind("clocks_differ", ratio=0.7),
         # Kubernetes
-        Kind("list_stale", ratio=0.2),
-        Kind("watch_broken", per_hour=0.3),
-        Kind("watch_history_lost", per_hour=0.15),
-        Kind("kube_call_failed", ratio=0.01),
-        Kind("kube_answer_lost", ratio=0.01),
+        Kind("list_stale", ratio=0.2, place=PROCESS),
+        Kind("watch_broken", per_hour=0.3, place=KUBERNETES),
+        Kind("watch_history_lost", per_hour=0.15, place=KUBERNETES),
+        Kind("kube_call_failed", ratio=0.01, place=PROCESS),
+        Kind("kube_answer_lost", ratio=0.01, place=PROCESS),
         Kind("node_vanished", per_hour=0.2),
-        Kind("pod_vanished", per_hour=0.2, disturbs=False),
-        Kind("node_cordoned", per_hour=0.3, disturbs=False),
-        Kind("budget_tightened", per_hour=0.8, disturbs=False),
+        Kind("pod_vanished", per_hour=0.2),
+        Kind("node_cordoned", per_hour=0.3),
+        Kind("budget_tightened", per_hour=0.8),
         # clouds
-        Kind("launch_refused", ratio=0.08, disturbs=False),
-        Kind("capacity_gone", per_hour=0.15, disturbs=False),
-        Kind("launch_slow", ratio=0.08),
-        Kind("launch_throttled", ratio=0.05),
-        Kind("launch_answer_lost", ratio=0.05),
-        Kind("cloud_call_failed", ratio=0.01),
-        Kind("instance_visible_late", ratio=0.08),
-        Kind("instance_never_registers", ratio=0.03),
-        Kind("gpus_never_allocatable", ratio=0.03),
-        Kind("notice_120", per_hour=0.3, disturbs=False),
-        Kind("notice_30", per_hour=0.25, disturbs=False),
-        Kind("notice_0", per_hour=0.1, disturbs=False),
-        Kind("reclaimed_without_notice", per_hour=0.15, disturbs=False),
-        Kind("notice_cancelled", ratio=0.4, disturbs=False),
-        Kind("rebalance_hint", per_hour=0.2, disturbs=False),
-        Kind("storm_in_zone", per_hour=0.15, disturbs=False),
-        Kind("storm_of_type", per_hour=0.15, disturbs=False),
-        Kind("price_jumping", per_hour=0.2, disturbs=False),
-        Kind("price_missing", per_hour=0.15),
+        Kind("launch_refused", ratio=0.08),
+        Kind("capacity_gone", per_hour=0.15),
+        Kind("launch_slow", ratio=0.08, place=CLOUD),
+        Kind("launch_throttled", ratio=0.05, place=CLOUD),
+        Kind("launch_answer_lost", ratio=0.05, place=CLOUD),
+        Kind("cloud_call_failed", ratio=0.01, place=CLOUD),
+        Kind("instance_visible_late", ratio=0.08, place=CLOUD),
+        Kind("instance_never_registers", ratio=0.03, place=CLOUD),
+        Kind("gpus_never_allocatable", ratio=0.03, place=CLOUD),
+        Kind("notice_120", per_hour=0.3),
+        Kind("notice_30", per_hour=0.25),
+        Kind("notice_0", per_hour=0.1),
+        Kind("reclaimed_without_notice", per_hour=0.15),
+        Kind("notice_cancelled", ratio=0.4),
+        Kind("rebalance_hint", per_hour=0.2),
+        Kind("storm_in_zone", per_hour=0.15),
+        Kind("storm_of_type", per_hour=0.15),
+        Kind("price_jumping", per_hour=0.2),
+        Kind("price_missing", per_hour=0.15, place=CLOUD),
         # telemetry
-        Kind("telemetry_silent", per_hour=0.2, disturbs=False),
-        Kind("telemetry_frozen", per_hour=0.2, disturbs=False),
-        Kind("telemetry_all_zero", per_hour=0.2, disturbs=False),
-        Kind("telemetry_absurd", per_hour=0.2, disturbs=False),
+        Kind("telemetry_silent", per_hour=0.2),
+        Kind("telemetry_frozen", per_hour=0.2),
+        Kind("telemetry_all_zero", per_hour=0.2),
+        Kind("telemetry_absurd", per_hour=0.2),
         # the store of record
-        Kind("store_full", per_hour=0.12),
-        Kind("store_slow", ratio=0.02),
+        Kind("store_full", per_hour=0.12, place=STORE),
+        Kind("store_slow", ratio=0.02, place=PROCESS),
         # operators and users
-        Kind("operator_freezes", per_hour=0.1),
-        Kind("operator_marks_node", per_hour=0.3, disturbs=False),
-        Kind("user_cancels", ratio=0.08, disturbs=False),
-        Kind("user_asks_again", ratio=0.08, disturbs=False),
-        Kind("user_talks_nonsense", ratio=0.06, disturbs=False),
+        Kind("operator_freezes", per_hour=0.1, place=PROCESS),
+        Kind("operator_marks_node", per_hour=0.3),
+        Kind("user_cancels", ratio=0.08),
+        Kind("user_asks_again", ratio=0.08),
+        Kind("user_talks_nonsense", ratio=0.06),
     )
 }
 
@@ -99,32 +103,36 @@ class Faults:
         self.counts: dict[str, int] = {}
         self.happened: list[Occurrence] = []
         self.is_over = False
-        self.disturbed_until = 0.0  # in the loop's seconds
         self.clock: Callable[[], float] = float  # the world's, once there is one
+        self._disturbed_until: dict[str, float] = {}  # by place, in the loop's seconds
         self._only = None if only is None else frozenset(only)
         self._numbers: dict[str, int] = {}
         self._random = {name: random.Random(f"{seed}/{name}") for name in sorted(KINDS)}
 
-    def strikes(self, name: str) -> bool:
-        """True when this opportunity goes wrong; counted."""
+    def strikes(self, name: str, role: str = "") -> bool:
+        """True when this opportunity goes wrong; counted. `role`: of the process that it would strike."""
         if self.is_over or name not in self.kinds:
             return False
-        return self._random[name].random() < KINDS[name].ratio and self.happens(name)
+        return self._random[name].random() < KINDS[name].ratio and self.happens(name, role)
 
-    def happens(self, name: str) -> bool:
+    def happens(self, name: str, role: str = "") -> bool:
         """A fault of this kind occurs now, unless that very one is left out."""
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         if self._only is not None and (name, number) not in self._only:
             return False
         self.counts[name] = self.counts.get(name, 0) + 1
         self.happened.append((name, number))
-        if KINDS[name].disturbs:
-            self.lasts(0.0)
+        if place := KINDS[name].place:
+            self.lasts(0.0, role if place == PROCESS else place)
         return True
 
-    def lasts(self, seconds: float) -> None:
-        """What has just happened is in force for so long."""
-        self.disturbed_until = max(self.disturbed_until, self.clock() + seconds)
+    def lasts(self, seconds: float, place: str) -> None:
+        """What has just happened there is in force for so long."""
+        self._disturbed_until[place] = max(self.disturbed_until(place), self.clock() + seconds)
+
+    def disturbed_until(self, *places: str) -> float:
+        """When the last fault at one of these places was, or will be, over; at any place for none given."""
+        return max((self._disturbed_until.get(place, 0.0) for place in places or self._disturbed_until), default=0.0)
 
     def seconds(self, name: str, least: float, most: float) -> float:
         """How long this one lasts, or is away."""

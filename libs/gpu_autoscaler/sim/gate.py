@@ -14,6 +14,7 @@ class Mortal(Protocol):
     """A process, as the gate needs it."""
 
     is_dead: bool
+    role: str
 
     def kill(self) -> None:
         """End it at once."""
@@ -26,6 +27,7 @@ class Gate:
     def __init__(self, loop: VirtualLoop, faults: Faults, process: Mortal) -> None:
         self.loop = loop
         self.faults = faults
+        self.role = process.role
         self._process = process
 
     async def leave(self, failing: str = "") -> None:
@@ -33,18 +35,18 @@ class Gate:
 
         Raises TransientError where the call never arrives.
         """
-        if self.faults.strikes("killed_in_call"):
+        if self.faults.strikes("killed_in_call", self.role):
             self._process.kill()
         await self.live()
-        if failing and self.faults.strikes(failing):
+        if failing and self.faults.strikes(failing, self.role):
             raise TransientError(f"{failing}: the call never arrived")
 
     async def back(self, losing: str = "") -> None:
         """When the answer comes back: as above, but what was asked for is done. Raises TransientError."""
-        if self.faults.strikes("killed_in_call"):
+        if self.faults.strikes("killed_in_call", self.role):
             self._process.kill()
         await self.live()
-        if losing and self.faults.strikes(losing):
+        if losing and self.faults.strikes(losing, self.role):
             raise TransientError(f"{losing}: it is done, and the answer is lost")
 
     async def wait(self, seconds: float) -> None:

@@ -99,7 +99,7 @@ class SimKube:
     async def _place_of_list(self, newest: int) -> int:
         """How much of a kind's history a list shows: all, unless the server lags behind."""
         await self._gate.live()
-        if not newest or not self._gate.faults.strikes("list_stale"):
+        if not newest or not self._gate.faults.strikes("list_stale", self._gate.role):
             return newest
         return max(0, newest - int(self._gate.faults.seconds("list_stale", 1, STALE_SECONDS)))
 

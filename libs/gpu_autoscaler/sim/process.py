@@ -140,10 +140,15 @@ class Process:
         """The broker has something new in this stream."""
         if stream in self._streams and stream not in self._arriving:
             self._arriving.add(stream)
-            seconds = ON_THE_WAY_SECONDS
-            if self._faults.strikes("message_delayed"):
-                seconds = self._faults.seconds("message_delayed", *DELAYED_SECONDS)
+            seconds = self._on_the_way_seconds()
             self._loop.call_at(max(self._loop.time() + seconds, self.lag_until.get(stream, 0.0)), self._fold, stream)
+
+    def _on_the_way_seconds(self) -> float:
+        if not self._faults.strikes("message_delayed", self.role):
+            return ON_THE_WAY_SECONDS
+        seconds = self._faults.seconds("message_delayed", *DELAYED_SECONDS)
+        self._faults.lasts(seconds, self.role)
+        return seconds
 
     def _fold(self, stream: str) -> None:
         if self.is_dead:
@@ -281,13 +286,10 @@ class Process:
 
     async def _handle(self, recorded: Recorded, spec: ConsumerSpec, consumer: MemoryConsumer) -> None:
         key, sequence = (spec.durable, recorded.sequence), recorded.sequence
-        seconds = ON_THE_WAY_SECONDS
-        if self._faults.strikes("message_delayed"):
-            seconds = self._faults.seconds("message_delayed", *DELAYED_SECONDS)
-        await self.gate.wait(seconds)
+        await self.gate.wait(self._on_the_way_seconds())
         again_seconds = await self._attempt(recorded, key)
         del self._in_hand[key]
-        if self._faults.strikes("message_repeated"):
+        if self._faults.strikes("message_repeated", self.role):
             again_seconds = spec.ack_wait_seconds  # handled, and the acknowledgement was lost
         if again_seconds is None:
             self._tries.pop(key, None)
@@ -321,7 +323,7 @@ class Process:
         await self._publish(outcome, recorded.envelope)
         if outcome.set_aside_reason is not None:
             raise PermanentError(outcome.set_aside_reason)
-        if self._faults.strikes("killed_before_ack"):
+        if self._faults.strikes("killed_before_ack", self.role):
             self.kill()
         await self.gate.live()
         return outcome.again_after_seconds
@@ -345,14 +347,14 @@ class Process:
         said = as_outcome(outcome)
         if not said.facts:
             return 0
-        if self._faults.strikes("killed_before_publish"):
+        if self._faults.strikes("killed_before_publish", self.role):
             self.kill()
             await self.gate.live()
         sequence = 0
         source = f"/gpu-autoscaler/{self._service.name}/{self.role}"
         for envelope in in_envelopes(said.facts, cause, service=self._service.name, source=source, at=self.clock.now()):
             sequence = self._record.publish(envelope, expected_last_sequence=said.expected_last_sequence).sequence
-            if self._faults.strikes("publish_answer_lost"):
+            if self._faults.strikes("publish_answer_lost", self.role):
                 raise TransientError("publish_answer_lost: it is stored, and the answer is lost")
         return sequence
 

@@ -1,9 +1,10 @@
 """Makes a failing run small: the shortest list of faults found that still breaks the same promise.
 
 Delta debugging (Zeller, Hildebrandt: "Simplifying and Isolating Failure-Inducing Input", 2002), first over kinds of
-faults, then over single occurrences; bounded, as each try is a whole run.
+faults, then over single occurrences; bounded in runs and in time, as each try is a whole run.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -16,46 +17,63 @@ T = TypeVar("T")
 Run = Callable[[Setting], Result]
 
 RUNS_COUNT_MAX = 120
+SECONDS_MAX = 60.0  # of wall time; a try that is under way goes on to its end
+# What breaks with fewer faults breaks at about the same time; a try is not run for much longer.
+LATER_HOURS = 0.5
 
 
 class _Tries:
-    """Runs left."""
+    """Runs left, and the smallest one so far that breaks the promise."""
 
-    def __init__(self, run: Run, promise: str) -> None:
+    def __init__(self, run: Run, setting: Setting, result: Result, until: float, now: Callable[[], float]) -> None:
+        self.smallest, self.result = setting, result
         self._run = run
-        self._promise = promise
+        self._promise = result.promise
+        in_time = result.ended_at_hours < setting.hours
+        self._ends_at_hours = result.ended_at_hours + LATER_HOURS if in_time else None
         self._left_count = RUNS_COUNT_MAX
-        self.last: Result | None = None  # the last one that broke
+        self._until = until
+        self._now = now
 
     def breaks(self, setting: Setting) -> bool:
-        """True when this run breaks the same promise; False also when there are no runs left."""
-        if self._left_count == 0:
+        """True when this run breaks the same promise; False also when there are no runs or is no time left."""
+        if self._left_count == 0 or self._now() >= self._until:
             return False
         self._left_count -= 1
-        result = self._run(setting)
+        result = self._run(replace(setting, ends_at_hours=self._ends_at_hours))
         if result.promise != self._promise:
             return False
-        self.last = result
+        self.smallest, self.result = setting, result
         return True
 
 
-def shrink(setting: Setting, result: Result, run: Run) -> tuple[Setting, Result]:
+def shrink(
+    setting: Setting,
+    result: Result,
+    run: Run,
+    *,
+    seconds_max: float = SECONDS_MAX,
+    now: Callable[[], float] = time.monotonic,
+) -> tuple[Setting, Result]:
     """Return the smallest run found that breaks the promise that `result` broke, and what came of it."""
-    tries = _Tries(run, result.promise)
-    kinds: Sequence[str] = tuple(sorted(result.faults))
-    kinds = _least(kinds, lambda kept: tries.breaks(replace(setting, kinds=tuple(kept))))
-    smaller = replace(setting, kinds=tuple(kinds))
-    known = tries.last or result
-    happened: Sequence[Occurrence] = [one for one in known.happened if one[0] in kinds]
-    happened = _least(happened, lambda kept: tries.breaks(replace(smaller, only=tuple(kept))))
-    smallest = replace(smaller, only=tuple(happened))
-    last = run(smallest)
-    return (smallest, last) if last.promise == result.promise else (setting, result)
+    tries = _Tries(run, setting, result, now() + seconds_max, now)
+    kinds = sorted(result.faults)
+    kinds = list(_least(kinds, lambda kept: tries.breaks(replace(setting, kinds=tuple(kept)))))
+    if not kinds and result.faults:
+        return only(setting, ()), tries.result
+    happened = [one for one in tries.result.happened if one[0] in kinds]
+    _least(happened, lambda kept: tries.breaks(only(setting, kept)))
+    return tries.smallest, tries.result
+
+
+def only(setting: Setting, kept: Sequence[Occurrence]) -> Setting:
+    """The same run with these faults alone."""
+    return replace(setting, kinds=tuple(sorted({kind for kind, _ in kept})), only=tuple(kept))
 
 
 def _least(things: Sequence[T], breaks: Callable[[Sequence[T]], bool]) -> Sequence[T]:
     """Return a part of `things`, in their order, from which no chunk can be left out; all of them at worst."""
-    if breaks(()):
+    if not things or breaks(()):
         return ()
     chunks_count = 2
     while len(things) > 1:

@@ -17,6 +17,7 @@ from gpu_autoscaler.sim.faults import KINDS, Occurrence
 from gpu_autoscaler.sim.shrinking import Run, shrink
 from gpu_autoscaler.sim.world import Result, Setting
 
+NO_FAULT = "none"  # in place of a list of faults
 SHRUNK_COUNT_MAX = 3  # failing runs that are made small; each takes as long as many runs
 # Hours of a run count only where its world had, on average, at least so much in it.
 NODES_MEAN_MIN, PODS_PER_HOUR_MIN, FAULTS_PER_HOUR_MIN = 10.0, 30.0, 1.0
@@ -32,6 +33,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     is_shrunk: bool
     last_facts: tuple[str, ...]
     arguments: str  # of `make sim`, beside the seed
+    arguments_small: str  # ... with the listed faults alone
 
 
 class Lived(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,21 +179,37 @@ def _lived(result: Result) -> Lived:
 
 def failure_of(result: Result, setting: Setting, run: Run, *, is_shrunk: bool) -> Failure:
     """Return the failing run for people to read."""
-    small = shrink(setting, result, run)[1] if is_shrunk else result
+    smallest, small = shrink(setting, result, run) if is_shrunk else (setting, result)
     return Failure(
         seed=result.seed,
-        promise=small.promise,
-        what=small.broken[0],
+        promise=result.promise,
+        what=result.broken[0],
         faults=small.happened,
-        is_shrunk=is_shrunk,
+        is_shrunk=smallest != setting,
         last_facts=small.last_facts,
         arguments=_arguments(setting),
+        arguments_small=_arguments(setting, f"--only {told_faults(small.happened)}"),
     )
 
 
-def _arguments(setting: Setting) -> str:
-    jobs = "" if setting.jobs_per_hour is None else f" --jobs-per-hour {setting.jobs_per_hour:g}"
-    return f' ARGS="--hours {setting.hours:g}{jobs}"'
+def _arguments(setting: Setting, *more: str) -> str:
+    jobs = () if setting.jobs_per_hour is None else (f"--jobs-per-hour {setting.jobs_per_hour:g}",)
+    return f' ARGS="{" ".join((f"--hours {setting.hours:g}", *jobs, *more))}"'
+
+
+def faults_of(told: str) -> tuple[Occurrence, ...]:
+    """Return the faults of a list as `tell` prints it. Raises ValueError."""
+    if told == NO_FAULT:
+        return ()
+    found = [one.partition("#") for one in told.split(",")]
+    if unknown := sorted({kind for kind, _, _ in found} - set(KINDS)):
+        raise ValueError(f"no kind of fault: {', '.join(unknown)}; there are {', '.join(sorted(KINDS))}")
+    return tuple((kind, int(number)) for kind, _, number in found)
+
+
+def told_faults(faults: Sequence[Occurrence]) -> str:
+    """Return the list as `faults_of` reads it."""
+    return ",".join(f"{kind}#{number}" for kind, number in faults) or NO_FAULT
 
 
 def write(summary: Summary, path: Path) -> None:
@@ -221,10 +239,13 @@ def tell(summary: Summary, console: Console) -> None:
         console.print(f"\n[bold red]seed {failure.seed}, commit {summary.commit}[/bold red]", highlight=False)
         console.print(f"broken: {failure.what}", highlight=False)
         size = "shortest list of faults found" if failure.is_shrunk else "faults"
-        console.print(f"{size}: {', '.join(f'{kind} #{number}' for kind, number in failure.faults)}", highlight=False)
+        console.print(f"{size}: {told_faults(failure.faults)}", highlight=False, soft_wrap=True)
         for line in failure.last_facts:
             console.print(f"  {line}", highlight=False, soft_wrap=True)
         console.print(f"again: make sim SEED={failure.seed}{failure.arguments}", highlight=False)
+        if failure.is_shrunk:
+            again = f"make sim SEED={failure.seed}{failure.arguments_small}"
+            console.print(f"with those faults alone: {again}", highlight=False, soft_wrap=True)
     console.print(f"broken: {len(summary.broken)}", highlight=False)
 
 

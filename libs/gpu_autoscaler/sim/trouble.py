@@ -13,7 +13,7 @@ from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.sim.capacity import StoreTrouble
 from gpu_autoscaler.sim.cloud import Cloud, Machine, Telemetry
 from gpu_autoscaler.sim.crew import Crew
-from gpu_autoscaler.sim.faults import Faults
+from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, STORE, Faults
 from gpu_autoscaler.sim.kube import WatchTrouble
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.record import Record
@@ -133,16 +133,17 @@ class Trouble:
     # ---- messages and processes
 
     def _lag(self) -> None:
-        process = self._crew.processes[self._faults.choose("streams_overtaking", sorted(self._crew.processes))]
+        name = self._faults.choose("streams_overtaking", sorted(self._crew.processes))
+        process = self._crew.processes[name]
         seconds = self._faults.seconds("streams_overtaking", *LAG_SECONDS)
         stream = self._faults.choose("streams_overtaking", sorted(self._record.facts))
         process.lag_until[stream] = self._loop.time() + seconds
-        self._faults.lasts(seconds)
+        self._faults.lasts(seconds, process.role)
 
     def _lose_broker(self) -> None:
         self._record.is_away = True
         seconds = self._faults.seconds("broker_away", *AWAY_SECONDS)
-        self._faults.lasts(seconds + 30.0)
+        self._faults.lasts(seconds + 30.0, BROKER)
         self._loop.call_later(seconds, self._return_broker)
 
     def _return_broker(self) -> None:
@@ -160,18 +161,18 @@ class Trouble:
     def _fill_store(self) -> None:
         self._store.is_full = True
         seconds = self._faults.seconds("store_full", *AWAY_SECONDS)
-        self._faults.lasts(seconds + 30.0)
+        self._faults.lasts(seconds + 30.0, STORE)
         self._loop.call_later(seconds, setattr, self._store, "is_full", False)
 
     # ---- Kubernetes
 
     def _break_watches(self) -> None:
         self._watches.breaks_count += 1
-        self._faults.lasts(60.0)
+        self._faults.lasts(60.0, KUBERNETES)
 
     def _lose_history(self) -> None:
         self._watches.losses_count += 1
-        self._faults.lasts(60.0)
+        self._faults.lasts(60.0, KUBERNETES)
 
     def _delete_node(self) -> None:
         """Somebody deletes the object; the machine runs on, and its pods are collected."""

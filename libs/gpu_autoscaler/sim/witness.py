@@ -10,12 +10,13 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingLaunchRefused, ScalingNodeDrained, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube import wire
-from gpu_autoscaler.kube.protocol import NODES, PODS
+from gpu_autoscaler.kube.protocol import NODES
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, JobId
 from gpu_autoscaler.model.reasons import NodeIdle
 from gpu_autoscaler.sim.cloud import Cloud, Machine
+from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, STORE
 from gpu_autoscaler.sim.kubernetes import Entry
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.thrift import Thrift
@@ -24,7 +25,11 @@ from gpu_autoscaler.sim.workloads import Workloads, controller_of, is_ready
 from gpu_autoscaler.store.protocol import JobRow
 
 CORDONED_SECONDS = 2.0
-TOLD_SECONDS_MIN = 30.0  # a notice that was read so long before its end leaves time to tell the pods
+DRAINED_SECONDS_MIN = 15.0  # a notice that was read so long before its end leaves time to empty the node
+CALM_SECONDS = 60.0  # without a fault before: what was late because of one has caught up
+# Who reads a notice, who decides, and what carries it. What else is wrong (prices, launches, telemetry, other services)
+# is no excuse.
+NOTICE_PATH = (BROKER, KUBERNETES, STORE, "notices", "pod_watcher", "scaler", "scaler-2")
 WITHDRAWN_SECONDS = 60.0  # until everybody has heard that a notice no longer stands
 HEARD_SECONDS = 20.0  # until the scaler has, in calm times: a poll, a tick and a step
 AT_WORK_SECONDS = 90.0  # a pod that has run for so long in calm times is known to everybody
@@ -55,9 +60,10 @@ class Witness:
         policies: Policies,
         jobs: Mapping[JobId, JobRow],
         *,
-        calm_since: Callable[[], float],
+        calm_since: Callable[..., float],
     ) -> None:
-        """`jobs`: as the store has them; `calm_since`: when the last fault was over, in the loop's seconds."""
+        """`jobs`: as the store has them; `calm_since`: when the last fault at these places was over, in the loop's
+        seconds."""
         self.broken: list[Broken] = []
         self._loop = loop
         self._workloads = workloads
@@ -147,7 +153,7 @@ class Witness:
         withdrawn_at = self._withdrawn_at.get(machine.node_name)
         if withdrawn_at is not None:
             # Whoever has not heard of it yet acts on the notice in good faith; troubles make that take longer.
-            return self._loop.time() - max(withdrawn_at, self._calm_since()) < WITHDRAWN_SECONDS
+            return self._loop.time() - max(withdrawn_at, self._calm_since(*NOTICE_PATH)) < WITHDRAWN_SECONDS
         return machine.notice is not None
 
     @staticmethod
@@ -210,14 +216,19 @@ class Witness:
         if isinstance(recorded.fact, ScalingNodeDrained):
             self._see_drained(recorded.fact.node_name)
         if isinstance(recorded.fact, SpotNoticeReceived):
-            machine = self._cloud.of_id(recorded.fact.provider_id)
-            if machine is not None:
-                self._read_at.setdefault(machine.node_name, self._loop.time())
-                self._loop.call_later(CORDONED_SECONDS, self._see_cordoned, machine, self._loop.time())
-                if machine.notice is not None and machine.notice.reclaim_at is not None:
-                    left_seconds = (machine.notice.reclaim_at - self._loop.now()).total_seconds()
-                    if left_seconds >= TOLD_SECONDS_MIN:
-                        self._loop.call_later(left_seconds - 1.0, self._see_told, machine, self._loop.time())
+            self._see_answered(recorded.fact)
+
+    def _see_answered(self, notice: SpotNoticeReceived) -> None:
+        """Look again when the time for each part of the answer is over."""
+        machine, read_at = self._cloud.of_id(notice.provider_id), self._loop.time()
+        if machine is None:
+            return
+        self._read_at.setdefault(machine.node_name, read_at)
+        self._loop.call_later(CORDONED_SECONDS, self._see_cordoned, machine, read_at)
+        if machine.notice is not None and machine.notice.reclaim_at is not None:
+            left_seconds = (machine.notice.reclaim_at - self._loop.now()).total_seconds()
+            if left_seconds >= DRAINED_SECONDS_MIN:
+                self._loop.call_later(left_seconds - 1.0, self._see_drained, machine, read_at)
 
     def _see_drained(self, node_name: str) -> None:
         machine, withdrawn_at = self._cloud.of_node(node_name), self._withdrawn_at.get(node_name)
@@ -228,20 +239,23 @@ class Witness:
             self.breaks("a notice is answered", f"{node_name} was drained on, its notice taken back long ago")
 
     def _see_cordoned(self, machine: Machine, read_at: float) -> None:
+        """Soon after it is read nothing new lands there, and what runs there is told."""
         node = self._workloads.cluster.find(NODES, "", machine.node_name)
-        stands = machine.notice is not None and machine.is_alive and node is not None
-        if stands and self._was_calm_since(read_at) and node is not None and not node.spec.unschedulable:
-            self.breaks("a notice is answered", f"{machine.node_name} takes pods 2 s after its notice was read")
-
-    def _see_told(self, machine: Machine, read_at: float) -> None:
-        if machine.notice is None or not machine.is_alive or not self._was_calm_since(read_at):
+        if node is None or not self._is_to_be_answered(machine, read_at):
             return
-        for pod in self._workloads.cluster.all(PODS):
-            is_here = pod.spec.node_name == machine.node_name and is_ready(pod)
-            if is_here and pod.metadata.deletion_timestamp is None:
-                told = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
-                what = "was told, and is still there" if told else "was not even told"
-                self.breaks("a notice is answered", f"{pod.metadata.name} on {machine.node_name} {what}")
+        if not node.spec.unschedulable:
+            self.breaks("a notice is answered", f"{machine.node_name} takes pods 2 s after its notice was read")
+        for pod in self._staying(machine):
+            if labels.CHECKPOINT_REQUESTED not in pod.metadata.annotations:
+                what = f"{pod.metadata.name} on {machine.node_name} was not told within 2 s"
+                self.breaks("a notice is answered", what)
+
+    def _see_drained(self, machine: Machine, read_at: float) -> None:
+        """At its deadline nothing is left that was not at least told to go."""
+        if self._is_to_be_answered(machine, read_at):
+            for pod in self._staying(machine):
+                what = f"{pod.metadata.name} on {machine.node_name} is still there when the machine is taken"
+                self.breaks("a notice is answered", what)
 
     def _see_whether_told(self, pod: wire.Pod, machine: Machine) -> None:
         """A pod that goes because of a notice has heard of it, so that it could save its work."""
@@ -249,11 +263,19 @@ class Witness:
         if read_at is None or machine.notice is None or machine.node_name in self._left_by_choice:
             return  # it goes for another reason, or for none any more
         is_told = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
-        if not is_told and pod.metadata.deletion_timestamp is None and self._was_calm_since(read_at):
-            self.breaks(
-                "a notice is answered", f"{pod.metadata.name} on {machine.node_name} was not told before it went"
-            )
+        if not is_told and pod.metadata.deletion_timestamp is None and self._is_to_be_answered(machine, read_at):
+            what = f"{pod.metadata.name} on {machine.node_name} was not told before it went"
+            self.breaks("a notice is answered", what)
 
-    def _was_calm_since(self, at: float) -> bool:
-        """No fault was in force from a minute before `at` until now."""
-        return self._calm_since() < at - 60.0
+    def _staying(self, machine: Machine) -> list[wire.Pod]:
+        """Pods at work there that nobody has told to go."""
+        return [pod for pod in self._cloud.pods_on(machine) if pod.metadata.deletion_timestamp is None]
+
+    def _is_to_be_answered(self, machine: Machine, read_at: float) -> bool:
+        """True where the notice stands and no fault lay on the way of the answer, nor in the minute before."""
+        stands = machine.notice is not None and machine.is_alive
+        return stands and self._was_calm_since(read_at, *NOTICE_PATH)
+
+    def _was_calm_since(self, at: float, *places: str) -> bool:
+        """No fault was in force at these places, from a minute before `at` until now; at none at all for none given."""
+        return self._calm_since(*places) < at - CALM_SECONDS

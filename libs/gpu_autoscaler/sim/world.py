@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 import random
 from datetime import timedelta
 
@@ -46,6 +47,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     kinds: tuple[str, ...] | None = None  # of faults; None: the seed's own choice
     only: tuple[Occurrence, ...] | None = None  # of faults; None: all that come
     jobs_per_hour: float | None = None  # None: the seed's own choice
+    ends_at_hours: float | None = None  # whatever is still open then is not judged; None: when all is settled
     skips_ticks: bool = True  # whose inputs did not change; the facts are the same either way
     is_coded: bool = False  # facts go through the codec on their way
 
@@ -65,6 +67,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, int]
     broken: tuple[str, ...]  # empty: every promise was kept
     promise: str = ""  # the first that was not
+    ended_at_hours: float = 0.0  # with what came after the faults
     last_facts: tuple[str, ...] = ()
     cpu_seconds: float = 0.0  # that the run took, told by who ran it
 
@@ -101,7 +104,7 @@ class World:
             self.cloud,
             self.policies,
             self.tables.jobs,
-            calm_since=lambda: self.faults.disturbed_until,
+            calm_since=self.faults.disturbed_until,
         )
         self.record.listen(self.witness.heard)
         identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
@@ -130,14 +133,14 @@ class World:
             self.coverage.begin()
             self._operators.begin()
             self._trouble.begin()
-            self._let_pass(self.setting.hours * 3600.0)
+            self._let_pass(min(self.setting.hours, self._ends_at_hours) * 3600.0)
             hours_seconds = self.loop.time()
             self._trouble.end()
             self.users.leave()
             self.serving.leave()
-            while not self.witness.broken and not self._settling.is_over():
+            while self._goes_on() and not self._settling.is_over():
                 self._let_pass(60.0)
-            if not self.witness.broken:
+            if self._goes_on():
                 self._settling.judge()
             return self._result(hours_seconds)
         finally:
@@ -161,6 +164,13 @@ class World:
 
     def _on_refused_plan(self) -> None:
         self.witness.breaks("the second opinion", "a plan was refused by `core/check.py`")
+
+    @property
+    def _ends_at_hours(self) -> float:
+        return math.inf if self.setting.ends_at_hours is None else self.setting.ends_at_hours
+
+    def _goes_on(self) -> bool:
+        return not self.witness.broken and self.loop.time() < self._ends_at_hours * 3600.0
 
     def _let_pass(self, seconds: float) -> None:
         if self.witness.broken:
@@ -198,6 +208,7 @@ class World:
             reasons=dict(sorted(self.coverage.reasons.items())),
             broken=tuple(map(str, broken)),
             promise=broken[0].promise if broken else "",
+            ended_at_hours=self.loop.time() / 3600.0,
             last_facts=tuple(map(_told, self.record.order[-LAST_FACTS_COUNT:])) if broken else (),
         )
 
