@@ -174,7 +174,7 @@ class Cloud:
         self._by_node[machine.node_name] = machine
         self.machines.append(machine)
         self.version += 1
-        boot_seconds = order.offer.boot_seconds * self._chance.uniform(*BOOT_RATIO)
+        boot_seconds = self.boot_seconds(order.offer)
         self._loop.call_later(boot_seconds * RUNNING_AT_RATIO, self._run, machine)
         if comes_up:
             self._loop.call_later(boot_seconds * REGISTERED_AT_RATIO, self._register, machine)
@@ -184,6 +184,10 @@ class Cloud:
         for listener in self.launch_listeners:
             listener(machine)
         return machine
+
+    def boot_seconds(self, offer: Offer) -> float:
+        """How long the next machine of this offer takes to be usable."""
+        return offer.boot_seconds * self._chance.uniform(*BOOT_RATIO)
 
     def terminate(self, machine: Machine) -> None:
         """Begin the machine's end: what runs on it dies with it."""

@@ -55,10 +55,8 @@ class _RecordedCloud(Cloud):
         self._script = script
         self._boots = {name: deque(seconds) for name, seconds in script.boot_seconds.items()}
 
-    def launch(
-        self, order: Order, *, visible_in_seconds: float, comes_up: bool, shows_gpus: bool, boots_in_ratio: float
-    ) -> Machine:
-        """As the record says: refused while it was, and usable after the boot times of its type, in their order."""
+    def launch(self, order: Order, *, visible_in_seconds: float, comes_up: bool, shows_gpus: bool) -> Machine:
+        """As the record says: refused while it was."""
         if order.action_id not in self._by_token:
             for refusal in self._script.refusals:
                 if refusal.from_at <= self._loop.now() < refusal.to_at and _reaches(refusal, order.offer):
@@ -68,16 +66,10 @@ class _RecordedCloud(Cloud):
                         scope=refusal.scope,
                         retry_after_seconds=(refusal.to_at - self._loop.now()).total_seconds(),
                     )
-            boots_in_ratio = self._boot_seconds(order.offer) / order.offer.boot_seconds
-        return super().launch(
-            order,
-            visible_in_seconds=visible_in_seconds,
-            comes_up=comes_up,
-            shows_gpus=shows_gpus,
-            boots_in_ratio=boots_in_ratio,
-        )
+        return super().launch(order, visible_in_seconds=visible_in_seconds, comes_up=comes_up, shows_gpus=shows_gpus)
 
-    def _boot_seconds(self, offer: Offer) -> float:
+    def boot_seconds(self, offer: Offer) -> float:
+        """Usable after the boot times of its type, in their order."""
         known = self._boots.get(offer.instance_type)
         if not known:
             self.modelled["launches of a type that was never launched: booted as long as the offer says"] += 1

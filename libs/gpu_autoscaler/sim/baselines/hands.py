@@ -28,6 +28,7 @@ class Immortal:
     """The process of a baseline: it never dies. Baselines are compared at their best."""
 
     is_dead = False
+    role = "baseline"
 
     def kill(self) -> None:
         """Nothing ends it."""
