@@ -15,8 +15,9 @@ from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.sim.glances import plan_inputs
-from gpu_autoscaler.sim.seat import EXPORTER_URL, METADATA_URL, Role, Roles, Seat
+from gpu_autoscaler.sim.seat import EXPORTER_URL, METADATA_URL, Resume, Role, Roles, Seat
 from gpu_autoscaler_services.cost_tracker.service import CostTracker
 from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
@@ -113,12 +114,25 @@ def _asked_of(jobs: Mapping[JobId, JobRecord], pods_gone: Mapping[PodUid, Tombst
     return "a place" if queue(state) else "nothing"
 
 
+def snapshots_of(service: type[Service]) -> Resume:
+    """How a service starts that says so."""
+    return lambda seat: Snapshots(
+        service,
+        seat.view,
+        seat.store,
+        seat.streams,
+        clock=seat.clock,
+        metrics=_metrics,
+        core_digest=_core_digest,
+    )
+
+
 ROLES: Roles = {
     "pod_watcher": Role(pod_watcher),
     "dcgm_ingest": Role(dcgm_ingest),
     "notices": Role(notices),
     "prices": Role(prices),
-    "scheduler": Role(scheduler, glance=schedule_inputs),
-    "scaler": Role(scaler, glance=plan_inputs),
+    "scheduler": Role(scheduler, glance=schedule_inputs, snapshots=snapshots_of(Scheduler)),
+    "scaler": Role(scaler, glance=plan_inputs, snapshots=snapshots_of(Scaler), keeps_snapshots=True),
     "cost_tracker": Role(cost_tracker),
 }

@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from typing import Protocol
 
 import structlog
 
-from gpu_autoscaler.bus.protocol import Bus, StreamSpan
+from gpu_autoscaler.bus.protocol import Message, StreamSpan
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import Cut
@@ -44,6 +45,18 @@ ROWS_COUNT_MAX = 500
 _OF_OTHER_STREAMS = frozenset({"other_stream", "ahead", "gap"})
 
 
+class Streams(Protocol):
+    """What is asked of a bus."""
+
+    async def span(self, stream: str) -> StreamSpan:
+        """See Bus."""
+        ...
+
+    async def message_at(self, stream: str, sequence: int) -> Message | None:
+        """See Bus."""
+        ...
+
+
 class Snapshots:
     """Snapshots for one service in one process: the state in `view`, as of the streams on `bus`."""
 
@@ -52,7 +65,7 @@ class Snapshots:
         service: type[Service],
         view: StateView,
         store: Store,
-        bus: Bus,
+        bus: Streams,
         *,
         clock: Clock,
         metrics: Metrics,
@@ -231,7 +244,7 @@ def _refused_by(stream: str, mark: StreamMark | None, span: StreamSpan) -> Refus
     return None
 
 
-async def rewritten(bus: Bus, marks: Sequence[StreamMark]) -> Refusal | None:
+async def rewritten(bus: Streams, marks: Sequence[StreamMark]) -> Refusal | None:
     """Return a refusal where the last message of a mark is not the one it was; None: all are, or have aged out."""
     for mark in marks:
         if mark.stored_at is None:

@@ -16,6 +16,7 @@ from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, Re
 from gpu_autoscaler.sim.cloud import Cloud, Machine, Onlooker
 from gpu_autoscaler.sim.gate import Gate
 from gpu_autoscaler.sim.seat import node_of
+from gpu_autoscaler.sim.starting import spoilt
 from gpu_autoscaler.sim.store import MemoryStore, Tables
 from gpu_autoscaler.store.protocol import Acceptance, JobOutcome
 
@@ -171,6 +172,11 @@ class SimStore(MemoryStore):
         new_count = await super().charge(spans)
         await self._gate.back()
         return new_count
+
+    async def keep_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+        """As it is, or spoilt."""
+        label, body = spoilt(self._gate.faults, label, body)
+        await super().keep_snapshot(label=label, body=body, kept_at=kept_at)
 
     async def _reached(self) -> None:
         await self._gate.leave()

@@ -5,9 +5,9 @@ from datetime import datetime
 
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.sim.faults import Faults
-from gpu_autoscaler.sim.process import Bug, Process
+from gpu_autoscaler.sim.process import Bug, Make, Process
 from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.timeline import VirtualClock, VirtualLoop
 
@@ -15,7 +15,6 @@ RESTART_SECONDS = (1.0, 120.0)
 SKEW_SECONDS_MAX = 3.0
 FORGOTTEN_SECONDS = 31.0  # when the broker gives what a dead process held to another: its ack wait, and one more
 
-Make = Callable[[Process], Service]
 Seen = Callable[[StateView, datetime], Hashable]
 
 
@@ -30,13 +29,19 @@ class Crew:
         roles: Mapping[str, Seen | None],
         make: Make,
         on_bug: Bug,
+        *,
+        snapshots: Callable[[Process], tuple[Snapshots | None, bool]] | None = None,
     ) -> None:
-        """`roles`: what each role's ticks depend on, None for those that are always called."""
+        """`roles`: what each role's ticks depend on, None for those that are always called.
+
+        `snapshots`: what a process starts from, None for the oldest facts; and whether it keeps some itself.
+        """
         self.processes: dict[str, Process] = {}
         self._loop = loop
         self._faults = faults
         self._record = record
         self._make = make
+        self._snapshots = snapshots
         self._on_bug = on_bug
         self._glances = roles
         self._skew = {
@@ -72,7 +77,8 @@ class Crew:
             glance=self._glances.get(role),
         )
         self.processes[name] = process
-        process.start(self._make(process))
+        snapshots, keeps = (None, False) if self._snapshots is None else self._snapshots(process)
+        process.begin(self._make, snapshots, keeps=keeps)
 
     def kill(self, name: str) -> None:
         """End a process, wherever it is."""

@@ -82,6 +82,10 @@ KINDS: Mapping[str, Kind] = {
         # the store of record
         Kind("store_full", per_hour=0.12, place=STORE),
         Kind("store_slow", ratio=0.02, place=PROCESS),
+        # snapshots of the state, as they are found
+        Kind("snapshot_corrupt", ratio=0.1),
+        Kind("snapshot_of_old_version", ratio=0.1),
+        Kind("snapshot_of_other_stream", ratio=0.1),
         # operators and users
         Kind("operator_freezes", per_hour=0.1, place=PROCESS),
         Kind("operator_marks_node", per_hour=0.3),

@@ -15,6 +15,7 @@ from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.kube import SimKube, WatchTrouble
 from gpu_autoscaler.sim.process import Process
 from gpu_autoscaler.sim.seat import Glance, Roles, Seat
+from gpu_autoscaler.sim.starting import SimStreams
 from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.workloads import Workloads
 
@@ -53,6 +54,7 @@ class Outside:
             store=SimStore(gate, self.tables, self.store_trouble),
             metadata=lambda address: SimMetadata(gate, self.cloud, address),
             exporters=SimExporters(gate, self.cloud),
+            streams=SimStreams(gate, process.record),
             on_refused_plan=on_refused_plan,
         )
 

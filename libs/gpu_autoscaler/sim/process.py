@@ -28,10 +28,12 @@ from gpu_autoscaler.runtime.service import (
     WatchDoor,
     urgency_of,
 )
+from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.runtime.urgency import Urgency
 from gpu_autoscaler.sim.faults import Faults
 from gpu_autoscaler.sim.gate import Gate
 from gpu_autoscaler.sim.record import DeadLetter, Record
+from gpu_autoscaler.sim.starting import keep, resume
 from gpu_autoscaler.sim.timeline import VirtualClock, VirtualLoop
 
 ON_THE_WAY_SECONDS = 0.002  # from the broker to a reader
@@ -39,6 +41,7 @@ DELAYED_SECONDS = (0.2, 20.0)
 BUG = "bug"
 
 Bug = Callable[[str, Exception], None]
+Make = Callable[["Process"], Service]
 
 
 class Process:
@@ -64,7 +67,7 @@ class Process:
         self.lag_until: dict[str, float] = {}  # by stream: nothing of it arrives before
         self._loop = loop
         self._faults = faults
-        self._record = record
+        self.record = record
         self._on_kill = on_kill
         self._on_bug = on_bug
         self._glance = glance
@@ -91,6 +94,19 @@ class Process:
 
     # ---- life
 
+    def begin(self, make: Make, snapshots: Snapshots | None, *, keeps: bool) -> None:
+        """Start the service, from the last snapshot where there are some."""
+        if snapshots is None:
+            self.start(make(self))
+        else:
+            self._do(self._resume(make, snapshots, keeps=keeps))
+
+    async def _resume(self, make: Make, snapshots: Snapshots, *, keeps: bool) -> None:
+        await resume(snapshots, self.gate)
+        self.start(make(self))
+        if keeps:
+            self._do(keep(snapshots, self.gate))
+
     def start(self, service: Service) -> None:
         """Read what there is, then open the doors."""
         self._service = service
@@ -99,13 +115,12 @@ class Process:
         self._is_urgent = urgency_of(service)
         self._streams = frozenset(fact.stream() for fact in service.folds)
         self._room = getattr(service, "handles_at_once", 1)
-        cursors, state = self._record.folded(service.folds)
-        self.view.advance(state, cursors)
+        self._catch_up(service)
         if self._fold_door is not None:
             for stream in sorted(self._streams):
-                self._fold_door.on_folded([one for one in self._record.facts[stream] if type(one.fact) in self._folds])
+                self._fold_door.on_folded([one for one in self.record.facts[stream] if type(one.fact) in self._folds])
         for spec in consumers_for(service.name, service.consumes):
-            self._consumers[spec.durable] = (spec, self._record.consumer(spec))
+            self._consumers[spec.durable] = (spec, self.record.consumer(spec))
         self._consumed = frozenset(spec.stream for spec, _ in self._consumers.values())
         self._fact_door = service if isinstance(service, FactDoor) else None
         if service.tick_seconds is not None:
@@ -116,6 +131,19 @@ class Process:
             for source in service.sources():
                 self._do(self._watch_for_ever(service, source, turns))
         self.pump()
+
+    def _catch_up(self, service: Service) -> None:
+        """Know all that was said: behind a snapshot only what came since, and it must come to the same."""
+        cursors, state = self.record.folded(service.folds)
+        if not self.view.cut.last_sequences:
+            self.view.advance(state, cursors)
+            return
+        for stream in sorted(self._streams):
+            facts = self.record.facts[stream]
+            news = [one for one in facts[self.view.last_sequence(stream) :] if type(one.fact) in self._folds]
+            self.view.advance(fold(self.view.state, news), {stream: len(facts)})
+        if self.view.state != state:
+            self._on_bug(self.role, AssertionError("a start from a snapshot knows something else than the facts say"))
 
     def kill(self) -> None:
         """End at once; what is in hand is delivered to somebody else when its time is up."""
@@ -154,9 +182,9 @@ class Process:
         if self.is_dead:
             return
         self._arriving.discard(stream)
-        if self._record.is_away:
+        if self.record.is_away:
             return  # `pump` begins again when it is back
-        facts = self._record.facts[stream]
+        facts = self.record.facts[stream]
         news = [one for one in facts[self.view.last_sequence(stream) :] if type(one.fact) in self._folds]
         state = fold(self.view.state, news) if news else self.view.state
         self.view.advance(state, {stream: len(facts)})
@@ -270,10 +298,10 @@ class Process:
     def pump(self) -> None:
         """Take what the broker has, as far as there is room."""
         self._is_pumping = False
-        if self.is_dead or self._record.is_away:
+        if self.is_dead or self.record.is_away:
             return
         for stream in sorted(self._streams):
-            if self.view.last_sequence(stream) < len(self._record.facts[stream]):
+            if self.view.last_sequence(stream) < len(self.record.facts[stream]):
                 self.told(stream)
         for spec, consumer in self._consumers.values():
             room = self._room - len(self._in_hand)
@@ -282,7 +310,7 @@ class Process:
                     key = (spec.durable, message.sequence)
                     self._in_hand[key] = consumer
                     self._loop.call_later(self._limits.heartbeat_seconds, self._keep_alive, key)
-                    self._do(self._handle(self._record.at(spec.stream, message.sequence), spec, consumer))
+                    self._do(self._handle(self.record.at(spec.stream, message.sequence), spec, consumer))
 
     async def _handle(self, recorded: Recorded, spec: ConsumerSpec, consumer: MemoryConsumer) -> None:
         key, sequence = (spec.durable, recorded.sequence), recorded.sequence
@@ -308,7 +336,7 @@ class Process:
         except TransientError as exc:
             return self._failed(key, exc)
         except PermanentError as exc:
-            self._record.dead_letters.append(DeadLetter(recorded, self._service.name, exc))
+            self.record.dead_letters.append(DeadLetter(recorded, self._service.name, exc))
             return None
         except Exception as exc:  # noqa: BLE001 - as above
             self._on_bug(self.role, exc)
@@ -353,7 +381,7 @@ class Process:
         sequence = 0
         source = f"/gpu-autoscaler/{self._service.name}/{self.role}"
         for envelope in in_envelopes(said.facts, cause, service=self._service.name, source=source, at=self.clock.now()):
-            sequence = self._record.publish(envelope, expected_last_sequence=said.expected_last_sequence).sequence
+            sequence = self.record.publish(envelope, expected_last_sequence=said.expected_last_sequence).sequence
             if self._faults.strikes("publish_answer_lost", self.role):
                 raise TransientError("publish_answer_lost: it is stored, and the answer is lost")
         return sequence

@@ -7,7 +7,7 @@ that a test can show that it changes nothing.
 from collections.abc import Callable, Iterable, Mapping
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker, MemoryConsumer
-from gpu_autoscaler.bus.protocol import Ack, Publication
+from gpu_autoscaler.bus.protocol import Ack, Message, Publication, StreamSpan
 from gpu_autoscaler.bus.streams import ConsumerSpec, streams
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
@@ -78,6 +78,14 @@ class Record:
         """The durable consumer, made where it is missing."""
         self._broker.make_consumer(spec)
         return self._broker.consumers[spec.stream, spec.durable]
+
+    def span(self, stream: str) -> StreamSpan:
+        """Which stream this is, and what it still has."""
+        return self._broker.stream(stream).span(self._loop.now())
+
+    def message_at(self, stream: str, sequence: int) -> Message | None:
+        """The message at this place, as the broker dates it."""
+        return self._broker.stream(stream).at(sequence, self._loop.now())
 
     def at(self, stream: str, sequence: int) -> Recorded:
         """The fact at this place."""

@@ -16,6 +16,7 @@ from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.snapshots import Snapshots, Streams
 from gpu_autoscaler.store.protocol import Store
 
 METADATA_URL = "sim://{node_name}/metadata"
@@ -48,10 +49,12 @@ class Seat:
     store: Store
     metadata: Callable[[str], InstanceMetadata]
     exporters: Exporters
+    streams: Streams
     on_refused_plan: Callable[[], None]  # the second opinion found a mistake: never to happen
 
 
 Compose = Callable[[Seat], Service]
+Resume = Callable[[Seat], Snapshots]
 # What a tick's answer depends on besides the service's own memory. Equal to the last one's, after which there was
 # nothing to say: there is nothing to say now.
 Glance = Callable[[StateView, ScalingPolicy, datetime], Hashable]
@@ -63,6 +66,8 @@ class Role:
 
     compose: Compose
     glance: Glance | None = None  # None: every tick is called
+    snapshots: Resume | None = None  # None: it begins with the oldest facts
+    keeps_snapshots: bool = False
 
 
 Roles = Mapping[str, Role]

@@ -13,6 +13,7 @@ from gpu_autoscaler.events.envelope import Recorded, encode
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.model.ids import derive_id
 from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.coverage import Coverage
 from gpu_autoscaler.sim.crew import Crew
@@ -111,7 +112,9 @@ class World:
         self._outside = Outside(identity, self.workloads, self._groups, self.cloud, self.witness, self.tables)
         self.store_trouble, self.watch_trouble = self._outside.store_trouble, self._outside.watch_trouble
         glances = glances_of(roles, lambda: self.policies.now, skips_ticks=setting.skips_ticks)
-        self.crew = Crew(self.loop, self.faults, self.record, glances, self._compose, self._on_bug)
+        self.crew = Crew(
+            self.loop, self.faults, self.record, glances, self._compose, self._on_bug, snapshots=self._snapshots
+        )
         self.users = Users(
             self.loop, self.record, self.faults, self._chance("users"), jobs_per_hour=setting.jobs_per_hour
         )
@@ -158,6 +161,13 @@ class World:
     def _compose(self, process: Process) -> Service:
         seat = self._outside.seat(process, self.policies.now, on_refused_plan=self._on_refused_plan)
         return self._roles[process.role].compose(seat)
+
+    def _snapshots(self, process: Process) -> tuple[Snapshots | None, bool]:
+        role = self._roles[process.role]
+        if role.snapshots is None:
+            return None, False
+        seat = self._outside.seat(process, self.policies.now, on_refused_plan=self._on_refused_plan)
+        return role.snapshots(seat), role.keeps_snapshots
 
     def _on_bug(self, role: str, error: Exception) -> None:
         self.witness.breaks(BUG, f"{role}: {error!r}")
