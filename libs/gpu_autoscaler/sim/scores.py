@@ -96,7 +96,7 @@ def score_ours(scene: Scene, roles: Roles, policy: ScalingPolicy = POLICY) -> Sc
     asyncio.set_event_loop(stand.loop)
     policies = Policies(policy, when_changed=lambda: None)
     tables = Tables()
-    witness = Witness(stand.loop, stand.workloads, stand.cloud, policies, tables.jobs, calm_since=lambda: 0.0)
+    witness = Witness(stand.loop, stand.workloads, stand.cloud, policies, tables.jobs, calm_since=lambda *_: 0.0)
     record = Record(stand.loop)
     record.listen(witness.heard)
     outside = Outside(stand.identity, stand.workloads, stand.groups, stand.cloud, witness, tables)

@@ -21,7 +21,7 @@ from gpu_autoscaler.sim.kubernetes import Entry
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.thrift import Thrift
 from gpu_autoscaler.sim.timeline import VirtualLoop
-from gpu_autoscaler.sim.workloads import Workloads, controller_of, is_ready
+from gpu_autoscaler.sim.workloads import Workloads, controller_of
 from gpu_autoscaler.store.protocol import JobRow
 
 CORDONED_SECONDS = 2.0
