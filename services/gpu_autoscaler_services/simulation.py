@@ -90,7 +90,7 @@ def scaler(seat: Seat) -> Service:
 
 def scheduler(seat: Seat) -> Service:
     """Requests -> queue -> placements -> Kubernetes Jobs."""
-    return Scheduler(seat.view, seat.policy, seat.store, Binder(seat.kube, NAMESPACE), seat.clock.now)
+    return Scheduler(seat.view, seat.policy, seat.store, Binder(seat.kube, NAMESPACE), seat.clock.now, seat.seed)
 
 
 def cost_tracker(seat: Seat) -> Service:

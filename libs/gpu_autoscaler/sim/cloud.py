@@ -53,6 +53,7 @@ class Machine:
     reclaimed_at: datetime | None = None  # when the cloud took it, of its own accord
     telemetry: Telemetry = "true"
     is_usable: bool = False
+    is_ordered: bool = True  # False: with our tags, and by nobody of ours
 
     @property
     def offer(self) -> Offer:
@@ -131,6 +132,10 @@ class Cloud:
         """The machine of this name."""
         return self._by_id.get(provider_id)
 
+    def of_token(self, action_id: ActionId) -> Machine | None:
+        """The machine that this token made."""
+        return self._by_token.get(action_id)
+
     def is_made(self, action_id: ActionId) -> bool:
         """True when this token has its machine: asked for again, it is given and never refused."""
         return action_id in self._by_token
@@ -184,6 +189,31 @@ class Cloud:
         for listener in self.launch_listeners:
             listener(machine)
         return machine
+
+    def leave_behind(self, offer: Offer, installation: str) -> None:
+        """Run a machine with our tags that nobody of ours asked for, and that never becomes a node."""
+        now, number = self._cluster.now(), len(self.machines)
+        order = Order(
+            action_id=ActionId(derive_id("left-behind", installation, number)),
+            installation=installation,
+            pool="",
+            offer=offer,
+            labels=(),
+            taints=(),
+        )
+        machine = Machine(
+            provider_id=ProviderId(f"sim:///{offer.zone}/i-left-{number}"),
+            node_name=f"left-{number}",
+            order=order,
+            price_micro_usd_per_hour=offer.price_micro_usd_per_hour or 0,
+            launched_at=now,
+            visible_at=now,
+            state="running",
+            is_ordered=False,
+        )
+        self._by_id[machine.provider_id] = machine
+        self.machines.append(machine)
+        self.version += 1
 
     def boot_seconds(self, offer: Offer) -> float:
         """How long the next machine of this offer takes to be usable."""

@@ -12,6 +12,7 @@ from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.timeline import VirtualClock, VirtualLoop
 
 RESTART_SECONDS = (1.0, 120.0)
+LOST_RESTART_SECONDS = (1.0, 5.0)  # of a process that ended by itself, as supervisors do it
 SKEW_SECONDS_MAX = 3.0
 FORGOTTEN_SECONDS = 31.0  # when the broker gives what a dead process held to another: its ack wait, and one more
 
@@ -90,6 +91,21 @@ class Crew:
         for name, process in tuple(self.processes.items()):
             if process.role in roles:
                 self.kill(name)
+
+    def lose_broker(self) -> None:
+        """What everybody stood on is gone: every process ends, and is started again within seconds."""
+        for name, process in tuple(self.processes.items()):
+            del self.processes[name]
+            self._ended.append(process)
+            process.end()
+            if name == process.role:
+                seconds = self._faults.seconds("broker_lost", *LOST_RESTART_SECONDS)
+                self._loop.call_later(seconds, self.start, name)
+
+    @property
+    def is_complete(self) -> bool:
+        """True while every role is there."""
+        return all(role in self.processes for role in self._skew)
 
     def pump(self) -> None:
         """Whoever lives looks whether the broker has something."""

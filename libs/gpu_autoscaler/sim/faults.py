@@ -27,6 +27,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 PROCESS = "process"  # the one that it strikes
 BROKER, KUBERNETES, CLOUD, STORE = "broker", "kubernetes", "cloud", "store"
+RECORD = "record"  # all that the broker holds
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
@@ -37,6 +38,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("streams_overtaking", per_hour=0.15, place=PROCESS),
         Kind("publish_answer_lost", ratio=0.002, place=PROCESS),
         Kind("broker_away", per_hour=0.15, place=BROKER),
+        Kind("broker_lost", per_hour=0.05, place=RECORD),
         # processes
         Kind("service_killed", per_hour=0.25, place=PROCESS),
         Kind("killed_before_publish", ratio=0.002, place=PROCESS),
@@ -74,6 +76,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("storm_of_type", per_hour=0.15),
         Kind("price_jumping", per_hour=0.2),
         Kind("price_missing", per_hour=0.15, place=CLOUD),
+        Kind("instance_left_behind", per_hour=0.06),
         # telemetry
         Kind("telemetry_silent", per_hour=0.2),
         Kind("telemetry_frozen", per_hour=0.2),

@@ -55,6 +55,7 @@ class Outside:
             metadata=lambda address: SimMetadata(gate, self.cloud, address),
             exporters=SimExporters(gate, self.cloud),
             streams=SimStreams(gate, process.record),
+            seed=process.seed,
             on_refused_plan=on_refused_plan,
         )
 

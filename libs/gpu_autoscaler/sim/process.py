@@ -12,6 +12,7 @@ from typing import Any
 from gpu_autoscaler.bus.memory_broker import MemoryConsumer
 from gpu_autoscaler.bus.streams import ConsumerSpec, consumers_for
 from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.state import EMPTY_STATE
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.model.errors import PermanentError, StalePlan, TransientError
 from gpu_autoscaler.runtime.effects import STALE_SECONDS
@@ -63,6 +64,7 @@ class Process:
         self.is_dead = False
         self.clock = clock
         self.view = StateView()
+        self.seed = EMPTY_STATE  # the last state that was kept of streams that are lost
         self.gate = Gate(loop, faults, self)
         self.lag_until: dict[str, float] = {}  # by stream: nothing of it arrives before
         self._loop = loop
@@ -103,6 +105,7 @@ class Process:
 
     async def _resume(self, make: Make, snapshots: Snapshots, *, keeps: bool) -> None:
         await resume(snapshots, self.gate)
+        self.seed = snapshots.seed
         self.start(make(self))
         if keeps:
             self._do(keep(snapshots, self.gate))
@@ -148,9 +151,13 @@ class Process:
     def kill(self) -> None:
         """End at once; what is in hand is delivered to somebody else when its time is up."""
         if not self.is_dead:
-            self.is_dead = True
-            self._loop.graveyard.append(self)
+            self.end()
             self._on_kill(self)
+
+    def end(self) -> None:
+        """No other line of it runs."""
+        self.is_dead = True
+        self._loop.graveyard.append(self)
 
     def close(self) -> None:
         """The run is over: give back what the loop holds."""

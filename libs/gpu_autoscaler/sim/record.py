@@ -4,7 +4,7 @@ Encoding and decoding each fact would take most of a run's time and change nothi
 that a test can show that it changes nothing.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker, MemoryConsumer
 from gpu_autoscaler.bus.protocol import Ack, Message, Publication, StreamSpan
@@ -36,16 +36,33 @@ class Record:
 
     def __init__(self, loop: VirtualLoop, *, is_coded: bool = False) -> None:
         self.facts: dict[str, list[Recorded]] = {spec.name: [] for spec in streams()}
-        self.order: list[Recorded] = []  # over all streams
+        self.lost: list[dict[str, list[Recorded]]] = []  # streams that are no more
+        self.order: list[Recorded] = []  # over all streams, those that are no more as well
         self.dead_letters: list[DeadLetter] = []
         self.is_away = False
         self._loop = loop
         self._is_coded = is_coded
-        self._broker = MemoryBroker()
-        for spec in streams():
-            self._broker.make_stream(spec, loop.now())
+        self._broker = self._made()
         self._listeners: list[Callable[[Recorded], None]] = []
         self._folded: dict[frozenset[type[Fact]], tuple[dict[str, int], ClusterState]] = {}
+
+    def _made(self) -> MemoryBroker:
+        broker = MemoryBroker()
+        for spec in streams():
+            broker.make_stream(spec, self._loop.now())
+        return broker
+
+    def lose(self) -> None:
+        """The broker loses every stream and every consumer; others of the same names are made."""
+        self.lost.append(self.facts)
+        self.facts = {name: [] for name in self.facts}
+        self._broker = self._made()
+        self._folded.clear()
+
+    def ever(self, stream: str) -> Iterator[Recorded]:
+        """Everything that was ever said on streams of this name."""
+        for facts in (*self.lost, self.facts):
+            yield from facts[stream]
 
     def listen(self, listener: Callable[[Recorded], None]) -> None:
         """Have every fact told when it is stored."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from gpu_autoscaler.cloudmeta.protocol import InstanceMetadata
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.dcgm.parse import Page
 from gpu_autoscaler.kube.protocol import Cluster, KubeApi
 from gpu_autoscaler.providers.protocol import CapacityProvider
@@ -50,6 +51,7 @@ class Seat:
     metadata: Callable[[str], InstanceMetadata]
     exporters: Exporters
     streams: Streams
+    seed: ClusterState  # the last that was kept of streams that are lost
     on_refused_plan: Callable[[], None]  # the second opinion found a mistake: never to happen
 
 

@@ -168,19 +168,19 @@ class Settling:
         ends: dict[str, str] = {}
         queued: set[str] = set()
         answered: set[str] = {letter.recorded.envelope.id for letter in run.record.dead_letters}
-        asked: dict[str, str] = {}
-        for recorded in run.record.facts["JOB"]:
+        for recorded in run.record.ever("JOB"):
             fact = recorded.fact
-            if isinstance(fact, JobRequested):
-                asked[recorded.envelope.id] = str(fact.job_id)
-            elif isinstance(fact, JobQueued):
+            if isinstance(fact, JobQueued):
                 queued.add(fact.job_id)
             elif isinstance(fact, JobRejected):
                 answered.add(fact.request_id)
-            elif isinstance(fact, JobFinished):
-                ends.setdefault(fact.job_id, fact.outcome)
-        for request_id, job_id in asked.items():
-            if job_id not in queued and request_id not in answered:
+        # The first end counts, of the streams that are there; what was lost with others may be said anew.
+        for facts in (*run.record.lost, run.record.facts):
+            told = (one.fact for one in reversed(facts["JOB"]) if isinstance(one.fact, JobFinished))
+            ends |= {fact.job_id: fact.outcome for fact in told}
+        for recorded in run.record.facts["JOB"]:  # what nobody had answered when everything was lost was never accepted
+            fact, request_id = recorded.fact, recorded.envelope.id
+            if isinstance(fact, JobRequested) and request_id not in answered and str(fact.job_id) not in queued:
                 breaks("no job is lost", f"request {request_id} was never answered")
         for row in run.tables.jobs.values():
             job_id = row.spec.job_id
@@ -199,7 +199,7 @@ class Settling:
         asked: dict[str, JobRequested] = {}
         accepted: dict[str, JobRequested] = {}
         queued: set[str] = set()
-        for recorded in run.record.facts["JOB"]:
+        for recorded in run.record.ever("JOB"):
             fact = recorded.fact
             if isinstance(fact, JobRequested):
                 asked[recorded.envelope.id] = fact
@@ -254,7 +254,7 @@ class Settling:
         run = self._run
         told = {
             one.fact.scope_id
-            for one in run.record.facts["COST"]
+            for one in run.record.ever("COST")
             if isinstance(one.fact, CostBudgetCrossed) and one.fact.mark_ratio == BUDGET_MARK_RATIO
         }
         for job_id, spent in run.tables.spent.items():
@@ -266,15 +266,16 @@ class Settling:
     # ---- a recorded plan can be recomputed
 
     def _judge_plans(self) -> None:
-        made = [one.fact for one in self._run.record.facts["SCALING"] if isinstance(one.fact, ScalingPlanMade)]
-        step = max(1, len(made) // RECOMPUTED_PLANS_COUNT)
-        for fact in made[step - 1 :: step]:
-            state = EMPTY_STATE
-            for stream, sequence in fact.cut.last_sequences:
-                state = fold(state, self._run.record.facts[stream][:sequence])
-            again = plan(state, self._run.policies.by_digest[fact.policy_digest], fact.plan.as_of)
-            if again != fact.plan:
-                self._run.witness.breaks("recomputable plans", f"plan {fact.plan_id} comes out otherwise")
+        for streams in (*self._run.record.lost, self._run.record.facts):
+            made = [one.fact for one in streams["SCALING"] if isinstance(one.fact, ScalingPlanMade)]
+            step = max(1, len(made) // RECOMPUTED_PLANS_COUNT)
+            for fact in made[step - 1 :: step]:
+                state = EMPTY_STATE
+                for stream, sequence in fact.cut.last_sequences:
+                    state = fold(state, streams[stream][:sequence])
+                again = plan(state, self._run.policies.by_digest[fact.policy_digest], fact.plan.as_of)
+                if again != fact.plan:
+                    self._run.witness.breaks("recomputable plans", f"plan {fact.plan_id} comes out otherwise")
 
     def _judge_repeats(self) -> None:
         """What is said again changes nothing, the oldest last."""

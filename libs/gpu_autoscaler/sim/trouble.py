@@ -7,13 +7,13 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from gpu_autoscaler.kube.protocol import NODES, PODS
+from gpu_autoscaler.kube.protocol import NODES, PODS, Cluster
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.sim.capacity import StoreTrouble
 from gpu_autoscaler.sim.cloud import Cloud, Machine, Telemetry
 from gpu_autoscaler.sim.crew import Crew
-from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, STORE, Faults
+from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, RECORD, STORE, Faults
 from gpu_autoscaler.sim.kube import WatchTrouble
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.record import Record
@@ -21,6 +21,8 @@ from gpu_autoscaler.sim.timeline import VirtualLoop
 from gpu_autoscaler.sim.witness import Witness
 from gpu_autoscaler.sim.workloads import Workloads, is_ready
 
+LOST_SECONDS = (1.0, 20.0)
+REBUILT_SECONDS = 60.0  # from then on everything is as good as before
 AWAY_SECONDS = (20.0, 300.0)
 LAG_SECONDS = (5.0, 120.0)
 SECOND_SCALER_SECONDS = (60.0, 1800.0)
@@ -44,6 +46,7 @@ class Stage(Protocol):
     cloud: Cloud
     crew: Crew
     witness: Witness
+    identity: Cluster
     policies: Policies
     watch_trouble: WatchTrouble
     store_trouble: StoreTrouble
@@ -60,6 +63,7 @@ class Trouble:
         self._cloud = stage.cloud
         self._crew = stage.crew
         self._witness = stage.witness
+        self._installation = stage.identity.installation
         self._policies = stage.policies
         self._watches = stage.watch_trouble
         self._store = stage.store_trouble
@@ -67,6 +71,8 @@ class Trouble:
         self._acts: Mapping[str, Callable[[], None]] = {
             "streams_overtaking": self._lag,
             "broker_away": self._lose_broker,
+            "broker_lost": self._lose_everything,
+            "instance_left_behind": self._leave_behind,
             "service_killed": self._kill,
             "two_scalers": self._double,
             "watch_broken": self._break_watches,
@@ -149,6 +155,22 @@ class Trouble:
     def _return_broker(self) -> None:
         self._record.is_away = False
         self._crew.pump()
+
+    def _lose_everything(self) -> None:
+        """Servers come back with empty disks: whoever stood on their streams has to begin again."""
+        self._record.is_away = True
+        self._record.lose()
+        self._witness.lost()
+        self._crew.lose_broker()
+        seconds = self._faults.seconds("broker_lost", *LOST_SECONDS)
+        self._faults.lasts(seconds + REBUILT_SECONDS, RECORD)
+        self._loop.call_later(seconds, self._return_broker)
+
+    def _leave_behind(self) -> None:
+        """Somebody's script, or an account before this one, made a machine with our tags and no plan knows of it."""
+        offers = self._cloud.listed()
+        number = int(self._faults.seconds("instance_left_behind", 0, len(offers)))
+        self._cloud.leave_behind(offers[number], self._installation)
 
     def _kill(self) -> None:
         self._crew.kill(self._faults.choose("service_killed", sorted(self._crew.processes)))

@@ -16,7 +16,7 @@ from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInst
 from gpu_autoscaler.model.ids import ActionId, JobId
 from gpu_autoscaler.model.reasons import NodeIdle
 from gpu_autoscaler.sim.cloud import Cloud, Machine
-from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, STORE
+from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, RECORD, STORE
 from gpu_autoscaler.sim.kubernetes import Entry
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.thrift import Thrift
@@ -29,7 +29,7 @@ DRAINED_SECONDS_MIN = 15.0  # a notice that was read so long before its end leav
 CALM_SECONDS = 60.0  # without a fault before: what was late because of one has caught up
 # Who reads a notice, who decides, and what carries it. What else is wrong (prices, launches, telemetry, other services)
 # is no excuse.
-NOTICE_PATH = (BROKER, KUBERNETES, STORE, "notices", "pod_watcher", "scaler", "scaler-2")
+NOTICE_PATH = (BROKER, RECORD, KUBERNETES, STORE, "notices", "pod_watcher", "scaler", "scaler-2")
 WITHDRAWN_SECONDS = 60.0  # until everybody has heard that a notice no longer stands
 HEARD_SECONDS = 20.0  # until the scaler has, in calm times: a poll, a tick and a step
 AT_WORK_SECONDS = 90.0  # a pod that has run for so long in calm times is known to everybody
@@ -65,6 +65,7 @@ class Witness:
         """`jobs`: as the store has them; `calm_since`: when the last fault at these places was over, in the loop's
         seconds."""
         self.broken: list[Broken] = []
+        self.lost_listeners: list[Callable[[], None]] = []
         self._loop = loop
         self._workloads = workloads
         self._cloud = cloud
@@ -95,7 +96,7 @@ class Witness:
         if action_id not in self._decided:
             self.breaks("one launch for one action", f"{machine.provider_id} was bought for {action_id}, of no plan")
         self._launched.add(action_id)
-        standing = [each for each in self._cloud.machines if each.state != "terminated"]
+        standing = [each for each in self._cloud.machines if each.is_ordered and each.state != "terminated"]
         policy = self._policies.now
         if len(standing) > policy.nodes_count_max:
             self.breaks("limits", f"{len(standing)} machines, the policy allows {policy.nodes_count_max}")
@@ -171,6 +172,12 @@ class Witness:
         return None if owner is not None or controller_of(pod) is not None else "nobody would make it again"
 
     # ---- one plan after the other
+
+    def lost(self) -> None:
+        """The broker lost everything: plans are counted anew."""
+        self._last_plan_sequence = 0
+        for listener in self.lost_listeners:
+            listener()
 
     def _planned(self, plan: Plan, sequence: int) -> None:
         if plan.parent_sequence != self._last_plan_sequence:

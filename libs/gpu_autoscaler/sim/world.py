@@ -24,6 +24,7 @@ from gpu_autoscaler.sim.operators import Operators
 from gpu_autoscaler.sim.outside import Outside, glances_of
 from gpu_autoscaler.sim.policies import Policies, policy_of
 from gpu_autoscaler.sim.process import BUG, Process
+from gpu_autoscaler.sim.rebuilding import Rebuilding
 from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.seat import Roles
 from gpu_autoscaler.sim.serving import Serving
@@ -108,8 +109,8 @@ class World:
             calm_since=self.faults.disturbed_until,
         )
         self.record.listen(self.witness.heard)
-        identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
-        self._outside = Outside(identity, self.workloads, self._groups, self.cloud, self.witness, self.tables)
+        self.identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
+        self._outside = Outside(self.identity, self.workloads, self._groups, self.cloud, self.witness, self.tables)
         self.store_trouble, self.watch_trouble = self._outside.store_trouble, self._outside.watch_trouble
         glances = glances_of(roles, lambda: self.policies.now, skips_ticks=setting.skips_ticks)
         self.crew = Crew(
@@ -122,6 +123,18 @@ class World:
         self._operators = Operators(self.workloads, self._groups, self.cloud, self.faults, self._chance("operators"))
         self.coverage = Coverage(self.loop, self._known_to_the_scheduler, lambda: self.policies.now)
         self.record.listen(self.coverage.heard)
+        rebuilding = Rebuilding(
+            self.loop,
+            self.record,
+            self.faults,
+            self.tables,
+            self.policies,
+            self.workloads,
+            self.cloud,
+            self.witness.breaks,
+        )
+        rebuilding.crew = self.crew
+        self.witness.lost_listeners.append(rebuilding.lost)
         self._trouble = Trouble(self, self._chance("trouble"))
         self._settling = Settling(self)
         self._node_seconds = 0.0

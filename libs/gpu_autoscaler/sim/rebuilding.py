@@ -1,0 +1,158 @@
+"""Promise 7, as part of the witness: when the broker has lost everything, Kubernetes, the cloud and the store tell it
+again within one reconcile period, and meanwhile nothing is bought or drained that would not have been.
+
+Looked at where nothing else disturbs the system since the loss: the rest of the promises holds through everything.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import cast
+
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.job import JobQueued
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.ids import ActionId, JobId
+from gpu_autoscaler.model.reasons import NodeIdle, UnmetDemand
+from gpu_autoscaler.sim.binding import FINISHED
+from gpu_autoscaler.sim.cloud import Cloud
+from gpu_autoscaler.sim.crew import Crew
+from gpu_autoscaler.sim.faults import KINDS, RECORD, Faults
+from gpu_autoscaler.sim.kubernetes import Entry
+from gpu_autoscaler.sim.policies import Policies
+from gpu_autoscaler.sim.record import Record
+from gpu_autoscaler.sim.store import Tables
+from gpu_autoscaler.sim.timeline import VirtualLoop
+from gpu_autoscaler.sim.workloads import Workloads
+
+REBUILT_SECONDS = 40.0  # one reconcile period of 30 s, and the ticks that it needs; from when all services are there
+COVERED_SECONDS = 120.0  # after a loss: what was on order before is not bought again
+MARGIN_SECONDS = 60.0  # of a boot that is not late yet
+SKEW_SECONDS = 10.0  # between the clocks of who saw a pod go and who plans
+PROMISE = "everything is rebuilt"
+
+
+class Rebuilding:
+    """Knows what was there when everything was lost."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        record: Record,
+        faults: Faults,
+        tables: Tables,
+        policies: Policies,
+        workloads: Workloads,
+        cloud: Cloud,
+        breaks: Callable[[str, str], None],
+    ) -> None:
+        self.crew: Crew | None = None  # once there is one
+        self._loop = loop
+        self._record = record
+        self._faults = faults
+        self._tables = tables
+        self._policies = policies
+        self._cloud = cloud
+        self._breaks = breaks
+        self._lost_at: datetime | None = None
+        self._happened_count = 0
+        self._accepted: frozenset[JobId] = frozenset()
+        self._bought_for: dict[str, frozenset[ActionId]] = {}  # by demand: what the last plan bought for it
+        self._busy_at: dict[str, datetime] = {}  # by node: when a pod was last at work there
+        self._at_work: set[str] = set()  # uids of pods
+        workloads.cluster.listen(self._moved)
+        record.listen(self._heard)
+
+    def lost(self) -> None:
+        """Everything is gone at this instant."""
+        self._lost_at = self._loop.now()
+        self._happened_count = len(self._faults.happened)
+        self._accepted = frozenset(job_id for job_id, row in self._tables.jobs.items() if row.outcome is None)
+        self._wait(self._lost_at)
+
+    def _wait(self, lost_at: datetime) -> None:
+        """Until every service is back."""
+        if lost_at != self._lost_at:
+            return
+        is_back = self.crew is not None and self.crew.is_complete and not self._record.is_away
+        seconds, then = (REBUILT_SECONDS, self._see_jobs) if is_back else (1.0, self._wait)
+        self._loop.call_later(seconds, then, lost_at)
+
+    def _see_jobs(self, lost_at: datetime) -> None:
+        if lost_at != self._lost_at or not self._is_quiet():
+            return
+        known = {told.fact.job_id for told in self._record.facts["JOB"] if isinstance(told.fact, JobQueued)}
+        if forgotten := sorted(self._accepted - known):
+            self._breaks(PROMISE, f"accepted and unknown {REBUILT_SECONDS:g} s after all came back: {forgotten}")
+
+    def _is_quiet(self) -> bool:
+        """True where nothing has disturbed anybody since the loss but the loss itself."""
+        since = self._faults.happened[self._happened_count :]
+        return self._lost_at is not None and all(KINDS[kind].place in ("", RECORD) for kind, _ in since)
+
+    def _heard(self, recorded: Recorded) -> None:
+        if isinstance(recorded.fact, ScalingPlanMade):
+            plan = recorded.fact.plan
+            if self._lost_at is not None and self._is_quiet():
+                self._see_purchases(plan, self._lost_at)
+                self._see_drains(plan)
+            self._note(plan)
+
+    def _note(self, plan: Plan) -> None:
+        bought: dict[str, set[ActionId]] = {}
+        for decision in plan.decisions:
+            if isinstance(decision, BuyNode) and isinstance(decision.reason, UnmetDemand):
+                for key in decision.reason.demand:
+                    bought.setdefault(key, set()).add(decision.action_id)
+        self._bought_for.update({key: frozenset(actions) for key, actions in bought.items()})
+
+    def _see_purchases(self, plan: Plan, lost_at: datetime) -> None:
+        """What is on its way for a piece of work since before the loss is not bought once more."""
+        if (self._loop.now() - lost_at).total_seconds() > COVERED_SECONDS:
+            return
+        for decision in plan.decisions:
+            if isinstance(decision, BuyNode) and isinstance(decision.reason, UnmetDemand):
+                demand = decision.reason.demand
+                if demand and all(self._is_covered(key, lost_at) for key in demand):
+                    self._breaks(PROMISE, f"{decision.action_id} buys again what boots already for {', '.join(demand)}")
+
+    def _is_covered(self, key: str, lost_at: datetime) -> bool:
+        youngest = self._loop.now() - timedelta(seconds=self._policies.now.boot_seconds_max - MARGIN_SECONDS)
+        machines = [self._cloud.of_token(action) for action in self._bought_for.get(key, ())]
+        return bool(machines) and all(
+            machine is not None
+            and youngest < machine.launched_at < lost_at
+            and machine.is_alive
+            and not machine.is_usable
+            and machine.notice is None
+            for machine in machines
+        )
+
+    def _see_drains(self, plan: Plan) -> None:
+        """A node is drained as idle only after it was."""
+        for decision in plan.decisions:
+            if not (isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle)):
+                continue
+            busy_at = self._busy_at.get(decision.node_name)
+            if busy_at is None:
+                continue
+            idle_seconds = (self._loop.now() - busy_at).total_seconds()
+            if idle_seconds < decision.reason.idle_seconds_max - SKEW_SECONDS:
+                self._breaks(PROMISE, f"{decision.node_name} drains as idle, and had work {idle_seconds:.0f} s ago")
+
+    def _moved(self, plural: str, entry: Entry) -> None:
+        if plural != PODS.plural:
+            return
+        pod = cast("wire.Pod", entry.object)
+        uid, node_name = pod.metadata.uid, pod.spec.node_name
+        if node_name is None:
+            return
+        is_over = entry.is_deleted or pod.status.phase in FINISHED
+        if not is_over or uid in self._at_work:
+            self._busy_at[node_name] = self._loop.now()
+        if is_over:
+            self._at_work.discard(uid)
+        else:
+            self._at_work.add(uid)
