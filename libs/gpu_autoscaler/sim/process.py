@@ -120,8 +120,7 @@ class Process:
         self._room = getattr(service, "handles_at_once", 1)
         self._catch_up(service)
         if self._fold_door is not None:
-            for stream in sorted(self._streams):
-                self._fold_door.on_folded([one for one in self.record.facts[stream] if type(one.fact) in self._folds])
+            self._fold_door.on_folded(self.record.since({}, self._folds))
         for spec in consumers_for(service.name, service.consumes):
             self._consumers[spec.durable] = (spec, self.record.consumer(spec))
         self._consumed = frozenset(spec.stream for spec, _ in self._consumers.values())
@@ -137,16 +136,12 @@ class Process:
 
     def _catch_up(self, service: Service) -> None:
         """Know all that was said: behind a snapshot only what came since, and it must come to the same."""
+        places = dict(self.view.cut.last_sequences)
+        begun = self.view.state if places else None
         cursors, state = self.record.folded(service.folds)
-        if not self.view.cut.last_sequences:
-            self.view.advance(state, cursors)
-            return
-        for stream in sorted(self._streams):
-            facts = self.record.facts[stream]
-            news = [one for one in facts[self.view.last_sequence(stream) :] if type(one.fact) in self._folds]
-            self.view.advance(fold(self.view.state, news), {stream: len(facts)})
-        if self.view.state != state:
-            self._on_bug(self.role, AssertionError("a start from a snapshot knows something else than the facts say"))
+        if begun is not None and (begun := fold(begun, self.record.since(places, self._folds))) != state:
+            self._on_bug(self.role, AssertionError("a start from a snapshot knows otherwise than the facts say"))
+        self.view.advance(begun or state, cursors)
 
     def kill(self) -> None:
         """End at once; what is in hand is delivered to somebody else when its time is up."""
@@ -175,8 +170,8 @@ class Process:
         """The broker has something new in this stream."""
         if stream in self._streams and stream not in self._arriving:
             self._arriving.add(stream)
-            seconds = self._on_the_way_seconds()
-            self._loop.call_at(max(self._loop.time() + seconds, self.lag_until.get(stream, 0.0)), self._fold, stream)
+            at = max(self._loop.time() + self._on_the_way_seconds(), self.lag_until.get(stream, 0.0))
+            self._loop.call_at(at, self._fold, stream)
 
     def _on_the_way_seconds(self) -> float:
         if not self._faults.strikes("message_delayed", self.role):

@@ -4,7 +4,7 @@ Encoding and decoding each fact would take most of a run's time and change nothi
 that a test can show that it changes nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker, MemoryConsumer
 from gpu_autoscaler.bus.protocol import Ack, Message, Publication, StreamSpan
@@ -107,6 +107,15 @@ class Record:
     def at(self, stream: str, sequence: int) -> Recorded:
         """The fact at this place."""
         return self.facts[stream][sequence - 1]
+
+    def since(self, cursors: Cursors, folds: Collection[type[Fact]]) -> list[Recorded]:
+        """What was said of these kinds behind the places, stream by stream."""
+        return [
+            one
+            for stream in sorted({fact.stream() for fact in folds})
+            for one in self.facts[stream][cursors.get(stream, 0) :]
+            if type(one.fact) in folds
+        ]
 
     def folded(self, folds: Iterable[type[Fact]]) -> tuple[Cursors, ClusterState]:
         """Everything up to now, folded: what a service that starts again finds. Kept from one start to the next."""

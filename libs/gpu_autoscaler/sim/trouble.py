@@ -118,14 +118,17 @@ class Trouble:
     def _await(self, name: str) -> None:
         seconds = self._faults.next_in_seconds(name)
         if seconds is not None:
-            self._loop.call_later(seconds, self._strike, name)
+            self._loop.call_later(seconds, self._come, name)
 
-    def _strike(self, name: str) -> None:
-        if self._faults.is_over:
-            return
-        if self._has_victim(name) and self._faults.happens(name):
+    def strike(self, name: str) -> None:
+        """Let one happen now, where there is somebody to hit."""
+        if not self._faults.is_over and self._has_victim(name) and self._faults.happens(name):
             self._acts[name]()
-        self._await(name)
+
+    def _come(self, name: str) -> None:
+        if not self._faults.is_over:
+            self.strike(name)
+            self._await(name)
 
     def _has_victim(self, name: str) -> bool:
         if name.startswith(("notice_", "storm_")) or name in ("reclaimed_without_notice", "rebalance_hint"):

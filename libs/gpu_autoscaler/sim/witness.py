@@ -235,7 +235,7 @@ class Witness:
         if machine.notice is not None and machine.notice.reclaim_at is not None:
             left_seconds = (machine.notice.reclaim_at - self._loop.now()).total_seconds()
             if left_seconds >= DRAINED_SECONDS_MIN:
-                self._loop.call_later(left_seconds - 1.0, self._see_drained, machine, read_at)
+                self._loop.call_later(left_seconds - 1.0, self._see_emptied, machine, read_at)
 
     def _see_drained(self, node_name: str) -> None:
         machine, withdrawn_at = self._cloud.of_node(node_name), self._withdrawn_at.get(node_name)
@@ -257,7 +257,7 @@ class Witness:
                 what = f"{pod.metadata.name} on {machine.node_name} was not told within 2 s"
                 self.breaks("a notice is answered", what)
 
-    def _see_drained(self, machine: Machine, read_at: float) -> None:
+    def _see_emptied(self, machine: Machine, read_at: float) -> None:
         """At its deadline nothing is left that was not at least told to go."""
         if self._is_to_be_answered(machine, read_at):
             for pod in self._staying(machine):

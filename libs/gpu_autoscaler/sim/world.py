@@ -135,7 +135,7 @@ class World:
         )
         rebuilding.crew = self.crew
         self.witness.lost_listeners.append(rebuilding.lost)
-        self._trouble = Trouble(self, self._chance("trouble"))
+        self.trouble = Trouble(self, self._chance("trouble"))
         self._settling = Settling(self)
         self._node_seconds = 0.0
 
@@ -148,10 +148,10 @@ class World:
             self.serving.begin()
             self.coverage.begin()
             self._operators.begin()
-            self._trouble.begin()
+            self.trouble.begin()
             self._let_pass(min(self.setting.hours, self._ends_at_hours) * 3600.0)
             hours_seconds = self.loop.time()
-            self._trouble.end()
+            self.trouble.end()
             self.users.leave()
             self.serving.leave()
             while self._goes_on() and not self._settling.is_over():
