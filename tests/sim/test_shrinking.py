@@ -76,21 +76,21 @@ def test_time_is_bounded() -> None:
 
 def test_a_real_failure_is_told_small_and_comes_again(tmp_path: Path) -> None:
     """A planted bug: seed, commit, promise, the faults that matter, last facts; both ways to see it again work."""
-    bug = next(bug for bug in PLANTED if bug.name == "the fence is dropped")
+    bug = next(bug for bug in PLANTED if bug.name == "a notice is not answered")
     for part in ("libs", "services"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     plant(bug, tmp_path)
-    asked = ("--seed", "72", "--hours", "0.5")
+    # The world's own choice of faults moves with every kind that is added; this run keeps to a few.
+    asked = ("--seed", "14", "--hours", "0.5", "--only", "launch_slow#1,notice_120#1,store_slow#1,user_cancels#1")
     told = simulate(tmp_path, *asked)
-    broken = "broken: one plan for one parent: plan #"
-    assert "seed 72, commit " in told
+    broken = "broken: the second opinion: "
+    assert "seed 14, commit " in told
     assert broken in told
-    assert " because of " in told
-    assert 'again: make sim SEED=72 ARGS="--hours 0.5"' in told
+    assert f'again: make sim SEED=14 ARGS="{" ".join(asked[2:])}"' in told
+    assert 'alone: make sim SEED=14 ARGS="--hours 0.5 --only notice_120#1"' in told
     faults = told.partition("shortest list of faults found: ")[2].splitlines()[0]
-    assert faults != "none"
-    again = simulate(tmp_path, *asked, "--only", faults)
-    assert broken in again
+    assert faults == "notice_120#1"
+    assert broken in simulate(tmp_path, *asked[:-1], faults)
     what = told.partition(broken)[2].splitlines()[0]
     assert simulate(tmp_path, *asked).partition(broken)[2].splitlines()[0] == what
 

@@ -3,6 +3,7 @@
 What is killed simply never goes on: no `finally`, no `except`, as after a power cut.
 """
 
+import asyncio
 from typing import Protocol
 
 from gpu_autoscaler.model.errors import TransientError
@@ -52,7 +53,7 @@ class Gate:
     async def wait(self, seconds: float) -> None:
         """Let time pass for this process."""
         waiting = self.loop.create_future()
-        self.loop.call_later(seconds, waiting.set_result, None)
+        self.loop.call_later(seconds, _end, waiting)
         await waiting
         await self.live()
 
@@ -60,3 +61,8 @@ class Gate:
         """Go on only if the process lives."""
         if self._process.is_dead:
             await self.loop.create_future()
+
+
+def _end(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():  # whoever waited may have given up
+        waiting.set_result(None)

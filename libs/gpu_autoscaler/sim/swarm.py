@@ -187,14 +187,18 @@ def failure_of(result: Result, setting: Setting, run: Run, *, is_shrunk: bool) -
         faults=small.happened,
         is_shrunk=smallest != setting,
         last_facts=small.last_facts,
-        arguments=_arguments(setting),
-        arguments_small=_arguments(setting, f"--only {told_faults(small.happened)}"),
+        arguments=_arguments(setting, setting.only),
+        arguments_small=_arguments(setting, small.happened),
     )
 
 
-def _arguments(setting: Setting, *more: str) -> str:
-    jobs = () if setting.jobs_per_hour is None else (f"--jobs-per-hour {setting.jobs_per_hour:g}",)
-    return f' ARGS="{" ".join((f"--hours {setting.hours:g}", *jobs, *more))}"'
+def _arguments(setting: Setting, only: Sequence[Occurrence] | None) -> str:
+    said = [f"--hours {setting.hours:g}"]
+    if setting.jobs_per_hour is not None:
+        said.append(f"--jobs-per-hour {setting.jobs_per_hour:g}")
+    if only is not None:
+        said.append(f"--only {told_faults(only)}")
+    return f' ARGS="{" ".join(said)}"'
 
 
 def faults_of(told: str) -> tuple[Occurrence, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import math
 import random
 from datetime import timedelta
@@ -39,6 +40,7 @@ from gpu_autoscaler.sim.workloads import Workloads
 HOURS = 4.0
 PLANNERS = ("scaler", "scheduler")  # roles that read the policy
 LAST_FACTS_COUNT = 25
+SIGNS_OF_LIFE = ("_watched", "_listed")
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,8 +234,17 @@ class World:
             broken=tuple(map(str, broken)),
             promise=broken[0].promise if broken else "",
             ended_at_hours=self.loop.time() / 3600.0,
-            last_facts=tuple(map(_told, self.record.order[-LAST_FACTS_COUNT:])) if broken else (),
+            last_facts=self._last_facts() if broken else (),
         )
+
+    def _last_facts(self) -> tuple[str, ...]:
+        """What was said last; signs of life and telemetry, which come all the time, left out."""
+        telling = (
+            each
+            for each in reversed(self.record.order)
+            if each.stream != "GPU" and not each.envelope.type.partition(".v")[0].endswith(SIGNS_OF_LIFE)
+        )
+        return tuple(map(_told, reversed(list(itertools.islice(telling, LAST_FACTS_COUNT)))))
 
     def _mean_nodes(self, seconds: float) -> float:
         end = ORIGIN + timedelta(seconds=seconds)
