@@ -136,9 +136,8 @@ class Process:
 
     def _catch_up(self, service: Service) -> None:
         """Know all that was said: behind a snapshot only what came since, and it must come to the same."""
-        places = dict(self.view.cut.last_sequences)
+        places, (cursors, state) = dict(self.view.cut.last_sequences), self.record.folded(service.folds)
         begun = self.view.state if places else None
-        cursors, state = self.record.folded(service.folds)
         if begun is not None and (begun := fold(begun, self.record.since(places, self._folds))) != state:
             self._on_bug(self.role, AssertionError("a start from a snapshot knows otherwise than the facts say"))
         self.view.advance(begun or state, cursors)
