@@ -18,6 +18,7 @@ from gpu_autoscaler.model.ids import JobId, PodUid
 
 MEBIBYTES_MAX = 200.0
 WEEK_HOURS = 7 * 24
+LOOKS_COUNT_MAX = 15
 PODS_PER_HOUR = 100  # each of a job of its own, which is asked for, runs and ends
 
 
@@ -80,9 +81,11 @@ def _an_hour(hour: int, at: datetime) -> Iterator[Told]:
 
 async def _at_rest(here: Ground, scaler: ScalerProcess) -> float:
     """Resident memory when everything is folded and the ticks that follow are done."""
-    while True:
+    figures: dict[str, float] = {}
+    for _ in range(LOOKS_COUNT_MAX):
         await asyncio.sleep(12.0)  # two regular ticks, and a look at how far the fold is behind
         figures = await scaler.figures()
         lags = [value for name, value in figures.items() if name.startswith("gpu_autoscaler_consumer_lag")]
-        if lags and not any(lags):
+        if lags and not any(lag > 0 for lag in lags):  # what nobody has told yet is no number
             return scaler.resident_mebibytes()
+    raise AssertionError(f"the scaler is still behind: {figures}")
