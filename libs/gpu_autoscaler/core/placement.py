@@ -92,13 +92,27 @@ class Room:
 
         Bins in `prefers` are filled first, in their order.
         """
-        placed: list[str] = []
         if count <= 0 or not self._bins:
             return ()
-        need = np.array(row(shape.resources), dtype=np.int64)
         members = self._members_that_fit(shape)
         wanted = [self._places[key] for key in prefers if key in self]
-        for place in (*wanted, *self._best_first(need, members)):
+        return self._place(shape, count, members, (*wanted, *self._best_first(shape, members)))
+
+    def place_on(self, keys: Iterable[str], shape: Shape, count: int) -> tuple[str, ...]:
+        """Place as many as fit on these bins alone, in their order; keys that are not in the room are passed over."""
+        places = [self._places[key] for key in keys if key in self]
+        return self._place(shape, count, self._members_that_fit(shape), places) if places else ()
+
+    def take_back(self, keys: Iterable[str], shape: Shape) -> None:
+        """Members that were placed on these bins, one for each key, are there no more."""
+        need = np.array(row(shape.resources), dtype=np.int64)
+        for key in keys:
+            self._fill(self._places[key], -need)
+
+    def _place(self, shape: Shape, count: int, members: Ints, places: Iterable[int]) -> tuple[str, ...]:
+        need = np.array(row(shape.resources), dtype=np.int64)
+        placed: list[str] = []
+        for place in places:
             taken = min(int(members[place]), count - len(placed))
             if taken > 0:
                 members[place] -= taken
@@ -116,7 +130,7 @@ class Room:
         accepted = np.concatenate([part.by(shape) for part in self._acceptances]) & self._is_there
         return members_that_fit(shape, self._free, accepted)
 
-    def _best_first(self, need: Ints, members: Ints) -> list[int]:
+    def _best_first(self, shape: Shape, members: Ints) -> list[int]:
         """Places that take a member, the best fit first: what is real before what is coming, then what is left least.
 
         A bin that takes one only becomes a better fit, so each is filled before the next one is begun.
@@ -127,7 +141,7 @@ class Room:
             self._ranks = np.empty(len(order), dtype=np.int64)
             self._ranks[order] = np.arange(len(order))
         free = self._free[fitting]
-        is_blocked = self._has_gpus[fitting] & (need[GPU] == 0)  # GPUs that would wait for nothing
+        is_blocked = self._has_gpus[fitting] & (shape.resources.gpu_count == 0)  # GPUs that would wait for nothing
         ranked = np.lexsort(
             (self._ranks[fitting], free[:, MEMORY], free[:, CPU], free[:, GPU], is_blocked, self._standing[fitting])
         )

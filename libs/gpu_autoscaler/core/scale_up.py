@@ -3,7 +3,7 @@
 Room is never waited for unless it is expected: how long running work takes is unknown, so nothing is gained by hoping.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -11,7 +11,7 @@ import msgspec
 
 from gpu_autoscaler.core.acceptance import fits
 from gpu_autoscaler.core.basket import Basket
-from gpu_autoscaler.core.bins import node_bin
+from gpu_autoscaler.core.bins import bin_key, node_bin
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
@@ -21,7 +21,7 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.shapes import Bin, Shape, Standing
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, HeldBack
-from gpu_autoscaler.model.reasons import DemandReturned, HoldReason, RoomExpected
+from gpu_autoscaler.model.reasons import DemandReturned, HoldReason, ReplacesDoomed, RoomExpected, UnmetDemand
 
 _STEP = "cover_demand"
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -30,8 +30,11 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Every waiting item has room, is bought for, or is held back with the reason; gangs whole or not at all."""
     cover = _Cover(draft, Basket(draft, Market(draft, state, policy), policy), stale_watch(state, policy, draft.as_of))
-    for lots in _served_together(draft.demand):
-        cover.serve(lots)
+    lots = tuple(_lots(draft.demand))
+    for lot in lots:
+        cover.keep(lot)
+    for together in _served_together(lots):
+        cover.serve(together)
     return msgspec.structs.replace(
         draft.adding(returns=cover.returns, purchases=cover.basket.purchases(), held_back=cover.held),
         claimed=draft.claimed | cover.claimed,
@@ -68,14 +71,14 @@ def _lots(demand: tuple[DemandItem, ...]) -> Iterator[_Lot]:
             yield _Lot(items=tuple(items))
 
 
-def _served_together(demand: tuple[DemandItem, ...]) -> Iterator[tuple[_Lot, ...]]:
+def _served_together(lots: tuple[_Lot, ...]) -> Iterator[tuple[_Lot, ...]]:
     """Single pods of one priority that follow each other are bought for at once; a gang for itself."""
 
     def alike(lot: _Lot) -> tuple[bool, int, str | None]:
         first = lot.first
         return first.is_bought_for, first.priority, first.key if first.member_count > 1 else None
 
-    for _, run in groupby(_lots(demand), key=alike):
+    for _, run in groupby(lots, key=alike):
         yield tuple(run)
 
 
@@ -92,13 +95,26 @@ class _Cover:
         self._closed_reason = closed_reason
         self._draft = draft
         self._room = draft.room
+        self._ordered_for = _ordered_for(draft.views)
+        self._kept: dict[str, tuple[str, ...]] = {}  # by the key of a lot's first item
         drains = ((view, _callable_drain(view)) for view in draft.views)
         self._callable_back = {drain.node_uid: (view, drain) for view, drain in drains if drain is not None}
+
+    def keep(self, lot: _Lot) -> None:
+        """What is on its way for the lot stays its own, whoever comes meanwhile: else it would be bought for again."""
+        keys = dict.fromkeys(key for item in lot.items for key in self._ordered_for_item(item))
+        if lot.first.is_bought_for and keys:
+            self._kept[lot.first.key] = self._room.place_on(keys, lot.shape, lot.members_count)
+
+    def _ordered_for_item(self, item: DemandItem) -> tuple[str, ...]:
+        own = self._ordered_for.get(item.key, ())
+        return own if item.job_id is None else own + self._ordered_for.get(f"job/{item.job_id}", ())
 
     def serve(self, lots: tuple[_Lot, ...]) -> None:
         """Place the lots on what is there, then on what can be called back, then on what can be bought."""
         mark, returns_count = self._room.mark(), len(self.returns)
-        placed = [self._place(lot) for lot in lots]
+        kept = [self._kept.get(lot.first.key, ()) for lot in lots]
+        placed = [keys + self._place(lot, lot.members_count - len(keys)) for lot, keys in zip(lots, kept, strict=True)]
         short = [number for number, lot in enumerate(lots) if len(placed[number]) < lot.members_count]
         wanted = [(lots[each].first, lots[each].members_count - len(placed[each])) for each in short]
         reasons: dict[int, HoldReason] = {}
@@ -112,13 +128,14 @@ class _Cover:
         for number, lot in enumerate(lots):
             if lot.first.is_bought_for and lot.first.member_count > 1 and len(placed[number]) < lot.members_count:
                 self._room.rollback(mark)
+                self._room.take_back(kept[number], lot.shape)
                 del self.returns[returns_count:]
                 placed[number] = ()
             self._settle(lot, placed[number], reasons.get(number))
 
-    def _place(self, lot: _Lot) -> tuple[str, ...]:
-        """Place members where there is room, and where there is if a drain is cancelled."""
-        first, count = lot.first, lot.members_count
+    def _place(self, lot: _Lot, count: int) -> tuple[str, ...]:
+        """Place so many members where there is room, and where there is if a drain is cancelled."""
+        first = lot.first
         placed = self._room.place_most(lot.shape, count, first.prefers)
         if first.source is DemandSource.MOVING_POD and len(placed) < count:
             self._stop_moving(lot)
@@ -183,6 +200,17 @@ class _Cover:
                 self.held.append(HeldBack(step=_STEP, subject=item.key, reason=reason))
             elif bins and all(each.standing is not Standing.BOUGHT for each in bins):
                 self.held.append(HeldBack(step=_STEP, subject=item.key, reason=_expected(bins)))
+
+
+def _ordered_for(views: tuple[NodeView, ...]) -> Mapping[str, tuple[str, ...]]:
+    """Return the bins that are on their way, by the key of each item that they were bought for."""
+    bins: dict[str, list[str]] = {}
+    for view in views:
+        decision = None if view.order is None or not view.is_booting else view.order.decision
+        if decision is not None and isinstance(decision.reason, UnmetDemand | ReplacesDoomed):
+            for key in decision.reason.demand:
+                bins.setdefault(key, []).append(bin_key(view))
+    return {key: tuple(each) for key, each in bins.items()}
 
 
 def _callable_drain(view: NodeView) -> DrainNode | None:
