@@ -123,13 +123,15 @@ def _is_past_tense(subject_root: str) -> bool:
     return last.endswith("ed") or last in _IRREGULAR_PAST
 
 
-def policy_field(name: str, description: str, is_number: bool) -> Iterator[str]:  # noqa: FBT001
-    """A threshold says its unit in its name, and where its default comes from."""
+def policy_field(name: str, description: str, *, is_number: bool, has_range: bool) -> Iterator[str]:
+    """A threshold says its unit in its name, what it may be, and where its default comes from."""
     if "Source:" not in description:
         yield f"policy field {name}: its description names no source"
     stem = re.sub(r"_(max|min|default)$", "", name)
     if is_number and not stem.endswith(UNIT_SUFFIXES):
         yield f"policy field {name}: the name carries no unit ({', '.join(UNIT_SUFFIXES)})"
+    if is_number and not has_range:
+        yield f"policy field {name}: its type says no range; give it Meta(ge=..., le=...)"
 
 
 def policy_use(name: str, deciding: str) -> Iterator[str]:

@@ -4,18 +4,39 @@ import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 from tests.tidy import rules
 
-from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, shadow, spot
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.tools.policy_file import range_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TextRule = Callable[[Path, str], Iterator[str]]
+
+
+def _tables(table: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    """The policy and every table of it that is defined beside a decision; what `model` lends has its own rules."""
+    yield table
+    for field in msgspec.structs.fields(table):
+        for one in _classes_in(field.type):
+            if issubclass(one, msgspec.Struct) and one.__module__.startswith("gpu_autoscaler.core."):
+                yield from _tables(one)
+
+
+def _classes_in(annotation: object) -> Iterator[type]:
+    if isinstance(annotation, type) and not get_args(annotation):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _classes_in(part)
+
+
+POLICY_TABLES = tuple(dict.fromkeys(_tables(ScalingPolicy)))
 
 
 @cache
@@ -100,19 +121,21 @@ def test_every_fact_is_in_the_catalogue() -> None:
     assert defined == set(FACTS)
 
 
-@pytest.mark.parametrize("policy", [ScalingPolicy, NodePool])
-def test_policy_fields_have_unit_and_source(policy: type[msgspec.Struct]) -> None:
-    """Every threshold names its unit and where its default comes from."""
+@pytest.mark.parametrize("policy", POLICY_TABLES)
+def test_policy_fields_have_unit_range_and_source(policy: type[msgspec.Struct]) -> None:
+    """Every threshold, in tables below the first as well, names its unit, its range and where its default is from."""
     schema = msgspec.json.schema(policy)["$defs"][policy.__name__]["properties"]
     found = [
         finding
         for name, field in schema.items()
-        for finding in rules.policy_field(name, _description(field), _is_number(field))
+        for finding in rules.policy_field(
+            name, _description(field), is_number=_is_number(field), has_range=bool(range_of(field))
+        )
     ]
     assert found == []
 
 
-@pytest.mark.parametrize("policy", [ScalingPolicy, NodePool])
+@pytest.mark.parametrize("policy", POLICY_TABLES)
 def test_every_policy_field_is_read_by_a_decision(policy: type[msgspec.Struct]) -> None:
     """Who sets a threshold sees its effect."""
     deciding = "".join(path.read_text() for path in _python("libs/gpu_autoscaler/core", "services"))
@@ -174,11 +197,21 @@ def test_the_fact_grammar_fails_on_a_bad_name(
 
 
 @pytest.mark.parametrize(
-    ("name", "description"), [("idle_max", "Idle. Source: S54."), ("idle_seconds_max", "Idle for this long.")]
+    ("name", "description", "has_range"),
+    [
+        ("idle_max", "Idle. Source: S54.", True),
+        ("idle_seconds_max", "Idle for this long.", True),
+        ("idle_seconds_max", "Idle. Source: S54.", False),
+    ],
 )
-def test_the_policy_rule_fails_on_a_bad_field(name: str, description: str) -> None:
-    """A threshold without unit or source is found."""
-    assert list(rules.policy_field(name, description, is_number=True)) != []
+def test_the_policy_rule_fails_on_a_bad_field(name: str, description: str, has_range: bool) -> None:  # noqa: FBT001
+    """A threshold without unit, range or source is found."""
+    assert list(rules.policy_field(name, description, is_number=True, has_range=has_range)) != []
+
+
+def test_the_policy_rule_looks_into_tables() -> None:
+    """Pools, and whatever comes after them, are held to the same rule."""
+    assert "NodePool" in {table.__name__ for table in POLICY_TABLES}
 
 
 def test_the_readme_rule_fails_on_a_difference() -> None:

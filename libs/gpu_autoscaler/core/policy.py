@@ -21,7 +21,9 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A group of nodes that are bought alike. Empty filters allow everything that is for sale."""
 
     name: Annotated[str, Meta(min_length=1, max_length=63, description="Name of the pool. Source: S68.")]
-    priority: Annotated[int, Meta(description="Pools of higher priority are asked first. Source: S68.")] = 0
+    priority: Annotated[
+        int, Meta(ge=-1000, le=1000, description="Pools of higher priority are asked first. Source: S68.")
+    ] = 0
     instance_types: Annotated[
         tuple[str, ...], Meta(description="Instance types allowed; empty: all. Source: S68.")
     ] = ()

@@ -39,6 +39,7 @@ app.command(f"{_HERE}.record:recompute", help="Make a recorded plan again from i
 app.command(
     f"{_HERE}.replay:replay", help="Ask today's code about a recorded history, and list what it decides otherwise."
 )
+app.command(f"{_HERE}.policy:policy", name="policy", help="Check a policy file, with every mistake at once.")
 app.command(f"{_HERE}.record:dead_letters", name="dead-letters", help="Messages that were set aside, and why.")
 app.command(f"{_HERE}.up:up", help="Run the whole system here, every service a process.")
 app.command(f"{_HERE}.demo:demo", help="Show the whole story on a simulated cluster.")
