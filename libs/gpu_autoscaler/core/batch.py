@@ -133,6 +133,7 @@ class Batch:
         self.instances_seen_at: Table[ProviderId, datetime] = Table(state.instances_seen_at)
         self.instances_listed_at = state.instances_listed_at
         self.usable = Table(state.usable)
+        self.spot_ends = Table(state.spot_ends)
         self.telemetry = Table(state.telemetry)
         self.notices = Table(state.notices)
         self.offers = state.offers
@@ -161,6 +162,7 @@ class Batch:
             "instances_seen_at": self.instances_seen_at.now,
             "instances_listed_at": self.instances_listed_at,
             "usable": self.usable.now,
+            "spot_ends": self.spot_ends.now,
             "telemetry": self.telemetry.now,
             "notices": self.notices.now,
             "offers": self.offers,

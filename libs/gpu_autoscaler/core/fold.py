@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gpu_autoscaler.core.admission import job_id_of
 from gpu_autoscaler.core.batch import Batch, version_of
+from gpu_autoscaler.core.interruptions import place_of, with_end
 from gpu_autoscaler.core.pruning import hour, hour_end, is_outlived, notice_ended_at, prune
 from gpu_autoscaler.core.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
 from gpu_autoscaler.core.state import (
@@ -42,6 +43,7 @@ from gpu_autoscaler.events.catalogue import (
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, JobId, PlanId, ProviderId
+from gpu_autoscaler.model.offers import CapacityType
 
 _KNOWN_TYPES = frozenset(FACTS)
 
@@ -207,7 +209,17 @@ class _Folding:
         known = self._batch.instances.get(fact.provider_id)
         if known is None or version_of(fact) > version_of(known):
             self._batch.instances.set(fact.provider_id, fact)
+            if fact.state == "terminated" and fact.capacity_type is CapacityType.SPOT:
+                self._spot_ended(fact, fact.terminated_at or at)
             self._ended("node", fact.terminated_at or at)
+
+    def _spot_ended(self, fact: node.NodeInstanceObserved, ended_at: datetime) -> None:
+        """Count the end once: one of so long ago that a repeat of it would not be known is left out."""
+        newest = self._batch.newest.get("node")
+        if newest is not None and not is_outlived(ended_at, newest):
+            place = place_of(fact.instance_type, fact.zone)
+            known = self._batch.spot_ends.get(place)
+            self._batch.spot_ends.set(place, with_end(known, ended_at, is_taken=fact.is_taken))
 
     def _seen(self, provider_id: ProviderId, at: datetime) -> None:
         seen_at = self._batch.instances_seen_at.get(provider_id)

@@ -16,6 +16,8 @@ from gpu_autoscaler.core.state import DrainRecord, JobRecord, NoticeRecord, Orde
 TOMBSTONE_HOURS = 6
 # Longer than any time after which a policy calls a node idle; a node's name is rarely used again.
 BUSY_HOURS = 7 * 24
+# Eight times the time in which such a count halves (`core/interruptions.py`): less than half a percent of it is left.
+SPOT_ENDS_HOURS = 8 * 6
 
 _SECONDS_PER_HOUR = 3600
 
@@ -50,6 +52,7 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
             batch.nodes.gone.forget(lambda stone: is_old(stone.gone_at))
             batch.instances.forget(lambda each: each.state == "terminated" and is_old(each.terminated_at))
             _forget_missing_instances(batch)
+            _forget_spot_ends(batch, newest)
         case "gpu":
             batch.telemetry.forget(lambda window: is_old(window.window_started_at))
         case "spot":
@@ -73,6 +76,17 @@ def _forget_missing_instances(batch: Batch) -> None:
     for provider_id in missing:
         batch.instances_seen_at.remove(provider_id)
         batch.instances.remove(provider_id)
+
+
+def _forget_spot_ends(batch: Batch, newest: datetime) -> None:
+    """Forget ends that hardly weigh any more, hour by hour."""
+    oldest = hour(newest) - SPOT_ENDS_HOURS
+    for place, ends in tuple(batch.spot_ends.now.items()):
+        kept = {at: each for at, each in ends.items() if at >= oldest}
+        if not kept:
+            batch.spot_ends.remove(place)
+        elif len(kept) < len(ends):
+            batch.spot_ends.set(place, kept)
 
 
 def _mark_strays(batch: Batch, newest: datetime) -> None:

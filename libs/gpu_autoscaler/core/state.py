@@ -108,6 +108,13 @@ class DrainRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     terminated: ScalingNodeTerminated | None = None
 
 
+class Ends(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Spot instances of one type and zone that ended within one hour."""
+
+    count: int = 0
+    taken_count: int = 0  # by the cloud, not by us
+
+
 class NoticeRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A notice with its earliest deadline."""
 
@@ -141,6 +148,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     instances_seen_at: Mapping[ProviderId, Instant] = {}  # the last word or list that had the instance
     instances_listed_at: Instant | None = None
     usable: Mapping[NodeUid, Usable] = {}
+    spot_ends: Mapping[str, Mapping[int, Ends]] = {}  # by type and zone, then by hour since 1970
     # GPU
     telemetry: Mapping[NodeUid, GpuNodeSummarised] = {}  # the latest window of each node
     # SPOT

@@ -92,6 +92,7 @@ class NodeInstanceObserved(Versioned, frozen=True, kw_only=True):
     price_micro_usd_per_hour: int | None
     launched_at: Instant  # billing starts
     terminated_at: Instant | None = None  # billing ends
+    is_taken: bool = False  # of one that ends: by the cloud's choice, under its notice or without a word of ours
 
     def condition(self) -> str | None:
         """An instance enters a state once."""

@@ -29,7 +29,7 @@ STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("pods", "pods_gone", "pods_synced", "busy_until"), "POD"),
     **dict.fromkeys(("budgets", "budgets_gone", "budgets_synced"), "POD"),
     **dict.fromkeys(("nodes", "nodes_gone", "nodes_synced", "usable"), "NODE"),
-    **dict.fromkeys(("instances", "instances_seen_at", "instances_listed_at"), "NODE"),
+    **dict.fromkeys(("instances", "instances_seen_at", "instances_listed_at", "spot_ends"), "NODE"),
     "telemetry": "GPU",
     **dict.fromkeys(("notices", "offers"), "SPOT"),
     "jobs": "JOB",

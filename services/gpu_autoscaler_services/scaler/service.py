@@ -8,6 +8,7 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.core.check import check
+from gpu_autoscaler.core.interruptions import is_taken
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -209,6 +210,7 @@ class Scaler:
                     price_micro_usd_per_hour=one.price_micro_usd_per_hour,
                     launched_at=one.launched_at,
                     terminated_at=one.terminated_at,
+                    is_taken=is_taken(self._view.state, one.provider_id, one.state),
                 )
             )
         uids = tuple(sorted(one.provider_id for one in item.instances))
