@@ -6,6 +6,7 @@ Shares no code with the steps of `plan`: protections, budgets and room are read 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
+from gpu_autoscaler.core.check_budgets import beyond_budgets
 from gpu_autoscaler.core.life import NodePhase, NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -172,6 +173,7 @@ def _too_many(
     # Rounded up, so less than one node more than the share; binary fractions are off by far less than a millionth.
     if len(moving - kept) - usable_count * policy.disruption_ratio_max > 1 - 1e-6:
         yield f"{len(moving - kept)} nodes of {usable_count} would be leaving by choice at once"
+    yield from beyond_budgets(chosen, len(moving - kept - going), usable_count, policy, plan.as_of)
     staying_count = sum(1 for view in ours if view.node_uid not in going and not view.is_leaving)
     if staying_count < policy.nodes_count_min:
         yield f"{staying_count} nodes would be left of at least {policy.nodes_count_min}"

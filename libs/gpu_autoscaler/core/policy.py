@@ -8,13 +8,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gpu_autoscaler.core.ranges import Count, MicroUsdPerHour, Ratio, Seconds
+from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
-
-Seconds = Annotated[float, Meta(ge=0)]
-Ratio = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=0)]
-MicroUsdPerHour = Annotated[int, Meta(ge=0)]
 
 
 class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,6 +109,10 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pools: Annotated[
         tuple[NodePool, ...], Meta(min_length=1, description="Where nodes may be bought, by priority. Source: S68.")
     ] = (NodePool(name="default"),)
+    removal: Annotated[
+        RemovalPolicy,
+        Meta(description="Nodes that go by our choice: their pace, and which are due. Source: S58, S103."),
+    ] = RemovalPolicy()
 
 
 DEFAULT_POLICY = ScalingPolicy()

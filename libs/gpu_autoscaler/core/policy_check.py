@@ -12,6 +12,7 @@ import msgspec
 
 from gpu_autoscaler.core.market import allows
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.removal_policy import budget_mistakes
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.gpu import GPU_MODELS
 from gpu_autoscaler.model.offers import Offer
@@ -36,7 +37,7 @@ def mistakes(policy: ScalingPolicy, offers: tuple[Offer, ...] | None = None) -> 
         found += _pool(pool, f"pools[{index}]", policy)
         if offers is not None:
             found += _on_sale(pool, f"pools[{index}]", offers)
-    return tuple(found)
+    return (*found, *budget_mistakes(policy.removal))
 
 
 def _orders(table: msgspec.Struct, at: str) -> Iterator[str]:

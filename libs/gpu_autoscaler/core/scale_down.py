@@ -6,15 +6,16 @@ Only nodes that we bought are ever removed. That a node is empty comes from pods
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from math import ceil
 
 from gpu_autoscaler.core.bins import PodsByNode, bin_key, free_room
 from gpu_autoscaler.core.demand import job_spec, pod_shape
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.life import NodePhase, NodeView
+from gpu_autoscaler.core.pace import too_many_go
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.protection import covering_budgets, node_protection, pod_protection
+from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.core.shapes import Standing
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.views import counts_for_idleness
@@ -25,12 +26,10 @@ from gpu_autoscaler.model.reasons import (
     BootTimedOut,
     BudgetLimit,
     Cooldown,
-    DisruptionBudget,
     DrainReason,
     GangGivenUp,
     GpusLimit,
     HoldReason,
-    MinimumReached,
     NodeIdle,
     NodeOrphaned,
     NodeProtected,
@@ -70,9 +69,9 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         if given_up is None and idle_seconds < policy.idle_seconds_max:
             reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=policy.idle_seconds_max)
         elif given_up is None:
-            reason = _blocker(view, draft, policy)
+            reason = _blocker(view, RemovalCause.EMPTY, draft, policy)
         else:
-            reason = _marked(view, draft) or _too_many_go(draft, policy)
+            reason = _marked(view, draft) or too_many_go(view, RemovalCause.EMPTY, draft, policy)
         if reason is not None:
             held = HeldBack(step=_RELEASE, subject=f"node/{view.node_uid}", reason=reason)
             draft = draft.adding(held_back=[held])
@@ -92,7 +91,7 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
         return draft
     for view in sorted(_underused(draft, policy), key=lambda view: (len(draft.pods.get(view.name, ())), view.name)):
         pods = tuple(pod for pod in draft.pods.get(view.name, ()) if counts_for_idleness(pod))
-        reason = _blocker(view, draft, policy) or _protected(pods, state, draft.as_of)
+        reason = _blocker(view, RemovalCause.UNDERUSED, draft, policy) or _protected(pods, state, draft.as_of)
         saving_micro_usd_per_hour = 0
         if reason is None:
             reason, saving_micro_usd_per_hour = _move_all(view, pods, draft, state, policy)
@@ -186,9 +185,9 @@ def _may_leave(view: NodeView) -> bool:
     return view.is_ours and view.is_usable and view.drain is None and view.notice is None
 
 
-def _blocker(view: NodeView, draft: Draft, policy: ScalingPolicy) -> HoldReason | None:
+def _blocker(view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> HoldReason | None:
     """What keeps a node that could go: its own marks, its youth, the minimum, or others that are going."""
-    return _marked(view, draft) or _young(view, draft, policy) or _too_many_go(draft, policy)
+    return _marked(view, draft) or _young(view, draft, policy) or too_many_go(view, cause, draft, policy)
 
 
 def _marked(view: NodeView, draft: Draft) -> NodeProtected | None:
@@ -200,20 +199,6 @@ def _young(view: NodeView, draft: Draft, policy: ScalingPolicy) -> Cooldown | No
     usable_seconds = 0.0 if view.usable_since is None else (draft.as_of - view.usable_since).total_seconds()
     if usable_seconds < policy.scale_down_cooldown_seconds:
         return Cooldown(remaining_seconds=policy.scale_down_cooldown_seconds - usable_seconds)
-    return None
-
-
-def _too_many_go(draft: Draft, policy: ScalingPolicy) -> MinimumReached | DisruptionBudget | None:
-    ours = [each for each in draft.views if each.is_ours and each.is_counted]
-    staying_count = len(ours) - len(draft.leaving())
-    if staying_count <= policy.nodes_count_min:
-        return MinimumReached(nodes_count=staying_count, nodes_count_min=policy.nodes_count_min)
-    disturbing_count = len(draft.disturbing())
-    usable_count = sum(1 for each in ours if each.usable_since is not None)
-    # 0.07 * 100 is a little more than 7 in floating point, and would be rounded up to 8.
-    disturbing_count_max = ceil(round(policy.disruption_ratio_max * usable_count, 6))
-    if disturbing_count >= disturbing_count_max:
-        return DisruptionBudget(disrupting_count=disturbing_count, disrupting_count_max=disturbing_count_max)
     return None
 
 

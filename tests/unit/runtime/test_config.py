@@ -118,6 +118,13 @@ def test_mistakes_of_a_policy_are_told_together(tmp_path: Path) -> None:
     assert "pools[1].name: Expected `str`, got `int`" in told
 
 
+def test_a_removal_budget_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    """Planning would allow nothing under it; whoever wrote it learns of it at the start."""
+    path = file(tmp_path, '[[removal.budgets]]\nnodes_count_max = 1\nschedule = "0 25 * * *"\nduration_seconds = 60\n')
+    with pytest.raises(ConfigError, match=r"removal\.budgets\[0\]: schedule: hour '25': '25' is not 0 to 23"):
+        load_policy(path)
+
+
 def test_a_policy_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     """Min above max, the default above the limit, a pool named twice, a GPU nobody makes."""
     path = file(

@@ -1,0 +1,10 @@
+"""The ranges of the policy's numbers, for its fields in all modules."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+Seconds = Annotated[float, Meta(ge=0)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0)]
+MicroUsdPerHour = Annotated[int, Meta(ge=0)]

@@ -1,0 +1,87 @@
+"""The policy's part about nodes that go by our choice: how many at a time, when, and what makes one due for it."""
+
+import enum
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gpu_autoscaler.core.cron import schedule
+from gpu_autoscaler.core.ranges import Count, Ratio, Seconds
+
+
+class RemovalCause(enum.StrEnum):
+    """Why a node is to go, as budgets name it."""
+
+    EMPTY = "empty"
+    UNDERUSED = "underused"
+    DRIFTED = "drifted"
+    EXPIRED = "expired"
+    SICK = "sick"
+
+
+class RemovalBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many nodes may be leaving at once, for some causes, at some times. Of several budgets the smallest holds."""
+
+    causes: Annotated[
+        tuple[RemovalCause, ...], Meta(description="Causes that it limits; empty: all. Source: Karpenter budgets.")
+    ] = ()
+    nodes_count_max: Annotated[
+        Count | None, Meta(description="Nodes leaving at a time at most. Source: Karpenter budgets.")
+    ] = None
+    nodes_ratio_max: Annotated[
+        Ratio | None, Meta(description="The same as a share of our nodes, rounded up. Source: Karpenter budgets.")
+    ] = None
+    schedule: Annotated[
+        str | None, Meta(description="When it begins to hold, as cron has it; none: always. Source: Karpenter budgets.")
+    ] = None
+    duration_seconds: Annotated[
+        Seconds | None, Meta(description="How long it holds from then on, 31 days at most. Source: Karpenter budgets.")
+    ] = None
+    time_zone: Annotated[str, Meta(description="Time zone of the schedule, as in Europe/Berlin. Source: our own.")] = (
+        "UTC"
+    )
+
+    def mistakes(self) -> Iterator[str]:
+        """Yield what cannot be meant, one sentence each; nothing for a budget that can hold."""
+        if self.nodes_count_max is None and self.nodes_ratio_max is None:
+            yield "neither nodes_count_max nor nodes_ratio_max is set: it limits nothing"
+        if (self.schedule is None) != (self.duration_seconds is None):
+            yield "schedule and duration_seconds are set together or not at all"
+        if self.duration_seconds is not None and not 0 < self.duration_seconds <= DURATION_SECONDS_MAX:
+            yield f"duration_seconds: {self.duration_seconds:g} is not above 0 and up to {DURATION_SECONDS_MAX:g}"
+        if self.schedule is not None:
+            try:
+                schedule(self.schedule, self.time_zone)
+            except ValueError as error:
+                yield f"schedule: {error}"
+
+    def holds_at(self, as_of: datetime) -> bool:
+        """True when it limits at this instant. A budget without mistakes only."""
+        if self.schedule is None or self.duration_seconds is None:
+            return True
+        since = as_of - timedelta(seconds=self.duration_seconds)
+        return schedule(self.schedule, self.time_zone).last_begun(as_of, since) is not None
+
+
+DURATION_SECONDS_MAX = 31 * 24 * 3600.0
+
+
+class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What makes a node due to go besides being empty, and at which pace nodes go."""
+
+    budgets: Annotated[
+        tuple[RemovalBudget, ...],
+        Meta(description="Budgets besides disruption_ratio_max; the smallest holds. Source: Karpenter budgets."),
+    ] = ()
+
+
+def budget_mistakes(policy: RemovalPolicy) -> list[str]:
+    """Return a sentence for each budget that cannot be meant."""
+    return [
+        f"removal.budgets[{number}]: {mistake}"
+        for number, budget in enumerate(policy.budgets)
+        for mistake in budget.mistakes()
+    ]
