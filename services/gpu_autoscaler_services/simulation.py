@@ -98,6 +98,13 @@ def cost_tracker(seat: Seat) -> Service:
     return CostTracker(seat.view, seat.store, instances_without_price=_metrics.instances_without_price)
 
 
+def scaler_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
+    """What the scaler's tick depends on; before the first plan the store is asked each time what was decided before."""
+    if view.state.last_plan_sequence == 0 and view.state.restored_at is None:
+        return object()  # equal to nothing
+    return plan_inputs(view, policy, now)
+
+
 def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
     """What the scheduler's tick depends on: a plan's inputs while somebody waits; a loss is asked about outside."""
     what = _asked_of(view.state.jobs, view.state.pods_gone, policy)
@@ -133,6 +140,6 @@ ROLES: Roles = {
     "notices": Role(notices),
     "prices": Role(prices),
     "scheduler": Role(scheduler, glance=schedule_inputs, snapshots=snapshots_of(Scheduler)),
-    "scaler": Role(scaler, glance=plan_inputs, snapshots=snapshots_of(Scaler), keeps_snapshots=True),
+    "scaler": Role(scaler, glance=scaler_inputs, snapshots=snapshots_of(Scaler), keeps_snapshots=True),
     "cost_tracker": Role(cost_tracker),
 }
