@@ -152,7 +152,7 @@ def cost(
 def why(
     kind: Literal["node", "pod", "job"], name: str, /, *, gateway: Gateway = HERE, output: Output = "table"
 ) -> None:
-    """The story of a node, pod or job back to its first cause.
+    """What it waits for, or what keeps it; then its story back to its first cause.
 
     Parameters
     ----------
@@ -163,6 +163,8 @@ def why(
     """
     document = gateway.read(f"why/{kind}/{part(name)}")
     if output == "table":
+        if document["now"]:
+            print(document["now"], end="\n\n")
         print("\n".join(document["sentences"]))
     else:
         show(document, [document], (), lambda row: str(row["name"]), output)

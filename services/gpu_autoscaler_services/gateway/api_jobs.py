@@ -151,7 +151,8 @@ async def show_handler(request: web.Request) -> web.Response:
     """One job."""
     row, status = await _known(request)
     model = request.app[READ_MODEL]
-    return answer(request, outlook.job(row.spec, status, outlook.Scene.of(model.view.state, model.clock.now())))
+    scene = outlook.Scene.of(model.view.state, model.clock.now())
+    return answer(request, outlook.job(row.spec, status, scene, model.sight()))
 
 
 async def cancel_handler(request: web.Request) -> web.Response:

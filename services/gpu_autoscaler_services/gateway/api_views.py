@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from gpu_autoscaler.core import explain
+from gpu_autoscaler.core.headline import Sight, job_line, node_line, pod_line
 from gpu_autoscaler.events import envelope as envelopes
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.cost import CostAccrued
@@ -23,7 +24,7 @@ from gpu_autoscaler.runtime.lease import holder_of
 from gpu_autoscaler.tools.history import History
 from gpu_autoscaler_services.gateway import screens, wire
 from gpu_autoscaler_services.gateway.problems import Problem
-from gpu_autoscaler_services.gateway.reading import READ_MODEL, ReadModel
+from gpu_autoscaler_services.gateway.reading import PLANS, READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import Route, answer, read_query
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 from gpu_autoscaler_services.gateway.tail import RING_COUNT_MAX, Entry
@@ -32,7 +33,6 @@ LIMIT_DEFAULT = 50
 ACTIVE_SECONDS_MAX = 0.5  # wall time that the status waits for the broker's word on who is active
 HOUR_SECONDS = 3600
 ADDING_RETRY_SECONDS = 2.0  # a month of charges is read in seconds to a minute
-PLANS = SubjectFilter([ScalingPlanMade.subject_root()])
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=RING_COUNT_MAX, description="How many at most, newest first.")]
 
@@ -198,9 +198,11 @@ async def why_handler(request: web.Request) -> web.Response:
         sentences = await asyncio.to_thread(tell, told, name)
     if not sentences:
         raise Problem(HTTPStatus.NOT_FOUND, f"no {kind} {name!r} is known, by name or by id")
-    return answer(request, wire.Why(kind=kind, name=name, sentences=sentences))
+    now = await asyncio.to_thread(_LINE[kind], name, model.sight())
+    return answer(request, wire.Why(kind=kind, name=name, now=now, sentences=sentences))
 
 
+_LINE: Mapping[str, Callable[[str, Sight], str]] = {"node": node_line, "pod": pod_line, "job": job_line}
 _TELL: Mapping[str, Callable[[Sequence[Recorded], str], tuple[str, ...]]] = {
     "node": explain.why_node,
     "pod": explain.why_pod,

@@ -41,7 +41,8 @@ async def job_page(query: JobsQuery, model: ReadModel) -> wire.JobPage:
         specs, cursor = await _stored(query, model, scene.state)
     else:
         specs, cursor = _living(query, scene.state)
-    items = tuple(outlook.job(spec, status, scene) for spec, status in specs)
+    sight = model.sight()
+    items = tuple(outlook.job(spec, status, scene, sight) for spec, status in specs)
     return wire.JobPage(items=items, next_cursor=cursor)
 
 

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpu_autoscaler.core.headline import Sight, job_line
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import queue
@@ -12,6 +13,8 @@ from gpu_autoscaler.model.money import MICRO_USD_PER_USD, cost_micro_usd
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons import UnmetDemand
 from gpu_autoscaler_services.gateway import wire
+
+_WAITING_STATES = frozenset({JobState.PENDING, JobState.QUEUED, JobState.PROVISIONING, JobState.PREEMPTED})
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,14 +42,16 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def job(spec: JobSpec, status: JobState, scene: Scene) -> wire.Job:
-    """The job with its state and its outlook."""
+def job(spec: JobSpec, status: JobState, scene: Scene, sight: Sight | None = None) -> wire.Job:
+    """The job with its state and its outlook; with a sight also what it waits for."""
     record = scene.state.jobs.get(spec.job_id, JobRecord())
     placed, started, finished = record.placed, record.started, record.finished
     preempted = record.preempted
     message = "" if finished is None else finished.message
     if status is JobState.PREEMPTED and preempted is not None:
         message = preempted.cause
+    if sight is not None and status in _WAITING_STATES:
+        message = " ".join(filter(None, (f"{message}." if message else "", job_line(spec.job_id, sight))))
     return wire.Job(
         job_id=spec.job_id,
         status=status,

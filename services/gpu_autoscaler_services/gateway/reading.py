@@ -7,16 +7,20 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from gpu_autoscaler.bus.protocol import Ack, Bus
+from gpu_autoscaler.core.headline import Sight
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.gateway.ledger import Ledger
+from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 from gpu_autoscaler_services.gateway.tail import Tail
 
+PLANS = SubjectFilter([ScalingPlanMade.subject_root()])
 PUBLISH_SECONDS_MAX = 10.0  # wall time; clients and proxies give up after 30 s
 
 
@@ -34,6 +38,12 @@ class ReadModel:
     clock: Clock
     # A story reads whole streams: one at a time, so that curiosity never starves the screens.
     one_story_at_a_time: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    def sight(self) -> Sight:
+        """What lines about waiting work are read from: the state, and the last plan that came over the stream."""
+        newest = [entry.recorded.fact for entry in self.tail.recent(PLANS, 1)]
+        plans = [fact.plan for fact in newest if isinstance(fact, ScalingPlanMade)]
+        return Sight.of(self.view.state, self.policy, self.clock.now(), plans[0] if plans else None)
 
     async def publish(self, fact: Fact) -> Ack:
         """Store a fact on the stream; returns when it is there. Raises TransientError soon: somebody waits for us.

@@ -219,8 +219,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """The story of a thing back to its first cause."""
+    """What a thing waits for or what keeps it, and its story back to its first cause."""
 
     kind: str
     name: str
+    now: str  # a line or two: the one thing that would let it start, or why it is there; empty: it is gone
     sentences: tuple[str, ...]

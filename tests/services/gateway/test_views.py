@@ -164,7 +164,11 @@ async def test_a_story_goes_back_to_its_first_cause(gate: Front) -> None:
 
     assert status == 200
     assert why["sentences"]
-    assert (await _get(gate, "/api/v1/why/job/j1"))[0] == 200
+    assert why["now"].endswith("Nothing runs on it.")
+    _, waiting = await _get(gate, "/api/v1/why/job/j1")
+    assert waiting["now"].startswith("Waiting because the list of nodes was never read")
+    _, listed = await _get(gate, "/api/v1/gpu/jobs?state=queued")
+    assert listed["items"][0]["message"] == waiting["now"]
     assert (await _get(gate, "/api/v1/why/node/nobody"))[0] == 404
     assert (await _get(gate, "/api/v1/why/cloud/n1"))[0] == 404
 

@@ -1,0 +1,229 @@
+"""The one thing that matters now, in a line: what a job or pod waits for, why a node exists and what keeps it.
+
+From the state, the last plan and today's schedule; the story of how it came to that is told by `core/explain.py`.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+import msgspec
+
+from gpu_autoscaler.core.life import NodeView, node_views
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.sentences import sentence
+from gpu_autoscaler.core.state import ClusterState, JobRecord
+from gpu_autoscaler.core.views import counts_for_idleness, is_waiting, job_pods, pods_by_node
+from gpu_autoscaler.core.wording import counted, instant, named
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model import reasons
+from gpu_autoscaler.model.decisions import Plan
+from gpu_autoscaler.model.ids import JobId
+
+
+class Sight(msgspec.Struct, frozen=True, kw_only=True):
+    """What every line of one answer is read from, computed once."""
+
+    state: ClusterState
+    views: tuple[NodeView, ...]
+    planned: Mapping[
+        str, reasons.HoldReason
+    ]  # why the last plan did nothing for it, by job/<id>, pod/<uid>, node/<uid>
+    scheduled: Mapping[str, reasons.HoldReason]  # why it does not start now, by job/<id>
+
+    @classmethod
+    def of(cls, state: ClusterState, policy: ScalingPolicy, as_of: datetime, plan: Plan | None) -> "Sight":
+        """The sight from this state; `plan` is the last that was made, None where it is not known."""
+        held_back = () if plan is None else plan.held_back
+        return cls(
+            state=state,
+            views=node_views(state, as_of),
+            planned={held.subject: held.reason for held in reversed(held_back)},
+            scheduled={held.subject: held.reason for held in schedule(state, policy, as_of).held_back},
+        )
+
+
+def job_line(name_or_id: str, sight: Sight) -> str:
+    """Return what the job waits for and when it starts, or what became of it; empty: the state does not have it."""
+    jobs = sight.state.jobs
+    named_so = (one for one in jobs.values() if one.queued is not None and one.queued.spec.job_name == name_or_id)
+    job = jobs.get(JobId(name_or_id)) or max(named_so, key=_queued_at, default=None)
+    if job is None:
+        return ""
+    if job.rejected is not None and job.queued is None:
+        mistakes = "; ".join(f"{mistake.field} {mistake.reason}" for mistake in job.rejected.mistakes)
+        return f"Refused: {mistakes}. It starts when it is asked for again without that."
+    if job.finished is not None:
+        return f"Over: {job.finished.outcome} at {instant(job.finished.finished_at)}."
+    if job.cancel_requested is not None:
+        return "Somebody asked to cancel it; it ends when its Kubernetes Job is gone."
+    if job.queued is None:
+        return "Waiting to be accepted; it starts when the scheduler has let it in and finds room for it."
+    return _waiting(job.queued.job_id, sight) if is_waiting(job) else _placed(job, job.queued.job_id, sight)
+
+
+def pod_line(name_or_id: str, sight: Sight) -> str:
+    """Return what the pod waits for and when it starts, or where it runs; empty: the state does not have it."""
+    found = (
+        pod for pod in sight.state.pods.values() if name_or_id in (pod.pod_uid, pod.name, f"{pod.namespace}/{pod.name}")
+    )
+    pod = max(found, key=lambda each: (each.created_at, each.pod_uid), default=None)
+    if pod is None:
+        return ""
+    if pod.phase in ("succeeded", "failed"):
+        return f"Over: {pod.phase}."
+    if pod.node_name is not None:
+        return f"{'Runs' if pod.phase == 'running' else 'Is started'} on node {pod.node_name}."
+    if pod.is_gated and pod.job_id is not None:
+        return f"Held at its gate until job {pod.job_id} may start. {job_line(pod.job_id, sight)}".rstrip()
+    if pod.is_gated:
+        return "Waiting because it has a scheduling gate; it starts when who set the gate takes it away."
+    return _of_pod(pod, sight)
+
+
+def node_line(name_or_id: str, sight: Sight) -> str:
+    """Return why the node exists and what keeps it, or takes it away; empty: it is gone, or never was."""
+    view = next(
+        (one for one in sight.views if name_or_id in (one.name, one.node_uid, one.provider_id, one.action_id)), None
+    )
+    if view is None:
+        return ""
+    return f"{_why_there(view)} {_what_becomes(view, sight)}"
+
+
+def starts_when(reason: reasons.HoldReason) -> str:
+    """Return what has to change before the held back thing happens, as the end of `it starts when ...`."""
+    match reason:
+        case reasons.NoOfferFits():
+            return "something that can hold it is for sale, or it asks for less"
+        case reasons.OffersRefused():
+            return f"the cloud has capacity again, which it is asked for after {instant(reason.retry_at)}"
+        case reasons.PriceUnknown():
+            return "a price is known"
+        case reasons.NodesLimit():
+            most = f"nodes_count_max ({reason.nodes_count_max})"
+            return f"one of {counted(reason.nodes_count, 'node')} goes, or {most} is raised"
+        case reasons.GpusLimit():
+            return f"some of {counted(reason.gpu_count, 'GPU')} go, or gpu_count_max ({reason.gpu_count_max}) is raised"
+        case reasons.BudgetLimit():
+            return "something dear goes, or price_micro_usd_per_hour_max is raised"
+        case reasons.Cooldown():
+            return "the cooldown is over"
+        case reasons.Frozen():
+            return "the policy's is_frozen is false again"
+        case reasons.RoomExpected():
+            when = "" if reason.expected_at is None else f", about {instant(reason.expected_at)}"
+            return f"{reason.node} takes it{when}"
+        case reasons.WatchStale():
+            return f"the list of {reason.source} is read again"
+        case reasons.GangIncomplete():
+            missing = reason.members_count - reason.members_placed
+            return f"the other {counted(missing, 'member')} {'has' if missing == 1 else 'have'} a place as well"
+        case _:
+            return "that has changed"
+
+
+def _waiting(job_id: JobId, sight: Sight) -> str:
+    key = f"job/{job_id}"
+    planned = sight.planned.get(key) or next(
+        (sight.planned[pod] for pod in _pod_keys(job_id, sight) if pod in sight.planned), None
+    )
+    scheduled = sight.scheduled.get(key)
+    if planned is not None and not isinstance(planned, reasons.RoomExpected):
+        members = f" {sentence(scheduled)}" if isinstance(scheduled, reasons.GangIncomplete) else ""
+        return _because(planned) + members
+    coming = _ordered_for((key, *_pod_keys(job_id, sight)), sight)
+    if coming:
+        return coming
+    reason = planned or scheduled
+    return _because(reason) if reason is not None else "It may start: the scheduler places it with its next look."
+
+
+def _of_pod(pod: PodObserved, sight: Sight) -> str:
+    key = f"pod/{pod.pod_uid}"
+    reason = sight.planned.get(key)
+    if reason is not None and not isinstance(reason, reasons.RoomExpected):
+        return _because(reason)
+    if coming := _ordered_for((key,), sight):
+        return coming
+    if reason is not None:
+        return _because(reason)
+    if pod.unschedulable_since is None:
+        return "Waiting because Kubernetes has not looked at it yet; it starts when its scheduler binds it."
+    said = f": {pod.unschedulable_message.rstrip('.')}" if pod.unschedulable_message else ""
+    return f"Waiting because Kubernetes found no node for it{said}; no plan has spoken of it yet."
+
+
+def _because(reason: reasons.HoldReason) -> str:
+    why = sentence(reason).rstrip(".")
+    if not why[1:2].isupper():  # GPU, EC2
+        why = why[:1].lower() + why[1:]
+    return f"Waiting because {why}; it starts when {starts_when(reason)}."
+
+
+def _ordered_for(keys: tuple[str, ...], sight: Sight) -> str:
+    """The last of the nodes that were bought for any of this and are not usable yet; empty: none is on its way."""
+    coming = [view for view in sight.views if view.is_booting and not set(keys).isdisjoint(_demand(view))]
+    if not coming:
+        return ""
+    last = max(coming, key=lambda view: (view.expected_at is not None, view.expected_at, view.name))
+    when = "soon" if last.expected_at is None else f"about {instant(last.expected_at)}"
+    what = (
+        "the node that was bought for it is" if len(coming) == 1 else f"{len(coming)} nodes that were bought for it are"
+    )
+    return f"Waiting because {what} on the way; it starts when {last.name} is usable, {when}."
+
+
+def _demand(view: NodeView) -> tuple[str, ...]:
+    decision = None if view.order is None else view.order.decision
+    reason = None if decision is None else decision.reason
+    return reason.demand if isinstance(reason, reasons.UnmetDemand | reasons.ReplacesDoomed) else ()
+
+
+def _pod_keys(job_id: JobId, sight: Sight) -> tuple[str, ...]:
+    return tuple(f"pod/{pod.pod_uid}" for pod in job_pods(sight.state, job_id))
+
+
+def _placed(job: JobRecord, job_id: JobId, sight: Sight) -> str:
+    assert job.placed is not None, "a job that does not wait and has not ended is placed"  # noqa: S101 - as it says
+    where = named(tuple(dict.fromkeys(job.placed.node_names)))
+    if job.started is not None and job.started.started_at >= job.placed.placed_at:
+        return f"Runs on {where} since {instant(job.started.started_at)}."
+    pods = job_pods(sight.state, job_id)
+    running = sum(pod.phase == "running" for pod in pods)
+    count = len(job.placed.node_uids)
+    lost = next((pod for pod in pods if pod.unschedulable_since is not None and pod.node_name is None), None)
+    why = "" if lost is None else f" {lost.name}: {pod_line(lost.pod_uid, sight)}"
+    return f"Placed on {where}; it starts when all members run ({running} of {count} do).{why}"
+
+
+def _why_there(view: NodeView) -> str:
+    if not view.is_ours:
+        return "It is not ours: it is room for work, and nobody here removes it."
+    decision = None if view.order is None else view.order.decision
+    if decision is None:
+        return "It was bought by a decision that the record does not have any more."
+    return f"Bought because: {sentence(decision.reason)}"
+
+
+def _what_becomes(view: NodeView, sight: Sight) -> str:
+    if view.drain is not None and view.drain.decision is not None:
+        return f"It leaves: {sentence(view.drain.decision.reason)}"
+    if view.notice is not None:
+        return f"The cloud takes it back {'soon' if view.reclaim_at is None else f'at {instant(view.reclaim_at)}'}."
+    if view.is_booting:
+        expected = "" if view.expected_at is None else f", expected about {instant(view.expected_at)}"
+        until = "" if view.usable_by is None else f"; given back if it is not usable by {instant(view.usable_by)}"
+        return f"It is on its way{expected}{until}."
+    here = [pod for pod in pods_by_node(sight.state).get(view.name, ()) if counts_for_idleness(pod)]
+    reason = sight.planned.get(f"node/{view.node_uid}")
+    kept = "" if reason is None else f" {sentence(reason)}"
+    if here:
+        who = named([f"{pod.namespace}/{pod.name}" for pod in here])
+        return f"It is kept by {counted(len(here), 'pod')} ({who}).{kept}"
+    return f"Nothing runs on it.{kept}"
+
+
+def _queued_at(job: JobRecord) -> tuple[datetime, str]:
+    assert job.queued is not None, "only jobs with a name are compared"  # noqa: S101 - as it says
+    return job.queued.queued_at, job.queued.job_id

@@ -1,0 +1,112 @@
+"""The first line of `why`: the one thing that would let work start, and what keeps a node."""
+
+from datetime import datetime
+
+import msgspec
+import pytest
+from tests.support.stories import (
+    MINUTE,
+    T0,
+    Story,
+    bought,
+    given,
+    job,
+    node,
+    notice,
+    on_sale,
+    pod,
+    policy,
+    purchase,
+)
+
+from gpu_autoscaler.core.headline import Sight, job_line, node_line, pod_line, starts_when
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.reasons import Frozen, GangIncomplete, OffersRefused, UnmetDemand
+
+
+def seen(*stories: Story, under: ScalingPolicy | None = None, at: datetime = T0) -> Sight:
+    """The sight after the stories, with the plan that is made of them."""
+    state, rules = given(*stories, as_of=at), under or policy()
+    return Sight.of(state, rules, at, plan(state, rules, at))
+
+
+def test_a_job_at_a_limit_names_the_limit() -> None:
+    """And how many members have a place: a gang starts whole."""
+    line = job_line("train", seen(job("train", gpus=8, members=2), on_sale(), under=policy(nodes_count_max=1)))
+    assert line.startswith("Waiting because orders on their way counted, there would be more than 1 node (now: ")
+    assert "nodes_count_max (1) is raised" in line
+    assert "Only 0 of 2 members of job train have a place" in line
+
+
+def test_a_job_that_nothing_can_hold_says_what_is_missing() -> None:
+    """Found by its name as well as by its id."""
+    line = job_line("train", seen(job("train", gpus=16), on_sale()))
+    assert line == (
+        "Waiting because nothing on sale can hold it: no offer has 16 GPUs on one node (most: 8); it starts when "
+        "something that can hold it is for sale, or it asks for less. Only 0 of 1 member of job train have a place; "
+        "it starts whole or not at all."
+    )
+
+
+def test_a_job_with_a_node_on_its_way_says_when() -> None:
+    """The node that was bought for it, with the instant at which it is expected."""
+    reason = UnmetDemand(demand=("job/train",), offers_considered=1, price_micro_usd_per_hour=1)
+    order = msgspec.structs.replace(purchase("buy-1"), reason=reason)
+    line = job_line("train", seen(job("train"), bought(order), on_sale()))
+    assert line.startswith("Waiting because the node that was bought for it is on the way; it starts when buy-1 is")
+
+
+def test_what_became_of_a_job_is_the_line_of_one_that_does_not_wait() -> None:
+    """Nothing is said of a job that the state does not have."""
+    sight = seen(node("n1"), job("train", placed_on=("n1",), is_running=True))
+    assert job_line("train", sight).startswith("Runs on n1 since")
+    assert job_line("nobody", sight) == ""
+
+
+def test_a_pod_says_what_it_waits_for() -> None:
+    """A plan's reason first; without one, Kubernetes' own word."""
+    frozen = seen(pod("a"), on_sale(), under=policy(is_frozen=True))
+    assert "it starts when the policy's is_frozen is false again" in pod_line("a", frozen)
+
+    state = given(pod("a", unschedulable_message="0/3 nodes are available."))
+    unplanned = pod_line("default/a", Sight.of(state, policy(), T0, None))
+    assert unplanned == (
+        "Waiting because Kubernetes found no node for it: 0/3 nodes are available; no plan has spoken of it yet."
+    )
+    assert pod_line("uid-b", seen(node("n1"), pod("b", on="n1"))) == "Runs on node n1."
+
+
+def test_a_gated_pod_waits_for_its_job() -> None:
+    """The gate is ours; what holds the job holds the pod."""
+    line = pod_line("a", seen(job("train", gpus=16), pod("a", job_id="train", is_gated=True), on_sale()))
+    assert line.startswith("Held at its gate until job train may start. ")
+
+
+def test_a_node_says_why_it_exists_and_what_keeps_it() -> None:
+    """Pods by name; what the plan holds back for it; nothing for one that is gone."""
+    busy = seen(node("n1"), pod("a", on="n1", gpus=8))
+    line = node_line("n1", busy)
+    assert line.startswith("Bought because: ")
+    assert "It is kept by 1 pod (default/a)." in line
+    assert "Nothing runs on it. It has been empty for 1 min" in node_line("n1", seen(node("n1"), at=T0 + MINUTE))
+    assert "nobody here removes it" in node_line("n1", seen(node("n1", is_ours=False)))
+    assert "The cloud takes it back at" in node_line("n1", seen(node("n1"), notice("n1", reclaim_at=T0 + MINUTE)))
+    assert node_line("n2", busy) == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "when"),
+    [
+        (Frozen(), "the policy's is_frozen is false again"),
+        (OffersRefused(offers=("a",), retry_at=T0), "which it is asked for after 2026-11-21 12:00:00 UTC"),
+        (
+            GangIncomplete(job_id=JobId("a"), members_placed=3, members_count=4),
+            "the other 1 member has a place as well",
+        ),
+    ],
+)
+def test_each_reason_says_what_has_to_change(reason: Frozen | OffersRefused | GangIncomplete, when: str) -> None:
+    """A wait without an end is no answer."""
+    assert when in starts_when(reason)
