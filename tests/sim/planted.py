@@ -249,7 +249,7 @@ _NOTICES = (
         "the job is not told of the notice",
         4,
         f"{_SCALER}/drains.py",
-        "                await self._kube.annotate_pod(pod, deadline)\n",
+        "            await self._kube.annotate_pod(pod, deadline)\n",
         "                pass\n",
     ),
     Planted(

@@ -140,6 +140,9 @@ def _scaling_sentence(fact: Fact) -> str | None:
             return f"The cloud refused {fact.offer.key}: {fact.code}, {fact.message.rstrip('.')}; {retry}."
         case scaling.ScalingDrainStarted():
             return f"Node {fact.node_name} was cordoned for its drain, which ends by {instant(fact.deadline_at)}."
+        case scaling.ScalingCheckpointRequested():
+            told = named(fact.pods)
+            return f"{told} on node {fact.node_name} were told to save their work by {instant(fact.deadline_at)}."
         case scaling.ScalingPodEvicted():
             how = "deleted at the deadline" if fact.is_forced else "asked to go"
             return f"Pod {fact.pod} on node {fact.node_name} was {how}."

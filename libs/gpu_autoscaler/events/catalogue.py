@@ -50,6 +50,7 @@ ScalingFact = (
     | scaling.ScalingNodeLaunched
     | scaling.ScalingLaunchRefused
     | scaling.ScalingDrainStarted
+    | scaling.ScalingCheckpointRequested
     | scaling.ScalingPodEvicted
     | scaling.ScalingNodeDrained
     | scaling.ScalingDrainCancelled

@@ -235,6 +235,10 @@ def _scaling() -> Iterator[Fact]:
         action_id=DRAIN, plan_id=PLAN, node_uid=NODE, node_name=NODE_NAME, provider_id=INSTANCE,
         is_voluntary=False, deadline_at=deadline, started_at=_at(781),
     )  # fmt: skip
+    yield scaling.ScalingCheckpointRequested(
+        action_id=DRAIN, plan_id=PLAN, node_name=NODE_NAME, pods=("gpu-jobs/train-0",), job_ids=(JOB,),
+        deadline_at=deadline, requested_at=_at(781),
+    )  # fmt: skip
     yield scaling.ScalingPodEvicted(
         action_id=DRAIN, plan_id=PLAN, node_name=NODE_NAME, pod_uid=POD, pod="gpu-jobs/train-0", is_forced=False,
         evicted_at=_at(782),

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import Cut, PastDecision, Plan
-from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid, ProviderId
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
 
@@ -113,6 +113,18 @@ class ScalingDrainStarted(_Step, frozen=True, kw_only=True):
     is_voluntary: bool
     deadline_at: Instant
     started_at: Instant
+
+
+class ScalingCheckpointRequested(_Step, frozen=True, kw_only=True):
+    """The pods of a node that has to go were told, by annotation, to save their work by the deadline."""
+
+    STEP: ClassVar[int] = 1
+
+    node_name: str
+    pods: tuple[str, ...]  # namespace/name, sorted
+    job_ids: tuple[JobId, ...]  # whose pods these are, sorted
+    deadline_at: Instant
+    requested_at: Instant
 
 
 class ScalingPodEvicted(Fact, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ PROJECT_ID = f"{PREFIX}/project-id"
 EVICTION_PRIORITY = f"{PREFIX}/eviction-priority"  # low, medium, high; low is evicted first (S77)
 DO_NOT_DISRUPT = f"{PREFIX}/do-not-disrupt"
 CHECKPOINT_REQUESTED = f"{PREFIX}/checkpoint-requested"  # on pods: RFC 3339 deadline by which to have saved
+CHECKPOINTED_AT = f"{PREFIX}/checkpointed-at"  # on pods: RFC 3339 instant of the last save; empty: none yet
 TERMINATION_FINALIZER = f"{PREFIX}/termination"
 
 # Other people's keys that we honour.

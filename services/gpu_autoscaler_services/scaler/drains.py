@@ -12,6 +12,7 @@ from gpu_autoscaler.core.protection import pod_protection
 from gpu_autoscaler.core.state import DrainRecord
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
+    ScalingCheckpointRequested,
     ScalingDrainCancelled,
     ScalingDrainStarted,
     ScalingNodeDrained,
@@ -22,7 +23,7 @@ from gpu_autoscaler.kube.protocol import NODES, Conflict, KubeApi, NotFound
 from gpu_autoscaler.kube.translate.pod import pod_observed
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
-from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid
 from gpu_autoscaler.model.reasons import GangGivenUp, NodeIdle
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
@@ -56,13 +57,12 @@ class Drains:
         if not await self._cordon(decision.node_name, decision.node_uid, is_cordoned=True):
             return [self._drained(decision, plan_id)]  # the node object is gone, and its pods with it
         pods = eviction_order.leaving(await self._kube.pods_on(decision.node_name))
+        told: list[Fact] = []
         if decision.is_voluntary:
             if why := self._objection(pods, decision, now):
                 return await self._give_up(decision, plan_id, why)
-        else:
-            deadline = {labels.CHECKPOINT_REQUESTED: decision.deadline_at.isoformat()}
-            for pod in pods:
-                await self._kube.annotate_pod(pod, deadline)
+        elif pods:
+            told.append(await self._request_checkpoints(pods, decision, plan_id, now))
         started = ScalingDrainStarted(
             action_id=decision.action_id,
             plan_id=plan_id,
@@ -73,7 +73,7 @@ class Drains:
             deadline_at=decision.deadline_at,
             started_at=now,
         )
-        return [started]
+        return [*told, started]
 
     async def proceed(self, started: ScalingDrainStarted) -> Outcome:
         """One pass over the node: evict whose turn it is; come again until it is empty, given up, or cancelled.
@@ -98,7 +98,8 @@ class Drains:
             if why:
                 return Outcome(facts=tuple(await self._give_up(started, started.plan_id, why)))
         facts: list[Fact] = []
-        for pod in eviction_order.due(pods, started.deadline_at, now):
+        asked_at = None if started.is_voluntary else started.started_at
+        for pod in eviction_order.due(pods, started.deadline_at, now, asked_at=asked_at):
             facts += await self._evict(pod, started)
         if not started.is_voluntary and now >= started.deadline_at:
             for pod in pods:
@@ -113,6 +114,24 @@ class Drains:
         return await self._keep(decision, plan_id, decision.drain_action_id)
 
     # ---- steps
+
+    async def _request_checkpoints(
+        self, pods: Sequence[wire.Pod], decision: DrainNode, plan_id: PlanId, now: datetime
+    ) -> ScalingCheckpointRequested:
+        """Tell the pods until when they can save; how they answer, `core/checkpoints.py` says."""
+        deadline = {labels.CHECKPOINT_REQUESTED: decision.deadline_at.isoformat()}
+        for pod in pods:
+            await self._kube.annotate_pod(pod, deadline)
+        job_ids = {pod.metadata.labels.get(labels.JOB_ID, "") for pod in pods} - {""}
+        return ScalingCheckpointRequested(
+            action_id=decision.action_id,
+            plan_id=plan_id,
+            node_name=decision.node_name,
+            pods=tuple(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in pods)),
+            job_ids=tuple(sorted(map(JobId, job_ids))),
+            deadline_at=decision.deadline_at,
+            requested_at=now,
+        )
 
     def _record(self, action_id: ActionId) -> DrainRecord | None:
         return self._view.state.drains.get(action_id)

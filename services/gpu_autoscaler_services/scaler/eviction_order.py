@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from gpu_autoscaler.core.checkpoints import can_save, checkpointed_at, has_answered
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
@@ -24,9 +25,12 @@ def leaving(pods: Sequence[wire.Pod]) -> list[wire.Pod]:
     """Return the pods that keep a node from being drained, in the order in which they are to go.
 
     DaemonSet and mirror pods stay with their node, and what has ended holds nothing. Critical pods go last; before
-    them low eviction priority first (CHECKLIST S77; Karpenter, `terminator/eviction.go`, read 2026-11-21).
+    them low eviction priority first (CHECKLIST S77; Karpenter, `terminator/eviction.go`, read 2026-11-21), and of one
+    priority who saved last goes first, who never did last.
     """
-    return sorted(filter(_counts, pods), key=lambda pod: (tier(pod), pod.metadata.namespace, pod.metadata.name))
+    return sorted(
+        filter(_counts, pods), key=lambda pod: (tier(pod), -_saved_at(pod), pod.metadata.namespace, pod.metadata.name)
+    )
 
 
 def tier(pod: wire.Pod) -> tuple[bool, int]:
@@ -37,14 +41,22 @@ def tier(pod: wire.Pod) -> tuple[bool, int]:
     return pod.spec.priority >= CRITICAL_PRIORITY_MIN, PRIORITY_NAMES[named]
 
 
-def due(pods: Sequence[wire.Pod], deadline_at: datetime, now: datetime) -> list[wire.Pod]:
-    """Return those of `leaving` whose turn it is: the first wave, and who has just its grace period left."""
+def due(
+    pods: Sequence[wire.Pod], deadline_at: datetime, now: datetime, *, asked_at: datetime | None = None
+) -> list[wire.Pod]:
+    """Return those of `leaving` whose turn it is: the first wave, and who has just its grace period left.
+
+    Of a wave that was asked at `asked_at` to save, who can save and has not yet is left to it.
+    """
     first = tier(pods[0])
     return [
         pod
         for pod in pods
         if pod.metadata.deletion_timestamp is None
-        and (tier(pod) == first or now >= last_call(pod, deadline_at) - timedelta(seconds=TURN_MARGIN_SECONDS))
+        and (
+            now >= last_call(pod, deadline_at) - timedelta(seconds=TURN_MARGIN_SECONDS)
+            or (tier(pod) == first and not _is_saving(pod, asked_at))
+        )
     ]
 
 
@@ -63,6 +75,16 @@ def is_overdue(pod: wire.Pod, now: datetime) -> bool:
     """True for a pod whose grace period is long over: its kubelet is dead and will never say that it is gone."""
     deleted_at = pod.metadata.deletion_timestamp  # the instant at which the grace period ends
     return deleted_at is not None and now >= deleted_at + timedelta(seconds=OVERDUE_SECONDS)
+
+
+def _is_saving(pod: wire.Pod, asked_at: datetime | None) -> bool:
+    told = pod.metadata.annotations
+    return asked_at is not None and can_save(told) and not has_answered(told, asked_at)
+
+
+def _saved_at(pod: wire.Pod) -> float:
+    at = checkpointed_at(pod.metadata.annotations)
+    return 0.0 if at is None else at.timestamp()
 
 
 def _counts(pod: wire.Pod) -> bool:

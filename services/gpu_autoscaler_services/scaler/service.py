@@ -20,6 +20,7 @@ from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreemp
 from gpu_autoscaler.events.node import INSTANCE_STATE_VERSION, NodeGone, NodeInstanceListed, NodeInstanceObserved
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.scaling import (
+    ScalingCheckpointRequested,
     ScalingDecisionsRestored,
     ScalingDrainCancelled,
     ScalingDrainStarted,
@@ -86,6 +87,7 @@ class Scaler:
         ScalingNodeLaunched,
         ScalingLaunchRefused,
         ScalingDrainStarted,
+        ScalingCheckpointRequested,
         ScalingPodEvicted,
         ScalingNodeDrained,
         ScalingDrainCancelled,

@@ -14,6 +14,7 @@ from tests.support.stories import Story, Told, given, offer, planned, purchase, 
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
+    ScalingCheckpointRequested,
     ScalingDrainCancelled,
     ScalingDrainStarted,
     ScalingLaunchRefused,
@@ -238,7 +239,8 @@ async def test_a_voluntary_drain_stops_at_a_protected_pod(bench: Bench) -> None:
     await ready(bench.here, owned("kept", annotations={"gpu-autoscaler.io/do-not-disrupt": "true"}))
     assert kinds(await bench.begin(drain(bench.here, UNDERUSED, seconds=600))) == [ScalingDrainCancelled]
     doomed = msgspec.structs.replace(drain(bench.here, RECLAIM, seconds=120), action_id=ActionId("drain-2"))
-    (started,) = await bench.begin(doomed)
+    _, started = await bench.begin(doomed)
+    assert isinstance(started, ScalingDrainStarted)
     annotations = bench.here.item("pods", "kept")["metadata"]["annotations"]
     assert annotations["gpu-autoscaler.io/checkpoint-requested"] == doomed.deadline_at.isoformat()
     assert kinds(await drain_to_end(bench, started)) == [ScalingPodEvicted, ScalingNodeDrained]
@@ -264,7 +266,8 @@ async def test_a_budget_does_not_outlive_an_involuntary_deadline(bench: Bench) -
     bench.here.add("budgets", budget("one", "train"))
     await until(lambda: bench.here.item("budgets", "one")["status"].get("expectedPods"))
     decision = drain(bench.here, RECLAIM, seconds=30)
-    (started,) = await bench.begin(decision)
+    _, started = await bench.begin(decision)
+    assert isinstance(started, ScalingDrainStarted)
     said = await drain_to_end(bench, started)
     assert kinds(said) == [ScalingPodEvicted, ScalingNodeDrained]
     forced, done = said
@@ -283,9 +286,38 @@ async def test_pods_leave_in_the_order_of_their_eviction_priority(bench: Bench) 
         owned("b-plain"),
         owned("c-low", annotations={"gpu-autoscaler.io/eviction-priority": "low"}),
     )
-    (started,) = await bench.begin(drain(bench.here, RECLAIM, seconds=600))
+    _, started = await bench.begin(drain(bench.here, RECLAIM, seconds=600))
+    assert isinstance(started, ScalingDrainStarted)
     said = [one.pod for one in await drain_to_end(bench, started) if isinstance(one, ScalingPodEvicted)]
     assert said == ["default/c-low", "default/b-plain", "default/a-training"]
+
+
+async def test_a_pod_that_can_save_is_left_to_it_until_it_has(bench: Bench) -> None:
+    """Told with the deadline, it stays while it saves and goes when it has answered; others are not waited for."""
+    await ready(bench.here, owned("saves", annotations={"gpu-autoscaler.io/checkpointed-at": ""}), owned("cannot"))
+    decision = drain(bench.here, RECLAIM, seconds=3600)
+    asked, started = await bench.begin(decision)
+    assert isinstance(asked, ScalingCheckpointRequested)
+    assert isinstance(started, ScalingDrainStarted)
+    assert (asked.pods, asked.deadline_at) == (("default/cannot", "default/saves"), decision.deadline_at)
+    evicted = [one for one in (await bench.step(started)).facts if isinstance(one, ScalingPodEvicted)]
+    assert [one.pod for one in evicted] == ["default/cannot"]
+    (pod_left,) = [one for one in await bench.here.kube.pods_on("gpu-a") if one.metadata.name == "saves"]
+    answer = {"gpu-autoscaler.io/checkpointed-at": bench.here.clock.now().isoformat()}
+    assert await bench.here.kube.annotate_pod(pod_left, answer)
+    said = await drain_to_end(bench, started)
+    assert [one.pod for one in said if isinstance(one, ScalingPodEvicted)] == ["default/saves"]
+
+
+async def test_a_pod_that_never_answers_goes_when_its_grace_is_all_that_is_left(bench: Bench) -> None:
+    """Who promises to save and does not is gone by the deadline all the same."""
+    await ready(bench.here, owned("silent", annotations={"gpu-autoscaler.io/checkpointed-at": ""}))
+    decision = drain(bench.here, RECLAIM, seconds=30)
+    _, started = await bench.begin(decision)
+    assert isinstance(started, ScalingDrainStarted)
+    *_, done = await drain_to_end(bench, started)
+    assert isinstance(done, ScalingNodeDrained)
+    assert done.drained_at <= decision.deadline_at + timedelta(seconds=5)
 
 
 async def test_a_cancelled_drain_leaves_the_rest_alone(bench: Bench) -> None:

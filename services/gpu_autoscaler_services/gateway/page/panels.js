@@ -255,6 +255,7 @@ const SAY = {
   "scaling.node_launched": (fact) => `${fact.instance_type} in ${fact.zone}, ${fact.capacity_type}`,
   "scaling.launch_refused": (fact) => `${fact.offer.instance_type} in ${fact.offer.zone}: ${fact.code}`,
   "scaling.drain_started": (fact) => `${fact.node_name}${fact.is_voluntary ? "" : ", not by choice"}`,
+  "scaling.checkpoint_requested": (fact) => `${fact.pods.join(", ")} on ${fact.node_name}`,
   "scaling.pod_evicted": (fact) => `${fact.pod} from ${fact.node_name}`,
   "spot.notice_received": (fact) => `${fact.node_name || fact.provider_id}: ${fact.kind}`,
   "cost.accrued": (fact) => `${usd(fact.total_micro_usd)} for ${fact.node_name || fact.provider_id}`,
