@@ -25,7 +25,7 @@ _ANSWERS_COUNT_MAX = 1024
 class Marks(NamedTuple):
     """Everything about a shape but its amounts: shapes that share it are accepted by the same bins."""
 
-    gpu_model: str | None
+    gpu_models: tuple[str, ...]
     gpu_memory_bytes_min: int | None
     demands: NodeDemands
     is_spot_allowed: bool
@@ -34,8 +34,8 @@ class Marks(NamedTuple):
     def of(cls, shape: Shape) -> "Marks":
         """What matters of the GPUs matters only to whoever asks for GPUs."""
         has_gpus = shape.resources.gpu_count > 0
-        model, memory = (shape.gpu_model, shape.gpu_memory_bytes_min) if has_gpus else (None, None)
-        return cls(model, memory, shape.demands, shape.is_spot_allowed)
+        models, memory = (shape.gpu_models, shape.gpu_memory_bytes_min) if has_gpus else ((), None)
+        return cls(models, memory, shape.demands, shape.is_spot_allowed)
 
 
 class _Column(Generic[V]):
@@ -95,8 +95,8 @@ class Acceptance:
     def _ask(self, marks: Marks) -> Bools:
         demands, least = marks.demands, marks.gpu_memory_bytes_min
         right = self._taints.where(lambda taints: tolerates(demands.tolerations, taints))
-        if marks.gpu_model is not None:
-            right &= self._models.where(lambda model: model == marks.gpu_model)
+        if marks.gpu_models:
+            right &= self._models.where(lambda model: model in marks.gpu_models)
         if least is not None:
             right &= self._memories.where(lambda memory: memory is not None and memory >= least)
         if not marks.is_spot_allowed:

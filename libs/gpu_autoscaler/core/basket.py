@@ -12,6 +12,7 @@ import numpy as np
 
 from gpu_autoscaler.core.amounts import GPU, Bools, Ints, rows
 from gpu_autoscaler.core.bins import ordered_labels
+from gpu_autoscaler.core.company import rules_told
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.fleet.choosing import cheapest_fleet
@@ -22,9 +23,17 @@ from gpu_autoscaler.core.market import Market, Sale
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.shapes import Bin, Shape
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId, NodeUid
-from gpu_autoscaler.model.reasons import BelowMinimum, BuyReason, HoldReason, ReplacesDoomed, UnmetDemand
+from gpu_autoscaler.model.reasons import (
+    BelowMinimum,
+    BuyReason,
+    HoldReason,
+    NeighboursForbid,
+    ReplacesDoomed,
+    UnmetDemand,
+)
 from gpu_autoscaler.model.resources import NO_RESOURCES
 
 # Prices are compared for one member in whole numbers; this keeps the remainder of the division.
@@ -61,6 +70,7 @@ class Basket:
             self._account.add(purchase.decision.pool, purchase.decision.offer)
         self._nodes_count_before = self._account.nodes_count
         self._orders: dict[str, _Order] = {}  # by bin key, in the order of buying
+        self.room.look_elsewhere(market.domains)
 
     @property
     def room(self) -> Room:
@@ -120,6 +130,38 @@ class Basket:
                 self._take_out(key)
             return 0, reason
         return covered, reason
+
+    def buy_one_by_one(self, buyer: DemandItem, members_count: int) -> tuple[tuple[str, ...], HoldReason | None]:
+        """Buy for members whose rules about other pods make each node depend on the one before.
+
+        Returns the bins that took them, and why no more; a gang gets all or nothing.
+        """
+        placed: tuple[str, ...] = ()
+        bought: list[str] = []
+        reason: HoldReason | None = None
+        members = self._market.members(buyer.shape)
+        zones = [sale.node.labels.get(labels.ZONE) for sale in self._market.sales]
+        mark = self.room.mark()
+        while len(placed) < members_count and reason is None:
+            is_open = self.room.open_zones(buyer.shape, zones)
+            place, reason = self._choose(buyer.shape, np.where(is_open, members, 0), 1)
+            if place is None:
+                reason = NeighboursForbid(rules=rules_told(buyer.shape.company)) if members.any() else reason
+                break
+            entry = self._order(self._market.sales[place], buyer)
+            self.room.put(entry)
+            bought.append(entry.key)
+            taken = self.room.place_on((entry.key,), buyer.shape, members_count - len(placed))
+            placed += taken
+            if not taken:
+                reason = NeighboursForbid(rules=rules_told(buyer.shape.company))
+                self._take_out(bought.pop())
+        if reason is not None and buyer.member_count > 1:
+            self.room.rollback(mark)
+            for key in bought:
+                self._forget(key)
+            return (), reason
+        return placed, reason
 
     def assign(self, item: DemandItem, keys: tuple[str, ...]) -> None:
         """Note that members of the item count on these bins; a gang's purchases need what it shares."""
@@ -228,8 +270,11 @@ class Basket:
         return node
 
     def _take_out(self, key: str) -> None:
-        order = self._orders.pop(key)
         self.room.remove(key)
+        self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        order = self._orders.pop(key)
         self._account.add(order.sale.pool.name, order.sale.offer, -1)
 
     def _decision(self, order: _Order, doomed: dict[NodeUid, NodeView]) -> BuyNode:

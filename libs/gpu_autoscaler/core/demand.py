@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from gpu_autoscaler.core.company import Rules, company_of, rules_of
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Shape
@@ -98,18 +99,20 @@ def job_shape(spec: JobSpec) -> Shape:
     """What each member of a job needs; the Kubernetes Job made for it carries the same demands."""
     return Shape(
         resources=msgspec.structs.replace(spec.member_resources, pod_count=1),
-        gpu_model=spec.gpu_model,
+        gpu_models=() if spec.gpu_model is None else (spec.gpu_model,),
         gpu_memory_bytes_min=spec.gpu_memory_bytes_min,
         demands=_GPU_DEMANDS if spec.member_resources.gpu_count else NO_DEMANDS,
         is_spot_allowed=spec.is_preemptible,
     )
 
 
-def pod_shape(pod: PodObserved, spec: JobSpec | None) -> Shape:
-    """What a pod needs; `spec` is that of its job, where it has one of ours."""
+def pod_shape(pod: PodObserved, spec: JobSpec | None, rules: Rules) -> Shape:
+    """What a pod needs; `spec` is that of its job, where it has one of ours, `rules` are all pods'."""
+    model = pod.gpu_model or (None if spec is None else spec.gpu_model)
     return Shape(
         resources=msgspec.structs.replace(pod.requests, pod_count=1),
-        gpu_model=pod.gpu_model or (None if spec is None else spec.gpu_model),
+        gpu_models=pod.gpu_models or (() if model is None else (model,)),
+        company=company_of(pod, rules),
         gpu_memory_bytes_min=None if spec is None else spec.gpu_memory_bytes_min,
         demands=pod.demands,
         is_spot_allowed=pod.priority < _CRITICAL_POD_PRIORITY_MIN if spec is None else spec.is_preemptible,
@@ -152,7 +155,7 @@ def _pod_item(
     return DemandItem(
         key=f"pod/{pod.pod_uid}",
         source=source,
-        shape=pod_shape(pod, spec),
+        shape=pod_shape(pod, spec, rules_of(state.pods)),
         member_count=1,
         priority=pod_priority(pod, spec),
         since=pod.unschedulable_since or pod.created_at,

@@ -29,6 +29,7 @@ from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import HoldReason, NoOfferFits, OffersRefused, PriceUnknown, WatchStale
 
 _UNKNOWN_PRICE = -1
+_ANY_NEW_HOST = ""  # no node is called that
 
 
 class Sale(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +92,13 @@ class Market:
         """Return how many members of the shape a new node of each sale takes; none where it cannot be had now."""
         return np.where(self._is_buyable, self._members_in_principle(shape), 0)
 
+    def domains(self, shape: Shape, key: str) -> frozenset[str]:
+        """Return the values of a label of all nodes that could be bought for the shape now; a new host has no name."""
+        if key == labels.HOSTNAME:
+            return frozenset({_ANY_NEW_HOST})
+        values = (self.sales[place].node.labels.get(key) for place in np.flatnonzero(self.members(shape)))
+        return frozenset(value for value in values if value is not None)
+
     def why_nothing(self, shape: Shape) -> HoldReason:
         """Return why no sale takes a member of this shape now; only for shapes for which that is so."""
         if self._offers is None:  # no list of offers is not an empty list
@@ -122,10 +130,10 @@ class Market:
         """Say what no offer has: the first thing that, taken alone, rules all of them out."""
         if not self.sales:
             return "no pool allows any offer"
-        wanted, model = shape.resources.gpu_count, shape.gpu_model
+        wanted, models = shape.resources.gpu_count, shape.gpu_models
         if wanted:
-            of_model = "" if model is None else f" of model {model}"
-            offers = [sale.offer for sale in self.sales if model in (None, sale.offer.gpu_model)]
+            of_model = f" of model {' or '.join(models)}" if models else ""
+            offers = [sale.offer for sale in self.sales if not models or sale.offer.gpu_model in models]
             most = max((offer.resources.gpu_count for offer in offers), default=0)
             if most < wanted:
                 return f"no offer has {wanted} GPUs{of_model} on one node (most: {most})"
@@ -172,7 +180,8 @@ def _as_it_came(promised: Bin, came: NodeView, pods: PodsByNode) -> Bin:
     Taints are taken from the promise: those that a node has besides are for a while, or for that node alone.
     """
     own = {key: value for key, value in came.labels.items() if key != labels.HOSTNAME}
-    return msgspec.structs.replace(promised, free=node_free_of_work(came, pods), labels=own)
+    zone = promised.labels[labels.ZONE]  # where it is, it cannot come otherwise
+    return msgspec.structs.replace(promised, free=node_free_of_work(came, pods), labels={**own, labels.ZONE: zone})
 
 
 def _standing_refusals(state: ClusterState, as_of: datetime) -> dict[tuple[str, str], Instant]:

@@ -3,14 +3,16 @@
 Pods of equal shape fit equally, so each question is about one shape and a count, never about single pods.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.acceptance import Acceptance, members_that_fit
-from gpu_autoscaler.core.amounts import COLUMNS_COUNT, CPU, GPU, MEMORY, Ints, resources, row, rows
+from gpu_autoscaler.core.amounts import COLUMNS_COUNT, CPU, GPU, MEMORY, Bools, Ints, resources, row, rows
+from gpu_autoscaler.core.company import Tally
+from gpu_autoscaler.core.neighbours import Neighbours
 from gpu_autoscaler.core.shapes import Bin, Shape
 
 
@@ -30,6 +32,8 @@ class Room:
         self._is_there = np.empty(0, dtype=np.bool_)
         self._ranks: Ints | None = None  # of the keys; None: a bin came since
         self._acceptances: list[Acceptance] = []  # of bins as they were put together
+        self._neighbours = Neighbours()
+        self._elsewhere: Callable[[Shape, str], Collection[str]] = _nowhere
         self._undo: list[Callable[[], None]] = []
         self.put_all(bins)
 
@@ -60,6 +64,7 @@ class Room:
         self._has_gpus = np.append(self._has_gpus, [entry.has_gpus for entry in added]).astype(np.bool_)
         self._is_there = np.append(self._is_there, np.ones(len(added), dtype=np.bool_))
         self._acceptances.append(Acceptance(added))
+        self._neighbours.stand_in(self._bins)
         self._ranks = None
         self._undo.append(partial(self._forget, first))
 
@@ -94,41 +99,76 @@ class Room:
         """
         if count <= 0 or not self._bins:
             return ()
-        members = self._members_that_fit(shape)
         wanted = [self._places[key] for key in prefers if key in self]
-        return self._place(shape, count, members, (*wanted, *self._best_first(shape, members)))
+        return self._place(shape, count, lambda members: (*wanted, *self._best_first(shape, members)))
 
     def place_on(self, keys: Iterable[str], shape: Shape, count: int) -> tuple[str, ...]:
         """Place as many as fit on these bins alone, in their order; keys that are not in the room are passed over."""
         places = [self._places[key] for key in keys if key in self]
-        return self._place(shape, count, self._members_that_fit(shape), places) if places else ()
+        return self._place(shape, count, lambda _: places) if places else ()
 
     def take_back(self, keys: Iterable[str], shape: Shape) -> None:
         """Members that were placed on these bins, one for each key, are there no more."""
-        need = np.array(row(shape.resources), dtype=np.int64)
         for key in keys:
-            self._fill(self._places[key], -need)
+            self._fill(self._places[key], shape, -1)
 
-    def _place(self, shape: Shape, count: int, members: Ints, places: Iterable[int]) -> tuple[str, ...]:
-        need = np.array(row(shape.resources), dtype=np.int64)
+    def _place(self, shape: Shape, count: int, in_order: Callable[[Ints], Iterable[int]]) -> tuple[str, ...]:
+        """Place as many as fit, at most `count`, on the places that `in_order` names for the members that fit."""
+        at_once_max = count if shape.company.is_any else 1  # each may close bins to the next one, and open others
         placed: list[str] = []
-        for place in places:
-            taken = min(int(members[place]), count - len(placed))
-            if taken > 0:
-                members[place] -= taken
-                self._fill(place, need * taken)
-                placed += [self._bins[place].key] * taken
-            if len(placed) == count:
-                break
+        is_going_on = count > 0
+        while is_going_on:
+            before, members = len(placed), self._members_that_fit(shape)
+            for place in in_order(members):
+                taken = min(int(members[place]), count - len(placed), at_once_max)
+                if taken > 0:
+                    members[place] -= taken
+                    self._fill(place, shape, taken)
+                    placed += [self._bins[place].key] * taken
+                if len(placed) == count or len(placed) - before == at_once_max:
+                    break
+            is_going_on = not shape.company.is_any and before < len(placed) < count
         return tuple(placed)
+
+    def take(self, key: str, shape: Shape, count: int) -> None:
+        """Place members in this bin, whose room and neighbours are the caller's to know."""
+        self._fill(self._places[key], shape, count)
 
     def count_places(self, shape: Shape, count: int) -> int:
         """How many members have room, at most `count`; nothing is placed."""
-        return min(int(self._members_that_fit(shape).sum()), count)
+        if shape.company.is_any:
+            return min(int(self._members_that_fit(shape).sum()), count)
+        mark = self.mark()
+        found = len(self.place_most(shape, count))
+        self.rollback(mark)
+        return found
+
+    def look_elsewhere(self, elsewhere: Callable[[Shape, str], Collection[str]]) -> None:
+        """Spread members also over domains in which there is no bin yet: `elsewhere` says those open to a shape."""
+        self._elsewhere = elsewhere
+
+    def open_zones(self, shape: Shape, zones: Sequence[str | None]) -> Bools:
+        """Return for nodes that are not there yet, by their zones, whether the rules let a member on one of them."""
+        return self._neighbours.open_to_new(
+            shape.company, self._accepted(shape), self._is_there, lambda key: self._elsewhere(shape, key), zones
+        )
+
+    def counts_by_domain(self, key: str, tally: Tally) -> dict[str, int]:
+        """How many pods of the tally stand in each domain that has a bin; a domain is a value of the label `key`."""
+        return self._neighbours.counts_by_domain(key, tally, self._is_there)
 
     def _members_that_fit(self, shape: Shape) -> Ints:
-        accepted = np.concatenate([part.by(shape) for part in self._acceptances]) & self._is_there
-        return members_that_fit(shape, self._free, accepted)
+        accepted = self._accepted(shape)
+        members = members_that_fit(shape, self._free, accepted)
+        if shape.company.is_any:
+            return members
+        is_open = self._neighbours.open_to(
+            shape.company, accepted, self._is_there, lambda key: self._elsewhere(shape, key)
+        )
+        return np.where(is_open, members, 0)
+
+    def _accepted(self, shape: Shape) -> Bools:
+        return np.concatenate([part.by(shape) for part in self._acceptances]) & self._is_there
 
     def _best_first(self, shape: Shape, members: Ints) -> list[int]:
         """Places that take a member, the best fit first: what is real before what is coming, then what is left least.
@@ -147,12 +187,15 @@ class Room:
         )
         return [int(place) for place in fitting[ranked]]
 
-    def _fill(self, place: int, amounts: Ints) -> None:
-        self._free[place] -= amounts
-        self._undo.append(partial(self._empty, place, amounts))
+    def _fill(self, place: int, shape: Shape, count: int) -> None:
+        self._add(place, shape, count)
+        self._undo.append(partial(self._add, place, shape, -count))
 
-    def _empty(self, place: int, amounts: Ints) -> None:
-        self._free[place] += amounts
+    def _add(self, place: int, shape: Shape, count: int) -> None:
+        """Add members to the bin; fewer than none takes them away again."""
+        self._free[place] -= np.array(row(shape.resources), dtype=np.int64) * count
+        if shape.company.tallies:
+            self._neighbours.add(place, shape.company, count)
 
     def _come_back(self, place: int) -> None:
         self._is_there[place] = True
@@ -165,4 +208,9 @@ class Room:
         self._free, self._standing = self._free[:first].copy(), self._standing[:first].copy()
         self._has_gpus, self._is_there = self._has_gpus[:first].copy(), self._is_there[:first].copy()
         self._acceptances.pop()
+        self._neighbours.stand_in(self._bins)
         self._ranks = None
+
+
+def _nowhere(_shape: Shape, _key: str) -> Collection[str]:
+    return ()

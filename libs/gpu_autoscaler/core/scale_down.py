@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.bins import PodsByNode, bin_key, free_room
+from gpu_autoscaler.core.company import rules_of
 from gpu_autoscaler.core.demand import job_spec, pod_shape
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
@@ -30,6 +31,7 @@ from gpu_autoscaler.model.reasons import (
     GangGivenUp,
     GpusLimit,
     HoldReason,
+    NeighboursForbid,
     NodeIdle,
     NodeOrphaned,
     NodeProtected,
@@ -45,7 +47,7 @@ from gpu_autoscaler.model.reasons import (
 )
 
 # Why a gang is not bought that will not be bought a moment later either. A cooldown passes; an old list says nothing.
-_NOTHING_TO_BUY = (NoOfferFits, OffersRefused, PriceUnknown, NodesLimit, GpusLimit, BudgetLimit)
+_NOTHING_TO_BUY = (NoOfferFits, NeighboursForbid, OffersRefused, PriceUnknown, NodesLimit, GpusLimit, BudgetLimit)
 _RELEASE = "release_idle"
 _CONSOLIDATE = "consolidate"
 
@@ -270,7 +272,7 @@ def _move_all(
     hosts: set[str] = set()
     homeless: list[PodUid] = []
     for pod in sorted(pods, key=lambda pod: (-pod.requests.gpu_count, -pod.requests.cpu_milli, pod.pod_uid)):
-        placed = room.place_gang(pod_shape(pod, job_spec(state, pod.job_id)), 1)
+        placed = room.place_gang(pod_shape(pod, job_spec(state, pod.job_id), rules_of(state.pods)), 1)
         if placed is None or room[placed[0]].standing is not Standing.READY:
             homeless.append(pod.pod_uid)
             break

@@ -72,11 +72,13 @@ def _lots(demand: tuple[DemandItem, ...]) -> Iterator[_Lot]:
 
 
 def _served_together(lots: tuple[_Lot, ...]) -> Iterator[tuple[_Lot, ...]]:
-    """Single pods of one priority that follow each other are bought for at once; a gang for itself."""
+    """Single pods of one priority that follow each other are bought for at once; a gang, or what minds others, for
+    itself."""
 
     def alike(lot: _Lot) -> tuple[bool, int, str | None]:
         first = lot.first
-        return first.is_bought_for, first.priority, first.key if first.member_count > 1 else None
+        is_alone = first.member_count > 1 or not first.shape.company.is_any
+        return first.is_bought_for, first.priority, first.key if is_alone else None
 
     for _, run in groupby(lots, key=alike):
         yield tuple(run)
@@ -119,7 +121,8 @@ class _Cover:
         wanted = [(lots[each].first, lots[each].members_count - len(placed[each])) for each in short]
         reasons: dict[int, HoldReason] = {}
         if wanted and wanted[0][0].is_bought_for:
-            bought = None if self._closed_reason else self.basket.buy_together(wanted)
+            is_any = wanted[0][0].shape.company.is_any
+            bought = None if self._closed_reason or not is_any else self.basket.buy_together(wanted)
             for number, each in enumerate(short):
                 if bought is not None:
                     placed[each] += bought[number]
@@ -147,6 +150,10 @@ class _Cover:
         """Buy for this lot as far as limits let, and place it; return why no more."""
         if self._closed_reason is not None:
             return self._closed_reason
+        if not item.shape.company.is_any:
+            keys, reason = self.basket.buy_one_by_one(item, count)
+            placed[number] += keys
+            return reason
         # What was bought for the lots before may have room left.
         beside = self._room.place_most(item.shape, count)
         covered, reason = self.basket.buy(item, count - len(beside))

@@ -85,6 +85,9 @@ def _why_done(reason: ActionReason) -> str:
 
 def _why_held(reason: reasons.HoldReason) -> str:
     match reason:
+        case reasons.NeighboursForbid():
+            rules = named(reason.rules)
+            return f"Nodes could be had, but none where its pods may stand beside those that are there ({rules})."
         case reasons.NoOfferFits():
             return f"Nothing on sale can hold it: {reason.detail}."
         case reasons.OffersRefused():

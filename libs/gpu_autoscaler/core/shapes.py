@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gpu_autoscaler.core.company import ANY_COMPANY, Company
+from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import Resources
@@ -15,10 +17,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What one member of a gang needs of its node."""
 
     resources: Resources  # with pod_count=1
-    gpu_model: str | None = None
+    gpu_models: tuple[str, ...] = ()  # any of these will do; empty: any at all
     gpu_memory_bytes_min: int | None = None  # of one GPU
     demands: NodeDemands = NO_DEMANDS
     is_spot_allowed: bool = True
+    company: Company = ANY_COMPANY  # what the pods near it have to be
 
 
 class Standing(enum.IntEnum):
@@ -39,6 +42,7 @@ class Bin(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
+    pods: tuple[PodObserved, ...] = ()  # that stand there already
     gpu_model: str | None = None
     gpu_memory_bytes: int | None = None
     capacity_type: CapacityType | None = None

@@ -6,7 +6,12 @@ from gpu_autoscaler.events.fact import Versioned
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.model.scheduling import NO_DEMANDS, LabelRequirement, NodeDemands
+from gpu_autoscaler.model.scheduling import (
+    NO_DEMANDS,
+    LabelRequirement,
+    NeighbourDemands,
+    NodeDemands,
+)
 
 PodPhase = Literal["pending", "running", "succeeded", "failed", "unknown"]
 
@@ -30,7 +35,9 @@ class PodObserved(Versioned, frozen=True, kw_only=True):
     deleting_since: Instant | None = None
     priority: int = 0  # Kubernetes' spec.priority
     demands: NodeDemands = NO_DEMANDS
-    gpu_model: str | None = None  # asked for by label or affinity; None: any
+    neighbours: NeighbourDemands | None = None  # None: other pods do not matter to it
+    gpu_model: str | None = None  # asked for by label or affinity; None: any, or one of several
+    gpu_models: tuple[str, ...] = ()  # any of these will do; empty: see gpu_model
     labels: tuple[tuple[str, str], ...] = ()  # sorted by key
     annotations: tuple[tuple[str, str], ...] = ()  # those that we honour, sorted by key
     owner_kind: str | None = None  # controller: Job, ReplicaSet, DaemonSet, Node (mirror pod) ...

@@ -106,10 +106,48 @@ class NodeAffinity(_Wire, frozen=True, kw_only=True):
     required: NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
 
 
+class LabelSelector(_Wire, frozen=True, kw_only=True):
+    """Conditions on labels that hold together; none at all selects everything."""
+
+    match_labels: dict[str, str] = {}
+    match_expressions: tuple[Requirement, ...] = ()
+
+
+class PodAffinityTerm(_Wire, frozen=True, kw_only=True):
+    """Pods to be near to, or far from. Without a label selector it is about no pod."""
+
+    topology_key: str
+    label_selector: LabelSelector | None = None
+    namespaces: tuple[str, ...] = ()
+    namespace_selector: LabelSelector | None = None
+    match_label_keys: tuple[str, ...] = ()
+    mismatch_label_keys: tuple[str, ...] = ()
+
+
+class PodAffinity(_Wire, frozen=True, kw_only=True):
+    """Only what is required, of affinity and of anti-affinity."""
+
+    required: tuple[PodAffinityTerm, ...] = msgspec.field(
+        default=(), name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
 class Affinity(_Wire, frozen=True, kw_only=True):
-    """Only the node's part."""
+    """What is asked of the node, and of the pods near it."""
 
     node_affinity: NodeAffinity | None = None
+    pod_affinity: PodAffinity | None = None
+    pod_anti_affinity: PodAffinity | None = None
+
+
+class TopologySpreadConstraint(_Wire, frozen=True, kw_only=True):
+    """How evenly pods are spread."""
+
+    topology_key: str
+    max_skew: int = 1
+    when_unsatisfiable: str = "DoNotSchedule"
+    label_selector: LabelSelector | None = None
+    match_label_keys: tuple[str, ...] = ()
 
 
 class WireToleration(_Wire, frozen=True, kw_only=True):
@@ -143,6 +181,7 @@ class PodSpec(_Wire, frozen=True, kw_only=True):
     node_name: str | None = None
     node_selector: dict[str, str] = {}
     affinity: Affinity | None = None
+    topology_spread_constraints: tuple[TopologySpreadConstraint, ...] = ()
     tolerations: tuple[WireToleration, ...] = ()
     scheduling_gates: tuple[SchedulingGate, ...] = ()
     priority: int = 0
@@ -227,13 +266,6 @@ class Node(Object, frozen=True, kw_only=True):
 
 
 # ---- disruption budgets
-
-
-class LabelSelector(_Wire, frozen=True, kw_only=True):
-    """Which pods are meant."""
-
-    match_labels: dict[str, str] = {}
-    match_expressions: tuple[Requirement, ...] = ()
 
 
 class BudgetSpec(_Wire, frozen=True, kw_only=True):

@@ -227,12 +227,19 @@ class MinimumReached(Reason, frozen=True, kw_only=True, tag="minimum_reached"):
     nodes_count_min: int
 
 
+class NeighboursForbid(Reason, frozen=True, kw_only=True, tag="neighbours_forbid"):
+    """Offers would fit, but wherever a node could be had stand pods too near, too far, or too many of them."""
+
+    rules: tuple[str, ...]  # those of the pod, in words: "even over topology.kubernetes.io/zone within 1"
+
+
 BuyReason = UnmetDemand | ReplacesDoomed | BelowMinimum
 DrainReason = NodeIdle | NodeUnderused | GangGivenUp | SpotReclaim
 ReleaseReason = BootTimedOut | NodeOrphaned | GangGivenUp
 KeepReason = DemandReturned | NoticeWithdrawn
 HoldReason = (
     NoOfferFits
+    | NeighboursForbid
     | OffersRefused
     | PriceUnknown
     | NodesLimit

@@ -47,3 +47,33 @@ class NodeDemands(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 NO_DEMANDS = NodeDemands()
+
+
+class PodGroup(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Pods known by their labels."""
+
+    namespaces: tuple[str, ...]  # sorted; empty: those of every namespace
+    requirements: tuple[LabelRequirement, ...]  # hold together; empty selects every pod
+
+
+class Nearness(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Pods of a group, and the label whose value two nodes share that are near each other."""
+
+    topology_key: str
+    group: PodGroup
+
+
+class Spread(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Pods of a group are spread evenly over the values of a node label."""
+
+    topology_key: str
+    group: PodGroup
+    skew_count_max: int = 1  # between the values with the most and the fewest such pods
+
+
+class NeighbourDemands(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What a pod requires of the pods near it. Preferences bind nobody and are left out."""
+
+    spreads: tuple[Spread, ...] = ()
+    apart: tuple[Nearness, ...] = ()  # no pod of these is near
+    together: tuple[Nearness, ...] = ()  # a pod of each of these is near, unless the pod is its group's first

@@ -41,7 +41,7 @@ def test_a_queued_job_is_one_item_with_all_its_members() -> None:
 
     assert (item.source, item.member_count, item.priority) == (DemandSource.QUEUED_JOB, 3, 700)
     assert (item.project, item.since) == ("research", T0)
-    assert (item.shape.gpu_model, item.shape.gpu_memory_bytes_min) == ("H100", 80 * GIBIBYTE)
+    assert (item.shape.gpu_models, item.shape.gpu_memory_bytes_min) == (("H100",), 80 * GIBIBYTE)
     assert (item.shape.resources.gpu_count, item.shape.resources.pod_count) == (4, 1)
 
 

@@ -116,7 +116,7 @@ def test_a_preference_keeps_nobody_away() -> None:
     "asked",
     [
         shape(gpus=9),
-        shape(gpu_model="H100"),
+        shape(gpu_models=("H100",)),
         shape(gpu_memory_bytes_min=1),  # the node does not say how much its GPUs have
         shape(demands=NodeDemands(node_selector=(("disk", "ssd"),))),
         shape(resources=resources(gpus=1, cpu=97, pods=1)),

@@ -3,11 +3,13 @@
 Source: Kubernetes API reference v1.36, "Pod"; Kubernetes, "Sidecar Containers", resource sharing (read 2026-11-21).
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from gpu_autoscaler.events.pod import PodGone, PodObserved, PodPhase
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honoured, pairs
+from gpu_autoscaler.kube.translate.neighbours import neighbour_demands
 from gpu_autoscaler.kube.translate.requirements import requirements
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
@@ -35,6 +37,7 @@ def pod_observed(pod: wire.Pod, *, epoch: int) -> PodObserved:
     ready = condition(status.conditions, "Ready")
     owner = next((owner for owner in metadata.owner_references if owner.controller), None)
     demands = _demands(spec)
+    models = _gpu_models(demands)
     return PodObserved(
         epoch=epoch,
         version=pod.version,
@@ -54,7 +57,9 @@ def pod_observed(pod: wire.Pod, *, epoch: int) -> PodObserved:
         deleting_since=metadata.deletion_timestamp,
         priority=spec.priority,
         demands=demands,
-        gpu_model=_gpu_model(demands),
+        neighbours=neighbour_demands(pod),
+        gpu_model=models[0] if len(models) == 1 else None,
+        gpu_models=models if len(models) > 1 else (),
         labels=pairs(metadata.labels),
         annotations=honoured(metadata.annotations),
         owner_kind=owner.kind if owner else None,
@@ -138,15 +143,28 @@ def _demands(spec: wire.PodSpec) -> NodeDemands:
     )
 
 
-def _gpu_model(demands: NodeDemands) -> str | None:
-    """The one model that the pod insists on, by selector or by an affinity without alternatives."""
-    wanted = dict(demands.node_selector)
-    if len(demands.node_affinity) == 1:
-        for requirement in demands.node_affinity[0].requirements:
-            if requirement.operator == "In" and len(requirement.values) == 1:
-                wanted.setdefault(requirement.key, requirement.values[0])
-    names = (gpu_model_name(wanted[key]) for key in GPU_MODEL_LABELS if key in wanted)
-    return next((name for name in names if name), None)
+def _gpu_models(demands: NodeDemands) -> tuple[str, ...]:
+    """The models of which the pod insists on one, by selector or in every alternative of its affinity, in its order."""
+    chosen = dict(demands.node_selector)
+    selected = _models_named(chosen[key] for key in GPU_MODEL_LABELS if key in chosen)
+    if selected:
+        return selected[:1]
+    of_terms = [
+        _models_named(
+            value
+            for key in GPU_MODEL_LABELS
+            for one in term.requirements
+            if one.key == key and one.operator == "In"
+            for value in one.values
+        )
+        for term in demands.node_affinity
+    ]
+    return tuple(dict.fromkeys(name for names in of_terms for name in names)) if all(of_terms) else ()
+
+
+def _models_named(values: Iterable[str]) -> tuple[str, ...]:
+    names = (gpu_model_name(value) for value in values)
+    return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
 def _job_id(metadata: wire.Metadata) -> JobId | None:

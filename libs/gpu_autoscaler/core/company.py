@@ -1,0 +1,154 @@
+"""What a pod asks of the pods near it, as placement counts it: pods of a kind, by what nodes share.
+
+Every rule becomes a count by domain, which is the value of a label that near nodes share: a zone, a host. Semantics:
+Kubernetes documentation, "Assigning Pods to Nodes" and "Pod Topology Spread Constraints" (read 2026-11-21).
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+import msgspec
+
+from gpu_autoscaler.core.matching import holds
+from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import PodUid
+from gpu_autoscaler.model.scheduling import Nearness, NeighbourDemands, PodGroup
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """Pods that are counted: members of a group, or those that want no member of it near."""
+
+    group: PodGroup
+    kept_from: str | None = None  # the topology key, for pods that keep away from the group; None: its members
+
+
+class Near(msgspec.Struct, frozen=True):
+    """A tally, and what nodes share that are near each other."""
+
+    topology_key: str
+    tally: Tally
+
+
+class Even(msgspec.Struct, frozen=True):
+    """A tally that is to differ by at most so much between the domains with the most and the fewest."""
+
+    topology_key: str
+    tally: Tally
+    skew_count_max: int
+
+
+class Company(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the pods near it mean for a pod, and what it means for theirs."""
+
+    evens: tuple[Even, ...] = ()
+    apart: tuple[Near, ...] = ()  # none of these is near
+    together: tuple[Near, ...] = ()  # one of each is near, or there is none anywhere and this is one
+    tallies: tuple[Tally, ...] = ()  # those that it counts in
+
+    @property
+    def is_any(self) -> bool:
+        """True for a pod that may stand with any others."""
+        return not (self.evens or self.apart or self.together)
+
+    @property
+    def is_plain(self) -> bool:
+        """True where only its like matter: even over zones, and few of its kind on a host.
+
+        Such pods are bought for together with others; for all else each node is looked at as it comes.
+        """
+        evens = all(each.topology_key == labels.ZONE and each.tally in self.tallies for each in self.evens)
+        apart = all(each.topology_key == labels.HOSTNAME and each.tally in self.tallies for each in self.apart)
+        return evens and apart and not self.together
+
+
+ANY_COMPANY = Company()
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """Every tally that some pod's rule counts."""
+
+    by_namespace: Mapping[str, tuple[Tally, ...]] = {}  # "" for those that count in all of them
+
+    def about(self, namespace: str) -> tuple[Tally, ...]:
+        """Return the tallies that may count pods of the namespace."""
+        return (*self.by_namespace.get("", ()), *self.by_namespace.get(namespace, ()))
+
+
+NO_RULES = Rules()
+
+
+@remembered(4)
+def rules_of(pods: Mapping[PodUid, PodObserved]) -> Rules:
+    """Return the rules of all pods that have not ended, each once, in order of their first pod's uid."""
+    with_rules = ((pod, pod.neighbours) for pod in pods.values() if pod.neighbours is not None)
+    tallies: dict[Tally, None] = {}
+    for pod, own in sorted(with_rules, key=lambda each: each[0].pod_uid):
+        if pod.phase not in ("succeeded", "failed"):
+            tallies.update((Tally(each.group), None) for each in own.spreads)
+            tallies.update((Tally(each.group), None) for each in (*own.apart, *own.together))
+            tallies.update((Tally(each.group, each.topology_key), None) for each in own.apart)
+    if not tallies:
+        return NO_RULES
+    by_namespace: dict[str, list[Tally]] = {}
+    for tally in tallies:
+        for namespace in tally.group.namespaces or ("",):
+            by_namespace.setdefault(namespace, []).append(tally)
+    return Rules({namespace: tuple(each) for namespace, each in by_namespace.items()})
+
+
+def company_of(pod: PodObserved, rules: Rules) -> Company:
+    """Return what the pods near it mean for this pod; `rules` are those of all pods, its own among them."""
+    tallies = rules.about(pod.namespace)
+    if not tallies and pod.neighbours is None:
+        return ANY_COMPANY
+    own = pod.neighbours or NeighbourDemands()
+    # Its own rules may be about other namespaces: there it counts among those that keep away.
+    kept = (Tally(each.group, each.topology_key) for each in own.apart)
+    counted = tuple(dict.fromkeys((*(tally for tally in tallies if counts_in(pod, tally)), *kept)))
+    keepers = (
+        Near(tally.kept_from, tally) for tally in tallies if tally.kept_from is not None and is_in(pod, tally.group)
+    )
+    wanted_away = (Near(each.topology_key, Tally(each.group)) for each in own.apart)
+    company = Company(
+        evens=tuple(Even(each.topology_key, Tally(each.group), each.skew_count_max) for each in own.spreads),
+        apart=tuple(dict.fromkeys([*wanted_away, *keepers])),
+        together=tuple(Near(each.topology_key, Tally(each.group)) for each in own.together),
+        tallies=counted,
+    )
+    return company if counted or not company.is_any else ANY_COMPANY
+
+
+def counts_in(pod: PodObserved, tally: Tally) -> bool:
+    """True where the pod is one of those counted."""
+    if tally.kept_from is None:
+        return is_in(pod, tally.group)
+    own = pod.neighbours
+    return own is not None and Nearness(topology_key=tally.kept_from, group=tally.group) in own.apart
+
+
+def is_in(pod: PodObserved, group: PodGroup) -> bool:
+    """True for a member of the group."""
+    return _matches(pod.namespace, pod.labels, group)
+
+
+@lru_cache(maxsize=65_536)  # of equal pods there are many, and of a pod's labels many plans ask
+def _matches(namespace: str, own: tuple[tuple[str, str], ...], group: PodGroup) -> bool:
+    if group.namespaces and namespace not in group.namespaces:
+        return False
+    values = dict(own)
+    return all(holds(each, values.get(each.key)) for each in group.requirements)
+
+
+def rules_told(company: Company) -> tuple[str, ...]:
+    """Return the rules in words, as people write them."""
+    evens = (f"even over {each.topology_key} within {each.skew_count_max}" for each in company.evens)
+    apart = (f"apart by {each.topology_key}" for each in company.apart)
+    together = (f"together by {each.topology_key}" for each in company.together)
+    return tuple(dict.fromkeys((*evens, *apart, *together)))
+
+
+def count(pods: Iterable[PodObserved], tally: Tally) -> int:
+    """Return how many of the pods are counted; those that are on their way out count until they are gone."""
+    return sum(1 for pod in pods if counts_in(pod, tally))

@@ -1,0 +1,83 @@
+"""What a pod requires of the pods near it, as Kubernetes writes it and as facts carry it."""
+
+import json
+from typing import Any
+
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.kube.translate.pod import pod_observed
+from gpu_autoscaler.model.scheduling import LabelRequirement, Nearness, PodGroup, Spread
+
+ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
+WEB = {"matchLabels": {"app": "web"}}
+IS_WEB = LabelRequirement("app", "In", ("web",))
+
+
+def observed(**spec: Any) -> PodObserved:  # noqa: ANN401 - JSON
+    """A pod with labels in namespace `shop`, as the watcher tells it."""
+    metadata = {
+        "name": "web-0",
+        "namespace": "shop",
+        "uid": "u1",
+        "resourceVersion": "7",
+        "creationTimestamp": "2026-11-21T00:00:00Z",
+        "labels": {"app": "web", "hash": "h1"},
+    }
+    body = {"metadata": metadata, "spec": {"containers": [], **spec}, "status": {"phase": "Pending"}}
+    return pod_observed(PODS.decode(json.dumps(body).encode(), "this pod of the"), epoch=1)
+
+
+def test_a_spread_that_must_hold_is_told_and_a_wish_is_not() -> None:
+    """Kinds of revisions are told apart by the label that matchLabelKeys names."""
+    hard = {"topologyKey": ZONE, "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": WEB}
+    soft = {**hard, "whenUnsatisfiable": "ScheduleAnyway"}
+    said = observed(topologySpreadConstraints=[{**hard, "matchLabelKeys": ["hash"]}, soft]).neighbours
+
+    group = PodGroup(namespaces=("shop",), requirements=(IS_WEB, LabelRequirement("hash", "In", ("h1",))))
+    assert said is not None
+    assert said.spreads == (Spread(topology_key=ZONE, group=group, skew_count_max=2),)
+
+
+def test_required_affinity_and_anti_affinity_are_told() -> None:
+    """The pod's own namespace unless others are named; those chosen by their labels are read as all of them."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    near = {"topologyKey": ZONE, "labelSelector": WEB, "namespaces": ["b", "a"]}
+    far = {"topologyKey": HOST, "labelSelector": WEB}
+    everywhere = {**far, "namespaceSelector": {"matchLabels": {"team": "x"}}}
+    wishes = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": near}]}
+    said = observed(
+        affinity={"podAffinity": {required: [near], **wishes}, "podAntiAffinity": {required: [far, everywhere]}}
+    ).neighbours
+
+    assert said is not None
+    assert said.together == (
+        Nearness(topology_key=ZONE, group=PodGroup(namespaces=("a", "b"), requirements=(IS_WEB,))),
+    )
+    assert said.apart == (
+        Nearness(topology_key=HOST, group=PodGroup(namespaces=("shop",), requirements=(IS_WEB,))),
+        Nearness(topology_key=HOST, group=PodGroup(namespaces=(), requirements=(IS_WEB,))),
+    )
+
+
+def test_a_pod_that_minds_nobody_says_nothing_of_neighbours() -> None:
+    """Most pods do not."""
+    assert observed().neighbours is None
+
+
+def test_one_of_several_gpu_models_is_told_in_the_pods_order() -> None:
+    """Alternatives of an affinity, or several values of one; an alternative without a model allows every model."""
+
+    def term(*products: str) -> dict[str, object]:
+        return {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": products}]}
+
+    def asking(*terms: dict[str, object]) -> PodObserved:
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        return observed(affinity={"nodeAffinity": required})
+
+    several = asking(term("NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-40GB"), term("Tesla-T4"))
+    one = asking(term("Tesla-T4"))
+    free = asking(term("Tesla-T4"), {"matchExpressions": [{"key": "disk", "operator": "Exists"}]})
+
+    assert (several.gpu_model, several.gpu_models) == (None, ("H100", "A100", "T4"))
+    assert (one.gpu_model, one.gpu_models) == ("T4", ())
+    assert (free.gpu_model, free.gpu_models) == (None, ())
