@@ -182,6 +182,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     order: OrderRecord | None = None
     instance: NodeInstanceObserved | None = None
     node: NodeObserved | None = None
+    has_lost_node: bool = False  # Kubernetes had a node of the instance, and has it no more
     drain: DrainRecord | None = None  # decided and not cancelled
     telemetry: GpuNodeSummarised | None = None
 
@@ -314,6 +315,7 @@ def _view_of(joined: Joined, phase: NodePhase, joins: Joins, state: ClusterState
         joins.usable_of(joined),
         joins.notice_of(joined),
         joins.drain_of(joined),
+        joins.has_lost_node(joined),
         None if node is None else joins.pods.get(node.name),
         None if node is None else state.busy_until.get(node.name),
         None if node is None else state.telemetry.get(node.node_uid),
@@ -358,6 +360,7 @@ def _view(joined: Joined, phase: NodePhase, joins: Joins, state: ClusterState) -
         order=joined.order,
         instance=joined.instance,
         node=node,
+        has_lost_node=joins.has_lost_node(joined),
         drain=joins.drain_of(joined),
         telemetry=None if node is None else state.telemetry.get(node.node_uid),
     )

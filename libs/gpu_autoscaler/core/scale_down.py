@@ -33,6 +33,7 @@ from gpu_autoscaler.model.reasons import (
     HoldReason,
     NeighboursForbid,
     NodeIdle,
+    NodeLost,
     NodeOrphaned,
     NodeProtected,
     NodesLimit,
@@ -139,11 +140,12 @@ def _late(view: NodeView, draft: Draft, policy: ScalingPolicy) -> ReleaseInstanc
     if view.phase is not NodePhase.FAILED or order is None:
         return None
     booting_seconds = 0.0 if order.planned_at is None else (draft.as_of - order.planned_at).total_seconds()
+    is_late = BootTimedOut(booting_seconds=booting_seconds, boot_seconds_max=policy.boot_seconds_max)
     return ReleaseInstance(
         action_id=draft.next_action_id(),
         provider_id=view.provider_id,
         order_action_id=order.action_id,
-        reason=BootTimedOut(booting_seconds=booting_seconds, boot_seconds_max=policy.boot_seconds_max),
+        reason=NodeLost() if view.has_lost_node else is_late,
     )
 
 

@@ -67,18 +67,26 @@ def _why_done(reason: ActionReason) -> str:
         case reasons.SpotReclaim():
             when = "soon" if reason.reclaim_at is None else f"at {instant(reason.reclaim_at)}"
             return f"The cloud takes the instance back {when} ({reason.kind})."
+        case reasons.DemandReturned():
+            return f"{_capital(named([thing(key) for key in reason.demand]))} can run here, which beats buying anew."
+        case reasons.NoticeWithdrawn():
+            return "The cloud took its notice back."
+        case _:
+            return _why_released(reason)
+
+
+def _why_released(reason: reasons.ReleaseReason) -> str:
+    match reason:
         case reasons.BootTimedOut():
             limit = span(reason.boot_seconds_max)
             return f"It was not usable {span(reason.booting_seconds)} after it was ordered; {limit} are allowed."
+        case reasons.NodeLost():
+            return "Its node was deleted from Kubernetes, so that no work can reach it."
         case reasons.NodeOrphaned():
             return f"No decision of ours stands behind the instance; it was seen for {span(reason.seen_seconds)}."
         case reasons.GangGivenUp():
             why = reason.hold_reason.replace("_", " ")
             return f"It was bought for {thing(reason.gang)}, the rest of which cannot be had now ({why})."
-        case reasons.DemandReturned():
-            return f"{_capital(named([thing(key) for key in reason.demand]))} can run here, which beats buying anew."
-        case reasons.NoticeWithdrawn():
-            return "The cloud took its notice back."
         case _:
             assert_never(reason)
 

@@ -78,6 +78,10 @@ class BootTimedOut(Reason, frozen=True, kw_only=True, tag="boot_timed_out"):
     boot_seconds_max: float
 
 
+class NodeLost(Reason, frozen=True, kw_only=True, tag="node_lost"):
+    """Kubernetes had a node of the instance and has it no more: somebody deleted it, and no work can reach it."""
+
+
 class NodeOrphaned(Reason, frozen=True, kw_only=True, tag="node_orphaned"):
     """An instance with our tag that no decision of ours stands behind any more."""
 
@@ -235,7 +239,7 @@ class NeighboursForbid(Reason, frozen=True, kw_only=True, tag="neighbours_forbid
 
 BuyReason = UnmetDemand | ReplacesDoomed | BelowMinimum
 DrainReason = NodeIdle | NodeUnderused | GangGivenUp | SpotReclaim
-ReleaseReason = BootTimedOut | NodeOrphaned | GangGivenUp
+ReleaseReason = BootTimedOut | NodeLost | NodeOrphaned | GangGivenUp
 KeepReason = DemandReturned | NoticeWithdrawn
 HoldReason = (
     NoOfferFits

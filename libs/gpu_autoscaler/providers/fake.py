@@ -26,12 +26,14 @@ class FakeCapacity:
         self._instances: dict[ProviderId, tuple[str, Instance]] = {}  # provider id: (installation, instance)
         self._by_token: dict[tuple[str, ActionId], tuple[ProviderId, str]] = {}  # token: (provider id, offer key)
         self._refused_patterns: list[str] = []
+        self._retry_after_seconds = 180.0
         self._answers_lost_count = 0
         self.launches_count = 0
 
-    def refuse(self, pattern: str) -> None:
+    def refuse(self, pattern: str, *, retry_after_seconds: float = 180.0) -> None:
         """Refuse offers whose key matches, until `refuse_nothing`."""
         self._refused_patterns.append(pattern)
+        self._retry_after_seconds = retry_after_seconds
 
     def refuse_nothing(self) -> None:
         """Sell everything again."""
@@ -90,7 +92,7 @@ class FakeCapacity:
                 f"InsufficientInstanceCapacity: {order.offer.key} cannot be launched now",
                 code="InsufficientInstanceCapacity",
                 scope="offer",
-                retry_after_seconds=180.0,
+                retry_after_seconds=self._retry_after_seconds,
             )
         self.launches_count += 1
         digest = derive_id("fake", order.installation, order.action_id)

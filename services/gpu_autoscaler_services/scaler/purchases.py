@@ -25,6 +25,10 @@ from gpu_autoscaler.runtime.service import Outcome
 ENDING_WALL_SECONDS = 1.0  # between two looks at an instance that is ending
 
 
+# A cloud that says "at once" is asked again with the next plans all the same, and would be with each of them.
+RETRY_SECONDS_MIN = 10.0
+
+
 class Purchases:
     """Orders become instances, and instances end."""
 
@@ -103,7 +107,7 @@ class Purchases:
             message=str(refused),
             scope=refused.scope,
             refused_at=now,
-            retry_at=now + timedelta(seconds=refused.retry_after_seconds or 0.0),
+            retry_at=now + timedelta(seconds=max(refused.retry_after_seconds, RETRY_SECONDS_MIN)),
         )
 
     async def release(self, decision: ReleaseInstance, plan_id: PlanId) -> list[Fact]:

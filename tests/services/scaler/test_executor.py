@@ -164,6 +164,15 @@ async def test_a_refusal_is_a_fact_and_no_retry(bench: Bench) -> None:
     assert refused.retry_at - refused.refused_at == timedelta(seconds=180)
 
 
+async def test_a_cloud_that_would_be_asked_again_at_once_is_left_alone_for_a_moment(bench: Bench) -> None:
+    """Else every plan would ask it, as fast as plans are made."""
+    (ordered,) = await bench.begin(purchase("a", at=bench.here.clock.now()))
+    bench.cloud.refuse("*", retry_after_seconds=0.0)
+    (refused,) = (await bench.step(ordered)).facts
+    assert isinstance(refused, ScalingLaunchRefused)
+    assert refused.retry_at - refused.refused_at == timedelta(seconds=10)
+
+
 async def test_nothing_is_launched_for_an_order_that_is_over(bench: Bench) -> None:
     """Past its deadline, or given back before the executor came to it."""
     now = bench.here.clock.now()

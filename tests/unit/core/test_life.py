@@ -20,12 +20,14 @@ from tests.support.stories import (
     offer,
     planned,
     pod,
+    policy,
     provider_id,
     purchase,
 )
 
 from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.life import NodePhase, NodeView, node_views
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.node import NodeGone, NodeInstanceListed
 from gpu_autoscaler.events.pod import PodGone
@@ -34,7 +36,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import BootTimedOut
+from gpu_autoscaler.model.reasons import BootTimedOut, NodeLost
 from gpu_autoscaler.model.scheduling import Taint
 
 BUY = purchase("buy-n1", labels={"team": "research"}, taints=(Taint("gpu", "NoSchedule", "true"),))
@@ -77,6 +79,16 @@ def node_drained(name: str = "n1", at: datetime = T0 + MINUTE) -> Story:
         drained_at=at,
     )
     return (Told(fact, at),)
+
+
+def test_an_instance_whose_node_was_deleted_is_given_back_for_that_reason() -> None:
+    """Work cannot reach it; it was not late."""
+    late = T0 + HOUR
+    state = given(node("n1"), gone(), as_of=late)
+    (decision,) = plan(state, policy(), late).decisions
+
+    assert isinstance(decision, ReleaseInstance)
+    assert decision.reason == NodeLost()
 
 
 @pytest.mark.parametrize(
