@@ -16,12 +16,17 @@ from gpu_autoscaler.model.resources import Resources
 PodsByNode = Mapping[str, tuple[PodObserved, ...]]
 
 
-def current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> Iterator[Bin]:
-    """Yield a bin for each node on which work may be planned: usable ones, and ordered ones until their deadline.
+@remembered(2)
+def current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> tuple[Bin, ...]:
+    """Return a bin for each node on which work may be planned: usable ones, and ordered ones until their deadline.
 
     A drain that is being cancelled gives its node back. Nodes under notice are no room, nor are those that leave, nor
     foreign ones that never were usable: nobody knows whether they will be.
     """
+    return tuple(_current_bins(views, pods))
+
+
+def _current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> Iterator[Bin]:
     for view in views:
         if view.notice is not None or not _stays(view):
             continue

@@ -4,6 +4,7 @@ A node has up to three names: the action that bought it, the instance's provider
 name one or two of them; here they meet.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -189,6 +190,11 @@ class Index:
         } - {node.provider_id for node in nodes.values()}
         # Each Kubernetes node, then each order, then each instance that is none of those before.
         self.joined = tuple(self._all())
+        self._deadlines = sorted({each.deadline_at for each in self.joined if each.deadline_at is not None})
+
+    def deadlines_passed_count(self, as_of: datetime) -> int:
+        """Return how many different deadlines lie at or before this instant."""
+        return bisect_right(self._deadlines, as_of)
 
     def _index_drain(self, drain: DrainRecord) -> None:
         ended_nothing = drain.terminated is not None and drain.terminated.provider_id is None

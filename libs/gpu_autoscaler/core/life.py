@@ -22,6 +22,7 @@ never was. As room it counts from `planned` until `ready`, or its deadline, and 
 import enum
 from collections.abc import Mapping
 from datetime import datetime
+from operator import attrgetter
 
 import msgspec
 
@@ -207,16 +208,44 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase in LEAVING_PHASES or self.drain is not None
 
 
-@remembered(2)
+class _Picture(msgspec.Struct, frozen=True):
+    """All views, and what they were read from."""
+
+    read: tuple[object, ...]
+    views: tuple[NodeView, ...]
+
+
+_pictures: Kept[_Picture] = Kept(2)
+
+
 def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
     """Return every node that is planned, there, or not yet written off, sorted by name. What is gone has no view.
 
-    Each Kubernetes node, each open order and each of our instances appears exactly once.
+    Each Kubernetes node, each open order and each of our instances appears exactly once. It is the very same tuple
+    until something is said of a node, or a deadline passes: all that time does to a view is in the deadlines.
     """
     joins = Joins(state)
+    read = (
+        joins.index,
+        joins.pods,
+        state.usable,
+        state.instances_seen_at,
+        state.instances_listed_at,
+        state.busy_until,
+        state.telemetry,
+    )
+    key = (*map(id, read), joins.index.deadlines_passed_count(as_of))
+    kept = _pictures.get(key)
+    if kept is None:
+        kept = _Picture(read, tuple(_views_at(joins, state, as_of)))
+        _pictures.put(key, kept)
+    return kept.views
+
+
+def _views_at(joins: Joins, state: ClusterState, as_of: datetime) -> list[NodeView]:
     phases = ((joined, phase_of(joined, joins, as_of)) for joined in _standing(joins.index))
     views = [_view_of(joined, phase, joins, state) for joined, phase in phases if phase is not NodePhase.GONE]
-    return tuple(sorted(views, key=lambda view: view.name))
+    return sorted(views, key=attrgetter("name"))
 
 
 @remembered(8)

@@ -156,6 +156,7 @@ def _known_price(offer: Offer) -> int:
     return _UNKNOWN_PRICE if offer.price_micro_usd_per_hour is None else offer.price_micro_usd_per_hour
 
 
+@remembered(2)
 def _latest_of_each_offer(views: tuple[NodeView, ...]) -> dict[tuple[str, str], NodeView]:
     """The node that became usable last, by pool and offer."""
     latest: dict[tuple[str, str], NodeView] = {}

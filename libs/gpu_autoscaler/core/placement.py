@@ -5,6 +5,7 @@ Pods of equal shape fit equally, so each question is about one shape and a count
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,7 +14,30 @@ from gpu_autoscaler.core.acceptance import Acceptance, members_that_fit
 from gpu_autoscaler.core.amounts import COLUMNS_COUNT, CPU, GPU, MEMORY, Bools, Ints, resources, row, rows
 from gpu_autoscaler.core.company import Tally
 from gpu_autoscaler.core.neighbours import Neighbours
+from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Shape
+
+
+class _Columns(NamedTuple):
+    """What some bins have, and take, as arrays that nobody writes to."""
+
+    free: Ints
+    standing: Ints
+    has_gpus: Bools
+    acceptance: Acceptance
+
+    @classmethod
+    def of(cls, bins: tuple[Bin, ...]) -> "_Columns":
+        return cls(
+            free=rows(entry.free for entry in bins),
+            standing=np.array([int(entry.standing) for entry in bins], dtype=np.int64),
+            has_gpus=np.array([entry.has_gpus for entry in bins], dtype=np.bool_),
+            acceptance=Acceptance(bins),
+        )
+
+
+# Of the bins that a plan begins with, which the next plan begins with too where nothing was said of a node since.
+_columns = remembered(2)(_Columns.of)
 
 
 class Room:
@@ -35,7 +59,8 @@ class Room:
         self._neighbours = Neighbours()
         self._elsewhere: Callable[[Shape, str], Collection[str]] = _nowhere
         self._undo: list[Callable[[], None]] = []
-        self.put_all(bins)
+        if there := tuple(bins):
+            self._put(there, _columns(there))
 
     def __getitem__(self, key: str) -> Bin:
         place = self._places[key]
@@ -53,17 +78,21 @@ class Room:
 
     def put_all(self, entries: Iterable[Bin]) -> None:
         """Add bins, as `put` does one."""
-        added = list(entries)
+        added = tuple(entries)
+        if added:
+            self._put(added, _Columns.of(added))
+
+    def _put(self, added: tuple[Bin, ...], columns: "_Columns") -> None:
         first = len(self._bins)
         for place, entry in enumerate(added, first):
             if self._places.setdefault(entry.key, place) != place:
                 raise ValueError(f"bin {entry.key} is put into the room twice")
         self._bins += added
-        self._free = np.concatenate((self._free, rows(entry.free for entry in added)))
-        self._standing = np.append(self._standing, [int(entry.standing) for entry in added]).astype(np.int64)
-        self._has_gpus = np.append(self._has_gpus, [entry.has_gpus for entry in added]).astype(np.bool_)
+        self._free = np.concatenate((self._free, columns.free))
+        self._standing = np.concatenate((self._standing, columns.standing))
+        self._has_gpus = np.concatenate((self._has_gpus, columns.has_gpus))
         self._is_there = np.append(self._is_there, np.ones(len(added), dtype=np.bool_))
-        self._acceptances.append(Acceptance(added))
+        self._acceptances.append(columns.acceptance)
         self._neighbours.stand_in(self._bins)
         self._ranks = None
         self._undo.append(partial(self._forget, first))

@@ -63,7 +63,8 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         return draft.adding(held_back=[HeldBack(step=_RELEASE, subject="cluster", reason=stale)])
     draft = _give_back(draft, state, policy)
     # The dearest go first, so that a small budget saves most.
-    for view in sorted(draft.views, key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name)):
+    empty = (view for view in draft.views if view.empty_since is not None)
+    for view in sorted(empty, key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name)):
         if view.empty_since is None or not _may_leave(view) or bin_key(view) in draft.claimed:
             continue
         idle_seconds = (draft.as_of - view.empty_since).total_seconds()
@@ -113,9 +114,11 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
 
 def _give_back(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Purchases that missed their deadline or their gang, and instances that no decision stands behind."""
-    undone = [_late(view, draft, policy) or _without_gang(view, draft) for view in draft.views]
+    unready = (view for view in draft.views if view.phase is not NodePhase.READY)
+    undone = [_late(view, draft, policy) or _without_gang(view, draft) for view in unready]
     draft = draft.adding(removals=[each for each in undone if each is not None])
-    orphans = [view for view in draft.views if _orphaned_seconds(view, draft) > policy.boot_seconds_max]
+    nobodys = (view for view in draft.views if view.order is None and view.node is None)
+    orphans = [view for view in nobodys if _orphaned_seconds(view, draft) > policy.boot_seconds_max]
     if not orphans:
         return draft
     stale = stale_instances(state, policy, draft.as_of)

@@ -18,6 +18,7 @@ from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Shape, Standing
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, HeldBack
@@ -99,7 +100,7 @@ class _Cover:
         self._room = draft.room
         self._ordered_for = _ordered_for(draft.views)
         self._kept: dict[str, tuple[str, ...]] = {}  # by the key of a lot's first item
-        drains = ((view, _callable_drain(view)) for view in draft.views)
+        drains = ((view, _callable_drain(view)) for view in draft.views if view.drain is not None)
         self._callable_back = {drain.node_uid: (view, drain) for view, drain in drains if drain is not None}
 
     def keep(self, lot: _Lot) -> None:
@@ -209,6 +210,7 @@ class _Cover:
                 self.held.append(HeldBack(step=_STEP, subject=item.key, reason=_expected(bins)))
 
 
+@remembered(2)
 def _ordered_for(views: tuple[NodeView, ...]) -> Mapping[str, tuple[str, ...]]:
     """Return the bins that are on their way, by the key of each item that they were bought for."""
     bins: dict[str, list[str]] = {}

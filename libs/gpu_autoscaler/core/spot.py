@@ -16,8 +16,8 @@ from gpu_autoscaler.model.reasons import NoticeWithdrawn, SpotReclaim
 
 def replace_doomed(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Every node under notice drains until its deadline; one whose notice was withdrawn stays."""
-    drains = (_drain(view, draft, policy) for view in draft.views)
-    returns = (_return(view, draft, state) for view in draft.views)
+    drains = (_drain(view, draft, policy) for view in draft.views if view.notice is not None)
+    returns = (_return(view, draft, state) for view in draft.views if view.drain is not None)
     return draft.adding(
         removals=[drain for drain in drains if drain is not None],
         returns=[each for each in returns if each is not None],

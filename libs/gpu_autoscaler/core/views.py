@@ -1,6 +1,7 @@
 """What the state means for pods and jobs, computed when read. Nodes are read in `core/life.py`."""
 
 from collections.abc import Mapping
+from operator import attrgetter
 
 from gpu_autoscaler.core.remembered import Kept, remembered
 from gpu_autoscaler.core.state import ClusterState, JobRecord, OrderRecord
@@ -45,17 +46,26 @@ def pods_by_node(state: ClusterState) -> Mapping[str, tuple[PodObserved, ...]]:
     return _by_node(state.pods)
 
 
-# Of equal pods on a node the tuple is the same object, so that what is read from it can be remembered as well.
+# Of equal pods on a node the tuple is the same object, so that what is read from it can be remembered as well. So is
+# the mapping while those on every node are equal: a pod that waits changes nothing there.
 _on_node: Kept[tuple[PodObserved, ...]] = Kept(4096)
+_on_nodes: Kept[Mapping[str, tuple[PodObserved, ...]]] = Kept(2)
+_by_uid = attrgetter("pod_uid")
 
 
 @remembered(4)
 def _by_node(pods: Mapping[PodUid, PodObserved]) -> Mapping[str, tuple[PodObserved, ...]]:
     bound: dict[str, list[PodObserved]] = {}
     for pod in pods.values():
-        if pod.node_name is not None and not is_finished(pod):
+        if pod.node_name is not None and pod.phase not in _FINISHED_PHASES:
             bound.setdefault(pod.node_name, []).append(pod)
-    return {name: _kept(sorted(each, key=lambda pod: pod.pod_uid)) for name, each in bound.items()}
+    by_node = {name: _kept(sorted(each, key=_by_uid)) for name, each in bound.items()}
+    key = tuple(map(id, by_node.values()))
+    kept = _on_nodes.get(key)
+    if kept is None:
+        kept = by_node
+        _on_nodes.put(key, kept)
+    return kept
 
 
 def _kept(pods: list[PodObserved]) -> tuple[PodObserved, ...]:
