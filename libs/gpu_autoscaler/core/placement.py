@@ -59,8 +59,8 @@ class Room:
         self._neighbours = Neighbours()
         self._elsewhere: Callable[[Shape, str], Collection[str]] = _nowhere
         self._undo: list[Callable[[], None]] = []
-        if there := tuple(bins):
-            self._put(there, _columns(there))
+        there = tuple(bins)
+        self._put(there, _columns(there))
 
     def __getitem__(self, key: str) -> Bin:
         place = self._places[key]
@@ -79,8 +79,7 @@ class Room:
     def put_all(self, entries: Iterable[Bin]) -> None:
         """Add bins, as `put` does one."""
         added = tuple(entries)
-        if added:
-            self._put(added, _Columns.of(added))
+        self._put(added, _Columns.of(added))
 
     def _put(self, added: tuple[Bin, ...], columns: "_Columns") -> None:
         first = len(self._bins)
