@@ -11,13 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tests.bench import deciding, decision, draining, folding, memory, publishing, readiness, starting
+from tests.bench import deciding, decision, draining, folding, memory, planning, publishing, readiness, starting
 from tests.bench.line import Line
 
 CASES: dict[str, Callable[[], list[Line]]] = {
     "FOLD": folding.measure,
     "DECISION": decision.measure,
     "SNAPSHOT": starting.measure,
+    "PLAN": planning.measure,
     "V1": deciding.measure,
     "V2": draining.measure,
     "V3": publishing.measure,

@@ -1,0 +1,107 @@
+"""PLAN: one plan for one new gang, on 1,000 nodes with 10,000 running pods, beside folding 1,000 facts.
+
+Each plan is made on the ground with another gang that nobody has seen before; once on nodes of which nothing was said
+since the last plan, once with a pod on one of them just ended, so that the picture of all nodes is put together anew.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from tests.bench.folding import history
+from tests.bench.line import Line
+from tests.support.stories import T0, Story, given, job, node, offer, on_sale, pod, policy, record
+
+from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.offers import CapacityType
+
+NODES_COUNT = 1_000
+PODS_PER_NODE_COUNT = 10
+GPUS_PER_NODE_COUNT = 8
+MEMBERS_COUNT = 4
+PLANS_COUNT = 25
+FACTS_COUNT = 1_000
+PLAN_MS_MAX = 10.0
+TOLERATED_TIMES = 5.0  # the machine is shared
+_POLICY = policy(nodes_count_max=2 * NODES_COUNT)
+
+
+def measure() -> list[Line]:
+    """Medians of plans and of folding, in turn."""
+    ground = _ground()
+    plan(ground, _POLICY, T0)
+    facts = [
+        Recorded(envelope=each, stream="POD", sequence=number) for number, each in enumerate(history(FACTS_COUNT // 5))
+    ]
+    fold_ms, still_ms, moved_ms = [], [], []
+    for number in range(PLANS_COUNT):
+        fold_ms.append(_cpu_ms(lambda: fold(ground, facts)))
+        still_ms.append(_plan_ms(ground, number))
+    for number in range(PLANS_COUNT):
+        ended = pod(_name(number, 0), on=f"n{number}", phase="succeeded", version=2 + number)
+        moved_ms.append(_plan_ms(fold(ground, record(ended)), number))
+    told = f"{NODES_COUNT:,} nodes, {NODES_COUNT * PODS_PER_NODE_COUNT:,} pods, one new gang of {MEMBERS_COUNT}"
+    lines = []
+    for case, ms, is_held in (("PLAN", still_ms, True), ("PLAN moved", moved_ms, False)):
+        median = statistics.median(ms)
+        lines += [
+            Line(
+                case=case, value=median, unit="ms CPU", against=told if case == "PLAN" else f"{told}; a pod just ended",
+                target=f"<= {PLAN_MS_MAX:g}" if is_held else None, met=median <= PLAN_MS_MAX if is_held else None,
+                is_tolerated=median <= TOLERATED_TIMES * PLAN_MS_MAX,
+            ),
+            Line(
+                case=f"{case} ratio", value=median / statistics.median(fold_ms), unit="x",
+                against=f"folding {FACTS_COUNT:,} facts ({statistics.median(fold_ms):.3g} ms)",
+            ),
+        ]  # fmt: skip
+    return lines
+
+
+def _plan_ms(ground: ClusterState, number: int) -> float:
+    """How long the plan takes that buys for a gang of which it is the first to know."""
+    gang = job(f"gang-{number}", gpus=GPUS_PER_NODE_COUNT, members=MEMBERS_COUNT)
+    state = fold(ground, record(gang))
+    as_of = T0 + timedelta(seconds=number)
+    made = []
+    milliseconds = _cpu_ms(lambda: made.append(plan(state, _POLICY, as_of)))
+    bought = sum(isinstance(each, BuyNode) for each in made[0].decisions)
+    assert bought == MEMBERS_COUNT, f"the gang needs {MEMBERS_COUNT} nodes, the plan buys {bought}"
+    return milliseconds
+
+
+def _cpu_ms(work: Callable[[], object]) -> float:
+    gc.collect()
+    began = time.process_time()
+    work()
+    return (time.process_time() - began) * 1e3
+
+
+def _ground() -> ClusterState:
+    whole = offer(gpus=GPUS_PER_NODE_COUNT)
+    return given(
+        *(node(f"n{number}", whole) for number in range(NODES_COUNT)),
+        *(_pod(number, place) for number in range(NODES_COUNT) for place in range(PODS_PER_NODE_COUNT)),
+        on_sale(
+            whole,
+            offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0),
+            offer("g4dn.12xlarge", gpus=4, model="T4", gpu_memory_gib=16, cpu=48, memory_gib=192, usd_per_hour=1.8),
+            offer("g4dn.xlarge", gpus=1, model="T4", gpu_memory_gib=16, cpu=4, memory_gib=16, usd_per_hour=0.5),
+            offer("m5.large", model=None, cpu=8, memory_gib=32, usd_per_hour=0.1),
+        ),
+    )
+
+
+def _pod(number: int, place: int) -> Story:
+    """Eight of the ten pods on a node have a GPU each, so none is free."""
+    return pod(_name(number, place), on=f"n{number}", gpus=1 if place < GPUS_PER_NODE_COUNT else 0, cpu=1)
+
+
+def _name(number: int, place: int) -> str:
+    return f"p{number}-{place}"
