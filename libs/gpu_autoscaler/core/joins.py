@@ -296,6 +296,12 @@ class Joins:
         self.notice_of = self.index.notice_of
         self.is_closed = self.index.is_closed
 
+    def read(self) -> tuple[object, ...]:
+        """All of the state that views are made from: while each is the same object, so is what is said of each node."""
+        state = self._state
+        seen = (state.instances_seen_at, state.instances_listed_at)
+        return (self.index, self.pods, state.usable, state.busy_until, state.telemetry, *seen)
+
     def usable_of(self, joined: Joined) -> Usable | None:
         """Return since when the node offered all that was promised; None: it never did."""
         usable = None if joined.node is None else self._state.usable.get(joined.node.node_uid)

@@ -208,14 +208,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase in LEAVING_PHASES or self.drain is not None
 
 
-class _Picture(msgspec.Struct, frozen=True):
-    """All views, and what they were read from."""
-
-    read: tuple[object, ...]
-    views: tuple[NodeView, ...]
-
-
-_pictures: Kept[_Picture] = Kept(2)
+# All views, with what they were read from.
+_pictures: Kept[tuple[tuple[object, ...], tuple[NodeView, ...]]] = Kept(2)
 
 
 def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
@@ -225,21 +219,13 @@ def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
     until something is said of a node, or a deadline passes: all that time does to a view is in the deadlines.
     """
     joins = Joins(state)
-    read = (
-        joins.index,
-        joins.pods,
-        state.usable,
-        state.instances_seen_at,
-        state.instances_listed_at,
-        state.busy_until,
-        state.telemetry,
-    )
+    read = joins.read()
     key = (*map(id, read), joins.index.deadlines_passed_count(as_of))
     kept = _pictures.get(key)
     if kept is None:
-        kept = _Picture(read, tuple(_views_at(joins, state, as_of)))
+        kept = (read, tuple(_views_at(joins, state, as_of)))
         _pictures.put(key, kept)
-    return kept.views
+    return kept[1]
 
 
 def _views_at(joins: Joins, state: ClusterState, as_of: datetime) -> list[NodeView]:
