@@ -25,7 +25,7 @@ from gpu_autoscaler.sim.baselines.omniscient import score_omniscient
 from gpu_autoscaler.sim.baselines.protocol import Baseline
 from gpu_autoscaler.sim.baselines.utilisation import UtilisationOnly, groups_for
 from gpu_autoscaler.sim.scene import Scene
-from gpu_autoscaler.sim.scores import OURS, score_baseline, score_ours
+from gpu_autoscaler.sim.scores import OURS, UNTOLD, score_baseline, score_ours, score_untold
 from gpu_autoscaler.sim.tally import Score
 from gpu_autoscaler_services.scheduler.manifest import job_manifest
 from gpu_autoscaler_services.score_page import COLUMNS, Board, Round, cells, page
@@ -38,6 +38,7 @@ HOURS = 12.0
 CONSOLE_WIDTH = 150
 CRITICAL = 50  # services tell of every refusal that they meet; what matters is in the score
 
+CHECKPOINTS = "bamboo-checkpoints"
 Make = Callable[[int, float], Scene]
 WORLDS: dict[str, Make] = {
     "steady": scenes.steady,
@@ -45,6 +46,7 @@ WORLDS: dict[str, Make] = {
     "openb": partial(trace_worlds.openb, TRACES),
     "philly": partial(trace_worlds.philly, TRACES),
     "bamboo": partial(trace_worlds.bamboo, TRACES),
+    CHECKPOINTS: partial(trace_worlds.bamboo_checkpoints, TRACES),
 }
 BASELINES: dict[str, Callable[[Scene], Baseline]] = {
     "fixed": lambda scene: FixedFleet(sized_for(scene)),
@@ -65,12 +67,19 @@ class Case(msgspec.Struct, frozen=True):
     hours: float
 
 
+def systems_of(world: str) -> tuple[str, ...]:
+    """Return who is scored in this world: where all work saves itself, ours without its requests as well."""
+    return (OURS, UNTOLD, *SYSTEMS[1:]) if world == CHECKPOINTS else SYSTEMS
+
+
 def score(case: Case) -> Score:
     """Return what came of one case. Equal cases and code, equal scores."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(CRITICAL))
     scene = WORLDS[case.world](case.seed, case.hours)
     if case.system == OURS:
         return score_ours(scene, ROLES)
+    if case.system == UNTOLD:
+        return score_untold(scene, ROLES)
     if case.system == OMNISCIENT:
         return score_omniscient(scene)
     return score_baseline(scene, BASELINES[case.system](scene), _manifest)
@@ -84,7 +93,7 @@ def main() -> int:
     """Score what is asked for. Ends with 1 where our system broke a promise."""
     options = _options()
     worlds = [options.world] if options.world else list(WORLDS)
-    cases = [Case(world, system, options.seed, options.hours) for world in worlds for system in SYSTEMS]
+    cases = [Case(world, system, options.seed, options.hours) for world in worlds for system in systems_of(world)]
     console = Console(width=CONSOLE_WIDTH)
     try:
         told = {world: WORLDS[world](options.seed, options.hours).told for world in worlds}

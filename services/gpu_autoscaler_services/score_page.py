@@ -57,6 +57,7 @@ prices, refusals and notices, one Kubernetes with its scheduler, budgets and gra
   unneeded for 10 min, none within 10 min of an addition. Hears no notices.
 - **karpenter-like**: batches of 1 to 10 s, the cheapest offer that fits what is put on it, consolidation at once within
   a budget of 10 %. Hears notices.
+- **not asked to save**: ours, where work hears no request to save: drained under a notice and no more. In one world.
 - **omniscient (a bound)**: not run but computed. What the work costs at least for anybody: each pod pays for its share
   of the node where that is cheapest, for as long as it runs. Waiting is a pod's start alone.
 
@@ -70,6 +71,8 @@ How a figure is made:
 - **evicted**: pods that lost their place by the system's choice; **interrupted**: because the cloud took the machine.
 - **lost GPU-h**: work that had to be done again. Jobs of type `training` save every 30 min, and within 20 s when they
   are told to (by the annotation, or by the end of their pod); all others start over, and are marked as not to be moved.
+  In `bamboo-checkpoints` they save every 15 min and when the annotation asks for it; a save takes 5 to 90 s, each
+  length as likely as its double.
 - **ended**: jobs that completed. Others failed, or had not ended a day after the last arrival.
 
 What speaks for the baselines here: they never crash, their calls never fail, the members of a gang start one by one and
@@ -186,6 +189,11 @@ def _judged(each: Round) -> Iterator[str]:
         said = [f"**worse** in {', '.join(worse)}"] if worse else []
         said += [f"better in {', '.join(better)}"] if better else []
         yield f"- Against {other.system}, ours is {'; '.join(said) or 'equal'}."
+    if ours.interrupted_jobs_count:
+        yield (
+            f"- Of {ours.interrupted_jobs_count} jobs that the cloud interrupted under ours, "
+            f"{ours.recovered_jobs_count} ended well."
+        )
     yield from (f"- **A promise of ours broke**: {what}." for what in ours.broken)
     bound = next((one for one in each.scores if one.node_hours is None), None)
     if bound is not None and bound.cost_usd:

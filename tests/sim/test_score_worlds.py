@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from tests.support.scoring import HOUR, job, scene
 
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.sim.saving import Saving
 from gpu_autoscaler.sim.scene import Reclaim
 from gpu_autoscaler.sim.scenes import bursts, steady
-from gpu_autoscaler.sim.scores import OURS, score_ours
+from gpu_autoscaler.sim.scores import OURS, UNTOLD, score_ours, score_untold
 from gpu_autoscaler.sim.tally import ALL, Score
 from gpu_autoscaler.sim.trace_worlds import BAMBOO_STEP_SECONDS, BAMBOO_ZONES, bamboo, fleet_counts, openb, philly
 from gpu_autoscaler_services.score import SYSTEMS, Case, score
@@ -30,6 +31,19 @@ def test_ours_is_scored_by_its_real_services() -> None:
     assert 60.0 < result.waiting[ALL].max_seconds < 200.0  # the boot of a node
     assert result.gpu_hours_used == pytest.approx(1.0, abs=0.001)
     assert 1.0 < (result.node_hours or 0.0) < 1.3
+
+
+def test_work_that_can_save_is_left_to_it() -> None:
+    """A save of a minute and a half is done before the pod goes, and what it cost is the time that it took."""
+    taken = Reclaim(at_seconds=1800.0, zone="sim-a", ratio=1.0, notice_seconds=120.0)
+    slow = Saving(
+        every_seconds=3600.0, write_seconds_min=80.0, write_seconds_max=80.0, answers=True, saves_at_end=False
+    )
+    world = replace(scene(job("a", 60.0, HOUR, work="training"), hours=2.0, reclaims=(taken,)), saving=slow)
+    told, untold = score_ours(world, ROLES), score_untold(world, ROLES)
+    assert (told.interrupted_jobs_count, told.recovered_jobs_count) == (1, 1)
+    assert told.lost_gpu_hours < 130.0 / HOUR
+    assert untold.lost_gpu_hours > 1500.0 / HOUR
 
 
 def test_ours_answers_a_notice() -> None:
@@ -102,6 +116,16 @@ def test_the_real_traces_make_worlds() -> None:
         assert all(0.0 <= one.at_seconds < 12 * HOUR for one in world.arrivals)
         assert world == make(TRACES, 1, 12.0)
     assert bamboo(TRACES, 1, 12.0).reclaims
+
+
+@real
+def test_work_that_is_asked_to_save_loses_half_at_most_and_recovers() -> None:
+    """On recorded spot fleets, the same periodic saves on both sides: 95 % of interrupted jobs end well."""
+    told, untold = (score(Case("bamboo-checkpoints", system, seed=1, hours=4.0)) for system in (OURS, UNTOLD))
+    assert told.broken == untold.broken == ()
+    assert told.interrupted_jobs_count > 0
+    assert told.recovered_jobs_count > 0.95 * told.interrupted_jobs_count
+    assert told.lost_gpu_hours <= 0.5 * untold.lost_gpu_hours
 
 
 # ---- the page

@@ -4,8 +4,9 @@ import pytest
 from tests.support.scoring import HOUR, Scripted, job, offer, played, scene
 
 from gpu_autoscaler.sim.baselines.protocol import Buy, Leave
+from gpu_autoscaler.sim.saving import SAVED_EVERY_SECONDS
 from gpu_autoscaler.sim.scene import Reclaim
-from gpu_autoscaler.sim.tally import ALL, SAVED_EVERY_SECONDS, waiting_of
+from gpu_autoscaler.sim.tally import ALL, waiting_of
 from gpu_autoscaler.sim.workloads import START_SECONDS
 
 ON_DEMAND, SPOT = offer("g4dn.xlarge/sim-a/on-demand"), offer("g4dn.xlarge/sim-a/spot")

@@ -92,14 +92,16 @@ def _released(
 ) -> dict[JobId, tuple[NodeView, ...] | HoldReason]:
     """Jobs of the queue whose pods exist: Kubernetes has them already, after a preemption, and binds them by itself.
 
-    Such a job has its place once all members are bound; until then there is nothing for us to choose.
+    Such a job has its place once all members are bound to nodes that stay; until then there is nothing for us to
+    choose. A member whose node is on its way out has no place: taken for one, its loss would cost another attempt.
     """
     members_bound: dict[JobId, list[NodeView]] = {}
     for pod in sorted(state.pods.values(), key=_by_uid):
         if pod.job_id is not None and pod.job_id in waiting and is_member(pod):
             bound = members_bound.setdefault(pod.job_id, [])
-            if pod.node_name is not None and pod.node_name in nodes:
-                bound.append(nodes[pod.node_name])
+            view = None if pod.node_name is None else nodes.get(pod.node_name)
+            if view is not None and view.notice is None and not view.is_leaving:
+                bound.append(view)
     found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}
     for job_id, bound in members_bound.items():
         queued = waiting[job_id].queued

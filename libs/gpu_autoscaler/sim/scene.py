@@ -15,6 +15,7 @@ from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.groups import Groups
+from gpu_autoscaler.sim.saving import Saving
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
 
@@ -63,6 +64,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     servings: tuple[Serving, ...] = ()
     reclaims: tuple[Reclaim, ...] = ()
     shortages: tuple[Shortage, ...] = ()
+    saving: Saving = Saving()  # of work that saves itself
     seed: int = 1  # of what happens by chance while it runs: boot times, starts of pods, who is reclaimed
 
 

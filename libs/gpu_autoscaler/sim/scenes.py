@@ -7,8 +7,8 @@ from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
 from gpu_autoscaler.sim.cloud import TYPES
+from gpu_autoscaler.sim.saving import SAVING_WORK
 from gpu_autoscaler.sim.scene import Arrival, Reclaim, Scene, Serving
-from gpu_autoscaler.sim.tally import SAVING_WORK
 from gpu_autoscaler.simcluster.offers import ZONES, offers_of
 
 JOBS_PER_HOUR = 20.0

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpu_autoscaler.core.admission import admit
 from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.events.envelope import Envelope
@@ -30,15 +32,17 @@ from gpu_autoscaler.sim.outside import Outside, glances_of
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.process import BUG, Process
 from gpu_autoscaler.sim.record import Record
+from gpu_autoscaler.sim.saving import SAVING_WORK, Savers
 from gpu_autoscaler.sim.scene import Door, Scene, Staging
 from gpu_autoscaler.sim.seat import Roles
 from gpu_autoscaler.sim.store import Tables
-from gpu_autoscaler.sim.tally import SAVING_WORK, Score, Tally
+from gpu_autoscaler.sim.tally import Score, Tally
 from gpu_autoscaler.sim.timeline import ORIGIN, VirtualLoop
 from gpu_autoscaler.sim.witness import Broken, Witness
 from gpu_autoscaler.sim.workloads import Workloads
 
 OURS = "gpu-autoscaler"
+UNTOLD = "not asked to save"  # ours, with work that hears no request
 NAMESPACE = "default"
 HOURS_AFTER_MAX = 24.0  # from the last arrival; what has not ended then is told as unfinished
 # The default policy, with room for every world: limits are not what is compared.
@@ -60,7 +64,9 @@ class Stand:
         self.workloads = Workloads(self.cluster, self.loop, self._chance("workloads"))
         self.groups = Groups(self.workloads)
         self.cloud = Cloud(self.workloads, self._chance("cloud"), scene.offers)
-        self.tally = Tally(self.workloads, self.cloud)
+        self.tally = Tally(self.workloads, self.cloud, scene.saving)
+        if scene.saving.answers:
+            self.savers = Savers(self.workloads, self.tally.write_seconds)
         self._staging = Staging(scene, self.loop, self.groups, self.cloud)
 
     def play(self, door: Door, is_over: Callable[[], bool] = bool) -> None:
@@ -88,6 +94,12 @@ class Stand:
 
     def _chance(self, of: str) -> random.Random:
         return random.Random(f"{self.scene.seed}/{of}")
+
+
+def score_untold(scene: Scene, roles: Roles) -> Score:
+    """Return what our services make of the scene where the work is drained under a notice and not asked to save."""
+    untold = replace(scene, saving=replace(scene.saving, is_told=False, answers=False))
+    return replace(score_ours(untold, roles), system=UNTOLD)
 
 
 def score_ours(scene: Scene, roles: Roles, policy: ScalingPolicy = POLICY) -> Score:

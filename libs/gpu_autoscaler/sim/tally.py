@@ -1,8 +1,6 @@
 """What a run cost and what its work went through, read from the world itself: the same for whoever acted in it.
 
-Work that saves itself (`training`) does so every SAVED_EVERY_SECONDS, and when it is told to: by the annotation
-`checkpoint-requested`, or by the end of its pod if the grace period is long enough. Other work starts over. The
-lengths are fixtures; frameworks of the field save each few minutes to each few hours.
+What is saved of work, and what is lost, follows from the habits in `saving.py`.
 """
 
 from collections.abc import Sequence
@@ -23,11 +21,9 @@ from gpu_autoscaler.model.money import MICRO_USD_PER_USD, cost_micro_usd
 from gpu_autoscaler.sim.binding import FINISHED
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.kubernetes import Entry
+from gpu_autoscaler.sim.saving import SAVING_WORK, Saving
 from gpu_autoscaler.sim.workloads import DISRUPTED, Workloads, is_ready
 
-SAVED_EVERY_SECONDS = 1800.0
-SAVE_SECONDS = 20.0  # from being told to having saved
-SAVING_WORK = "training"
 SERVING = "serving"  # the class of replicas that stay, beside the priorities of jobs
 ALL = "all"  # jobs of every priority
 
@@ -61,6 +57,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     jobs_count: int
     failed_count: int
     unfinished_count: int  # when the run was given up
+    interrupted_jobs_count: int = 0  # jobs with such a pod
+    recovered_jobs_count: int = 0  # of them, those that ended well
     broken: tuple[str, ...] = ()  # promises of our system that did not hold; none of others is asked
 
     @property
@@ -98,12 +96,19 @@ class _Job:
     asked_at: datetime
     members: dict[tuple[str, str], _Member] = field(default_factory=dict)
     failed_at: datetime | None = None
+    is_interrupted: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """True once every place has run to its end."""
+        return all(each.ended_at is not None for each in self.members.values())
 
 
 class Tally:
     """Hears everything that changes in the cluster, and keeps the sums."""
 
-    def __init__(self, workloads: Workloads, cloud: Cloud) -> None:
+    def __init__(self, workloads: Workloads, cloud: Cloud, saving: Saving | None = None) -> None:
+        self._saving = saving or Saving()
         self.last_ended_at: datetime | None = None
         self._workloads = workloads
         self._cluster = workloads.cluster
@@ -146,13 +151,13 @@ class Tally:
             self._heard_pod(entry.object, is_deleted=entry.is_deleted)
         elif plural == JOBS.plural:
             assert isinstance(entry.object, wire.Job)  # noqa: S101 - of this kind
-            self._heard_job(entry.object)
+            self._heard_job(entry.object, is_deleted=entry.is_deleted)
 
-    def _heard_job(self, job: wire.Job) -> None:
+    def _heard_job(self, job: wire.Job, *, is_deleted: bool) -> None:
         known = self._jobs.get(job.metadata.name)
-        if known is not None and known.failed_at is None and is_over(job):
+        if known is not None and known.failed_at is None and not known.is_done and (is_deleted or is_over(job)):
             failed = condition(job.status.conditions, "Failed")
-            if failed is not None and failed.status == "True":
+            if is_deleted or (failed is not None and failed.status == "True"):
                 known.failed_at = self._cluster.now()
                 self._ended()
 
@@ -185,6 +190,9 @@ class Tally:
         machine = self._cloud.of_node(pod.spec.node_name)
         if machine is not None and (machine.notice is not None or machine.reclaimed_at is not None):
             self._interrupted_count += 1
+            job = self._jobs.get(pod.metadata.labels.get(labels.JOB_ID, ""))
+            if job is not None:
+                job.is_interrupted = True
         else:
             self._evicted_count += 1
 
@@ -194,13 +202,14 @@ class Tally:
             self._replicas_waited.append((now - waited_since).total_seconds())
         self._runs[pod.metadata.uid] = _Run(pod, _place_of(pod), pod_requests(pod).gpu_count, now)
 
-    @staticmethod
-    def _note_told(run: _Run, pod: wire.Pod, now: datetime) -> None:
-        if run.told_at is None and labels.CHECKPOINT_REQUESTED in pod.metadata.annotations:
+    def _note_told(self, run: _Run, pod: wire.Pod, now: datetime) -> None:
+        is_asked = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
+        if run.told_at is None and is_asked and self._saving.is_told:
             run.told_at = now
         ends_at = pod.metadata.deletion_timestamp
-        if run.ending_at is None and ends_at is not None and (ends_at - now).total_seconds() >= SAVE_SECONDS:
-            run.ending_at = now
+        if run.ending_at is None and ends_at is not None and self._saving.saves_at_end:
+            is_long_enough = (ends_at - now).total_seconds() >= self._saving.write_seconds(run.member[0])
+            run.ending_at = now if is_long_enough else None
 
     def _end(self, run: _Run, now: datetime, *, is_done: bool) -> None:
         silent_at = self._workloads.silent_since.get(run.pod.spec.node_name or "")
@@ -214,7 +223,7 @@ class Tally:
         if is_done:
             member.ended_at = now
             job = self._jobs[run.member[0]]
-            if all(each.ended_at is not None for each in job.members.values()):
+            if job.is_done:
                 self._ended()
             return
         saved = self._saved_of(run, member, ended_at) if self._saves(run) else 0.0
@@ -224,15 +233,22 @@ class Tally:
     def _saves(self, run: _Run) -> bool:
         return self._jobs[run.member[0]].request.workload_type == SAVING_WORK
 
-    @staticmethod
-    def _saved_of(run: _Run, member: _Member, ended_at: datetime) -> float:
+    def write_seconds(self, pod: wire.Pod) -> float | None:
+        """How long a save of this pod takes; None: its work starts over."""
+        job = self._jobs.get(pod.metadata.labels.get(labels.JOB_ID, ""))
+        if job is None or job.request.workload_type != SAVING_WORK:
+            return None
+        return self._saving.write_seconds(str(job.request.job_id))
+
+    def _saved_of(self, run: _Run, member: _Member, ended_at: datetime) -> float:
         """How much of the member's work is saved when this run ends."""
-        done = member.saved_seconds + (ended_at - run.started_at).total_seconds()
-        saved = max(member.saved_seconds, done // SAVED_EVERY_SECONDS * SAVED_EVERY_SECONDS)
+        every, write_seconds = self._saving.every_seconds, self._saving.write_seconds(run.member[0])
+        written = member.saved_seconds + (ended_at - run.started_at).total_seconds() - write_seconds
+        saved = max(member.saved_seconds, written // every * every)
         for told_at in (run.told_at, run.ending_at):
             # A pod that is told to end stops when it has saved; the machine may have stopped before.
             is_in_time = told_at is not None and (
-                told_at is run.ending_at or (ended_at - told_at).total_seconds() >= SAVE_SECONDS
+                told_at is run.ending_at or (ended_at - told_at).total_seconds() >= write_seconds
             )
             if told_at is not None and is_in_time:
                 told = member.saved_seconds + (min(told_at, ended_at) - run.started_at).total_seconds()
@@ -287,6 +303,8 @@ class Tally:
             jobs_count=len(self._jobs),
             failed_count=sum(job.failed_at is not None for job in self._jobs.values()),
             unfinished_count=self._open_count,
+            interrupted_jobs_count=sum(job.is_interrupted for job in self._jobs.values()),
+            recovered_jobs_count=sum(job.is_interrupted and job.is_done for job in self._jobs.values()),
             broken=tuple(broken),
         )
 

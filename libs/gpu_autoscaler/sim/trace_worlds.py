@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -21,9 +22,9 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
 from gpu_autoscaler.sim.cloud import TYPES
 from gpu_autoscaler.sim.openb import TracePod, as_request, find_pod_list, read_pods_between
+from gpu_autoscaler.sim.saving import SAVING_WORK, Saving
 from gpu_autoscaler.sim.scene import Arrival, Reclaim, Scene, Shortage
 from gpu_autoscaler.sim.scenes import HOURS_MAX, JOBS_PER_HOUR, preemptible_jobs
-from gpu_autoscaler.sim.tally import SAVING_WORK
 from gpu_autoscaler.simcluster.offers import CATALOGUE, ZONES, offers_of
 
 DAY_SECONDS = 86_400.0
@@ -170,6 +171,35 @@ def bamboo(folder: Path, seed: int, hours: float) -> Scene:
         offers=offers_of(TYPES),
         reclaims=tuple(sorted(reclaims, key=lambda one: (one.at_seconds, one.zone))),
         shortages=tuple(shortages),
+    )
+
+
+# S80: every 15 minutes; writes of 5 to 90 s, in which small and large models differ.
+CHECKPOINTS = Saving(
+    every_seconds=900.0, write_seconds_min=5.0, write_seconds_max=90.0, answers=True, saves_at_end=False
+)
+
+
+def bamboo_checkpoints(folder: Path, seed: int, hours: float) -> Scene:
+    """Return the spot fleets of `bamboo` with work that all saves itself, and runs as long as pods of openb do."""
+    world = bamboo(folder, seed, hours)
+    pods = read_pods_between(find_pod_list(str(folder / "openb-gpu-2023")), 0.0, math.inf)
+    lengths = [min(pod.duration_seconds, OPENB_RUN_SECONDS_MAX) for pod in pods if pod.gpu_count > 0]
+    chance = random.Random(f"bamboo-checkpoints/{seed}")
+    return replace(
+        world,
+        name="bamboo-checkpoints",
+        told=f"{world.told}; all of them train for as long as openb's pods ran (at most "
+        f"{OPENB_RUN_SECONDS_MAX / 3600:g} h) and save every {CHECKPOINTS.every_seconds / 60:g} min, which takes "
+        f"{CHECKPOINTS.write_seconds_min:g} to {CHECKPOINTS.write_seconds_max:g} s",
+        arrivals=tuple(
+            replace(
+                one,
+                request=replace(one.request, workload_type=SAVING_WORK, run_seconds=round(chance.choice(lengths), 1)),
+            )
+            for one in world.arrivals
+        ),
+        saving=CHECKPOINTS,
     )
 
 

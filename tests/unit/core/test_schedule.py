@@ -10,6 +10,7 @@ from tests.support.stories import (
     given,
     job,
     node,
+    notice,
     offer,
     pod,
     policy,
@@ -143,6 +144,19 @@ def test_a_preempted_job_whose_pods_came_back_is_where_they_are() -> None:
     assert waits(given(node("n1"), *lost, first, waiting), "train") == GangIncomplete(
         job_id=JobId("train"), members_placed=1, members_count=2
     )
+
+
+def test_two_members_lost_with_one_node_are_one_attempt() -> None:
+    """The second one still sits on the node that goes: the job has no place before both have left it."""
+    lost = (job("train", members=2, gpus=4, placed_on=("n1", "n1")), preempted("train"))
+    back, staying = pod("p0", on="n2", gpus=4, job_id="train"), pod("p1", on="n1", gpus=4, job_id="train")
+    doomed = (node("n1"), notice("n1"), node("n2"))
+
+    assert waits(given(*doomed, *lost, back, staying), "train") == GangIncomplete(
+        job_id=JobId("train"), members_placed=1, members_count=2
+    )
+    moved = pod("p1", on="n2", gpus=4, job_id="train")
+    assert started(given(*doomed, *lost, back, moved)) == {"train": ("n2", "n2")}
 
 
 def test_nothing_starts_on_an_old_picture() -> None:

@@ -1,0 +1,76 @@
+"""Work that saves itself: how often, how long a save takes, and what it does when it is told that it has to go.
+
+Work of one type does so, all other work starts over. A save holds what was done when it began; the work goes on while
+it is written. The lengths are fixtures; frameworks of the field save each few minutes to each few hours.
+"""
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.sim.binding import FINISHED
+from gpu_autoscaler.sim.kubernetes import Entry
+from gpu_autoscaler.sim.workloads import Workloads, is_ready
+
+SAVING_WORK = "training"
+SAVED_EVERY_SECONDS = 1800.0
+SAVE_SECONDS = 20.0
+
+
+class Saving(msgspec.Struct, frozen=True, kw_only=True):
+    """The habits of a world's work that saves itself."""
+
+    every_seconds: float = SAVED_EVERY_SECONDS
+    write_seconds_min: float = SAVE_SECONDS
+    write_seconds_max: float = SAVE_SECONDS
+    is_told: bool = True  # it saves when the annotation asks for it
+    answers: bool = False  # it says when it has saved, as `core/checkpoints.py` reads
+    saves_at_end: bool = True  # it saves when its pod is told to end, where the grace period is long enough
+
+    def write_seconds(self, job_id: str) -> float:
+        """How long a save of this job takes: always as long, and each length as likely as its double."""
+        share = random.Random(f"write/{job_id}").random()
+        return float(self.write_seconds_min * (self.write_seconds_max / self.write_seconds_min) ** share)
+
+
+class Savers:
+    """Pods that say when they have saved: nothing at first, then the end of each save that they were asked for."""
+
+    def __init__(self, workloads: Workloads, write_seconds: Callable[[wire.Pod], float | None]) -> None:
+        """`write_seconds`: how long a save of the pod takes; None: it takes no part."""
+        self._workloads = workloads
+        self._cluster = workloads.cluster
+        self._write_seconds = write_seconds
+        self._present: set[str] = set()
+        self._asked: set[tuple[str, str]] = set()  # pod and deadline
+        self._cluster.listen(self._heard)
+
+    def _heard(self, plural: str, entry: Entry) -> None:
+        pod = entry.object
+        if plural != PODS.plural or entry.is_deleted or not isinstance(pod, wire.Pod) or not is_ready(pod):
+            return
+        seconds = self._write_seconds(pod)
+        if seconds is None:
+            return
+        told, uid = pod.metadata.annotations, pod.metadata.uid
+        if labels.CHECKPOINTED_AT not in told and uid not in self._present:
+            self._present.add(uid)
+            self._workloads.loop.call_later(0.0, partial(self._say, pod, is_saved=False))
+        asked = (uid, told.get(labels.CHECKPOINT_REQUESTED, ""))
+        if asked[1] and asked not in self._asked:
+            self._asked.add(asked)
+            self._workloads.loop.call_later(seconds, partial(self._say, pod, is_saved=True))
+
+    def _say(self, before: wire.Pod, *, is_saved: bool) -> None:
+        pod = self._cluster.current(PODS, before)
+        if pod is None or pod.status.phase in FINISHED or pod.spec.node_name in self._workloads.silent_since:
+            return
+        said = {labels.CHECKPOINTED_AT: self._cluster.now().isoformat() if is_saved else ""}
+        annotations = {**pod.metadata.annotations, **said}
+        self._cluster.put(PODS, replace(pod, metadata=replace(pod.metadata, annotations=annotations)))
