@@ -14,7 +14,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 
-from gpu_autoscaler.bus.nats_wire import Frame, Tap, send, tap
+from gpu_autoscaler.bus.nats_wire import Frame, Tap, pieces_count, send, tap
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 
@@ -23,8 +23,9 @@ PROOF_SECONDS_MAX = 5.0  # where an answer is overdue: a message to ourselves mu
 # is away. The connection itself may hold as much again.
 UNSENT_BYTES_MAX = 4 * SERVER_PAYLOAD_BYTES_MAX
 # A decision of seconds keeps this process from reading what has come meanwhile: before silence is called so, there is
-# another look after this long.
+# another look after this long, and others while more is read: an answer stands behind what came before it.
 SECOND_LOOK_SECONDS = 0.2
+LOOKS_COUNT_MAX = 20
 TROUBLE_SECONDS = 10.0  # a failure says this long that the broker does not do its work, unless something went well
 RECONNECT_SECONDS = 0.25
 CLOSE_SECONDS_MAX = 2.0
@@ -103,6 +104,17 @@ class NatsLink:
         if self._troubles:
             self._troubles.pop(what, None)
 
+    async def is_silent(self, has_come: Callable[[], bool]) -> bool:
+        """Look again for what is overdue: it may be there and only not be read yet."""
+        for _ in range(LOOKS_COUNT_MAX):
+            heard_count = pieces_count(self.client)
+            await asyncio.sleep(SECOND_LOOK_SECONDS)
+            if has_come():
+                return False
+            if pieces_count(self.client) == heard_count:
+                return True
+        return True
+
     def doubt(self) -> None:
         """An answer is overdue: find out whether the connection carries anything, and break it where it does not.
 
@@ -113,14 +125,16 @@ class NatsLink:
 
     async def _prove(self) -> None:
         # A message to ourselves. The client's own ping, given up before its pong, would end the client's reading.
-        connection = self.connections_count
+        connection, heard_count = self.connections_count, pieces_count(self.client)
         subject, arrival = self._expect()
         with contextlib.suppress(TimeoutError, TransientError):
             async with asyncio.timeout(PROOF_SECONDS_MAX):
                 while not await self._told(subject):  # noqa: ASYNC110 - the socket has no event for us
                     await asyncio.sleep(RECONNECT_SECONDS)
                 await asyncio.shield(arrival)
-        if await come_after_all(arrival):
+        # While anything comes, the connection is not dead; this process is slow, and what is on its way would be lost.
+        if not await self.is_silent(arrival.done) or pieces_count(self.client) != heard_count:
+            arrival.cancel()
             return
         if not self._closing and self.is_up and self.connections_count == connection:
             _log.warning("broker is silent, connecting anew", server=self._server(), seconds=PROOF_SECONDS_MAX)
@@ -246,7 +260,7 @@ class NatsLink:
             async with asyncio.timeout(seconds_max or self.waits.request_seconds_max):
                 message = await asyncio.shield(answer)
         except TimeoutError as exc:
-            if not await come_after_all(answer):
+            if await self.is_silent(answer.done):
                 self.doubt()
                 raise Unanswered(f"the broker did not answer on {subject} in time") from exc
             message = answer.result()
@@ -293,12 +307,6 @@ class NatsLink:
     def _server(self) -> str:
         url = self.client.connected_url
         return url.netloc.rpartition("@")[2] if url is not None else ", ".join(s.netloc for s in self.client.servers)
-
-
-async def come_after_all(answer: asyncio.Future[Frame]) -> bool:
-    """True when the answer was there and only not read yet; one that was not is wanted no longer."""
-    await asyncio.wait((answer,), timeout=SECOND_LOOK_SECONDS)
-    return not answer.cancel() and not answer.cancelled()
 
 
 def _abort(client: Client) -> None:

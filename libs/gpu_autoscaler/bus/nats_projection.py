@@ -101,11 +101,22 @@ class NatsProjection:
                 return batch
             self._last_number, self._last_sequence = at.consumer_sequence, at.sequence
             batch.append(message(received, at))
+        if pull.is_broken or self._lacks_its_last(pull):
+            await self._drop()
+            return batch
         try:
             await pull.ask(BATCH_COUNT_MAX, REQUEST_SECONDS_MAX)
         except TransientError:
             await self._drop()
         return batch
+
+    def _lacks_its_last(self, pull: Pull) -> bool:
+        """True when messages were sent that never came: where nothing follows them, no number shows that they miss."""
+        if pull.waiting_count or pull.sent_count <= self._last_number:
+            return False
+        lost_count = pull.sent_count - self._last_number
+        _log.warning("stream read lacks its last messages, reading again", stream=self._stream, lost_count=lost_count)
+        return True
 
     async def lag_count(self) -> int:
         """Messages that are stored but not given yet. Raises TransientError when the broker is away."""

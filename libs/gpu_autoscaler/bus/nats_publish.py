@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, SECOND_LOOK_SECONDS, NatsLink, NoAnswerer
+from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, NatsLink, NoAnswerer
 from gpu_autoscaler.bus.nats_read import MESSAGE_ID, stored_message
 from gpu_autoscaler.bus.nats_wire import Frame, command, header_block, is_header, is_subject
 from gpu_autoscaler.bus.protocol import Ack, Publication
@@ -181,8 +181,7 @@ class NatsPublisher:
                 async with asyncio.timeout(self._link.waits.silence_seconds_max):
                     await flight.moved.wait()
             except TimeoutError as exc:
-                await asyncio.sleep(SECOND_LOOK_SECONDS)
-                if not flight.answers:
+                if await self._link.is_silent(flight.moved.is_set):
                     self._link.doubt()
                     raise TransientError("the stream does not confirm") from exc
 

@@ -10,7 +10,8 @@ from collections import deque
 import msgspec
 from nats.aio.subscription import Subscription
 
-from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, SECOND_LOOK_SECONDS, NatsLink
+from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, NatsLink
+from gpu_autoscaler.bus.nats_read import sent_count
 from gpu_autoscaler.bus.nats_wire import Frame, tap, untap
 from gpu_autoscaler.bus.streams import NANOSECONDS, SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import TransientError
@@ -38,6 +39,8 @@ class Pull:
         self._arrived: deque[Frame] = deque()
         self._changed = asyncio.Event()
         self._request = 0
+        self._asked_on = 0  # which connection; what is asked on one is never answered on another
+        self.sent_count = 0  # of messages that the consumer has sent so far, as its last heartbeat said
         self._ended: tuple[str, str] | None = None  # status that ended the current request, and its words
 
     async def open(self) -> None:
@@ -50,9 +53,15 @@ class Pull:
         """Deliveries that arrived and were not given yet."""
         return len(self._arrived)
 
+    @property
+    def is_broken(self) -> bool:
+        """True when the connection that the last request went over is gone, and with it what was on its way."""
+        return not self._link.is_up or self._asked_on != self._link.connections_count
+
     async def ask(self, count_max: int, wait_seconds_max: float) -> None:
         """Send the request for a batch; `collect` then returns it."""
         self._request += 1
+        self._asked_on = self._link.connections_count
         self._current = f"{self._inbox}.{self._request}".encode()
         self._ended = None
         # Without both the server keeps a batch open until it is full or the time is over.
@@ -76,14 +85,15 @@ class Pull:
         Raises TransientError when the broker or the consumer went away; what had arrived is kept.
         """
         while len(self._arrived) < count_max and self._ended is None:
+            if self.is_broken and not self._arrived:
+                raise TransientError(f"consumer {self._consumer} of {self._stream}: the broker is away")
             self._changed.clear()
             try:
                 async with asyncio.timeout(LINGER_SECONDS if self._arrived else QUIET_SECONDS_MAX):
                     await self._changed.wait()
             except TimeoutError:
                 if not self._arrived:
-                    await asyncio.sleep(SECOND_LOOK_SECONDS)
-                    if self._changed.is_set():
+                    if not await self._link.is_silent(self._changed.is_set):
                         continue
                     self._link.doubt()
                     self._link.failed(f"reading {self._stream}", "the broker fell silent")
@@ -93,8 +103,6 @@ class Pull:
                 break
             if self._subscription is None:
                 return []
-            if not self._link.is_up and not self._arrived:
-                raise TransientError(f"consumer {self._consumer} of {self._stream}: the broker is away")
         self._check_end()
         self._link.went_well(f"reading {self._stream}")
         return [self._arrived.popleft() for _ in range(min(count_max, len(self._arrived)))]
@@ -111,6 +119,8 @@ class Pull:
             self._arrived.append(frame)
             return
         status, words = frame.status
+        if status == HEARTBEAT:
+            self.sent_count = max(self.sent_count, sent_count(frame))
         # The end of a batch that was given before says nothing about this one.
         if status != HEARTBEAT and words != BATCH_COMPLETED and frame.subject == self._current:
             self._ended = (status, words)

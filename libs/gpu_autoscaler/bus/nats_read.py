@@ -15,6 +15,7 @@ from gpu_autoscaler.model.errors import PermanentError
 NO_MESSAGE = 10037
 NO_STREAM = 10059
 MESSAGE_ID = "Nats-Msg-Id"
+LAST_SENT = "Nats-Last-Consumer"
 BROKER_PREFIX = "Nats-"
 _ID_FIRST = f"NATS/1.0\r\n{MESSAGE_ID}:".encode()
 _DOTS_COUNT = 8  # in an acknowledgement subject without a domain
@@ -74,6 +75,11 @@ def message(received: Frame, at: Place) -> Message:
         stored_at=at.stored_at,
         headers=own,
     )
+
+
+def sent_count(heartbeat: Frame) -> int:
+    """How many messages the consumer has sent so far. Source: nats-server 2.15, as seen on the wire (2026-11-21)."""
+    return int(_parse_headers(heartbeat.headers).get(LAST_SENT, 0))
 
 
 def _senders_own(headers: Mapping[str, str]) -> dict[str, str]:

@@ -61,6 +61,7 @@ class TappedParser(Parser):
 
     def __init__(self, client: Client) -> None:
         self.taps: dict[bytes, Tap] = {}  # by the number of the subscription
+        self.pieces_count = 0  # of the stream, as they came from the socket
         self._rest = bytearray()
         self._wanted_bytes = 0  # no use in looking before so much is there
         self._resets_count = 0
@@ -75,6 +76,7 @@ class TappedParser(Parser):
 
     async def parse(self, data: bytes = b"") -> None:
         """Take a piece of the stream. Raises ProtocolError for what no NATS server sends."""
+        self.pieces_count += 1
         self._rest += data
         if len(self._rest) < self._wanted_bytes:
             return
@@ -132,22 +134,27 @@ def tapped_client() -> Client:
     return client
 
 
-def _taps(client: Client) -> dict[bytes, Tap]:
+def _parser(client: Client) -> TappedParser:
     parser = client._ps  # noqa: SLF001
     assert isinstance(parser, TappedParser), "the client is made with `tapped_client`"  # noqa: S101 - ours
-    return parser.taps
+    return parser
+
+
+def pieces_count(client: Client) -> int:
+    """How many pieces were read from the broker so far: while it grows, the connection carries."""
+    return _parser(client).pieces_count
 
 
 async def tap(client: Client, subject: str, taker: Tap) -> Subscription:
     """Subscribe, also after each reconnect; frames go to `taker` until `untap`."""
     subscription = await client.subscribe(subject, cb=_untapped)
-    _taps(client)[_number(subscription)] = taker
+    _parser(client).taps[_number(subscription)] = taker
     return subscription
 
 
 async def untap(client: Client, subscription: Subscription) -> None:
     """Stop listening; what is on its way is dropped."""
-    _taps(client).pop(_number(subscription), None)
+    _parser(client).taps.pop(_number(subscription), None)
     if not client.is_closed:
         await subscription.unsubscribe()
 

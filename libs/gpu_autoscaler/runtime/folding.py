@@ -13,6 +13,7 @@ from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import InvalidFact, TransientError
+from gpu_autoscaler.runtime.headway import Headway
 from gpu_autoscaler.runtime.plumbing import READERS, Plumbing
 from gpu_autoscaler.runtime.retry import pause
 from gpu_autoscaler.runtime.service import FoldDoor
@@ -48,11 +49,18 @@ class FoldingLoop:
         self._is_urgent = is_urgent
         self._is_caught_up = False
         self._is_folding = False  # a batch was given and is not in the state yet
+        limits = plumbing.limits
+        self._headway = Headway(stream, seconds_max=limits.standstill_seconds_max, step_seconds_max=limits.lag_seconds)
         self._broken: asyncio.Queue[int] = asyncio.Queue(DEAD_LETTERS_WAITING_COUNT_MAX)  # sequences
         self._has_letter: frozenset[tuple[str, int]] | None = None  # as of the first time that we had to know
 
     async def run(self) -> None:
-        """Fold until it is time to stop. Raises TransientError when the stream cannot be opened."""
+        """Fold until it is time to stop.
+
+        Raises TransientError when the stream cannot be opened or its read stands still, StandsStill for the last time.
+        """
+        self._headway.begin()
+        self._is_folding = False
         for stream, sequence in self._view.cut.set_aside:  # its letter may not have been stored before the last end
             if stream == self._stream:
                 self._wants_letter(sequence)
@@ -155,18 +163,26 @@ class FoldingLoop:
             await self._plumbing.set_aside(message, exc, delivered_count=1)
 
     async def _watch_lag(self, projection: Projection) -> None:
-        """Say when the stream is caught up, then how far behind it is."""
+        """Say when the stream is caught up, then how far behind it is. Raises as `run` does where it stands still."""
+        plumbing, condition = self._plumbing, f"fold {self._stream}"
+        now = plumbing.clock.monotonic_seconds
+        known_at = now()
         while True:
             try:
                 lag = await projection.lag_count()
-            except TransientError:
+            except TransientError as exc:
+                if now() - known_at > plumbing.limits.standstill_seconds_max:
+                    plumbing.readiness.hold(condition, f"nobody knows how far behind it is: {exc}")
                 await asyncio.sleep(CATCH_UP_POLL_SECONDS)
                 continue
-            self._plumbing.readiness.clear(f"fold {self._stream}")
-            self._plumbing.metrics.consumer_lag.labels(self._stream.lower()).set(lag)
+            known_at = now()
+            plumbing.metrics.consumer_lag.labels(self._stream.lower()).set(lag)
+            self._headway.look(known_at, sequence=self._view.last_sequence(self._stream), lag_count=lag)
+            if not self._headway.is_doubtful:
+                plumbing.readiness.clear(condition)
             if lag == 0 and not self._is_folding and not self._is_caught_up:
                 self._is_caught_up = True
-                self._plumbing.folded.caught_up_with(self._stream)
-            wait = self._plumbing.limits.lag_seconds if self._is_caught_up else CATCH_UP_POLL_SECONDS
-            if await pause(self._plumbing.stop, wait):
+                plumbing.folded.caught_up_with(self._stream)
+            wait = plumbing.limits.lag_seconds if self._is_caught_up else CATCH_UP_POLL_SECONDS
+            if await pause(plumbing.stop, wait):
                 return

@@ -21,7 +21,7 @@ LABELS = frozenset({"service", "domain", "pool", "gpu_kind", "capacity_type", "d
 
 FACT_OUTCOMES = ("done", "again", "retried", "stale", "set_aside", "bug")
 TICK_OUTCOMES = ("done", "stale", "retried", "bug")
-LOOP_REASONS = ("interrupted", "bug")
+LOOP_REASONS = ("interrupted", "stood_still", "bug")
 SNAPSHOT_OUTCOMES = ("kept", "not_kept", "used")
 SET_ASIDE_REASONS = ("unknown_type", "invalid_fact", "permanent_error", "bug", "given_up", "ends_process")
 DIRECTIONS = ("up", "down")
@@ -76,7 +76,9 @@ class Metrics:
         self.consumer_lag = self._gauge("consumer_lag", "Messages that wait for this consumer.", "domain")
         self.ticks = self._counter("ticks", "Ticks, by how they went.", "outcome")
         self.loops_begun_again = self._counter(
-            "loops_begun_again", "Loops that something outside interrupted, or a bug of ours.", "reason"
+            "loops_begun_again",
+            "Loops that something outside interrupted, that got no further, or a bug of ours.",
+            "reason",
         )
         self.dead_letters = self._counter("dead_letters", "Messages set aside.", "domain", "reason")
         self.snapshots = self._counter("snapshots", "Snapshots of the state, by what became of them.", "outcome")

@@ -35,6 +35,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     effect_seconds_max: float = 120.0  # one call of a door
     heartbeat_seconds: float = 1.0  # well below the broker's ack_wait
     lag_seconds: float = 5.0  # between two looks at how far a projection is behind
+    # More than a read needs by itself to notice that its connection or its consumer is gone, and to go on.
+    standstill_seconds_max: float = 30.0
     stream_watch_seconds: float = 3.0  # between two looks whether the streams are still the same
     given_up_seconds: float = 60.0  # between two looks at what the broker no longer delivers
     fold_seconds_max: float = 5.0  # for the projection to reach a fact that a door is to handle, or a plan of its own

@@ -21,6 +21,7 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.effects import EffectLoop, Turns
 from gpu_autoscaler.runtime.folding import FoldingLoop
 from gpu_autoscaler.runtime.given_up import GivenUpLoop
+from gpu_autoscaler.runtime.headway import StandsStill, StoodStill
 from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.plumbing import Limits, Plumbing
@@ -76,7 +77,10 @@ class Runner:
         self._plumbing.stop.set()
 
     async def run(self) -> None:
-        """Work until `stop`. Raises ConfigError when what the bus holds is not what was declared."""
+        """Work until `stop`.
+
+        Raises ConfigError when what the bus holds is not what was declared, StandsStill when a read gets no further.
+        """
         service = self.service
         for domain in sorted({fact.domain() for fact in (*service.consumes, *service.folds, *service.publishes)}):
             self.metrics.declare_domain(domain)
@@ -125,9 +129,11 @@ class Runner:
                 await loop()
             except TransientError as exc:
                 log.warning("loop interrupted; it begins again", loop=name, error=str(exc))
-                self.metrics.loops_begun_again.labels("interrupted").inc()
+                self.metrics.loops_begun_again.labels(
+                    "stood_still" if isinstance(exc, StoodStill) else "interrupted"
+                ).inc()
                 reason: Exception = exc
-            except ConfigError:
+            except (ConfigError, StandsStill):
                 raise
             except Exception as exc:
                 log.exception("loop failed; it begins again", loop=name)

@@ -70,11 +70,12 @@ class LeaseContract:
     async def test_a_dead_holder_is_followed_by_the_one_that_stands_by(self, desk: Desk) -> None:
         """Nobody gives it back: its entry vanishes, and not before the holder knows that its time is over."""
         first, second = await lease(desk, "first"), await lease(desk, "second")
-        async with kept(first) as dying, kept(second):
+        async with kept(first) as dying:
             await until_held(first)
-            dying.cancel()
-            await until_held(second)
-            assert not first.is_held
+            async with kept(second):
+                dying.cancel()
+                await until_held(second)
+                assert not first.is_held
 
     async def test_a_holder_that_was_paused_knows_at_once(self, desk: Desk) -> None:
         """It asks nobody: its own clock says that the time is over; what it was about to do is left to others."""

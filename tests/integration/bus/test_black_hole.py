@@ -12,6 +12,7 @@ from tests.support.working import persistently, until, working
 
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.nats_link import UNSENT_BYTES_MAX, Waits
+from gpu_autoscaler.bus.nats_projection import NatsProjection
 from gpu_autoscaler.bus.protocol import Publication
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.bus.streams import MEBIBYTE
@@ -89,3 +90,33 @@ async def test_what_cannot_be_sent_is_refused_not_hoarded(server: NatsServer, wa
     assert len({ack.sequence for ack in acks}) == 32
     assert await bus.last_sequence("POD") == 32
     await bus.close()
+
+
+async def test_what_was_on_its_way_when_the_connection_broke_is_read_again(server: NatsServer, way: BlackHole) -> None:
+    """Sent by the broker, never come, and nothing follows: a reader that was busy meanwhile has all, once."""
+    bus, load = await connect(way.url, "reader"), await connect(server.url, "load")
+    await load.publish_many(
+        [Publication(subject="pod.noise", payload=b"x" * 4096, message_id=str(number)) for number in range(COUNT)]
+    )
+    projection = NatsProjection(bus._link, "POD", (), 0)
+    pull = await projection.open()
+    while not pull.waiting_count:
+        await asyncio.sleep(0)
+    way.swallow()
+    await asyncio.sleep(0.5)  # what is on this side of the hole arrives
+    sent = await load._link.call(f"CONSUMER.INFO.POD.{projection._consumer}")
+    assert 0 < pull.waiting_count < sent["delivered"]["consumer_seq"] == COUNT, "cut in the middle"
+    await way.close()
+    way.restore()
+    await until(lambda: bus._link.connections_count == 2, "connected anew", 40)
+
+    seen: list[int] = []
+    async with asyncio.timeout(40):
+        async for batch in projection:
+            seen += [message.sequence for message in batch]
+            if len(seen) >= COUNT:
+                break
+    assert seen == list(range(1, COUNT + 1))
+    await projection.close()
+    for hand in (bus, load):
+        await hand.close()

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from tests.support.nats import nats_store, server
 
+from gpu_autoscaler.bus import nats_link
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.nats_link import Waits
 from gpu_autoscaler.bus.nats_projection import NatsProjection
+from gpu_autoscaler.bus.nats_wire import Frame
 from gpu_autoscaler.bus.protocol import Message, Publication
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.bus.streams import MEBIBYTE, ConsumerSpec, Declared, StreamSpec
@@ -193,19 +195,23 @@ async def test_a_store_that_is_gone_is_noticed(server: NatsServer, connect: Conn
         await asyncio.wait_for(reading, 20)
 
 
-async def test_a_message_lost_on_the_way_is_read_again(server: NatsServer, connect: Connect) -> None:
-    """A number that is missing is noticed; what follows is given once, in order."""
+@pytest.mark.parametrize("lost", [slice(4, 5), slice(6, 10), slice(0, 10)], ids=["one amid", "the last", "all"])
+async def test_a_message_lost_on_the_way_is_read_again(server: NatsServer, connect: Connect, lost: slice) -> None:
+    """Whether others follow or none ever will: it is noticed; all are given once, in order."""
     bus = await connect("reader")
+    await bus.publish_many([Publication(subject="work.asked", payload=b"", message_id=str(n)) for n in range(10)])
     projection = NatsProjection(bus._link, "WORK", (), 0)
     pull = await projection.open()
-    await bus.publish_many([Publication(subject="work.asked", payload=b"", message_id=str(n)) for n in range(10)])
     async with asyncio.timeout(5):
         while pull.waiting_count < 10:
             await asyncio.sleep(0.01)
-    del pull._arrived[4]
+    arrived = list(pull._arrived)
+    del arrived[lost]
+    pull._arrived.clear()
+    pull._arrived.extend(arrived)
 
     seen: list[int] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(40):  # heartbeats of a request that finds nothing tell how much was sent
         async for batch in projection:
             seen += [message.sequence for message in batch]
             if len(seen) >= 10:
@@ -232,3 +238,36 @@ async def test_a_long_decision_is_not_taken_for_a_silent_broker(server: NatsServ
     assert not (await said).is_duplicate
     assert bus._link.connections_count == connections_count
     await bus.close()
+
+
+class Slow:
+    """Takes what comes to it slowly, and keeps this process from everything else meanwhile."""
+
+    def take(self, frame: Frame) -> None:
+        """Keep nothing."""
+
+    def wake(self) -> None:
+        """Do something long with all that came together."""
+        time.sleep(0.1)
+
+
+async def test_a_slow_reader_is_not_taken_for_a_silent_broker(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While there is so much to read that an answer's turn comes late, the connection carries, and stays."""
+    monkeypatch.setattr(nats_link, "PROOF_SECONDS_MAX", 0.1)
+    bus, load = await connect("reader"), await connect("load")
+    connections_count = bus._link.connections_count
+    inbox = await bus._link.listen(Slow())
+    await bus._link.client.flush()
+    for number in range(32):
+        await load._link.tell(f"{inbox}.{number}", b"x" * 32 * 1024)
+    await load._link.client.flush()
+
+    bus._link.doubt()
+    proof = bus._link._proof
+    assert proof is not None
+    await asyncio.wait_for(proof, 40)
+    await asyncio.sleep(0.5)
+
+    assert (bus._link.connections_count, bus.is_connected) == (connections_count, True)
