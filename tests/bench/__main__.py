@@ -11,7 +11,18 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tests.bench import deciding, decision, draining, folding, memory, planning, publishing, readiness, starting
+from tests.bench import (
+    deciding,
+    decision,
+    draining,
+    folding,
+    memory,
+    packing,
+    planning,
+    publishing,
+    readiness,
+    starting,
+)
 from tests.bench.line import Line
 
 CASES: dict[str, Callable[[], list[Line]]] = {
@@ -24,6 +35,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "V3": publishing.measure,
     "START": readiness.measure,
     "MEMORY": memory.measure,
+    "V6": packing.measure,
 }
 
 # Targets that are missed for a reason that is known: shown as missed, and no failure. Best figures and reasons:
