@@ -11,6 +11,7 @@ from gpu_autoscaler.events.node import (
     NodeInstanceObserved,
 )
 from gpu_autoscaler.events.scaling import (
+    ScalingDrainCancelled,
     ScalingDrainStarted,
     ScalingLaunchRefused,
     ScalingNodeLaunched,
@@ -183,8 +184,9 @@ def drained(
     is_started: bool = True,
     at: datetime = T0,
     seconds_max: float = 600.0,
+    cancelled_at: datetime | None = None,
 ) -> Story:
-    """The node of this name is being drained since `at`."""
+    """The node of this name is being drained since `at`, or until `cancelled_at`."""
     action = ActionId(action_id or f"drain-{name}")
     instance_id = provider_id(f"buy-{name}")
     decision = DrainNode(
@@ -209,7 +211,17 @@ def drained(
         deadline_at=decision.deadline_at,
         started_at=at,
     )
-    return (*story, Told(started, at))
+    if cancelled_at is None:
+        return (*story, Told(started, at))
+    cancelled = ScalingDrainCancelled(
+        action_id=action,
+        plan_id=PlanId(f"plan-{action}"),
+        drain_action_id=action,
+        node_uid=decision.node_uid,
+        node_name=name,
+        cancelled_at=cancelled_at,
+    )
+    return (*story, Told(started, at), Told(cancelled, cancelled_at))
 
 
 def notice(name: str, *, reclaim_at: datetime | None = None, at: datetime = T0, event: str = "1") -> Story:

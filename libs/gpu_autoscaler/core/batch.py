@@ -134,6 +134,7 @@ class Batch:
         self.instances_listed_at = state.instances_listed_at
         self.usable = Table(state.usable)
         self.spot_ends = Table(state.spot_ends)
+        self.amiss_since: Table[NodeUid, datetime] = Table(state.amiss_since)
         self.telemetry = Table(state.telemetry)
         self.notices = Table(state.notices)
         self.offers = state.offers
@@ -163,6 +164,7 @@ class Batch:
             "instances_listed_at": self.instances_listed_at,
             "usable": self.usable.now,
             "spot_ends": self.spot_ends.now,
+            "amiss_since": self.amiss_since.now,
             "telemetry": self.telemetry.now,
             "notices": self.notices.now,
             "offers": self.offers,

@@ -11,7 +11,7 @@ from gpu_autoscaler.core.cron import schedule
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalBudget
 from gpu_autoscaler.model.decisions import DrainNode
-from gpu_autoscaler.model.reasons import NodeUnderused
+from gpu_autoscaler.model.reasons import NodeDrifted, NodeExpired, NodeSick, NodeUnderused
 
 _MINUTE = timedelta(minutes=1)
 
@@ -39,7 +39,8 @@ def beyond_budgets(
 
 
 def _cause(drain: DrainNode) -> str:
-    return "underused" if isinstance(drain.reason, NodeUnderused) else "empty"
+    names = {NodeUnderused: "underused", NodeDrifted: "drifted", NodeExpired: "expired", NodeSick: "sick"}
+    return names.get(type(drain.reason), "empty")
 
 
 def _holds(budget: RemovalBudget, as_of: datetime) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from gpu_autoscaler.core.check_budgets import beyond_budgets
+from gpu_autoscaler.core.check_force import unfounded_force
 from gpu_autoscaler.core.life import NodePhase, NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -15,7 +16,7 @@ from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import GangGivenUp, NodeIdle
+from gpu_autoscaler.model.reasons import GangGivenUp, NodeIdle, SpotReclaim
 from gpu_autoscaler.model.resources import Resources
 
 
@@ -23,7 +24,7 @@ def removal_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     """Yield a sentence for each removal that must not happen, and for each doomed node that is left alone."""
     views = node_views(state, plan.as_of)
     drains = [decision for decision in plan.decisions if isinstance(decision, DrainNode)]
-    chosen = [drain for drain in drains if drain.is_voluntary]
+    chosen = [drain for drain in drains if not isinstance(drain.reason, SpotReclaim)]
     releases = [decision for decision in plan.decisions if isinstance(decision, ReleaseInstance)]
     pods = _pods_by_node(state)
     if policy.is_frozen and (chosen or releases):
@@ -33,9 +34,12 @@ def removal_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     for drain in drains:
         yield from _wrong_node(drain, state, plan.as_of)
     for drain in chosen:
-        yield from _protected_node(drain, state, pods.get(drain.node_name, ()))
+        if drain.is_voluntary:
+            yield from _protected_node(drain, state, pods.get(drain.node_name, ()))
+        else:
+            yield from unfounded_force(drain, state, policy, plan.as_of)
         yield from _homeless_pods(drain, drains, views, pods)
-    yield from _broken_budgets(chosen, state, pods)
+    yield from _broken_budgets([drain for drain in chosen if drain.is_voluntary], state, pods)
     yield from _too_many(chosen, plan, state, policy, views)
     yield from _wrong_releases(releases, views, plan.as_of)
     yield from _gangs_in_hand(plan)
@@ -67,12 +71,13 @@ def _wrong_node(drain: DrainNode, state: ClusterState, as_of: datetime) -> Itera
         return
     if drain.provider_id is not None and drain.provider_id != node.provider_id:
         yield f"node {drain.node_name} is drained with an instance that is not its own: {drain.provider_id}"
-    if drain.is_voluntary and not _is_ours(node, state):
+    is_chosen = not isinstance(drain.reason, SpotReclaim)
+    if is_chosen and not _is_ours(node, state):
         yield f"node {drain.node_name} is drained by choice, but we did not buy it"
     standing = (record for record in state.notices.values() if record.withdrawn is None)
-    if not drain.is_voluntary and all(record.notice.provider_id != node.provider_id for record in standing):
+    if not is_chosen and all(record.notice.provider_id != node.provider_id for record in standing):
         yield f"node {drain.node_name} is drained against its will, but no notice stands"
-    if drain.is_voluntary and drain.deadline_at <= as_of:
+    if is_chosen and drain.deadline_at <= as_of:
         yield f"node {drain.node_name} is drained by choice with a deadline that has passed"
 
 
@@ -141,7 +146,7 @@ def _homeless_pods(
         if view.phase is NodePhase.READY and view.notice is None and view.name not in going:
             taken = [pod.requests for pod in pods.get(view.name, ())]
             free.append((view.gpu_model, sum(taken, start=Resources()), view.allocatable))
-    moved = pods.get(drain.node_name, ())
+    moved = [pod for pod in pods.get(drain.node_name, ()) if pod.deleting_since is None]
     for pod in moved:
         model = pod.gpu_model
         if not any((taken + pod.requests).fits_in(all_) and model in (None, has) for has, taken, all_ in free):
@@ -166,7 +171,12 @@ def _too_many(
     for record in state.drains.values():
         said = record.decision
         is_over = record.drained is not None or record.cancelled is not None or record.terminated is not None
-        if isinstance(said, DrainNode) and said.is_voluntary and not is_over and said.node_uid in state.nodes:
+        if (
+            isinstance(said, DrainNode)
+            and not isinstance(said.reason, SpotReclaim)
+            and not is_over
+            and said.node_uid in state.nodes
+        ):
             moving.add(said.node_uid)
     ours = [view for view in views if view.is_ours and view.is_counted]
     usable_count = sum(1 for view in ours if view.usable_since is not None)

@@ -23,7 +23,7 @@ from gpu_autoscaler.model.decisions import (
     Side,
 )
 from gpu_autoscaler.model.ids import ActionId, NodeUid
-from gpu_autoscaler.model.reasons import BelowMinimum, ReplacesDoomed
+from gpu_autoscaler.model.reasons import BelowMinimum, ReplacesDoomed, ReplacesNodes
 
 CLUSTER = "cluster"
 SENTENCES_COUNT_MAX = 3  # of one side; a gang of a hundred nodes is told by its first few
@@ -75,6 +75,8 @@ def _subjects(decision: AnyDecision) -> Iterator[str]:
             yield CLUSTER
         case BuyNode(reason=ReplacesDoomed() as reason):
             yield f"node/{reason.node_uid}"
+        case BuyNode(reason=ReplacesNodes() as reason):
+            yield from (f"node/{node_uid}" for node_uid in reason.node_uids)
         case BuyNode():
             yield from getattr(decision.reason, "demand", ())
         case DrainNode() | CancelDrain():

@@ -19,6 +19,7 @@ from gpu_autoscaler.core.views import pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid, derive_id
+from gpu_autoscaler.model.reasons import SpotReclaim
 
 
 class Purchase(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +100,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(
             drain.node_uid
             for drain in (*drains, *self.removals)
-            if isinstance(drain, DrainNode) and drain.is_voluntary and drain.node_uid not in stopped
+            if isinstance(drain, DrainNode) and is_chosen(drain) and drain.node_uid not in stopped
         )
 
     def finished(self) -> Plan:
@@ -112,3 +113,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         return Plan(
             as_of=self.as_of, parent_sequence=self.parent_sequence, decisions=decisions, held_back=self.held_back
         )
+
+
+def is_chosen(drain: DrainNode) -> bool:
+    """True unless the cloud takes the node: ours to decide, be it with force in the end."""
+    return not isinstance(drain.reason, SpotReclaim)

@@ -15,7 +15,7 @@ from gpu_autoscaler.events import job, node, pod, scaling, spot
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
-from gpu_autoscaler.model.reasons import DemandReturned, ReplacesDoomed, UnmetDemand
+from gpu_autoscaler.model.reasons import DemandReturned, ReplacesDoomed, ReplacesNodes, UnmetDemand
 
 __all__ = ["decision_sentence", "held_back_sentence", "sentence", "why_job", "why_node", "why_pod"]
 
@@ -146,7 +146,9 @@ def _decisions(history: Iterable[Recorded]) -> Iterator[AnyDecision]:
 
 def _demand(decision: AnyDecision) -> frozenset[str]:
     reason = decision.reason
-    return frozenset(reason.demand if isinstance(reason, UnmetDemand | ReplacesDoomed | DemandReturned) else ())
+    return frozenset(
+        reason.demand if isinstance(reason, UnmetDemand | ReplacesDoomed | ReplacesNodes | DemandReturned) else ()
+    )
 
 
 def _bought_for(history: Sequence[Recorded], demand: frozenset[str]) -> frozenset[str]:

@@ -42,7 +42,7 @@ from gpu_autoscaler.events.catalogue import (
 )
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
-from gpu_autoscaler.model.ids import ActionId, JobId, PlanId, ProviderId
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 
 _KNOWN_TYPES = frozenset(FACTS)
@@ -177,19 +177,19 @@ class _Folding:
         nodes = self._batch.nodes
         match fact:
             case node.NodeObserved():
-                if nodes.observe(fact.node_uid, fact) and fact.is_ready:
+                if nodes.observe(fact.node_uid, fact):
                     self._offered(fact, at)
             case node.NodeGone():
                 known = nodes.living.get(fact.node_uid)
                 provider_id = fact.provider_id or (None if known is None else known.provider_id)
                 if nodes.end(fact.node_uid, Tombstone(version_of(fact), at, provider_id)):
                     self._ended("node", at)
-                    self._batch.usable.remove(fact.node_uid)
+                    self._forget_node(fact.node_uid)
             case node.NodeListed():
                 for uid, absent in nodes.list(fact.node_uids, version_of(fact), fact.listed_at):
                     nodes.end(uid, Tombstone(version_of(fact), fact.listed_at, absent.provider_id))
                     self._ended("node", fact.listed_at)
-                    self._batch.usable.remove(uid)
+                    self._forget_node(uid)
             case node.NodeWatched():
                 nodes.watch(version_of(fact), fact.watched_at)
             case node.NodeInstanceObserved():
@@ -200,9 +200,19 @@ class _Folding:
                 assert_never(fact)
 
     def _offered(self, fact: node.NodeObserved, at: datetime) -> None:
+        """The most that it offered while ready, and since when it offers less."""
         known = self._batch.usable.get(fact.node_uid)
+        if not fact.is_ready or (known is not None and fact.allocatable.gpu_count < known.gpu_count):
+            if fact.node_uid not in self._batch.amiss_since.now:
+                self._batch.amiss_since.set(fact.node_uid, at)
+            return
+        self._batch.amiss_since.remove(fact.node_uid)
         if known is None or fact.allocatable.gpu_count > known.gpu_count:
             self._batch.usable.set(fact.node_uid, Usable(fact.allocatable.gpu_count, at))
+
+    def _forget_node(self, node_uid: NodeUid) -> None:
+        self._batch.usable.remove(node_uid)
+        self._batch.amiss_since.remove(node_uid)
 
     def _instance(self, fact: node.NodeInstanceObserved, at: datetime) -> None:
         self._seen(fact.provider_id, at)

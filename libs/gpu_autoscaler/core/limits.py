@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_autoscaler.core.draft import Draft, Purchase
+from gpu_autoscaler.core.draft import Draft, Purchase, is_chosen
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
@@ -125,7 +125,7 @@ def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
     ]
     removals = draft.removals
     if policy.is_frozen:
-        removals = tuple(each for each in removals if isinstance(each, DrainNode) and not each.is_voluntary)
+        removals = tuple(each for each in removals if isinstance(each, DrainNode) and not is_chosen(each))
         held += [
             HeldBack(step="trim", subject=_removed(each), reason=Frozen())
             for each in draft.removals

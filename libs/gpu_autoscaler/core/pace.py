@@ -12,7 +12,8 @@ from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalCause
-from gpu_autoscaler.model.reasons import DisruptionBudget, MinimumReached
+from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.reasons import DisruptionBudget, MinimumReached, ReplacesNodes
 
 
 def too_many_go(
@@ -23,13 +24,27 @@ def too_many_go(
     staying_count = len(ours) - len(draft.leaving())
     if staying_count <= policy.nodes_count_min:
         return MinimumReached(nodes_count=staying_count, nodes_count_min=policy.nodes_count_min)
-    silent = {each.node_uid for each in ours if each.phase is NodePhase.LOST and each.node_uid is not None}
-    going = draft.disturbing() | (set() if cause is RemovalCause.SICK else silent - {view.node_uid})
+    going = draft.disturbing() | _awaiting(draft)
+    if cause is not RemovalCause.SICK:
+        going |= {each.node_uid for each in ours if each.phase is NodePhase.LOST and each.node_uid is not None}
+    going -= {view.node_uid}
     usable_count = sum(1 for each in ours if each.usable_since is not None)
     going_count_max = removals_count_max(cause, usable_count, policy, draft.as_of)
     if len(going) >= going_count_max:
         return DisruptionBudget(disrupting_count=len(going), disrupting_count_max=going_count_max)
     return None
+
+
+def _awaiting(draft: Draft) -> set[NodeUid]:
+    """Nodes whose replacement is on its way, or bought by this draft: they drain as soon as it is ready."""
+    ordered = (view.order.decision for view in draft.views if view.is_booting and view.order is not None)
+    bought = (purchase.decision for purchase in draft.purchases)
+    return {
+        node_uid
+        for decision in (*ordered, *bought)
+        if decision is not None and isinstance(decision.reason, ReplacesNodes)
+        for node_uid in decision.reason.node_uids
+    }
 
 
 def removals_count_max(cause: RemovalCause, nodes_count: int, policy: ScalingPolicy, as_of: datetime) -> int:

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from gpu_autoscaler.core import forecast, limits, scale_down, scale_up, spot
+from gpu_autoscaler.core import forecast, limits, renewal, scale_down, scale_up, spot
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -18,6 +18,7 @@ def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
     draft = spot.replace_doomed(draft, state, policy)
     draft = scale_up.cover_demand(draft, state, policy)
     draft = forecast.prepare(draft, state, policy)
+    draft = renewal.renew(draft, state, policy)
     draft = scale_down.release_idle(draft, state, policy)
     draft = scale_down.consolidate(draft, state, policy)
     return limits.trim(draft, policy).finished()

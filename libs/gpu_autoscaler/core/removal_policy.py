@@ -76,6 +76,41 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         tuple[RemovalBudget, ...],
         Meta(description="Budgets besides disruption_ratio_max; the smallest holds. Source: Karpenter budgets."),
     ] = ()
+    expire_seconds_max: Annotated[
+        Seconds | None, Meta(description="A node goes at this age; none: never. Source: S57, ttlSecondsUntilExpired.")
+    ] = 7 * 24 * 3600.0
+    expire_jitter_ratio: Annotated[
+        Ratio,
+        Meta(description="Up to this share earlier, by the node's name, so that not all go at once. Source: our own."),
+    ] = 0.1
+    expire_overtime_seconds: Annotated[
+        Seconds,
+        Meta(description="Expired, it waits so long for protected work. Source: Decisions, job time limit."),
+    ] = 24 * 3600.0
+    is_drift_on: Annotated[
+        bool, Meta(description="Replace nodes that the policy would not buy today. Source: Karpenter drift.")
+    ] = True
+    sick_seconds_max: Annotated[
+        Seconds, Meta(description="A node that is amiss for longer is sick. Source: cluster-autoscaler, unready time.")
+    ] = 1200.0
+    sick_ratio_max: Annotated[
+        Ratio, Meta(description="Of more sick nodes than this share none is touched. Source: cluster-autoscaler.")
+    ] = 0.45
+    sick_nodes_count_max: Annotated[
+        Count, Meta(description="So many sick nodes are never too many. Source: cluster-autoscaler.")
+    ] = 3
+    forced_drain_seconds: Annotated[
+        Seconds,
+        Meta(description="A sick or overdue node is emptied by force after this. Source: our own, an hour to save."),
+    ] = 3600.0
+    retry_seconds: Annotated[
+        Seconds,
+        Meta(description="A node whose drain was given up is left alone so long. Source: cluster-autoscaler."),
+    ] = 300.0
+    replacement_seconds_min: Annotated[
+        Seconds,
+        Meta(description="A node is bought a replacement at most once in this time. Source: our own, against thrash."),
+    ] = 6 * 3600.0
 
 
 def budget_mistakes(policy: RemovalPolicy) -> list[str]:

@@ -3,26 +3,21 @@
 Only nodes that we bought are ever removed. That a node is empty comes from pods alone; telemetry has no say here.
 """
 
-from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from gpu_autoscaler.core.bins import PodsByNode, bin_key, free_room
-from gpu_autoscaler.core.company import rules_of
-from gpu_autoscaler.core.demand import job_spec, pod_shape
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.life import NodePhase, NodeView
+from gpu_autoscaler.core.moving import place_elsewhere, protected_node, protected_pod
 from gpu_autoscaler.core.pace import too_many_go
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.protection import covering_budgets, node_protection, pod_protection
 from gpu_autoscaler.core.removal_policy import RemovalCause
-from gpu_autoscaler.core.shapes import Standing
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import DrainNode, HeldBack, ReleaseInstance
-from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.reasons import (
     BootTimedOut,
     BudgetLimit,
@@ -35,13 +30,11 @@ from gpu_autoscaler.model.reasons import (
     NodeIdle,
     NodeLost,
     NodeOrphaned,
-    NodeProtected,
     NodesLimit,
     NodeUnderused,
     NoOfferFits,
     NotYetIdle,
     OffersRefused,
-    PodProtected,
     PodsFitNowhere,
     PriceUnknown,
     SavingTooSmall,
@@ -65,7 +58,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     # The dearest go first, so that a small budget saves most.
     empty = (view for view in draft.views if view.empty_since is not None)
     for view in sorted(empty, key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name)):
-        if view.empty_since is None or not _may_leave(view) or bin_key(view) in draft.claimed:
+        if view.empty_since is None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
             continue
         idle_seconds = (draft.as_of - view.empty_since).total_seconds()
         given_up = _given_up(view, draft)
@@ -75,7 +68,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         elif given_up is None:
             reason = _blocker(view, RemovalCause.EMPTY, draft, policy)
         else:
-            reason = _marked(view, draft) or too_many_go(view, RemovalCause.EMPTY, draft, policy)
+            reason = protected_node(view, draft) or too_many_go(view, RemovalCause.EMPTY, draft, policy)
         if reason is not None:
             held = HeldBack(step=_RELEASE, subject=f"node/{view.node_uid}", reason=reason)
             draft = draft.adding(held_back=[held])
@@ -95,7 +88,7 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
         return draft
     for view in sorted(_underused(draft, policy), key=lambda view: (len(draft.pods.get(view.name, ())), view.name)):
         pods = tuple(pod for pod in draft.pods.get(view.name, ()) if counts_for_idleness(pod))
-        reason = _blocker(view, RemovalCause.UNDERUSED, draft, policy) or _protected(pods, state, draft.as_of)
+        reason = _blocker(view, RemovalCause.UNDERUSED, draft, policy) or protected_pod(pods, state, draft.as_of)
         saving_micro_usd_per_hour = 0
         if reason is None:
             reason, saving_micro_usd_per_hour = _move_all(view, pods, draft, state, policy)
@@ -187,19 +180,15 @@ def _orphaned_seconds(view: NodeView, draft: Draft) -> float:
     return (draft.as_of - instance.launched_at).total_seconds()
 
 
-def _may_leave(view: NodeView) -> bool:
+def _may_leave(view: NodeView, draft: Draft) -> bool:
     """Only a usable node of ours goes by choice, and not twice."""
-    return view.is_ours and view.is_usable and view.drain is None and view.notice is None
+    is_free = view.drain is None and view.notice is None and view.node_uid not in draft.disturbing()
+    return view.is_ours and view.is_usable and is_free
 
 
 def _blocker(view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> HoldReason | None:
     """What keeps a node that could go: its own marks, its youth, the minimum, or others that are going."""
-    return _marked(view, draft) or _young(view, draft, policy) or too_many_go(view, cause, draft, policy)
-
-
-def _marked(view: NodeView, draft: Draft) -> NodeProtected | None:
-    mark = None if view.node is None else node_protection(view.node, draft.as_of)
-    return None if mark is None else NodeProtected(protection=mark)
+    return protected_node(view, draft) or _young(view, draft, policy) or too_many_go(view, cause, draft, policy)
 
 
 def _young(view: NodeView, draft: Draft, policy: ScalingPolicy) -> Cooldown | None:
@@ -229,7 +218,7 @@ def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy, reason: DrainRea
 def _underused(draft: Draft, policy: ScalingPolicy) -> Iterator[NodeView]:
     """Nodes with work on them, of which little is asked, and on which this plan counts for nothing more."""
     for view in draft.views:
-        if view.empty_since is not None or not _may_leave(view) or bin_key(view) in draft.claimed:
+        if view.empty_since is not None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
             continue
         if _requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max:
             yield view
@@ -250,40 +239,17 @@ def _requested_ratio(view: NodeView, pods: PodsByNode) -> float:
     return max((1 - left / whole for whole, left in shares if whole), default=1.0)
 
 
-def _protected(pods: tuple[PodObserved, ...], state: ClusterState, as_of: datetime) -> PodProtected | None:
-    """Return the first pod that may not be moved by choice; budgets must allow all the moves together."""
-    budgets = state.budgets.values()
-    moved: Counter[str] = Counter()
-    for pod in pods:
-        spec = job_spec(state, pod.job_id)
-        protection = pod_protection(pod, budgets, as_of)
-        if protection is None and spec is not None and not spec.is_preemptible:
-            protection = "its job is not preemptible"
-        for budget in covering_budgets(pod, budgets):
-            moved[budget.budget_uid] += 1
-            if protection is None and moved[budget.budget_uid] > budget.disruptions_allowed:
-                protection = f"disruption budget {budget.namespace}/{budget.name} allows fewer disruptions"
-        if protection is not None:
-            return PodProtected(pod_uid=pod.pod_uid, pod=f"{pod.namespace}/{pod.name}", protection=protection)
-    return None
-
-
 def _move_all(
     view: NodeView, pods: tuple[PodObserved, ...], draft: Draft, state: ClusterState, policy: ScalingPolicy
 ) -> tuple[HoldReason | None, int]:
     """Place all pods on other usable nodes and return the saving an hour; or place none and say why."""
-    room, mark = draft.room, draft.room.mark()
-    room.remove(bin_key(view))
-    hosts: set[str] = set()
-    homeless: list[PodUid] = []
-    for pod in sorted(pods, key=lambda pod: (-pod.requests.gpu_count, -pod.requests.cpu_milli, pod.pod_uid)):
-        placed = room.place_gang(pod_shape(pod, job_spec(state, pod.job_id), rules_of(state.pods)), 1)
-        if placed is None or room[placed[0]].standing is not Standing.READY:
-            homeless.append(pod.pod_uid)
-            break
-        hosts.update(placed)
-    reason: HoldReason | None = PodsFitNowhere(pods=tuple(homeless)) if homeless else None
-    prices = [each.price_micro_usd_per_hour for each in draft.views if each is view or bin_key(each) in hosts]
+    mark = draft.room.mark()
+    places = place_elsewhere(view, pods, draft, state)
+    homeless = [pod.pod_uid for pod in places.homeless]
+    reason: HoldReason | None = None
+    if homeless or places.coming:
+        reason = PodsFitNowhere(pods=tuple(homeless or (pod.pod_uid for pod in pods)))
+    prices = [each.price_micro_usd_per_hour for each in draft.views if each is view or bin_key(each) in places.hosts]
     saving = view.price_micro_usd_per_hour
     if reason is None and (saving is None or None in prices):
         reason = PriceUnknown(offers=(view.instance_type or view.name,))
@@ -293,5 +259,5 @@ def _move_all(
             saving_ratio=(saving or 0) / whole, saving_ratio_min=policy.consolidation_saving_ratio_min
         )
     if reason is not None:
-        room.rollback(mark)
+        draft.room.rollback(mark)
     return reason, saving or 0

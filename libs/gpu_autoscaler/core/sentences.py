@@ -56,21 +56,28 @@ def _why_done(reason: ActionReason) -> str:
         case reasons.ReplacesDoomed():
             when = "soon" if reason.reclaim_at is None else f"at {instant(reason.reclaim_at)}"
             return f"Node {reason.node_name} will be gone {when}, and its work needs another place."
+        case reasons.ReplacesNodes():
+            nodes = counted(len(reason.node_names), "node")
+            return (
+                f"{nodes} ({named(reason.node_names)}) will go ({reason.cause}), "
+                f"and {counted(len(reason.demand), 'pod')} there will need another place."
+            )
         case reasons.BelowMinimum():
             least = counted(reason.nodes_count_min, "node")
             return f"The policy wants at least {least} (now: {reason.nodes_count})."
-        case reasons.NodeIdle():
-            return f"No pod has used it for {span(reason.idle_seconds)}; {span(reason.idle_seconds_max)} are allowed."
-        case reasons.NodeUnderused():
-            saved = price(reason.saving_micro_usd_per_hour)
-            return f"Its {counted(len(reason.pods), 'pod')} may be moved and fit elsewhere, which saves {saved}."
-        case reasons.SpotReclaim():
-            when = "soon" if reason.reclaim_at is None else f"at {instant(reason.reclaim_at)}"
-            return f"The cloud takes the instance back {when} ({reason.kind})."
         case reasons.DemandReturned():
             return f"{_capital(named([thing(key) for key in reason.demand]))} can run here, which beats buying anew."
         case reasons.NoticeWithdrawn():
             return "The cloud took its notice back."
+        case (
+            reasons.NodeIdle()
+            | reasons.NodeUnderused()
+            | reasons.NodeExpired()
+            | reasons.NodeDrifted()
+            | reasons.NodeSick()
+            | reasons.SpotReclaim()
+        ):
+            return _why_drained(reason)
         case _:
             return _why_released(reason)
 
@@ -87,6 +94,37 @@ def _why_released(reason: reasons.ReleaseReason) -> str:
         case reasons.GangGivenUp():
             why = reason.hold_reason.replace("_", " ")
             return f"It was bought for {thing(reason.gang)}, the rest of which cannot be had now ({why})."
+        case _:
+            assert_never(reason)
+
+
+_DrainedReason = (
+    reasons.NodeIdle
+    | reasons.NodeUnderused
+    | reasons.NodeExpired
+    | reasons.NodeDrifted
+    | reasons.NodeSick
+    | reasons.SpotReclaim
+)
+
+
+def _why_drained(reason: _DrainedReason) -> str:
+    match reason:
+        case reasons.NodeIdle():
+            return f"No pod has used it for {span(reason.idle_seconds)}; {span(reason.idle_seconds_max)} are allowed."
+        case reasons.NodeUnderused():
+            saved = price(reason.saving_micro_usd_per_hour)
+            return f"Its {counted(len(reason.pods), 'pod')} may be moved and fit elsewhere, which saves {saved}."
+        case reasons.NodeExpired():
+            return f"It is {span(reason.age_seconds)} old; nodes go at {span(reason.age_seconds_max)}."
+        case reasons.NodeDrifted():
+            return f"The policy would not buy it like that today: {reason.difference}."
+        case reasons.NodeSick():
+            limit = span(reason.sick_seconds_max)
+            return f"It is sick: {reason.evidence} for {span(reason.sick_seconds)}; {limit} are allowed."
+        case reasons.SpotReclaim():
+            when = "soon" if reason.reclaim_at is None else f"at {instant(reason.reclaim_at)}"
+            return f"The cloud takes the instance back {when} ({reason.kind})."
         case _:
             assert_never(reason)
 
@@ -131,6 +169,7 @@ _KeptReason = (
     | reasons.GangIncomplete
     | reasons.MinimumReached
     | reasons.SavingTooSmall
+    | reasons.TooManySick
 )
 
 
@@ -158,6 +197,9 @@ def _why_kept(reason: _KeptReason) -> str:
         case reasons.MinimumReached():
             least = counted(reason.nodes_count_min, "node")
             return f"The policy wants at least {least} (now: {reason.nodes_count})."
+        case reasons.TooManySick():
+            sick = f"{reason.sick_count} of {counted(reason.nodes_count, 'node')}"
+            return f"{sick} look sick, above {percent(reason.sick_ratio_max)}: none is touched until somebody looked."
         case reasons.SavingTooSmall():
             least = percent(reason.saving_ratio_min)
             return f"Moving its pods would save {percent(reason.saving_ratio)} of its price; {least} are asked for."

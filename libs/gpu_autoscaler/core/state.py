@@ -148,6 +148,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     instances_seen_at: Mapping[ProviderId, Instant] = {}  # the last word or list that had the instance
     instances_listed_at: Instant | None = None
     usable: Mapping[NodeUid, Usable] = {}
+    amiss_since: Mapping[NodeUid, Instant] = {}  # not ready, or with fewer GPUs than it has offered
     spot_ends: Mapping[str, Mapping[int, Ends]] = {}  # by type and zone, then by hour since 1970
     # GPU
     telemetry: Mapping[NodeUid, GpuNodeSummarised] = {}  # the latest window of each node

@@ -46,6 +46,15 @@ class BelowMinimum(Reason, frozen=True, kw_only=True, tag="below_minimum"):
     nodes_count_min: int
 
 
+class ReplacesNodes(Reason, frozen=True, kw_only=True, tag="replaces_nodes"):
+    """Nodes are to go by our choice, and their pods have no other place: this one is to be ready before they drain."""
+
+    cause: str  # as budgets name it: underused, drifted, expired, sick
+    node_uids: tuple[NodeUid, ...]
+    node_names: tuple[str, ...]
+    demand: tuple[str, ...]  # keys of the pods that are to move, pod/<uid>
+
+
 # ---- why a node goes
 
 
@@ -61,6 +70,27 @@ class NodeUnderused(Reason, frozen=True, kw_only=True, tag="node_underused"):
 
     pods: tuple[PodUid, ...]
     saving_micro_usd_per_hour: int
+
+
+class NodeExpired(Reason, frozen=True, kw_only=True, tag="node_expired"):
+    """The node is older than the policy lets nodes become."""
+
+    age_seconds: float
+    age_seconds_max: float
+
+
+class NodeDrifted(Reason, frozen=True, kw_only=True, tag="node_drifted"):
+    """The node is not what the policy would buy today."""
+
+    difference: str  # in words: "pool gpu is gone", "zone eu-1a is not allowed any more"
+
+
+class NodeSick(Reason, frozen=True, kw_only=True, tag="node_sick"):
+    """Evidence over a while says that the node cannot be trusted with work."""
+
+    evidence: str  # in words: "GPU 3 was hotter than 85 °C"
+    sick_seconds: float
+    sick_seconds_max: float
 
 
 class SpotReclaim(Reason, frozen=True, kw_only=True, tag="spot_reclaim"):
@@ -224,6 +254,14 @@ class SavingTooSmall(Reason, frozen=True, kw_only=True, tag="saving_too_small"):
     saving_ratio_min: float
 
 
+class TooManySick(Reason, frozen=True, kw_only=True, tag="too_many_sick"):
+    """So many nodes look sick that the fault is rather in the looking, or in all of them: nothing is done."""
+
+    sick_count: int
+    nodes_count: int
+    sick_ratio_max: float
+
+
 class MinimumReached(Reason, frozen=True, kw_only=True, tag="minimum_reached"):
     """Removing the node would pass the policy's minimum."""
 
@@ -237,8 +275,8 @@ class NeighboursForbid(Reason, frozen=True, kw_only=True, tag="neighbours_forbid
     rules: tuple[str, ...]  # those of the pod, in words: "even over topology.kubernetes.io/zone within 1"
 
 
-BuyReason = UnmetDemand | ReplacesDoomed | BelowMinimum
-DrainReason = NodeIdle | NodeUnderused | GangGivenUp | SpotReclaim
+BuyReason = UnmetDemand | ReplacesDoomed | ReplacesNodes | BelowMinimum
+DrainReason = NodeIdle | NodeUnderused | NodeExpired | NodeDrifted | NodeSick | GangGivenUp | SpotReclaim
 ReleaseReason = BootTimedOut | NodeLost | NodeOrphaned | GangGivenUp
 KeepReason = DemandReturned | NoticeWithdrawn
 HoldReason = (
@@ -261,4 +299,5 @@ HoldReason = (
     | GangIncomplete
     | MinimumReached
     | SavingTooSmall
+    | TooManySick
 )

@@ -19,8 +19,10 @@ from gpu_autoscaler.core.state import (
     OrderRecord,
     Usable,
 )
-from gpu_autoscaler.events.node import NodeInstanceObserved
+from gpu_autoscaler.core.wear import expires_at
+from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
+from gpu_autoscaler.model.reasons import ReplacesNodes
 from gpu_autoscaler.runtime.projection import StateView
 
 
@@ -29,12 +31,14 @@ def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashab
     state = view.state
     listed_at, stale = state.instances_listed_at, stale_watch(state, policy, now)
     turns = _turns(policy, state.busy_until, state.instances, state.usable, state.orders, state.drains)
+    renewals = _renewals(policy, state.nodes, state.amiss_since, state.orders, state.drains)
     return (
         _Same(
             state.pods, state.budgets, state.busy_until, state.nodes, state.nodes_gone, state.instances, state.usable,
-            state.notices, state.offers, state.jobs, state.orders, state.drains,
+            state.amiss_since, state.notices, state.offers, state.jobs, state.orders, state.drains,
         ),
         bisect_right(turns, now),
+        bisect_right(renewals, now),
         None if stale is None else stale.source,
         stale_instances(state, policy, now) is None,
         None if listed_at is None else _missing(state.instances_seen_at, state.orders, listed_at),
@@ -95,6 +99,30 @@ def _instants(
     for drain in drains.values():
         if drain.started is not None:
             yield drain.started.deadline_at
+
+
+@remembered(8)
+def _renewals(
+    policy: ScalingPolicy,
+    nodes: Mapping[NodeUid, NodeObserved],
+    amiss_since: Mapping[NodeUid, datetime],
+    orders: Mapping[ActionId, OrderRecord],
+    drains: Mapping[ActionId, DrainRecord],
+) -> list[datetime]:
+    """The instants at which a node becomes due to be replaced, or may be tried again, in order."""
+    rules, turns = policy.removal, []
+    for node in nodes.values():
+        due_at = expires_at(node.name, node.created_at, policy)
+        if due_at is not None:
+            turns += [due_at, due_at + timedelta(seconds=rules.expire_overtime_seconds)]
+    turns += [since + timedelta(seconds=rules.sick_seconds_max) for since in amiss_since.values()]
+    for order in orders.values():
+        decision, planned_at = order.decision, order.planned_at
+        if decision is not None and planned_at is not None and isinstance(decision.reason, ReplacesNodes):
+            turns.append(planned_at + timedelta(seconds=rules.replacement_seconds_min))
+    ends = (drain.cancelled for drain in drains.values())
+    turns += [end.cancelled_at + timedelta(seconds=rules.retry_seconds) for end in ends if end is not None]
+    return sorted(turns)
 
 
 @remembered(8)

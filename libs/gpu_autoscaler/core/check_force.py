@@ -1,0 +1,41 @@
+"""The part of the second opinion that looks at force: a node that must not be emptied against its pods' protection.
+
+Called by `core/check_removals.py` alone.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.model.decisions import DrainNode
+from gpu_autoscaler.model.reasons import NodeExpired, NodeSick
+
+
+def unfounded_force(drain: DrainNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[str]:
+    """Yield a sentence for a drain with force that neither sickness nor age bears out, or that leaves little time."""
+    node, rules = state.nodes.get(drain.node_uid), policy.removal
+    if node is None:
+        return
+    age_seconds, limit = (as_of - node.created_at).total_seconds(), rules.expire_seconds_max
+    match drain.reason:
+        case NodeExpired():
+            least = None if limit is None else limit * (1 - rules.expire_jitter_ratio) + rules.expire_overtime_seconds
+            if least is None or age_seconds < least:
+                yield f"node {drain.node_name} is emptied by force at an age of {age_seconds:g} s"
+        case NodeSick():
+            yield from _unproven(drain, state, policy, as_of)
+        case _:
+            yield f"node {drain.node_name} is emptied by force, which {drain.reason.tag()} does not allow"
+    if drain.deadline_at < as_of + timedelta(seconds=rules.forced_drain_seconds):
+        yield f"node {drain.node_name} is emptied by force within less than {rules.forced_drain_seconds:g} s"
+
+
+def _unproven(drain: DrainNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[str]:
+    rules = policy.removal
+    sick = {uid for uid, at in state.amiss_since.items() if (as_of - at).total_seconds() >= rules.sick_seconds_max}
+    if drain.node_uid not in sick:
+        yield f"node {drain.node_name} is drained as sick, and was well lately"
+    known = sick & state.usable.keys()
+    if len(known) > max(rules.sick_nodes_count_max, rules.sick_ratio_max * len(state.usable)):
+        yield f"node {drain.node_name} is drained as sick while {len(known)} of {len(state.usable)} nodes look sick"
