@@ -151,11 +151,13 @@ class Witness:
             self.breaks("nodes of others", f"{node.metadata.name} was cordoned, which is not ours")
 
     def _is_doomed(self, machine: Machine) -> bool:
+        if machine.notice is not None:
+            return True  # be it the second one, after a first that was taken back
         withdrawn_at = self._withdrawn_at.get(machine.node_name)
-        if withdrawn_at is not None:
-            # Whoever has not heard of it yet acts on the notice in good faith; troubles make that take longer.
-            return self._loop.time() - max(withdrawn_at, self._calm_since(*NOTICE_PATH)) < WITHDRAWN_SECONDS
-        return machine.notice is not None
+        if withdrawn_at is None:
+            return False
+        # Whoever has not heard of it yet acts on the notice in good faith; troubles make that take longer.
+        return self._loop.time() - max(withdrawn_at, self._calm_since(*NOTICE_PATH)) < WITHDRAWN_SECONDS
 
     @staticmethod
     def _protection(pod: wire.Pod) -> str | None:
