@@ -11,7 +11,7 @@ import pytest
 from tests.tidy import rules
 
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, shadow, spot
+from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, scaling, shadow, spot
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.tools.policy_file import range_of
@@ -111,7 +111,7 @@ def test_every_fact_is_in_the_catalogue() -> None:
     """A public fact class that nobody listed would be an unknown type to its own publisher."""
     defined = {
         item
-        for module in (cost, gpu, job, node, pod, scaling, shadow, spot)
+        for module in (cost, demand, gpu, job, node, pod, scaling, shadow, spot)
         for name, item in vars(module).items()
         if isinstance(item, type)
         and issubclass(item, Fact)

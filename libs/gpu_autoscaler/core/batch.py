@@ -139,6 +139,7 @@ class Batch:
         self.notices = Table(state.notices)
         self.offers = state.offers
         self.jobs = Table(state.jobs)
+        self.wishes = Table(state.wishes)
         self.orders = Table(state.orders)
         self.drains = Table(state.drains)
         self.last_plan_sequence = state.last_plan_sequence
@@ -169,6 +170,7 @@ class Batch:
             "notices": self.notices.now,
             "offers": self.offers,
             "jobs": self.jobs.now,
+            "wishes": self.wishes.now,
             "orders": self.orders.now,
             "drains": self.drains.now,
             "last_plan_sequence": self.last_plan_sequence,

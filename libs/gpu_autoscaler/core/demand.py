@@ -6,14 +6,16 @@ Computed from the state, in the order in which it is served: what is on its way 
 import enum
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 
 import msgspec
 
 from gpu_autoscaler.core.company import Rules, company_of, rules_of
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.reports import spec_of
 from gpu_autoscaler.core.shapes import Shape
-from gpu_autoscaler.core.state import ClusterState, JobRecord
+from gpu_autoscaler.core.state import ClusterState, JobRecord, WishRecord
 from gpu_autoscaler.core.views import counts_for_idleness, is_waiting, is_workload, pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
@@ -40,16 +42,19 @@ class DemandSource(enum.StrEnum):
     PLACED_JOB = "placed_job"  # released, but its pods do not exist yet
     ARRIVING_POD = "arriving_pod"  # new: Kubernetes has not said yet whether it fits
     MOVING_POD = "moving_pod"  # runs on a node that we drain by choice
+    REPORTED = "reported"  # nobody yet: somebody wants room to be free (`demand.reported`)
     MINIMUM = "minimum"  # nobody yet: the policy wants a node
 
 
-_BOUGHT_FOR = frozenset({DemandSource.QUEUED_JOB, DemandSource.PENDING_POD, DemandSource.DOOMED_POD})
+_BOUGHT_FOR = frozenset(
+    {DemandSource.QUEUED_JOB, DemandSource.PENDING_POD, DemandSource.DOOMED_POD, DemandSource.REPORTED}
+)
 
 
 class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     """A gang: members of one shape that are placed all together or not at all. A single pod is a gang of one."""
 
-    key: str  # job/<id> or pod/<uid>
+    key: str  # job/<id>, pod/<uid>, or demand/<source>/<number>
     source: DemandSource
     shape: Shape  # of each member
     member_count: int
@@ -66,10 +71,10 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
         return self.source in _BOUGHT_FOR
 
 
-def demand(state: ClusterState, views: tuple[NodeView, ...]) -> tuple[DemandItem, ...]:
+def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) -> tuple[DemandItem, ...]:
     """Return all work that has no lasting place, in the order in which it is to be served.
 
-    Work that is on its way to a place comes first: it takes its room whatever waits.
+    Work that is on its way to a place comes first: it takes its room whatever waits. Wishes for room come last.
     """
     leaving = {view.name: view for view in views if view.node is not None and (view.notice or view.drain)}
     unbound, pods_per_job = _unbound_and_members(state.pods)
@@ -78,7 +83,32 @@ def demand(state: ClusterState, views: tuple[NodeView, ...]) -> tuple[DemandItem
     sources = ((pod, _source(pod, leaving)) for pod in pods)
     items = [_pod_item(pod, source, state, leaving) for pod, source in sources if source is not None]
     items.extend(_job_items(state, pods_per_job))
-    return tuple(sorted(items, key=lambda item: (item.is_bought_for, -item.priority, item.since, item.key)))
+    wishes = (each for each in state.wishes.values() if as_of < each.reported.until)
+    items.extend(item for each in wishes for item in _wished(each))
+    return tuple(sorted(items, key=_as_served))
+
+
+def _as_served(item: DemandItem) -> tuple[bool, bool, int, datetime, str]:
+    is_wish = item.source is DemandSource.REPORTED
+    return item.is_bought_for, is_wish, -item.priority, item.since, item.key
+
+
+@remembered(256)
+def _wished(record: WishRecord) -> tuple[DemandItem, ...]:
+    """One item for each member that is wished for: they are wanted each for itself."""
+    wish, spec = record.reported, spec_of(record.reported)
+    shape = job_shape(spec)
+    return tuple(
+        DemandItem(
+            key=f"demand/{wish.source}/{number}",
+            source=DemandSource.REPORTED,
+            shape=shape,
+            member_count=1,
+            priority=spec.priority,
+            since=record.reported_at,
+        )
+        for number in range(1, (wish.count or 0) + 1)
+    )
 
 
 @remembered(4)

@@ -56,7 +56,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             parent_sequence=state.last_plan_sequence,
             views=views,
             pods=pods,
-            demand=demand(state, views),
+            demand=demand(state, views, as_of),
             room=Room(current_bins(views, pods)),
         )
 

@@ -12,6 +12,7 @@ from gpu_autoscaler.core.admission import job_id_of
 from gpu_autoscaler.core.sentences import decision_sentence, held_back_sentence, sentence
 from gpu_autoscaler.core.telling import Teller
 from gpu_autoscaler.events import job, node, pod, scaling, spot
+from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
@@ -20,7 +21,7 @@ from gpu_autoscaler.model.reasons import DemandReturned, ReplacesDoomed, Replace
 __all__ = ["decision_sentence", "held_back_sentence", "sentence", "why_job", "why_node", "why_pod"]
 
 # Facts of a cause that belong into the story of its effect; its later life is a story of its own.
-_BEGINNINGS = (job.JobRequested, job.JobQueued, job.JobPlaced, spot.SpotNoticeReceived)
+_BEGINNINGS = (job.JobRequested, job.JobQueued, job.JobPlaced, spot.SpotNoticeReceived, DemandReported)
 
 
 def why_node(history: Sequence[Recorded], name_or_id: str) -> tuple[str, ...]:
@@ -89,7 +90,7 @@ def _story(history: Sequence[Recorded], keys: frozenset[str], causes: frozenset[
 
 
 # At equal instants: what is asked for comes before what is decided, and that before what it did.
-_STREAM_ORDER = ("JOB", "SPOT", "POD", "SCALING", "NODE")
+_STREAM_ORDER = ("JOB", "DEMAND", "SPOT", "POD", "SCALING", "NODE")
 
 
 def _as_it_happened(recorded: Recorded) -> tuple[datetime, int, int]:
@@ -146,9 +147,10 @@ def _decisions(history: Iterable[Recorded]) -> Iterator[AnyDecision]:
 
 def _demand(decision: AnyDecision) -> frozenset[str]:
     reason = decision.reason
-    return frozenset(
-        reason.demand if isinstance(reason, UnmetDemand | ReplacesDoomed | ReplacesNodes | DemandReturned) else ()
-    )
+    kinds = UnmetDemand | ReplacesDoomed | ReplacesNodes | DemandReturned
+    keys = reason.demand if isinstance(reason, kinds) else ()
+    # The members of a wish are numbered; what was said is one word for all of them.
+    return frozenset(key.rpartition("/")[0] if key.startswith("demand/") else key for key in keys)
 
 
 def _bought_for(history: Sequence[Recorded], demand: frozenset[str]) -> frozenset[str]:

@@ -57,7 +57,9 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     room = Room(current_bins(views, pods_by_node(state)))
     nodes = {f"node/{view.node_uid}": view for view in views}
     found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}
-    for item in demand(state, views):
+    for item in demand(state, views, as_of):
+        if item.source is DemandSource.REPORTED:
+            continue  # room is wished to be free for work: what waits may have it
         if item.source is not DemandSource.QUEUED_JOB or item.job_id is None:
             room.place_most(item.shape, item.member_count, item.prefers)
             continue

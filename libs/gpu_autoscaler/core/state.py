@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
@@ -129,6 +130,13 @@ class NoticeRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.withdrawn is None or self.last_received_at > self.withdrawn.withdrawn_at
 
 
+class WishRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Room that somebody wants to be free."""
+
+    reported: DemandReported
+    reported_at: Instant  # as who said it says
+
+
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """All that the record says, folded. Empty to begin with."""
 
@@ -157,6 +165,8 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     offers: SpotOffersSampled | None = None
     # JOB
     jobs: Mapping[JobId, JobRecord] = {}
+    # DEMAND
+    wishes: Mapping[str, WishRecord] = {}  # by source: the last one with a count
     # SCALING
     orders: Mapping[ActionId, OrderRecord] = {}
     drains: Mapping[ActionId, DrainRecord] = {}

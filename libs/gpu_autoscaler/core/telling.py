@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpu_autoscaler.core.sentences import decision_sentence, held_back_sentence
 from gpu_autoscaler.core.wording import counted, instant, money, named, price
 from gpu_autoscaler.events import job, node, pod, scaling, spot
+from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
@@ -124,6 +125,12 @@ def _job_sentence(fact: Fact) -> str | None:
         case job.JobFinished():
             why = f": {fact.message.rstrip('.')}" if fact.message else ""
             return f"Job {fact.job_id} {'was cancelled' if fact.outcome == 'cancelled' else fact.outcome}{why}."
+        case DemandReported():
+            shape = counted(fact.shape.gpu_count, f"{fact.shape.gpu_type} GPU" if fact.shape.gpu_type else "GPU")
+            if fact.count is None:
+                return f"Source {fact.source} does not know now what it needs; its word before that stands."
+            room = f"{counted(fact.count, 'member')} with {shape} each until {instant(fact.until)}"
+            return f"Source {fact.source} wants room for {room}."
         case _:
             return None
 

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 import msgspec
 
 from gpu_autoscaler.events.catalogue import CATALOGUE, Catalogue
+from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, UNREADABLE, Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobRequested
@@ -16,7 +17,7 @@ from gpu_autoscaler.model.errors import InvalidFact, UnknownType
 from gpu_autoscaler.model.ids import FactId, derive_id
 
 # Facts that programs which know nothing of CloudEvents may publish: the subject says the type.
-PUBLIC: tuple[type[Fact], ...] = (JobRequested,)
+PUBLIC: tuple[type[Fact], ...] = (JobRequested, DemandReported)
 PUBLIC_SOURCE = "/public"
 
 _BARE = {fact.subject_root(): fact for fact in PUBLIC}

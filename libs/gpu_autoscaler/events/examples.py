@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from gpu_autoscaler.events import cost, gpu, job, node, pod, scaling, shadow, spot
+from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, scaling, shadow, spot
 from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import BuyNode, Cut, Difference, DrainNode, HeldBack, PastDecision, Plan, Side
+from gpu_autoscaler.model.demands import DemandShape
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import ActionId, FactId, JobId, NodeUid, PlanId, PodUid, ProviderId, derive_id
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest
@@ -286,9 +287,19 @@ def _money() -> Iterator[Fact]:
     )  # fmt: skip
 
 
+def _demand() -> Iterator[Fact]:
+    yield demand.DemandReported(
+        source="kafka-lag",
+        shape=DemandShape(gpu_count=1, gpu_type="A100", cpu="8", memory="64Gi"),
+        count=6,
+        until=_at(1800),
+        note="12,000 messages wait",
+    )
+
+
 def examples() -> Iterator[Envelope]:
     """One envelope of each fact of the catalogue."""
-    for part in (_jobs, _pods, _nodes, _telemetry, _spot, _scaling, _shadow, _money):
+    for part in (_jobs, _pods, _nodes, _telemetry, _spot, _scaling, _shadow, _money, _demand):
         for fact in part():
             yield Envelope(
                 id=FactId(fact.condition() or derive_id("example", fact.type_name())),

@@ -33,6 +33,7 @@ STREAM_OF_FIELD: Mapping[str, str] = {
     "telemetry": "GPU",
     **dict.fromkeys(("notices", "offers"), "SPOT"),
     "jobs": "JOB",
+    "wishes": "DEMAND",
     **dict.fromkeys(("orders", "drains", "last_plan_sequence", "last_plan_at", "restored_at"), "SCALING"),
 }
 

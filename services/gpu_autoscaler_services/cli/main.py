@@ -30,6 +30,7 @@ app = App(
 app.command(f"{_HERE}.views:status", help="The cluster in numbers.")
 app.command(f"{_HERE}.views:nodes", help="Every node from its order to its end.")
 app.command(f"{_HERE}.jobs:jobs", name="jobs", help="Submit, list, show, cancel and wait for jobs.")
+app.command(f"{_HERE}.demand:demand", name="demand", help="Ask for room to be free for work to come.")
 app.command(f"{_HERE}.views:plans", help="The last plans: what was decided, what was held back, and why.")
 app.command(f"{_HERE}.views:shadow", help="Where a policy in shadow would decide otherwise, with both reasons.")
 app.command(f"{_HERE}.views:cost", help="Money by time and by project.")

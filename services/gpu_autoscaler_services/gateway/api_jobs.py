@@ -7,12 +7,14 @@ asks again and finds the job. Nothing is half done.
 
 import uuid
 from http import HTTPStatus
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
 from gpu_autoscaler.core.admission import admit, job_id_of, supply
 from gpu_autoscaler.core.views import job_state, queue
+from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Mistake
@@ -31,6 +33,8 @@ QUEUE_RETRY_SECONDS = 30.0  # a queue of a thousand jobs does not move within se
 KEY_LENGTH_MAX = 255
 OTHER_BODY = "was used for another request; take a new one, or repeat the request as it was"
 
+F = TypeVar("F", bound=Fact)
+
 _KEY = "Idempotency-Key"
 _JOBS = "/api/v1/gpu/jobs"
 _ONE = f"{_JOBS}/{{job_id}}"
@@ -39,7 +43,7 @@ _ONE = f"{_JOBS}/{{job_id}}"
 async def submit_handler(request: web.Request) -> web.Response:
     """Take a job in."""
     model = request.app[READ_MODEL]
-    asked = await _read_request(request)
+    asked = await read_body(request, JobRequested)
     key = request.headers.get(_KEY)
     if key is not None and (not 0 < len(key) <= KEY_LENGTH_MAX or not is_text(key)):
         mistake = Mistake(_KEY, f"must be 1 to {KEY_LENGTH_MAX} characters of UTF-8")
@@ -60,8 +64,8 @@ async def submit_handler(request: web.Request) -> web.Response:
     return response
 
 
-async def _read_request(request: web.Request) -> JobRequested:
-    """The body as a request. Every field that is unknown, missing or of a wrong type is named at once."""
+async def read_body(request: web.Request, kind: type[F]) -> F:
+    """The body as a fact of this kind. Every field that is unknown, missing or of a wrong type is named at once."""
     if request.content_type != JSON:
         detail = f"the body is {request.content_type!r}; send JSON with `Content-Type: {JSON}`"
         raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail)
@@ -69,14 +73,14 @@ async def _read_request(request: web.Request) -> JobRequested:
         document = msgspec.json.decode(await request.read())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from error
-    if mistakes := mistakes_in(document, JobRequested):
+    if mistakes := mistakes_in(document, kind):
         named = (mistake.partition(": ") for mistake in mistakes)
         raise _invalid(tuple(Mistake(field, reason) for field, _, reason in named))
-    return msgspec.convert(document, JobRequested)
+    return msgspec.convert(document, kind)
 
 
 def _invalid(mistakes: tuple[Mistake, ...]) -> Problem:
-    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "the request cannot become a job", mistakes=mistakes)
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "the request cannot be taken in", mistakes=mistakes)
 
 
 def _admitted(asked: JobRequested, event_id: str, model: ReadModel) -> JobSpec:

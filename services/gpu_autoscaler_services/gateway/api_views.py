@@ -212,7 +212,7 @@ _TELL: Mapping[str, Callable[[Sequence[Recorded], str], tuple[str, ...]]] = {
 _TOLD = tuple(
     fact
     for fact in FACTS
-    if fact.domain() in {"job", "pod", "node", "spot", "scaling"}
+    if fact.domain() in {"job", "pod", "node", "spot", "demand", "scaling"}
     and fact not in {JobListed, PodListed, PodWatched, PodBudgetListed, NodeListed, NodeWatched, NodeInstanceListed}
 )
 _UNREADABLE = (HTTPStatus.UNPROCESSABLE_ENTITY,)

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed
+from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSampled
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
@@ -26,7 +27,7 @@ class Gateway:
     name: ClassVar[str] = "gateway"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
     folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact not in _NOT_FOLDED)
-    publishes: ClassVar[tuple[type[Fact], ...]] = (JobRequested, JobCancelRequested)
+    publishes: ClassVar[tuple[type[Fact], ...]] = (JobRequested, JobCancelRequested, DemandReported)
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = 3600.0
     starts_from_snapshot: ClassVar[bool] = True  # the tail and the ledger read for themselves

@@ -42,6 +42,26 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | None  # None: these were the last
 
 
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """Room that a source wants to be free."""
+
+    source: str
+    shape: dict[str, Any]  # of each member, as it was said
+    count: int | None  # None: the source does not know now, and the word before it stands
+    until: Instant
+    priority: str | int
+    preemptible: bool
+    note: str
+    message: str  # why there is no room for all of it yet; empty: there is, or no plan has spoken of it
+
+
+class DemandList(msgspec.Struct, frozen=True, kw_only=True):
+    """Every wish that stands."""
+
+    as_of: Instant
+    items: tuple[Demand, ...]
+
+
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """The cloud will take the node."""
 

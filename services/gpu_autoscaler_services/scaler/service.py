@@ -13,6 +13,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
@@ -45,7 +46,7 @@ from gpu_autoscaler_services.scaler.past import Past
 
 # An instance's life is the cloud's to count and never starts over, whatever becomes of the cluster.
 INSTANCE_EPOCH = 0
-_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "scaling"})
+_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "scaling"})
 
 log = structlog.get_logger()
 
@@ -99,6 +100,7 @@ class Scaler:
         JobQueued,
         JobPreempted,
         JobCancelRequested,
+        DemandReported,
         JobFinished,
         PodObserved,  # one that is unschedulable; see `is_urgent`
         NodeGone,

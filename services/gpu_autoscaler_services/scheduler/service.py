@@ -7,10 +7,12 @@ import structlog
 
 from gpu_autoscaler.core.admission import admit, supply
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.reports import mistakes_of
 from gpu_autoscaler.core.schedule import schedule
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
@@ -43,7 +45,7 @@ ACCEPTANCE_SECONDS = 0.5
 ACCEPTANCE_SECONDS_MAX = 60.0
 # The gateway commits its row milliseconds after the request: one this young, in cluster time, may still get it.
 PROMISE_AGE_MAX = timedelta(seconds=10)
-_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "scaling"})
+_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "scaling"})
 log = structlog.get_logger()
 
 
@@ -58,6 +60,7 @@ class Scheduler:
         JobPlaced,
         JobFinished,
         JobListed,
+        DemandReported,
     )
     folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
     publishes: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobRejected, JobPlaced, JobPreempted, JobFinished)
@@ -135,6 +138,8 @@ class Scheduler:
                 return await self._end(finished)
             case JobListed() as listed:
                 return await self._heal(listed)
+            case DemandReported() as wish:
+                return _heard(wish, recorded)
             case other:
                 raise PermanentError(f"{other.type_name()} is none of ours: the consumer's filter is too wide")
 
@@ -233,6 +238,13 @@ class Scheduler:
         """True for a job that is over or to be cancelled: nothing more is made for it."""
         job = self._view.state.jobs.get(job_id)
         return job is not None and (job.finished is not None or job.cancel_requested is not None)
+
+
+def _heard(wish: DemandReported, recorded: Recorded) -> Outputs:
+    """A wish that can be meant is in the state already; one that cannot is kept where somebody can look at it."""
+    mistakes = mistakes_of(wish, recorded.envelope.time)
+    reason = "; ".join(f"{mistake.field}: {mistake.reason}" for mistake in mistakes)
+    return Outcome(set_aside_reason=f"wish of {wish.source!r} refused: {reason}") if mistakes else ()
 
 
 def _refused(request: JobRequested, event_id: str, mistakes: tuple[Mistake, ...]) -> Outcome:

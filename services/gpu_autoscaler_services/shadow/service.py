@@ -17,6 +17,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
@@ -36,7 +37,7 @@ from gpu_autoscaler_services.shadow.recent import Recent
 # A real plan that is older is history (a start reads all of it), and `replay` tells of that.
 REAL_PLAN_AGE_MAX = timedelta(seconds=120)
 REAL_PLANS_COUNT_MAX = 64
-_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "scaling"})  # what the scaler folds
+_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "scaling"})  # what the scaler folds
 
 log = structlog.get_logger()
 
@@ -76,6 +77,7 @@ class Shadow:
         JobQueued,
         JobPreempted,
         JobCancelRequested,
+        DemandReported,
         JobFinished,
         PodObserved,
         NodeGone,

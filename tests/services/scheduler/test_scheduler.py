@@ -4,10 +4,12 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.cluster import RunningCluster, running_cluster
 from tests.support.stories import (
     EPOCH,
+    HOUR,
     LIST_VERSION,
     MINUTE,
     T0,
@@ -23,6 +25,7 @@ from tests.support.stories import (
     synced,
 )
 
+from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
@@ -34,6 +37,7 @@ from gpu_autoscaler.events.job import (
     JobRejected,
 )
 from gpu_autoscaler.events.pod import PodGone
+from gpu_autoscaler.model.demands import DemandShape
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.runtime.projection import StateView
@@ -374,3 +378,14 @@ def test_the_last_retry_ends_the_job() -> None:
     assert isinstance(end, JobFinished)
     assert (end.outcome, end.finished_at) == ("failed", LOST_AT)
     assert "lost its place 2 times, the policy allows 1 retries" in end.message
+
+
+async def test_a_wish_that_cannot_be_meant_is_set_aside_with_every_mistake(desk: Desk) -> None:
+    """Where somebody can look at it; a good one is no work for anybody: the state has it."""
+    good = DemandReported(source="kafka", shape=DemandShape(gpu_count=1), count=1, until=T0 + HOUR)
+    assert await desk.hear(good) == Outcome()
+
+    said = await desk.hear(msgspec.structs.replace(good, count=-1, until=T0))
+    assert said.set_aside_reason is not None
+    assert "count: is -1" in said.set_aside_reason
+    assert "until: is over already" in said.set_aside_reason

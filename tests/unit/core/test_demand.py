@@ -25,7 +25,7 @@ from gpu_autoscaler.model.ids import JobId
 
 def items(state: ClusterState) -> dict[str, DemandItem]:
     """The demand by key, in the order of service."""
-    return {item.key: item for item in demand(state, node_views(state, T0))}
+    return {item.key: item for item in demand(state, node_views(state, T0), T0)}
 
 
 def changed(story: Story, **changes: Any) -> Story:  # noqa: ANN401 - fields of the fact
