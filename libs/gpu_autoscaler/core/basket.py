@@ -16,10 +16,11 @@ from gpu_autoscaler.core.company import rules_told
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.fleet.choosing import cheapest_fleet
-from gpu_autoscaler.core.fleet.problem import NO_GROUP, Fleet, FleetProblem
+from gpu_autoscaler.core.fleet.problem import Fleet, FleetProblem
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.limits import Account
 from gpu_autoscaler.core.market import Market, Sale
+from gpu_autoscaler.core.parting import groups_of
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.shapes import Bin, Shape
@@ -219,7 +220,7 @@ class Basket:
         return FleetProblem(
             requests=rows(item.shape.resources for item, _ in wanted),
             counts=np.array(counts, dtype=np.int64),
-            groups=np.full(len(wanted), NO_GROUP, dtype=np.int64),
+            groups=np.array(groups_of([item.shape.company for item, _ in wanted]), dtype=np.int64),
             accepts=accepts,
             capacity=self._market.capacity,
             cost=np.maximum(self._market.prices_micro_usd_per_hour + overhead, 1).astype(np.float64),

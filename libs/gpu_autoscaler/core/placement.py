@@ -158,9 +158,12 @@ class Room:
             is_going_on = not shape.company.is_any and before < len(placed) < count
         return tuple(placed)
 
-    def take(self, key: str, shape: Shape, count: int) -> None:
-        """Place members in this bin, whose room and neighbours are the caller's to know."""
-        self._fill(self._places[key], shape, count)
+    def note(self, key: str, shape: Shape) -> None:
+        """A member stands in this bin whose amounts it has given already: its neighbours are to know."""
+        if shape.company.tallies:
+            place = self._places[key]
+            self._neighbours.add(place, shape.company, 1)
+            self._undo.append(partial(self._neighbours.add, place, shape.company, -1))
 
     def count_places(self, shape: Shape, count: int) -> int:
         """How many members have room, at most `count`; nothing is placed."""
@@ -180,6 +183,11 @@ class Room:
         return self._neighbours.open_to_new(
             shape.company, self._accepted(shape), self._is_there, lambda key: self._elsewhere(shape, key), zones
         )
+
+    def domains_of(self, shape: Shape, key: str) -> frozenset[str]:
+        """The values of a label that bins have which are right for the shape in everything but room and neighbours."""
+        values = (self._bins[place].labels.get(key) for place in np.flatnonzero(self._accepted(shape)))
+        return frozenset(value for value in values if value is not None)
 
     def counts_by_domain(self, key: str, tally: Tally) -> dict[str, int]:
         """How many pods of the tally stand in each domain that has a bin; a domain is a value of the label `key`."""

@@ -17,11 +17,13 @@ from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.market import Market
+from gpu_autoscaler.core.parting import Want, parts_of
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Shape, Standing
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, HeldBack
+from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons import DemandReturned, HoldReason, ReplacesDoomed, RoomExpected, UnmetDemand
 
 _STEP = "cover_demand"
@@ -30,7 +32,8 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Every waiting item has room, is bought for, or is held back with the reason; gangs whole or not at all."""
-    cover = _Cover(draft, Basket(draft, Market(draft, state, policy), policy), stale_watch(state, policy, draft.as_of))
+    market = Market(draft, state, policy)
+    cover = _Cover(draft, market, Basket(draft, market, policy), stale_watch(state, policy, draft.as_of))
     lots = tuple(_lots(draft.demand))
     for lot in lots:
         cover.keep(lot)
@@ -60,6 +63,11 @@ class _Lot(msgspec.Struct, frozen=True, kw_only=True):
     def members_count(self) -> int:
         return sum(item.member_count for item in self.items)
 
+    @property
+    def sinces(self) -> tuple[Instant, ...]:
+        """Since when each member waits, in the order of service."""
+        return tuple(item.since for item in self.items for _ in range(item.member_count))
+
 
 def _lots(demand: tuple[DemandItem, ...]) -> Iterator[_Lot]:
     """Group the demand, which comes in the order of service, without putting lower priority before higher."""
@@ -73,12 +81,12 @@ def _lots(demand: tuple[DemandItem, ...]) -> Iterator[_Lot]:
 
 
 def _served_together(lots: tuple[_Lot, ...]) -> Iterator[tuple[_Lot, ...]]:
-    """Single pods of one priority that follow each other are bought for at once; a gang, or what minds others, for
-    itself."""
+    """Single pods of one priority that follow each other are bought for at once; a gang, or what minds others than
+    its like, for itself."""
 
     def alike(lot: _Lot) -> tuple[bool, int, str | None]:
         first = lot.first
-        is_alone = first.member_count > 1 or not first.shape.company.is_any
+        is_alone = first.member_count > 1 or not first.shape.company.is_plain
         return first.is_bought_for, first.priority, first.key if is_alone else None
 
     for _, run in groupby(lots, key=alike):
@@ -88,9 +96,10 @@ def _served_together(lots: tuple[_Lot, ...]) -> Iterator[tuple[_Lot, ...]]:
 class _Cover:
     """What became of the demand so far."""
 
-    def __init__(self, draft: Draft, basket: Basket, closed_reason: HoldReason | None) -> None:
+    def __init__(self, draft: Draft, market: Market, basket: Basket, closed_reason: HoldReason | None) -> None:
         """`closed_reason` says why nothing is bought at all."""
         self.basket = basket
+        self._market = market
         self.returns: list[CancelDrain] = []
         self.held: list[HeldBack] = []
         self.claimed: set[str] = set()
@@ -119,15 +128,14 @@ class _Cover:
         kept = [self._kept.get(lot.first.key, ()) for lot in lots]
         placed = [keys + self._place(lot, lot.members_count - len(keys)) for lot, keys in zip(lots, kept, strict=True)]
         short = [number for number, lot in enumerate(lots) if len(placed[number]) < lot.members_count]
-        wanted = [(lots[each].first, lots[each].members_count - len(placed[each])) for each in short]
         reasons: dict[int, HoldReason] = {}
-        if wanted and wanted[0][0].is_bought_for:
-            is_any = wanted[0][0].shape.company.is_any
-            bought = None if self._closed_reason or not is_any else self.basket.buy_together(wanted)
-            for number, each in enumerate(short):
-                if bought is not None:
-                    placed[each] += bought[number]
-                elif (reason := self._buy_alone(*wanted[number], placed, each)) is not None:
+        if short and lots[short[0]].first.is_bought_for:
+            if self._closed_reason is None and lots[short[0]].shape.company.is_plain:
+                self._buy_together(lots, short, placed)
+            for each in short:
+                lacking_count = lots[each].members_count - len(placed[each])
+                reason = self._buy_alone(lots[each].first, lacking_count, placed, each) if lacking_count else None
+                if reason is not None:
                     reasons[each] = reason
         for number, lot in enumerate(lots):
             if lot.first.is_bought_for and lot.first.member_count > 1 and len(placed[number]) < lot.members_count:
@@ -146,6 +154,18 @@ class _Cover:
         if first.is_bought_for and len(placed) < count:
             placed += self._call_back(lot, count - len(placed))
         return placed
+
+    def _buy_together(self, lots: tuple[_Lot, ...], short: list[int], placed: list[tuple[str, ...]]) -> None:
+        """Buy one fleet for what these lots lack, each pod in a zone that the rules leave it."""
+        wants = [Want(shape=lots[each].shape, sinces=lots[each].sinces[len(placed[each]) :]) for each in short]
+        parts = parts_of(wants, self._market, self._room)
+        items = [msgspec.structs.replace(lots[short[part.want]].first, shape=part.shape) for part in parts]
+        counts = [len(part.sinces) for part in parts]
+        bought = self.basket.buy_together(list(zip(items, counts, strict=True))) if parts else None
+        for part, keys in zip(parts, bought or (), strict=bought is not None):
+            placed[short[part.want]] += keys
+            for key in keys:
+                self._room.note(key, part.shape)
 
     def _buy_alone(self, item: DemandItem, count: int, placed: list[tuple[str, ...]], number: int) -> HoldReason | None:
         """Buy for this lot as far as limits let, and place it; return why no more."""

@@ -11,7 +11,15 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.reasons import NeighboursForbid
-from gpu_autoscaler.model.scheduling import LabelRequirement, Nearness, NeighbourDemands, PodGroup, Spread
+from gpu_autoscaler.model.scheduling import (
+    LabelRequirement,
+    Nearness,
+    NeighbourDemands,
+    NodeDemands,
+    NodeSelectorTerm,
+    PodGroup,
+    Spread,
+)
 
 WEB = PodGroup(namespaces=("default",), requirements=(LabelRequirement("app", "In", ("web",)),))
 CACHE = PodGroup(namespaces=("default",), requirements=(LabelRequirement("app", "In", ("cache",)),))
@@ -67,10 +75,12 @@ def test_pods_that_run_count_in_a_spread() -> None:
 
 
 def test_a_wider_skew_needs_fewer_zones() -> None:
-    """Two of them may differ by two, so both stand on one node."""
+    """Two of them may differ by two, so both stand on one node in the cheaper zone; with equal prices they spread."""
     wide = NeighbourDemands(spreads=(Spread(topology_key=labels.ZONE, group=WEB, skew_count_max=2),))
+    cheaper_b = on_sale(offer(zone="z-a"), offer(zone="z-b", usd_per_hour=9.0), at=NOON)
 
-    assert zones_bought(planned(in_zones("z-a", "z-b"), web("w0", wide), web("w1", wide))).total() == 1
+    assert zones_bought(planned(cheaper_b, web("w0", wide), web("w1", wide))) == {"z-b": 1}
+    assert zones_bought(planned(in_zones("z-a", "z-b"), web("w0", wide), web("w1", wide))) == {"z-a": 1, "z-b": 1}
 
 
 def test_pods_that_keep_apart_get_a_host_each() -> None:
@@ -139,3 +149,41 @@ def test_one_of_several_models_will_do() -> None:
     made = planned(sale, pod("w0", gpu_models=("A100", "H100")))
 
     assert [each.offer.gpu_model for each in made.decisions if isinstance(each, BuyNode)] == ["H100"]
+
+
+def test_shapes_of_one_group_are_spread_together_in_one_fleet() -> None:
+    """Nine pods of three shapes: three in each of three zones, and no zone has more nodes than it needs."""
+    pods = [web(f"w{n}", EVEN, gpus=2 + n % 3, at=T0 + n * MINUTE) for n in range(9)]
+    made = planned(in_zones("z-a", "z-b", "z-c"), *pods)
+
+    assert not made.held_back
+    assert sum(zones_bought(made).values()) <= 6
+    assert set(zones_bought(made)) == {"z-a", "z-b", "z-c"}
+
+
+def test_pods_apart_share_their_hosts_with_others() -> None:
+    """Three that keep apart and three that do not fit on three nodes together."""
+    apart_pods = [web(f"w{n}", apart(labels.HOSTNAME), gpus=4) for n in range(3)]
+    others = [pod(f"p{n}", gpus=4) for n in range(3)]
+
+    assert zones_bought(planned(in_zones("z-a"), *apart_pods, *others)) == {"z-a": 3}
+
+
+def test_zones_that_a_pod_may_not_use_are_none_of_its_spread() -> None:
+    """A pod bound to two zones is even over these, whatever stands in a third."""
+    bound = NodeDemands(node_affinity=(NodeSelectorTerm((LabelRequirement(labels.ZONE, "In", ("z-a", "z-b")),)),))
+    third = node("n3", offer(zone="z-c"))
+    pods = [web(f"w{n}", EVEN, demands=bound, gpus=8) for n in range(4)]
+    made = planned(in_zones("z-a", "z-b", "z-c"), third, *pods)
+
+    assert zones_bought(made) == {"z-a": 2, "z-b": 2}
+
+
+def test_where_a_zone_is_sold_out_the_spread_waits_with_its_reason() -> None:
+    """Nodes stand in two zones, only one of which has more: the pods beyond the skew are held back."""
+    there = (*node("n1", offer(zone="z-a")), *node("n2", offer(zone="z-b")))
+    full = tuple(each for name in ("n1", "n2") for each in pod(f"full-{name}", on=name, gpus=8))
+    made = planned(in_zones("z-a"), there, full, *(web(f"w{n}", EVEN, gpus=8) for n in range(3)))
+
+    assert zones_bought(made) == {"z-a": 1}
+    assert {type(each.reason) for each in made.held_back if each.step == "cover_demand"} == {NeighboursForbid}

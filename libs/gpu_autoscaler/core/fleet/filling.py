@@ -42,7 +42,9 @@ class Filler:
         fitness = _fitness(requests, worth.of_class[classes], worth.per_amount[offer])
         beside = requests[:, _BESIDE] / np.maximum(self._capacity[_BESIDE], 1)
         tier = sum((fitness < bound for bound in _TIERS), start=np.zeros(classes.size, dtype=np.int64))
-        order = np.lexsort((classes, -beside.max(axis=1, initial=0.0), -requests[:, GPU], tier))
+        # Of equals those first that may not stand together: each node takes but one of them.
+        freedom = ~is_grouped[classes]
+        order = np.lexsort((classes, freedom, -beside.max(axis=1, initial=0.0), -requests[:, GPU], tier))
         self._classes = classes[order]
         self._requests = requests[order]
         self._is_grouped = is_grouped[self._classes]
