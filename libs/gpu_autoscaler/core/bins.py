@@ -76,6 +76,21 @@ def _free_room(view: NodeView, bound: tuple[PodObserved, ...]) -> Resources:
     return _less(view.allocatable, [pod for pod in bound if is_workload(pod)] if view.is_booting else bound)
 
 
+def requested_ratio(view: NodeView, pods: PodsByNode) -> float:
+    """Share of the node that its pods ask for: of its GPUs where it has any, else the larger of CPU and memory.
+
+    Source: cluster-autoscaler FAQ, "How does scale-down work?" (read 2026-11-21).
+    """
+    total, free = view.allocatable, free_room(view, pods)
+    if total.gpu_count:
+        return 1 - free.gpu_count / total.gpu_count
+    shares = (
+        (total.cpu_milli, free.cpu_milli),
+        (total.memory_bytes, free.memory_bytes),
+    )
+    return max((1 - left / whole for whole, left in shares if whole), default=1.0)
+
+
 def node_free_of_work(view: NodeView, pods: PodsByNode) -> Resources:
     """What the node has for work when there is none: allocatable less what its own pods take."""
     return _less(view.allocatable, [pod for pod in pods.get(view.name, ()) if not is_workload(pod)])

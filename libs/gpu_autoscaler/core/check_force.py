@@ -1,15 +1,18 @@
-"""The part of the second opinion that looks at force: a node that must not be emptied against its pods' protection.
+"""The part of the second opinion that looks at force and at replacements: who is emptied against its pods'
+protection, and what is bought to save money.
 
 Called by `core/check_removals.py` alone.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.model.decisions import DrainNode
-from gpu_autoscaler.model.reasons import NodeExpired, NodeSick
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.reasons import NodeExpired, NodeSick, ReplacesNodes
 
 
 def unfounded_force(drain: DrainNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[str]:
@@ -29,6 +32,25 @@ def unfounded_force(drain: DrainNode, state: ClusterState, policy: ScalingPolicy
             yield f"node {drain.node_name} is emptied by force, which {drain.reason.tag()} does not allow"
     if drain.deadline_at < as_of + timedelta(seconds=rules.forced_drain_seconds):
         yield f"node {drain.node_name} is emptied by force within less than {rules.forced_drain_seconds:g} s"
+
+
+def vain_replacements(plan: Plan, state: ClusterState) -> Iterator[str]:
+    """Yield a sentence for each node bought in place of others that is no cheaper, or is bought twice at once."""
+    prices = {each.provider_id: each.price_micro_usd_per_hour for each in state.instances.values()}
+    for record in state.orders.values():
+        if record.launched is not None:
+            prices.setdefault(record.launched.provider_id, record.launched.price_micro_usd_per_hour)
+    spent: Counter[tuple[NodeUid, ...]] = Counter()
+    for decision in plan.decisions:
+        reason = decision.reason
+        if isinstance(decision, BuyNode) and isinstance(reason, ReplacesNodes) and reason.cause == "underused":
+            spent[reason.node_uids] += decision.offer.price_micro_usd_per_hour or 0
+    for node_uids, price in spent.items():
+        instances = [state.nodes[uid].provider_id for uid in node_uids if uid in state.nodes]
+        known = [prices.get(each) for each in instances if each is not None]
+        # Prices of some may be known by the offer alone: nothing is proven against those.
+        if None not in known and len(known) == len(node_uids) and price >= sum(each or 0 for each in known):
+            yield f"nodes {', '.join(node_uids)} are replaced to save money by what costs {price} micro-dollars an hour"
 
 
 def _unproven(drain: DrainNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[str]:

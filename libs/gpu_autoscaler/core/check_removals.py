@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from gpu_autoscaler.core.check_budgets import beyond_budgets
-from gpu_autoscaler.core.check_force import unfounded_force
+from gpu_autoscaler.core.check_force import unfounded_force, vain_replacements
 from gpu_autoscaler.core.life import NodePhase, NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -44,6 +44,7 @@ def removal_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     yield from _wrong_releases(releases, views, plan.as_of)
     yield from _gangs_in_hand(plan)
     yield from _wrong_cancels(plan, state)
+    yield from vain_replacements(plan, state)
     yield from _doomed_left_alone(plan, drains, views, pods)
 
 

@@ -16,9 +16,10 @@ from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.protection import covering_budgets, node_protection, pod_protection
+from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.core.shapes import Bin, Standing
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.state import ClusterState, OrderRecord
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import ActionId, NodeUid
@@ -47,11 +48,14 @@ def moving_pods(view: NodeView, draft: Draft) -> tuple[PodObserved, ...]:
     return tuple(pod for pod in pods if counts_for_idleness(pod) and pod.deleting_since is None)
 
 
-def place_elsewhere(view: NodeView, pods: Iterable[PodObserved], draft: Draft, state: ClusterState) -> Places:
-    """Place all pods in the room without this node; to undo it is the caller's."""
+def place_elsewhere(
+    group: tuple[NodeView, ...], pods: Iterable[PodObserved], draft: Draft, state: ClusterState
+) -> Places:
+    """Place all pods in the room without these nodes; to undo it is the caller's."""
     room = draft.room
-    if bin_key(view) in room:
-        room.remove(bin_key(view))
+    for view in group:
+        if bin_key(view) in room:
+            room.remove(bin_key(view))
     hosts: set[str] = set()
     coming: list[Bin] = []
     homeless: list[PodObserved] = []
@@ -96,19 +100,31 @@ def protected_pod(pods: Iterable[PodObserved], state: ClusterState, as_of: datet
 class Replacement(NamedTuple):
     """What was bought last so that a node may go."""
 
-    action_id: ActionId
     planned_at: Instant
+    action_ids: tuple[ActionId, ...]  # of one plan, in order
+    cause: str
+    node_uids: tuple[NodeUid, ...]  # all that it was bought for
 
 
 def replacements(state: ClusterState) -> Mapping[NodeUid, Replacement]:
     """The last purchase for each node that is to be replaced by our choice."""
+    return _replacements(state.orders)
+
+
+@remembered(2)
+def _replacements(orders: Mapping[ActionId, OrderRecord]) -> Mapping[NodeUid, Replacement]:
     found: dict[NodeUid, Replacement] = {}
-    for order in state.orders.values():
+    for order in orders.values():
         if order.decision is None or order.planned_at is None or not isinstance(order.decision.reason, ReplacesNodes):
             continue
-        bought = Replacement(order.action_id, order.planned_at)
-        for node_uid in order.decision.reason.node_uids:
-            found[node_uid] = max(bought, found.get(node_uid, bought), key=lambda each: (each[1], each[0]))
+        reason = order.decision.reason
+        for node_uid in reason.node_uids:
+            last = found.get(node_uid)
+            if last is not None and last.planned_at > order.planned_at:
+                continue
+            others = last.action_ids if last is not None and last.planned_at == order.planned_at else ()
+            actions = tuple(sorted((*others, order.action_id)))
+            found[node_uid] = Replacement(order.planned_at, actions, reason.cause, reason.node_uids)
     return found
 
 
@@ -135,20 +151,32 @@ def replacement_bought(
         waited_seconds = (draft.as_of - last.planned_at).total_seconds()
         if waited_seconds < policy.removal.replacement_seconds_min:
             return (), Cooldown(remaining_seconds=policy.removal.replacement_seconds_min - waited_seconds)
+    return fleet_for(places.homeless, (view,), cause, draft, state, policy)
+
+
+def fleet_for(
+    pods: tuple[PodObserved, ...],
+    group: tuple[NodeView, ...],
+    cause: RemovalCause,
+    draft: Draft,
+    state: ClusterState,
+    policy: ScalingPolicy,
+) -> tuple[tuple[Purchase, ...], HoldReason | None]:
+    """Return the cheapest nodes for these pods of a group that is to go, or why they cannot be had; the room stays."""
     basket = Basket(draft, Market(draft, state, policy), policy)
-    items = [_item(pod, view, state) for pod in places.homeless]
+    items = [_item(pod, state) for pod in pods]
     mark = draft.room.mark()
     if basket.buy_together([(item, 1) for item in items]) is None:
         # One after the other: the first that cannot be had says why.
         refusals = (refusal for item in items if (refusal := basket.buy(item, 1)[1]) is not None)
-        refused = next(refusals, PodsFitNowhere(pods=tuple(pod.pod_uid for pod in places.homeless)))
+        refused = next(refusals, PodsFitNowhere(pods=tuple(pod.pod_uid for pod in pods)))
         draft.room.rollback(mark)
         return (), refused
     draft.room.rollback(mark)
     reason = ReplacesNodes(
         cause=cause,
-        node_uids=() if view.node_uid is None else (view.node_uid,),
-        node_names=(view.name,),
+        node_uids=tuple(view.node_uid for view in group if view.node_uid is not None),
+        node_names=tuple(view.name for view in group),
         demand=tuple(item.key for item in items),
     )
     return tuple(_renamed(each, reason) for each in basket.purchases()), None
@@ -159,7 +187,7 @@ def _renamed(purchase: Purchase, reason: ReplacesNodes) -> Purchase:
     return msgspec.structs.replace(purchase, decision=decision, transaction=f"replace/{reason.node_uids[0]}")
 
 
-def _item(pod: PodObserved, view: NodeView, state: ClusterState) -> DemandItem:
+def _item(pod: PodObserved, state: ClusterState) -> DemandItem:
     spec = job_spec(state, pod.job_id)
     return DemandItem(
         key=f"pod/{pod.pod_uid}",
@@ -170,5 +198,4 @@ def _item(pod: PodObserved, view: NodeView, state: ClusterState) -> DemandItem:
         since=pod.created_at,
         job_id=pod.job_id,
         project=None if spec is None else spec.project_id,
-        leaves=view.node_uid,
     )

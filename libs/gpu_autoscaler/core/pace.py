@@ -35,6 +35,15 @@ def too_many_go(
     return None
 
 
+def removals_left(cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> int:
+    """How many more nodes may leave for this cause now, as far as budgets go."""
+    ours = [each for each in draft.views if each.is_ours and each.is_counted]
+    usable_count = sum(1 for each in ours if each.usable_since is not None)
+    going = draft.disturbing() | _awaiting(draft)
+    over_minimum = len(ours) - len(draft.leaving()) - policy.nodes_count_min
+    return min(removals_count_max(cause, usable_count, policy, draft.as_of) - len(going), over_minimum)
+
+
 def _awaiting(draft: Draft) -> set[NodeUid]:
     """Nodes whose replacement is on its way, or bought by this draft: they drain as soon as it is ready."""
     ordered = (view.order.decision for view in draft.views if view.is_booting and view.order is not None)

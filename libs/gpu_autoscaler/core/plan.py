@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from gpu_autoscaler.core import forecast, limits, renewal, scale_down, scale_up, spot
+from gpu_autoscaler.core import cheaper, forecast, limits, renewal, scale_down, scale_up, spot
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -21,4 +21,5 @@ def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
     draft = renewal.renew(draft, state, policy)
     draft = scale_down.release_idle(draft, state, policy)
     draft = scale_down.consolidate(draft, state, policy)
+    draft = cheaper.replace_dear(draft, state, policy)
     return limits.trim(draft, policy).finished()

@@ -107,6 +107,13 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Seconds,
         Meta(description="A node whose drain was given up is left alone so long. Source: cluster-autoscaler."),
     ] = 300.0
+    horizon_hours: Annotated[
+        float,
+        Meta(ge=0, description="A cheaper node must pay within this time, and stands for it. Source: our own."),
+    ] = 4.0
+    checkpoint_seconds: Annotated[
+        Seconds, Meta(description="Work done twice by a pod that moves, at most. Source: S80, checkpoint interval.")
+    ] = 900.0
     replacement_seconds_min: Annotated[
         Seconds,
         Meta(description="A node is bought a replacement at most once in this time. Source: our own, against thrash."),

@@ -126,7 +126,7 @@ def _make_way(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolic
     if reason is not None:
         return _held(draft, view, reason)
     mark = draft.room.mark()
-    places = place_elsewhere(view, pods, draft, state)
+    places = place_elsewhere((view,), pods, draft, state)
     if not places.homeless and not places.coming:
         draft = draft.adding(removals=[_drain(due, draft, policy)])
         return msgspec.structs.replace(draft, claimed=draft.claimed | places.hosts)

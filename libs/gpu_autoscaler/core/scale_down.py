@@ -6,7 +6,7 @@ Only nodes that we bought are ever removed. That a node is empty comes from pods
 from collections.abc import Iterator
 from datetime import timedelta
 
-from gpu_autoscaler.core.bins import PodsByNode, bin_key, free_room
+from gpu_autoscaler.core.bins import bin_key, requested_ratio
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.life import NodePhase, NodeView
@@ -220,23 +220,8 @@ def _underused(draft: Draft, policy: ScalingPolicy) -> Iterator[NodeView]:
     for view in draft.views:
         if view.empty_since is not None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
             continue
-        if _requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max:
+        if requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max:
             yield view
-
-
-def _requested_ratio(view: NodeView, pods: PodsByNode) -> float:
-    """Share of the node that its pods ask for: of its GPUs where it has any, else the larger of CPU and memory.
-
-    Source: cluster-autoscaler FAQ, "How does scale-down work?" (read 2026-11-21).
-    """
-    total, free = view.allocatable, free_room(view, pods)
-    if total.gpu_count:
-        return 1 - free.gpu_count / total.gpu_count
-    shares = (
-        (total.cpu_milli, free.cpu_milli),
-        (total.memory_bytes, free.memory_bytes),
-    )
-    return max((1 - left / whole for whole, left in shares if whole), default=1.0)
 
 
 def _move_all(
@@ -244,7 +229,7 @@ def _move_all(
 ) -> tuple[HoldReason | None, int]:
     """Place all pods on other usable nodes and return the saving an hour; or place none and say why."""
     mark = draft.room.mark()
-    places = place_elsewhere(view, pods, draft, state)
+    places = place_elsewhere((view,), pods, draft, state)
     homeless = [pod.pod_uid for pod in places.homeless]
     reason: HoldReason | None = None
     if homeless or places.coming:

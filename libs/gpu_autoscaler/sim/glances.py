@@ -31,7 +31,7 @@ def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashab
     state = view.state
     listed_at, stale = state.instances_listed_at, stale_watch(state, policy, now)
     turns = _turns(policy, state.busy_until, state.instances, state.usable, state.orders, state.drains)
-    renewals = _renewals(policy, state.nodes, state.amiss_since, state.orders, state.drains)
+    renewals = _renewals(policy, state.nodes, state.usable, state.amiss_since, state.orders, state.drains)
     return (
         _Same(
             state.pods, state.budgets, state.busy_until, state.nodes, state.nodes_gone, state.instances, state.usable,
@@ -105,6 +105,7 @@ def _instants(
 def _renewals(
     policy: ScalingPolicy,
     nodes: Mapping[NodeUid, NodeObserved],
+    usables: Mapping[NodeUid, Usable],
     amiss_since: Mapping[NodeUid, datetime],
     orders: Mapping[ActionId, OrderRecord],
     drains: Mapping[ActionId, DrainRecord],
@@ -120,6 +121,9 @@ def _renewals(
         decision, planned_at = order.decision, order.planned_at
         if decision is not None and planned_at is not None and isinstance(decision.reason, ReplacesNodes):
             turns.append(planned_at + timedelta(seconds=rules.replacement_seconds_min))
+    for usable in usables.values():
+        stands_seconds = max(rules.horizon_hours * 3600.0, policy.scale_down_cooldown_seconds)
+        turns.append(usable.since + timedelta(seconds=stands_seconds))
     ends = (drain.cancelled for drain in drains.values())
     turns += [end.cancelled_at + timedelta(seconds=rules.retry_seconds) for end in ends if end is not None]
     return sorted(turns)
