@@ -67,13 +67,16 @@ ANY_COMPANY = Company()
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Every tally that some pod's rule counts."""
+    """Every tally that some pod's rule counts, by a label that its pods have: a pod looks at those of its own alone."""
 
-    by_namespace: Mapping[str, tuple[Tally, ...]] = {}  # "" for those that count in all of them
+    by_label: Mapping[tuple[str, str] | None, tuple[tuple[int, Tally], ...]] = {}  # None: no label says who is meant
 
-    def about(self, namespace: str) -> tuple[Tally, ...]:
-        """Return the tallies that may count pods of the namespace."""
-        return (*self.by_namespace.get("", ()), *self.by_namespace.get(namespace, ()))
+    def about(self, pod: PodObserved) -> tuple[Tally, ...]:
+        """Return the tallies whose groups may have the pod, in an order that is the same for all pods."""
+        if not self.by_label:
+            return ()
+        found = [each for label in (None, *pod.labels) for each in self.by_label.get(label, ())]
+        return tuple(tally for _, tally in sorted(found, key=lambda each: each[0]))
 
 
 NO_RULES = Rules()
@@ -91,31 +94,33 @@ def rules_of(pods: Mapping[PodUid, PodObserved]) -> Rules:
             tallies.update((Tally(each.group, each.topology_key), None) for each in own.apart)
     if not tallies:
         return NO_RULES
-    by_namespace: dict[str, list[Tally]] = {}
-    for tally in tallies:
-        for namespace in tally.group.namespaces or ("",):
-            by_namespace.setdefault(namespace, []).append(tally)
-    return Rules({namespace: tuple(each) for namespace, each in by_namespace.items()})
+    by_label: dict[tuple[str, str] | None, list[tuple[int, Tally]]] = {}
+    for number, tally in enumerate(tallies):
+        by_label.setdefault(_label_of(tally.group), []).append((number, tally))
+    return Rules({label: tuple(each) for label, each in by_label.items()})
+
+
+def _label_of(group: PodGroup) -> tuple[str, str] | None:
+    """A label that each member has, where a condition names one."""
+    conditions = (each for each in group.requirements if each.operator == "In" and len(each.values) == 1)
+    return next(((each.key, each.values[0]) for each in conditions), None)
 
 
 def company_of(pod: PodObserved, rules: Rules) -> Company:
     """Return what the pods near it mean for this pod; `rules` are those of all pods, its own among them."""
-    tallies = rules.about(pod.namespace)
+    tallies = tuple(tally for tally in rules.about(pod) if is_in(pod, tally.group))
     if not tallies and pod.neighbours is None:
         return ANY_COMPANY
     own = pod.neighbours or NeighbourDemands()
-    # Its own rules may be about other namespaces: there it counts among those that keep away.
     kept = (Tally(each.group, each.topology_key) for each in own.apart)
-    counted = tuple(dict.fromkeys((*(tally for tally in tallies if counts_in(pod, tally)), *kept)))
-    keepers = (
-        Near(tally.kept_from, tally) for tally in tallies if tally.kept_from is not None and is_in(pod, tally.group)
-    )
+    counted = dict.fromkeys((*(tally for tally in tallies if tally.kept_from is None), *kept))
+    keepers = (Near(tally.kept_from, tally) for tally in tallies if tally.kept_from is not None)
     wanted_away = (Near(each.topology_key, Tally(each.group)) for each in own.apart)
     company = Company(
         evens=tuple(Even(each.topology_key, Tally(each.group), each.skew_count_max) for each in own.spreads),
         apart=tuple(dict.fromkeys([*wanted_away, *keepers])),
         together=tuple(Near(each.topology_key, Tally(each.group)) for each in own.together),
-        tallies=counted,
+        tallies=tuple(counted),
     )
     return company if counted or not company.is_any else ANY_COMPANY
 
