@@ -7,7 +7,7 @@ ARGS ?=
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check format schemas bench sim score sim-mutants lock clean
+.PHONY: help demo up test check format schemas bench peers sim score sim-mutants lock clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -54,6 +54,9 @@ schemas: $(VENV)/.dev ## Write schemas/ and the default policy again from the co
 
 bench: $(VENV)/.dev ## Measure as ratios in one run (CASE=name for one)
 	$(BIN)/python -m tests.bench $(if $(CASE),--case $(CASE))
+
+peers: $(VENV)/.dev ## Build what the bench measures against and Go is needed for (into a cache outside of this folder)
+	$(BIN)/python -m tests.bench.peers.scheduler
 
 sim: $(VENV)/.dev ## Simulate SEEDS=n runs (or SEED=n alone) with faults; a broken promise fails
 	$(BIN)/python -m gpu_autoscaler_services.simulate $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from tests.bench import (
+    capacity,
     deciding,
     decision,
     draining,
@@ -33,6 +34,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "V1": deciding.measure,
     "V2": draining.measure,
     "V3": publishing.measure,
+    "V5": capacity.measure,
     "START": readiness.measure,
     "MEMORY": memory.measure,
     "V6": packing.measure,

@@ -48,15 +48,15 @@ def worthwhile_offers(problem: FleetProblem) -> Ints:
     first_offer, kind_of = distinct_rows(accepted)
     kinds = accepted[first_offer]
     covers = np.array([[not (small & ~large).any() for small in kinds] for large in kinds], dtype=np.bool_)
-    room, kept = problem.capacity, np.empty(problem.cost.size, dtype=np.int64)
-    kept_count = 0
-    for offer in np.lexsort((np.arange(problem.cost.size), problem.cost)):
-        rivals = kept[:kept_count]
-        is_better = (room[rivals] >= room[offer]).all(axis=1) & covers[kind_of[rivals], kind_of[offer]]
-        if not is_better.any():
-            kept[kept_count] = offer
-            kept_count += 1
-    return kept[:kept_count].copy()
+    room = problem.capacity
+    left = np.lexsort((np.arange(problem.cost.size), problem.cost))
+    kept: list[int] = []
+    while left.size:
+        best = int(left[0])
+        kept.append(best)
+        is_beaten = (room[left] <= room[best]).all(axis=1) & covers[kind_of[best], kind_of[left]]
+        left = left[~is_beaten]  # an offer beats itself
+    return np.array(kept, dtype=np.int64)
 
 
 def worth(problem: FleetProblem, usable: Bools) -> Worth:
