@@ -34,22 +34,27 @@ def unfounded_force(drain: DrainNode, state: ClusterState, policy: ScalingPolicy
         yield f"node {drain.node_name} is emptied by force within less than {rules.forced_drain_seconds:g} s"
 
 
-def vain_replacements(plan: Plan, state: ClusterState) -> Iterator[str]:
+def vain_replacements(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each node bought in place of others that is no cheaper, or is bought twice at once."""
     prices = {each.provider_id: each.price_micro_usd_per_hour for each in state.instances.values()}
     for record in state.orders.values():
         if record.launched is not None:
             prices.setdefault(record.launched.provider_id, record.launched.price_micro_usd_per_hour)
+    overhead = policy.node_overhead_micro_usd_per_hour
     spent: Counter[tuple[NodeUid, ...]] = Counter()
     for decision in plan.decisions:
         reason = decision.reason
         if isinstance(decision, BuyNode) and isinstance(reason, ReplacesNodes) and reason.cause == "underused":
-            spent[reason.node_uids] += decision.offer.price_micro_usd_per_hour or 0
+            spent[reason.node_uids] += (decision.offer.price_micro_usd_per_hour or 0) + overhead
     for node_uids, price in spent.items():
         instances = [state.nodes[uid].provider_id for uid in node_uids if uid in state.nodes]
         known = [prices.get(each) for each in instances if each is not None]
         # Prices of some may be known by the offer alone: nothing is proven against those.
-        if None not in known and len(known) == len(node_uids) and price >= sum(each or 0 for each in known):
+        if (
+            None not in known
+            and len(known) == len(node_uids)
+            and price >= sum((each or 0) + overhead for each in known)
+        ):
             yield f"nodes {', '.join(node_uids)} are replaced to save money by what costs {price} micro-dollars an hour"
 
 

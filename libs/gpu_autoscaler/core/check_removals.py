@@ -44,7 +44,7 @@ def removal_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     yield from _wrong_releases(releases, views, plan.as_of)
     yield from _gangs_in_hand(plan)
     yield from _wrong_cancels(plan, state)
-    yield from vain_replacements(plan, state)
+    yield from vain_replacements(plan, state, policy)
     yield from _doomed_left_alone(plan, drains, views, pods)
 
 
@@ -114,7 +114,8 @@ def _is_protected(pod: PodObserved) -> bool:
 def _broken_budgets(
     chosen: list[DrainNode], state: ClusterState, pods: Mapping[str, list[PodObserved]]
 ) -> Iterator[str]:
-    moved = [pod for drain in chosen for pod in pods.get(drain.node_name, ())]
+    there = [pod for drain in chosen for pod in pods.get(drain.node_name, ())]
+    moved = [pod for pod in there if pod.deleting_since is None]  # the others are told to go already
     for budget in state.budgets.values():
         count = sum(1 for pod in moved if _selects(budget, pod))
         if count > budget.disruptions_allowed:

@@ -76,10 +76,13 @@ def protected_node(view: NodeView, draft: Draft) -> NodeProtected | None:
     return None if mark is None else NodeProtected(protection=mark)
 
 
-def protected_pod(pods: Iterable[PodObserved], state: ClusterState, as_of: datetime) -> PodProtected | None:
-    """Return the first pod that may not be moved by choice; budgets must allow all the moves together."""
+def protected_pod(
+    pods: Iterable[PodObserved], state: ClusterState, as_of: datetime, *, beside: Iterable[PodObserved] = ()
+) -> PodProtected | None:
+    """Return the first pod that may not be moved by choice; budgets must allow all the moves together, with those of
+    the pods `beside`, which move by the same plan."""
     budgets = state.budgets.values()
-    moved: Counter[str] = Counter()
+    moved = Counter(budget.budget_uid for pod in beside for budget in covering_budgets(pod, budgets))
     for pod in pods:
         spec = job_spec(state, pod.job_id)
         protection = pod_protection(pod, budgets, as_of)

@@ -30,6 +30,7 @@ from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.wear import drifted, expired, expires_at, is_overdue, sick
+from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import DrainNode, HeldBack
 from gpu_autoscaler.model.reasons import HoldReason, NodeDrifted, NodeExpired, NodeSick, RoomExpected, TooManySick
 
@@ -121,7 +122,7 @@ def _make_way(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolic
     view, pods = due.view, moving_pods(due.view, draft)
     reason: HoldReason | None = None
     if not due.is_forced:
-        reason = protected_node(view, draft) or protected_pod(pods, state, draft.as_of)
+        reason = protected_node(view, draft) or protected_pod(pods, state, draft.as_of, beside=_moved(draft))
     reason = reason or too_soon(view, state, policy, draft.as_of) or too_many_go(view, due.cause, draft, policy)
     if reason is not None:
         return _held(draft, view, reason)
@@ -136,6 +137,14 @@ def _make_way(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolic
         return _held(draft, view, RoomExpected(node=last.name, expected_at=last.expected_at))
     purchases, reason = replacement_bought(view, due.cause, places, draft, state, policy)
     return draft.adding(purchases=purchases) if reason is None else _held(draft, view, reason)
+
+
+def _moved(draft: Draft) -> Iterator[PodObserved]:
+    """Work on the nodes that this plan drains so far."""
+    going = {each.node_uid for each in draft.removals if isinstance(each, DrainNode)}
+    for view in draft.views:
+        if view.node_uid in going:
+            yield from moving_pods(view, draft)
 
 
 def _held(draft: Draft, view: NodeView, reason: HoldReason) -> Draft:

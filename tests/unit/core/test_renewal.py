@@ -29,7 +29,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels, reasons
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
-from gpu_autoscaler.model.scheduling import Taint
+from gpu_autoscaler.model.scheduling import LabelRequirement, Taint
 
 DAY = 24 * HOUR
 NOW = T0 + 8 * DAY  # everything that came at T0 is a day too old
@@ -169,6 +169,33 @@ def test_few_old_nodes_go_at_a_time() -> None:
 
     assert len(bought(made)) == 1
     assert isinstance(held(made, "node/uid-n2"), reasons.DisruptionBudget)
+
+
+def test_disruption_budgets_count_all_that_one_plan_moves() -> None:
+    """One of two replicas may move: of two old nodes one drains, though each alone might."""
+    replicas = tuple(
+        story
+        for name in ("n1", "n2")
+        for story in (node(name), pod(f"on-{name}", on=name, gpus=2, labels={"app": "a"}))
+    )
+    room = (node("n3", at=T0 + 6 * DAY), pod("c", on="n3", gpus=0, owner_kind=None))
+    week, rules = T0 + 7 * DAY, policy(disruption_ratio_max=1)
+    one_may = budget("a", match=(LabelRequirement(key="app", operator="In", values=("a",)),), disruptions_allowed=1)
+    made = made_of(given(*replicas, one_may, *room, as_of=week), rules, week)
+
+    assert [each.node_name for each in drains(made)] == ["n1"]
+    assert isinstance(held(made, "node/uid-n2"), reasons.PodProtected)
+
+
+def test_pods_that_are_told_to_go_already_ask_no_budget() -> None:
+    """Somebody deleted the pod: its node may drain, though the budget allows nothing."""
+    going = pod("a", on="n1", gpus=2, labels={"app": "a"}, deleting_since=T0 + 7 * DAY - MINUTE)
+    none_may = budget("a", match=(LabelRequirement(key="app", operator="In", values=("a",)),), disruptions_allowed=0)
+    week = T0 + 7 * DAY
+
+    assert [each.node_name for each in drains(made_of(given(node("n1"), going, none_may, as_of=week), as_of=week))] == [
+        "n1"
+    ]
 
 
 def test_an_old_picture_renews_nothing() -> None:
