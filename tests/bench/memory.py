@@ -81,11 +81,12 @@ def _an_hour(hour: int, at: datetime) -> Iterator[Told]:
 
 async def _at_rest(here: Ground, scaler: ScalerProcess) -> float:
     """Resident memory when everything is folded and the ticks that follow are done."""
-    figures: dict[str, float] = {}
+    lags: dict[str, float] = {}
     for _ in range(LOOKS_COUNT_MAX):
         await asyncio.sleep(12.0)  # two regular ticks, and a look at how far the fold is behind
         figures = await scaler.figures()
-        lags = [value for name, value in figures.items() if name.startswith("gpu_autoscaler_consumer_lag")]
-        if lags and not any(lag > 0 for lag in lags):  # what nobody has told yet is no number
+        lags = {name: value for name, value in figures.items() if name.startswith("gpu_autoscaler_consumer_lag")}
+        if lags and not any(lag > 0 for lag in lags.values()):  # what nobody has told yet is no number
             return scaler.resident_mebibytes()
-    raise AssertionError(f"the scaler is still behind: {figures}")
+    behind = {name: value for name, value in lags.items() if not value <= 0}
+    raise AssertionError(f"the scaler is still behind: {behind or 'it tells no lag'}")

@@ -46,7 +46,7 @@ def place(reply: bytes) -> Place:
         consumer, sequence, number, stored, pending, _ = reply.rsplit(b".", 5)
     stream, name, delivered_count = _consumer(consumer)
     # Whole microseconds, rounded as msgspec rounds them in JSON; a float of this size would be off by some.
-    stored_at = _EPOCH + timedelta(microseconds=(int(stored) + 500) // 1000)
+    stored_at = _EPOCH + timedelta(0, 0, (int(stored) + 500) // 1000)  # by place: by name takes twice as long
     return Place(stream, name, delivered_count, int(sequence), int(number), stored_at, int(pending))
 
 

@@ -82,6 +82,7 @@ class TappedParser(Parser):
             return
         chunk, self._rest, self._wanted_bytes = bytes(self._rest), bytearray(), 0
         woken: set[Tap] = set()
+        taken_last: Tap | None = None
         resets_count, position = self._resets_count, 0
         try:
             while position < len(chunk):
@@ -104,7 +105,9 @@ class TappedParser(Parser):
                         return  # what follows came over a connection that is gone
                 else:
                     tap.take(_frame(words, chunk, end + 2, stop - 2))
-                    woken.add(tap)
+                    if tap is not taken_last:
+                        woken.add(tap)
+                        taken_last = tap
                 position = stop
             self._rest = bytearray(chunk[position:])
         finally:
@@ -113,8 +116,7 @@ class TappedParser(Parser):
 
 
 def _size(words: list[bytes]) -> int:
-    numbers = words[-2:] if words[0] == b"HMSG" else words[-1:]
-    if len(words) < _WORDS_COUNT_MIN or not all(number.isdigit() for number in numbers):
+    if len(words) < _WORDS_COUNT_MIN or not words[-1].isdigit() or (words[0] == b"HMSG" and not words[-2].isdigit()):
         raise ProtocolError(f"nats: {b' '.join(words)!r} begins no message")
     return int(words[-1])
 

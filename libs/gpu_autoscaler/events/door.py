@@ -5,6 +5,7 @@ Every reader of the record (effects, projections, replays) reads through here, s
 
 from datetime import datetime
 from difflib import get_close_matches
+from functools import lru_cache
 
 import msgspec
 
@@ -61,6 +62,7 @@ def read(
     return envelope
 
 
+@lru_cache(maxsize=4096)  # few subjects carry nearly all messages
 def _root(subject: str) -> str:
     domain, _, rest = subject.partition(".")
     return f"{domain}.{rest.partition('.')[0]}"

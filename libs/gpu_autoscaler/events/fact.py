@@ -11,9 +11,9 @@ _WORD = re.compile(r"[A-Z][a-z0-9]*")
 
 @cache  # of the few hundred names that the code has: each message asks for its own
 def _words(class_name: str) -> tuple[str, str]:
-    """The domain, and what happened in it."""
+    """The domain, and the domain with what happened in it."""
     first, *rest = (word.lower() for word in _WORD.findall(class_name))
-    return first, "_".join(rest)
+    return first, f"{first}.{'_'.join(rest)}"
 
 
 # Frozen and made of frozen things: there are no cycles for the collector to find, here and in all structs of this kind.
@@ -34,7 +34,7 @@ class Fact(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     @classmethod
     def subject_root(cls) -> str:
         """The two tokens of the subject: `spot.notice_received`."""
-        return ".".join(_words(cls.__name__))
+        return _words(cls.__name__)[1]
 
     @classmethod
     def type_name(cls) -> str:
