@@ -91,7 +91,10 @@ class NatsProjection:
                 yield batch
 
     async def _take(self, pull: Pull) -> list[Message]:
-        """The next batch, and ask for the one after it. A pull that cannot go on is dropped, never what was read."""
+        """The next messages; asks for more where all that was asked for is here.
+
+        A pull that cannot go on is dropped, never what was read.
+        """
         batch: list[Message] = []
         for received in await pull.collect(BATCH_COUNT_MAX):
             at = place(received.reply)
@@ -104,10 +107,11 @@ class NatsProjection:
         if pull.is_broken or self._lacks_its_last(pull):
             await self._drop()
             return batch
-        try:
-            await pull.ask(BATCH_COUNT_MAX, REQUEST_SECONDS_MAX)
-        except TransientError:
-            await self._drop()
+        if pull.is_answered:
+            try:
+                await pull.ask(BATCH_COUNT_MAX, REQUEST_SECONDS_MAX)
+            except TransientError:
+                await self._drop()
         return batch
 
     def _lacks_its_last(self, pull: Pull) -> bool:

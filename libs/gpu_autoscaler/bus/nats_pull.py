@@ -39,6 +39,7 @@ class Pull:
         self._arrived: deque[Frame] = deque()
         self._changed = asyncio.Event()
         self._request = 0
+        self._left_count = 0  # of what was asked for and has not come
         self._asked_on = 0  # which connection; what is asked on one is never answered on another
         self.sent_count = 0  # of messages that the consumer has sent so far, as its last heartbeat said
         self._ended: tuple[str, str] | None = None  # status that ended the current request, and its words
@@ -54,6 +55,11 @@ class Pull:
         return len(self._arrived)
 
     @property
+    def is_answered(self) -> bool:
+        """True when nothing more comes of the last request: who asks before lets the server send without measure."""
+        return self._ended is not None or self._left_count <= 0
+
+    @property
     def is_broken(self) -> bool:
         """True when the connection that the last request went over is gone, and with it what was on its way."""
         return not self._link.is_up or self._asked_on != self._link.connections_count
@@ -61,6 +67,7 @@ class Pull:
     async def ask(self, count_max: int, wait_seconds_max: float) -> None:
         """Send the request for a batch; `collect` then returns it."""
         self._request += 1
+        self._left_count = count_max
         self._asked_on = self._link.connections_count
         self._current = f"{self._inbox}.{self._request}".encode()
         self._ended = None
@@ -84,7 +91,7 @@ class Pull:
 
         Raises TransientError when the broker or the consumer went away; what had arrived is kept.
         """
-        while len(self._arrived) < count_max and self._ended is None:
+        while len(self._arrived) < count_max and not self.is_answered:
             if self.is_broken and not self._arrived:
                 raise TransientError(f"consumer {self._consumer} of {self._stream}: the broker is away")
             self._changed.clear()
@@ -117,6 +124,7 @@ class Pull:
         """A delivery, or the server's word on a request."""
         if frame.reply:
             self._arrived.append(frame)
+            self._left_count -= 1
             return
         status, words = frame.status
         if status == HEARTBEAT:

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from tests.support.nats import nats_store, server
 
-from gpu_autoscaler.bus import nats_link
+from gpu_autoscaler.bus import nats_link, nats_pull
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.nats_link import Waits
-from gpu_autoscaler.bus.nats_projection import NatsProjection
+from gpu_autoscaler.bus.nats_projection import BATCH_COUNT_MAX, NatsProjection
 from gpu_autoscaler.bus.nats_wire import Frame
 from gpu_autoscaler.bus.protocol import Message, Publication
 from gpu_autoscaler.bus.server import NatsServer
@@ -238,6 +238,29 @@ async def test_a_long_decision_is_not_taken_for_a_silent_broker(server: NatsServ
     assert not (await said).is_duplicate
     assert bus._link.connections_count == connections_count
     await bus.close()
+
+
+async def test_a_slow_reader_is_sent_one_batch_at_a_time(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that come in pieces make it ask for no more; else the server would end the connection in the end."""
+    monkeypatch.setattr(nats_pull, "LINGER_SECONDS", 0.0)
+    bus = await connect("reader")
+    count = 4 * BATCH_COUNT_MAX
+    await bus.publish_many([Publication(subject="work.asked", payload=b"", message_id=str(n)) for n in range(count)])
+    projection = NatsProjection(bus._link, "WORK", (), 0)
+    pull = await projection.open()
+    seen: list[int] = []
+    most = 0
+    async with asyncio.timeout(60):
+        async for batch in projection:
+            seen += [message.sequence for message in batch]
+            await asyncio.sleep(0.05)
+            most = max(most, pull.waiting_count)
+            if len(seen) >= count:
+                break
+    await projection.close()
+
+    assert seen == list(range(1, count + 1))
+    assert most <= BATCH_COUNT_MAX
 
 
 class Slow:
