@@ -197,7 +197,11 @@ class Packer:
         if shape.gpu_count and shape.gpu_milli == WHOLE:
             gpus = (0,) * shape.gpu_count + gpus[: len(gpus) - shape.gpu_count]
         elif shape.gpu_count:
-            gpus = with_share(gpus, int(self._scores.of(state)[1][number]), shape.gpu_milli)
+            level = int(self._scores.of(state)[1][number])
+            if self._policy is PackingPolicy.RANDOM:
+                levels = [each for each in gpus if each >= shape.gpu_milli]
+                level = levels[chance(len(levels))]
+            gpus = with_share(gpus, level, shape.gpu_milli)
         self._states[place] = state = NodeState(state.cpu_milli - shape.cpu_milli, gpus)
         self._memory[place] -= shape.memory_bytes
         self._rows[:, place] = self._scores.of(state)[0]
