@@ -52,7 +52,7 @@ class _Order(msgspec.Struct, kw_only=True):
 
     @property
     def gang(self) -> str | None:
-        return self.buyer.key if self.buyer.member_count > 1 else None
+        return self.buyer.gang
 
     @property
     def transaction(self) -> str:
@@ -82,6 +82,15 @@ class Basket:
     def nodes_count(self) -> int:
         """Nodes of ours with those in the basket, as limits count them."""
         return self._account.nodes_count
+
+    def mark(self) -> int:
+        """A point to come back to with `rollback`."""
+        return len(self._orders)
+
+    def rollback(self, mark: int) -> None:
+        """Everything that was bought since the mark has not been; the room is the caller's to roll back."""
+        for key in list(self._orders)[mark:]:
+            self._forget(key)
 
     def buy_together(self, wanted: Sequence[tuple[DemandItem, int]]) -> tuple[tuple[str, ...], ...] | None:
         """Buy the cheapest fleet for so many members of each item's shape at once, with its pods in their places.
@@ -169,7 +178,7 @@ class Basket:
         orders = [self._orders[key] for key in dict.fromkeys(keys) if key in self._orders]
         for order in orders:
             order.demand[item.key] = None
-        own = [order for order in orders if order.buyer.key == item.key and order.gang is not None]
+        own = [order for order in orders if order.gang is not None and order.gang == item.gang]
         shared = {order.transaction for order in orders} - {order.transaction for order in own}
         for order in own:
             order.needs |= shared

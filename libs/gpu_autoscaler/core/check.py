@@ -5,14 +5,16 @@ know (whether pods fit together, say) it checks what no arrangement could do wit
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from gpu_autoscaler.core.check_removals import removal_mistakes
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.ids import JobId, ProviderId
 from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.reasons import HoldReason, RoomExpected
 from gpu_autoscaler.model.resources import Resources
 
 
@@ -170,7 +172,11 @@ def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
 def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Part of a gang is never bought: with what is bought, and whatever is there, every member has room."""
     bought = _bought(plan)
+    held = {one.subject: one.reason for one in plan.held_back if not isinstance(one.reason, RoomExpected)}
     for key in sorted({decision.gang for decision in bought if decision.gang is not None}):
+        if key.startswith("group/"):
+            yield from _group(key, state, held)
+            continue
         job = state.jobs.get(JobId(key.removeprefix("job/")))
         if job is None or job.queued is None or job.finished is not None:
             yield f"nodes are bought for gang {key}, which does not wait"
@@ -182,6 +188,23 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
         places = members_count + sum(_places(spec.member_resources, room) for room in rooms)
         if places < spec.member_count:
             yield f"gang {key} of {spec.member_count} would have room for {places}: part of a gang is never bought"
+
+
+def _group(key: str, state: ClusterState, held: Mapping[str, HoldReason]) -> Iterator[str]:
+    """No pod of a group for which nodes are bought is left without room."""
+    _, namespace, name = key.split("/", 2)
+    names = {*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION}
+    members = [
+        pod
+        for pod in state.pods.values()
+        if pod.namespace == namespace
+        and any(word in names and value == name for word, value in pod.labels + pod.annotations)
+    ]
+    if not members:
+        yield f"nodes are bought for gang {key}, which does not wait"
+    for pod in members:
+        if f"pod/{pod.pod_uid}" in held:
+            yield f"nodes are bought for gang {key}, and its pod {pod.name} has no room: part of a gang is never bought"
 
 
 def _rooms_there(plan: Plan, state: ClusterState) -> Iterator[Resources]:

@@ -18,6 +18,7 @@ from gpu_autoscaler.core.shapes import Shape
 from gpu_autoscaler.core.state import ClusterState, JobRecord, WishRecord
 from gpu_autoscaler.core.views import counts_for_idleness, is_waiting, is_workload, pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT, PRIORITY_NAMES, JobSpec
 from gpu_autoscaler.model.observed import Instant
@@ -52,7 +53,7 @@ _BOUGHT_FOR = frozenset(
 
 
 class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A gang: members of one shape that are placed all together or not at all. A single pod is a gang of one."""
+    """Members of one shape. Items with one `gang` are placed all together or not at all; their shapes may differ."""
 
     key: str  # job/<id>, pod/<uid>, or demand/<source>/<number>
     source: DemandSource
@@ -62,6 +63,7 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     since: Instant
     job_id: JobId | None = None
     project: str | None = None
+    gang: str | None = None  # job/<id> or group/<namespace>/<name>: its items are placed all together or not at all
     leaves: NodeUid | None = None  # the doomed or drained node that it has to leave
     prefers: tuple[str, ...] = ()  # keys of the bins that it was released for
 
@@ -82,15 +84,56 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
     pods = (*unbound, *(pod for name in leaving for pod in bound.get(name, ())))
     sources = ((pod, _source(pod, leaving)) for pod in pods)
     items = [_pod_item(pod, source, state, leaving) for pod, source in sources if source is not None]
+    items = _in_groups(items, state.pods)
     items.extend(_job_items(state, pods_per_job))
     wishes = (each for each in state.wishes.values() if as_of < each.reported.until)
     items.extend(item for each in wishes for item in _wished(each))
     return tuple(sorted(items, key=_as_served))
 
 
-def _as_served(item: DemandItem) -> tuple[bool, bool, int, datetime, str]:
+def _as_served(item: DemandItem) -> tuple[bool, bool, int, datetime, str, str]:
     is_wish = item.source is DemandSource.REPORTED
-    return item.is_bought_for, is_wish, -item.priority, item.since, item.key
+    return item.is_bought_for, is_wish, -item.priority, item.since, item.gang or item.key, item.key
+
+
+def _in_groups(items: list[DemandItem], pods: Mapping[PodUid, PodObserved]) -> list[DemandItem]:
+    """Pending pods of one group (PodGroup, Kueue, Volcano) are a gang, which waits like its first and best member."""
+    of_pod = pod_groups(pods)
+    gangs: dict[str, list[DemandItem]] = {}
+    for item in items if of_pod else ():
+        gang = of_pod.get(PodUid(item.key.removeprefix("pod/")))
+        if gang is not None and item.source is DemandSource.PENDING_POD:
+            gangs.setdefault(gang, []).append(item)
+    if not gangs:
+        return items
+    together = {
+        one.key: msgspec.structs.replace(
+            one,
+            gang=gang,
+            priority=max(each.priority for each in members),
+            since=min(each.since for each in members),
+        )
+        for gang, members in gangs.items()
+        for one in members
+    }
+    return [together.get(item.key, item) for item in items]
+
+
+@remembered(4)
+def pod_groups(pods: Mapping[PodUid, PodObserved]) -> Mapping[PodUid, str]:
+    """The group of each pod that has no node yet and names one. Jobs of ours start together by themselves."""
+    found = {}
+    for uid, pod in pods.items():
+        if pod.node_name is None and pod.job_id is None and (name := _group_name(pod)):
+            found[uid] = f"group/{pod.namespace}/{name}"
+    return found
+
+
+def _group_name(pod: PodObserved) -> str:
+    said = (*pod.labels, *pod.annotations)
+    keys = (*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION)
+    name = next((value for wanted in keys for key, value in said if key == wanted), "")
+    return "" if name.startswith(labels.POD_GROUP_GENERATED_PREFIX) else name
 
 
 @remembered(256)
@@ -210,6 +253,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
                 source=DemandSource.QUEUED_JOB if is_queued else DemandSource.PLACED_JOB,
                 shape=job_shape(spec),
                 member_count=missing_count,
+                gang=f"job/{job_id}" if missing_count > 1 else None,
                 priority=spec.priority,
                 since=job.queued.queued_at,
                 job_id=job_id,

@@ -74,7 +74,7 @@ def _lots(demand: tuple[DemandItem, ...]) -> Iterator[_Lot]:
     for _, equals in groupby(demand, key=lambda item: (item.is_bought_for, item.priority)):
         alike: dict[object, list[DemandItem]] = {}
         for item in equals:
-            key = item.key if item.member_count > 1 else (item.source, item.shape, item.leaves, item.prefers)
+            key = item.key if item.member_count > 1 else (item.gang, item.source, item.shape, item.leaves, item.prefers)
             alike.setdefault(key, []).append(item)
         for items in alike.values():
             yield _Lot(items=tuple(items))
@@ -86,8 +86,8 @@ def _served_together(lots: tuple[_Lot, ...]) -> Iterator[tuple[_Lot, ...]]:
 
     def alike(lot: _Lot) -> tuple[bool, int, str | None]:
         first = lot.first
-        is_alone = first.member_count > 1 or not first.shape.company.is_plain
-        return first.is_bought_for, first.priority, first.key if is_alone else None
+        alone = first.gang or (None if first.shape.company.is_plain else first.key)
+        return first.is_bought_for, first.priority, alone
 
     for _, run in groupby(lots, key=alike):
         yield tuple(run)
@@ -124,26 +124,39 @@ class _Cover:
 
     def serve(self, lots: tuple[_Lot, ...]) -> None:
         """Place the lots on what is there, then on what can be called back, then on what can be bought."""
-        mark, returns_count = self._room.mark(), len(self.returns)
+        mark, bought_mark, returns_count = self._room.mark(), self.basket.mark(), len(self.returns)
         kept = [self._kept.get(lot.first.key, ()) for lot in lots]
         placed = [keys + self._place(lot, lot.members_count - len(keys)) for lot, keys in zip(lots, kept, strict=True)]
         short = [number for number, lot in enumerate(lots) if len(placed[number]) < lot.members_count]
         reasons: dict[int, HoldReason] = {}
         if short and lots[short[0]].first.is_bought_for:
-            if self._closed_reason is None and lots[short[0]].shape.company.is_plain:
+            if self._closed_reason is None and all(lots[each].shape.company.is_plain for each in short):
                 self._buy_together(lots, short, placed)
             for each in short:
                 lacking_count = lots[each].members_count - len(placed[each])
                 reason = self._buy_alone(lots[each].first, lacking_count, placed, each) if lacking_count else None
                 if reason is not None:
                     reasons[each] = reason
-        for number, lot in enumerate(lots):
-            if lot.first.is_bought_for and lot.first.member_count > 1 and len(placed[number]) < lot.members_count:
-                self._room.rollback(mark)
+        gang = lots[0].first.gang if lots[0].first.is_bought_for else None
+        if gang is not None and any(len(placed[number]) < lot.members_count for number, lot in enumerate(lots)):
+            self._room.rollback(mark)
+            self.basket.rollback(bought_mark)
+            del self.returns[returns_count:]
+            for number, lot in enumerate(lots):
                 self._room.take_back(kept[number], lot.shape)
-                del self.returns[returns_count:]
                 placed[number] = ()
+            reasons = self._none_of(gang, lots, reasons)
+        for number, lot in enumerate(lots):
             self._settle(lot, placed[number], reasons.get(number))
+
+    def _none_of(self, gang: str, lots: tuple[_Lot, ...], reasons: dict[int, HoldReason]) -> dict[int, HoldReason]:
+        """What keeps one lot of a gang from its room keeps all; a group of pods is spoken of by its name as well."""
+        reason = next(iter(reasons.values()), None)
+        if reason is None:
+            return {}
+        if all(item.key != gang for lot in lots for item in lot.items):
+            self.held.append(HeldBack(step=_STEP, subject=gang, reason=reason))
+        return dict.fromkeys(range(len(lots)), reason)
 
     def _place(self, lot: _Lot, count: int) -> tuple[str, ...]:
         """Place so many members where there is room, and where there is if a drain is cancelled."""

@@ -20,6 +20,18 @@ TERMINATION_FINALIZER = f"{PREFIX}/termination"
 KARPENTER_DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 SCALE_DOWN_DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+# Pods that start together: the name of their group, by label or annotation. Sources: Kubernetes SIG Scheduling,
+# "Coscheduling" (the label of the CRD, and those that came before it); Kueue, "Run Plain Pods"; Volcano, "PodGroup"
+# (read 2026-11-21).
+POD_GROUP_LABELS = (
+    "scheduling.x-k8s.io/pod-group",
+    "pod-group.scheduling.sigs.k8s.io",
+    "pod-group.scheduling.sigs.k8s.io/name",
+    "kueue.x-k8s.io/pod-group-name",
+)
+POD_GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
+# Volcano gives pods that name no group one of their controller's, with a minimum of one: they are no gang.
+POD_GROUP_GENERATED_PREFIX = "podgroup-"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 ZONE = "topology.kubernetes.io/zone"
 REGION = "topology.kubernetes.io/region"

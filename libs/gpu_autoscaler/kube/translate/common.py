@@ -20,6 +20,7 @@ _ANNOTATIONS_HONOURED = frozenset(
         labels.KARPENTER_DO_NOT_DISRUPT,
         labels.SAFE_TO_EVICT,
         labels.SCALE_DOWN_DISABLED,
+        labels.POD_GROUP_ANNOTATION,
     }
 )
 
