@@ -84,7 +84,7 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
     pods = (*unbound, *(pod for name in leaving for pod in bound.get(name, ())))
     sources = ((pod, _source(pod, leaving)) for pod in pods)
     items = [_pod_item(pod, source, state, leaving) for pod, source in sources if source is not None]
-    items = _in_groups(items, state.pods)
+    items = _in_groups(items, unbound)
     items.extend(_job_items(state, pods_per_job))
     wishes = (each for each in state.wishes.values() if as_of < each.reported.until)
     items.extend(item for each in wishes for item in _wished(each))
@@ -96,9 +96,9 @@ def _as_served(item: DemandItem) -> tuple[bool, bool, int, datetime, str, str]:
     return item.is_bought_for, is_wish, -item.priority, item.since, item.gang or item.key, item.key
 
 
-def _in_groups(items: list[DemandItem], pods: Mapping[PodUid, PodObserved]) -> list[DemandItem]:
+def _in_groups(items: list[DemandItem], unbound: tuple[PodObserved, ...]) -> list[DemandItem]:
     """Pending pods of one group (PodGroup, Kueue, Volcano) are a gang, which waits like its first and best member."""
-    of_pod = pod_groups(pods)
+    of_pod = _pod_groups(unbound)
     gangs: dict[str, list[DemandItem]] = {}
     for item in items if of_pod else ():
         gang = of_pod.get(PodUid(item.key.removeprefix("pod/")))
@@ -119,13 +119,12 @@ def _in_groups(items: list[DemandItem], pods: Mapping[PodUid, PodObserved]) -> l
     return [together.get(item.key, item) for item in items]
 
 
-@remembered(4)
-def pod_groups(pods: Mapping[PodUid, PodObserved]) -> Mapping[PodUid, str]:
-    """The group of each pod that has no node yet and names one. Jobs of ours start together by themselves."""
+def _pod_groups(unbound: tuple[PodObserved, ...]) -> Mapping[PodUid, str]:
+    """The group of each of these pods that names one. Jobs of ours start together by themselves."""
     found = {}
-    for uid, pod in pods.items():
-        if pod.node_name is None and pod.job_id is None and (name := _group_name(pod)):
-            found[uid] = f"group/{pod.namespace}/{name}"
+    for pod in unbound:
+        if pod.job_id is None and (name := _group_name(pod)):
+            found[pod.pod_uid] = f"group/{pod.namespace}/{name}"
     return found
 
 
