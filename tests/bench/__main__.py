@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from tests.bench import (
+    burst,
     capacity,
     deciding,
     decision,
@@ -34,6 +35,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "V1": deciding.measure,
     "V2": draining.measure,
     "V3": publishing.measure,
+    "BURST": burst.measure,
     "V5": capacity.measure,
     "START": readiness.measure,
     "MEMORY": memory.measure,
@@ -46,6 +48,8 @@ KNOWN_MISSES = frozenset(
     {
         "V1 2000/s",
         "V2",
+        "BURST 0.5 s",
+        "BURST 5 s",
         "V6 default packing at 100 %",
         "V6 default packing at 130 %",
         "V6 default least-fragments at 100 %",
