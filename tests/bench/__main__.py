@@ -23,6 +23,7 @@ from tests.bench import (
     planning,
     publishing,
     readiness,
+    sizing,
     starting,
 )
 from tests.bench.line import Line
@@ -37,6 +38,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "V3": publishing.measure,
     "BURST": burst.measure,
     "V5": capacity.measure,
+    "V7": sizing.measure,
     "START": readiness.measure,
     "MEMORY": memory.measure,
     "V6": packing.measure,

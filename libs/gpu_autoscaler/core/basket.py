@@ -301,6 +301,8 @@ class Basket:
         )
 
     def _reason(self, order: _Order, doomed: dict[NodeUid, NodeView]) -> BuyReason:
+        if order.buyer.ahead is not None:
+            return order.buyer.ahead
         if order.buyer.source is DemandSource.MINIMUM:
             return BelowMinimum(nodes_count=self._nodes_count_before, nodes_count_min=self._policy.nodes_count_min)
         demand = tuple(order.demand)

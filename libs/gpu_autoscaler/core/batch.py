@@ -144,6 +144,8 @@ class Batch:
         self.drains = Table(state.drains)
         self.last_plan_sequence = state.last_plan_sequence
         self.last_plan_at = state.last_plan_at
+        self.demand_history = Table(state.demand_history)
+        self.forecast_scores = Table(state.forecast_scores)
         self.restored_at = state.restored_at
         self.newest = Table(state.newest)
 
@@ -175,6 +177,8 @@ class Batch:
             "drains": self.drains.now,
             "last_plan_sequence": self.last_plan_sequence,
             "last_plan_at": self.last_plan_at,
+            "demand_history": self.demand_history.now,
+            "forecast_scores": self.forecast_scores.now,
             "restored_at": self.restored_at,
             "newest": self.newest.now,
         }

@@ -6,8 +6,10 @@ know (whether pods fit together, say) it checks what no arrangement could do wit
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 
 from gpu_autoscaler.core.check_removals import removal_mistakes
+from gpu_autoscaler.core.cron import schedule
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
@@ -155,7 +157,7 @@ def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
     for decision in bought:
         count.add(decision.pool, decision.offer)
     pools = {decision.pool for decision in bought}
-    bounds: list[tuple[str, int | None, int | None]] = [("", policy.nodes_count_max, policy.gpu_count_max)]
+    bounds: list[tuple[str, int | None, int | None]] = [("", _nodes_max(plan, policy), policy.gpu_count_max)]
     bounds += [(pool.name, pool.nodes_count_max, pool.gpu_count_max) for pool in policy.pools if pool.name in pools]
     for owner, nodes_max, gpus_max in bounds:
         where = f"pool {owner}" if owner else "the cluster"
@@ -167,6 +169,20 @@ def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
     price, price_max = count.price_micro_usd_per_hour, policy.price_micro_usd_per_hour_max
     if price_max is not None and price > price_max:
         yield f"the fleet would cost {price} micro-dollars an hour of at most {price_max}"
+
+
+def _nodes_max(plan: Plan, policy: ScalingPolicy) -> int:
+    """The policy's own bound, or a lower one that a schedule of it has begun."""
+    bounds = [policy.nodes_count_max]
+    for size in policy.sizes:
+        if size.nodes_count_max is None:
+            continue
+        if size.schedule is not None and size.duration_seconds is not None:
+            since = plan.as_of - timedelta(seconds=size.duration_seconds)
+            if schedule(size.schedule, size.time_zone).last_begun(plan.as_of, since) is None:
+                continue
+        bounds.append(size.nodes_count_max)
+    return min(bounds)
 
 
 def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:

@@ -44,6 +44,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     purchases: tuple[Purchase, ...] = ()
     held_back: tuple[HeldBack, ...] = ()
     claimed: frozenset[str] = frozenset()  # keys of the bins on which waiting work is counted
+    ahead: Mapping[str, str] = {}  # by key of each bin that is kept for what may come: headroom/<name>, forecast/<kind>
     is_demand_met: bool = True  # False where work waits for nodes, bought just now or held back
     numbers: Iterator[int] = msgspec.field(default_factory=itertools.count)
 

@@ -16,6 +16,7 @@ from gpu_autoscaler.core.batch import Batch, version_of
 from gpu_autoscaler.core.interruptions import place_of, with_end
 from gpu_autoscaler.core.pruning import hour, hour_end, is_outlived, notice_ended_at, prune
 from gpu_autoscaler.core.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
+from gpu_autoscaler.core.remembering import remember_demand
 from gpu_autoscaler.core.reports import SOURCES_COUNT_MAX, mistakes_of
 from gpu_autoscaler.core.state import (
     ClusterState,
@@ -348,6 +349,8 @@ class _Folding:
                     self._ended("scaling", fact.cancelled_at)
             case scaling.ScalingNodeTerminated():
                 self._terminated(fact)
+            case scaling.ScalingDemandSampled() | scaling.ScalingForecastScored():
+                remember_demand(self._batch, fact)
             case _:
                 assert_never(fact)
 

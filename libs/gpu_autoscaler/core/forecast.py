@@ -1,27 +1,71 @@
-"""Step `prepare`: capacity that is wanted before anybody waits for it. So far that is the policy's minimum."""
+"""Step `prepare`: capacity that is wanted before anybody waits for it: the minimum, headroom, demand that is foreseen.
+
+What is kept free stays free: its nodes do not go, and nothing is moved there to empty another.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import msgspec
 
 from gpu_autoscaler.core.basket import Basket
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
+from gpu_autoscaler.core.demand_levels import ANY_KIND
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.pruning import hour
+from gpu_autoscaler.core.rises import confidence_ratio, foresee, free_wanted, peak_count
 from gpu_autoscaler.core.shapes import Shape
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import HeldBack
-from gpu_autoscaler.model.reasons import HoldReason
+from gpu_autoscaler.model.reasons import ForecastUnsure, HoldReason, WantedAhead
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import NodeDemands, Toleration
 
+_STEP = "prepare"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ANY_TAINTS = NodeDemands(tolerations=(Toleration(operator="Exists"),))
 # Any node with a GPU, whatever its taints.
-_ANY_GPU_NODE = Shape(
-    resources=Resources(gpu_count=1),
-    demands=NodeDemands(tolerations=(Toleration(operator="Exists"),)),
-)
+_ANY_GPU_NODE = Shape(resources=Resources(gpu_count=1), demands=_ANY_TAINTS)
+# A sample that is older says nothing about now.
+_SAMPLE_AGE_MAX = timedelta(minutes=5)
+
+
+class _Want(msgspec.Struct, frozen=True, kw_only=True):
+    """So many GPUs of a kind are to be free: below the least some are bought, up to enough."""
+
+    key: str
+    gpu_model: str | None
+    least_count: int
+    enough_count: int
+    doubt: ForecastUnsure | None = None  # why it is told and not acted on
+
+
+def in_force(policy: ScalingPolicy, as_of: datetime) -> ScalingPolicy:
+    """Return the policy with the bounds of the hour: of all that hold, the narrowest; a most goes before a least."""
+    if not policy.sizes:
+        return policy
+    most = [policy.nodes_count_max]
+    least = [policy.nodes_count_min]
+    for size in policy.sizes:
+        if size.nodes_count_max is not None and size.holds(as_of):
+            most.append(size.nodes_count_max)
+        if size.nodes_count_min is not None and size.holds(as_of, timedelta(seconds=size.lead_seconds)):
+            least.append(size.nodes_count_min)
+    bound = min(most)
+    return msgspec.structs.replace(policy, nodes_count_max=bound, nodes_count_min=min(bound, max(least)))
 
 
 def prepare(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """There are at least `nodes_count_min` nodes of ours, those that leave not counted; the cheapest are bought."""
+    """The policy's least nodes are there, and so many GPUs are free as headroom and forecast want; the cheapest are
+    bought, within the limits."""
+    return _keep_free(_keep_nodes(draft, state, policy), state, policy)
+
+
+def _keep_nodes(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """There are at least `nodes_count_min` nodes of ours, those that leave not counted."""
     if not policy.nodes_count_min:
         return draft
     basket = Basket(draft, Market(draft, state, policy), policy)
@@ -40,5 +84,89 @@ def prepare(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     for _ in range(missing_count):
         if reason is None:
             _, reason = basket.buy(item, 1)
-    held = [] if reason is None else [HeldBack(step="prepare", subject=item.key, reason=reason)]
+    held = [] if reason is None else [HeldBack(step=_STEP, subject=item.key, reason=reason)]
     return draft.adding(purchases=basket.purchases(), held_back=held)
+
+
+def _keep_free(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Free room is set aside for each want, and bought where too little is there or on its way."""
+    wants = [want for want in (*_headroom(policy, draft.as_of), *_foreseen(state, policy, draft.as_of))
+             if want.enough_count > 0]  # fmt: skip
+    if not wants:
+        return draft
+    basket = Basket(draft, Market(draft, state, policy), policy)
+    stale = stale_watch(state, policy, draft.as_of)
+    held: list[HeldBack] = []
+    ahead: dict[str, str] = {}
+    kept_counts: dict[str | None, int] = {}  # by model: a forecast may use the headroom of its kind
+    for want in wants:
+        shape = msgspec.structs.replace(_ANY_GPU_NODE, gpu_models=() if want.gpu_model is None else (want.gpu_model,))
+        shared_count = kept_counts.get(want.gpu_model, 0)
+        placed = draft.room.place_most(shape, want.enough_count - shared_count) if want.doubt is None else ()
+        free_count = shared_count + len(placed)
+        if want.doubt is not None:
+            free_count = shared_count + draft.room.count_places(shape, want.enough_count - shared_count)
+        ahead |= dict.fromkeys((key for key in placed if key not in ahead), want.key)
+        reason: HoldReason | None = None
+        if free_count < want.least_count:
+            why = WantedAhead(demand=(want.key,), free_gpu_count=free_count, wanted_gpu_count=want.enough_count)
+            reason = want.doubt or stale
+            if reason is None:
+                covered, reason = basket.buy(_item(want, shape, why, draft), want.enough_count - free_count)
+                bought = draft.room.place_most(shape, covered)
+                ahead |= dict.fromkeys((key for key in bought if key not in ahead), want.key)
+                free_count += len(bought)
+        if reason is not None:
+            held.append(HeldBack(step=_STEP, subject=want.key, reason=reason))
+        if want.doubt is None:
+            kept_counts[want.gpu_model] = free_count
+    bought_more = draft.adding(purchases=basket.purchases(), held_back=held)
+    return msgspec.structs.replace(bought_more, ahead={**draft.ahead, **ahead})
+
+
+def _headroom(policy: ScalingPolicy, as_of: datetime) -> Iterator[_Want]:
+    for room in policy.headrooms:
+        if room.holds(as_of, timedelta(seconds=room.lead_seconds)):
+            yield _Want(
+                key=f"headroom/{room.name}",
+                gpu_model=room.gpu_model,
+                least_count=room.free_gpu_count,
+                enough_count=room.free_gpu_count,
+            )
+
+
+def _foreseen(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_Want]:
+    """What the forecast of each kind wants; nothing where nothing was sampled lately."""
+    if not policy.forecast.is_on:
+        return
+    for kind, history in sorted(state.demand_history.items()):
+        if not history.levels or as_of - _at(history.levels[-1][0]) > _SAMPLE_AGE_MAX:
+            continue
+        forecast = foresee(history.hours, hour(as_of), policy.forecast)
+        free = free_wanted(forecast, history.levels[-1][1], peak_count(history))
+        confidence = confidence_ratio(state.forecast_scores.get(kind, ()), hour(as_of), policy.forecast)
+        least = policy.forecast.confidence_ratio_min
+        is_sure = confidence is not None and confidence >= least
+        yield _Want(
+            key=f"forecast/{kind}",
+            gpu_model=None if kind == ANY_KIND else kind,
+            least_count=free.least_count,
+            enough_count=free.enough_count,
+            doubt=None if is_sure else ForecastUnsure(confidence_ratio=confidence, confidence_ratio_min=least),
+        )
+
+
+def _item(want: _Want, shape: Shape, why: WantedAhead, draft: Draft) -> DemandItem:
+    return DemandItem(
+        key=want.key,
+        source=DemandSource.AHEAD,
+        shape=shape,
+        member_count=1,
+        priority=0,
+        since=draft.as_of,
+        ahead=why,
+    )
+
+
+def _at(minute: int) -> datetime:
+    return _EPOCH + timedelta(minutes=minute)

@@ -14,6 +14,7 @@ def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
 
     Equal state, policy and `as_of` give an equal plan, byte for byte, in whichever order the state's mappings came.
     """
+    policy = forecast.in_force(policy, as_of)
     draft = Draft.start(state, as_of)
     draft = spot.replace_doomed(draft, state, policy)
     draft = scale_up.cover_demand(draft, state, policy)

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gpu_autoscaler.core.ahead_policy import ForecastPolicy, Headroom, Size
 from gpu_autoscaler.core.ranges import Count, MicroUsdPerHour, Ratio, Seconds
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.model.offers import CapacityType
@@ -113,6 +114,15 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         RemovalPolicy,
         Meta(description="Nodes that go by our choice: their pace, and which are due. Source: S58, S103."),
     ] = RemovalPolicy()
+    headrooms: Annotated[
+        tuple[Headroom, ...], Meta(description="GPUs that are kept free, always or at times. Source: S71.")
+    ] = ()
+    sizes: Annotated[
+        tuple[Size, ...], Meta(description="Least and most nodes at some times; the narrowest holds. Source: S71.")
+    ] = ()
+    forecast: Annotated[
+        ForecastPolicy, Meta(description="Demand that is foreseen, and bought for ahead. Source: S48, S131, S173.")
+    ] = ForecastPolicy()
 
 
 DEFAULT_POLICY = ScalingPolicy()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from gpu_autoscaler.core.ahead_policy import Timed
 from gpu_autoscaler.core.market import allows
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.removal_policy import budget_mistakes
@@ -37,7 +38,24 @@ def mistakes(policy: ScalingPolicy, offers: tuple[Offer, ...] | None = None) -> 
         found += _pool(pool, f"pools[{index}]", policy)
         if offers is not None:
             found += _on_sale(pool, f"pools[{index}]", offers)
-    return (*found, *budget_mistakes(policy.removal))
+    return (*found, *budget_mistakes(policy.removal), *_ahead(policy))
+
+
+def _ahead(policy: ScalingPolicy) -> Iterator[str]:
+    """What cannot be meant of capacity ahead of demand."""
+    timed: list[tuple[str, Timed]] = [(f"headrooms[{index}]", one) for index, one in enumerate(policy.headrooms)]
+    timed += [(f"sizes[{index}]", one) for index, one in enumerate(policy.sizes)]
+    for at, one in timed:
+        yield from (f"{at}: {mistake}" for mistake in one.mistakes())
+    for index, room in enumerate(policy.headrooms):
+        if room.gpu_model is not None and room.gpu_model not in GPU_MODELS:
+            yield f"headrooms[{index}].gpu_model: there is no {room.gpu_model!r}; there are {', '.join(GPU_MODELS)}"
+    for index, size in enumerate(policy.sizes):
+        if size.nodes_count_min is None and size.nodes_count_max is None:
+            yield f"sizes[{index}]: neither nodes_count_min nor nodes_count_max is set: it bounds nothing"
+        least, most = size.nodes_count_min, policy.nodes_count_max
+        if least is not None and least > most:
+            yield f"sizes[{index}].nodes_count_min: {least} is above the cluster's nodes_count_max {most}; lower it"
 
 
 def _orders(table: msgspec.Struct, at: str) -> Iterator[str]:

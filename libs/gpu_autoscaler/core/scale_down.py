@@ -26,6 +26,7 @@ from gpu_autoscaler.model.reasons import (
     GangGivenUp,
     GpusLimit,
     HoldReason,
+    KeptAhead,
     NeighboursForbid,
     NodeIdle,
     NodeLost,
@@ -66,7 +67,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         if given_up is None and idle_seconds < policy.idle_seconds_max:
             reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=policy.idle_seconds_max)
         elif given_up is None:
-            reason = _blocker(view, RemovalCause.EMPTY, draft, policy)
+            reason = _kept_ahead(view, draft) or _blocker(view, RemovalCause.EMPTY, draft, policy)
         else:
             reason = protected_node(view, draft) or too_many_go(view, RemovalCause.EMPTY, draft, policy)
         if reason is not None:
@@ -191,6 +192,11 @@ def _blocker(view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingP
     return protected_node(view, draft) or _young(view, draft, policy) or too_many_go(view, cause, draft, policy)
 
 
+def _kept_ahead(view: NodeView, draft: Draft) -> KeptAhead | None:
+    wanted_by = draft.ahead.get(bin_key(view))
+    return None if wanted_by is None else KeptAhead(wanted_by=wanted_by)
+
+
 def _young(view: NodeView, draft: Draft, policy: ScalingPolicy) -> Cooldown | None:
     usable_seconds = 0.0 if view.usable_since is None else (draft.as_of - view.usable_since).total_seconds()
     if usable_seconds < policy.scale_down_cooldown_seconds:
@@ -219,6 +225,8 @@ def _underused(draft: Draft, policy: ScalingPolicy) -> Iterator[NodeView]:
     """Nodes with work on them, of which little is asked, and on which this plan counts for nothing more."""
     for view in draft.views:
         if view.empty_since is not None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
+            continue
+        if bin_key(view) in draft.ahead:
             continue
         if requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max:
             yield view

@@ -65,6 +65,10 @@ def _why_done(reason: ActionReason) -> str:
         case reasons.BelowMinimum():
             least = counted(reason.nodes_count_min, "node")
             return f"The policy wants at least {least} (now: {reason.nodes_count})."
+        case reasons.WantedAhead():
+            wanted = counted(reason.wanted_gpu_count, "GPU")
+            for_whom = named([thing(key) for key in reason.demand])
+            return f"{wanted} are to be free for {for_whom} (free or on their way: {reason.free_gpu_count})."
         case reasons.DemandReturned():
             return f"{_capital(named([thing(key) for key in reason.demand]))} can run here, which beats buying anew."
         case reasons.NoticeWithdrawn():
@@ -155,6 +159,8 @@ def _why_held(reason: reasons.HoldReason) -> str:
         case reasons.RoomExpected():
             when = "soon" if reason.expected_at is None else f"about {instant(reason.expected_at)}"
             return f"Room on {reason.node} is expected {when}."
+        case reasons.KeptAhead() | reasons.ForecastUnsure():
+            return _why_not_ahead(reason)
         case _:
             return _why_kept(reason)
 
@@ -205,6 +211,16 @@ def _why_kept(reason: _KeptReason) -> str:
             return f"Moving its pods would save {percent(reason.saving_ratio)} of its price; {least} are asked for."
         case _:
             assert_never(reason)
+
+
+def _why_not_ahead(reason: reasons.KeptAhead | reasons.ForecastUnsure) -> str:
+    if isinstance(reason, reasons.KeptAhead):
+        return f"Its GPUs are kept free for {thing(reason.wanted_by)}."
+    least = percent(reason.confidence_ratio_min)
+    if reason.confidence_ratio is None:
+        return f"More demand is foreseen, but no forecast was tried for long enough yet; {least} are asked for."
+    how = percent(reason.confidence_ratio)
+    return f"More demand is foreseen, but forecasts of late deserve {how} of trust; {least} are asked for."
 
 
 def _limit(count: int, count_max: int, noun: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gpu_autoscaler.core.rises import DemandHistory
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.job import (
@@ -35,6 +36,7 @@ from gpu_autoscaler.events.scaling import (
 )
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn, SpotOffersSampled
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 
@@ -172,6 +174,8 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     drains: Mapping[ActionId, DrainRecord] = {}
     last_plan_sequence: int = 0
     last_plan_at: Instant | None = None
+    demand_history: Mapping[str, DemandHistory] = {}  # by GPU model, or any
+    forecast_scores: Mapping[str, tuple[Score, ...]] = {}  # the same; oldest hour first
     restored_at: Instant | None = None  # when the stream began anew, and what was open before was told
     # The newest instant of each domain: how old a tombstone is, is told by its own stream, never by a clock.
     newest: Mapping[str, Instant] = {}

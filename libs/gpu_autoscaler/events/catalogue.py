@@ -55,6 +55,8 @@ ScalingFact = (
     | scaling.ScalingNodeDrained
     | scaling.ScalingDrainCancelled
     | scaling.ScalingNodeTerminated
+    | scaling.ScalingDemandSampled
+    | scaling.ScalingForecastScored
 )
 CostFact = cost.CostAccrued | cost.CostBudgetCrossed
 ShadowFact = shadow.ShadowPlanMade

@@ -8,6 +8,7 @@ from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import BuyNode, Cut, Difference, DrainNode, HeldBack, PastDecision, Plan, Side
 from gpu_autoscaler.model.demands import DemandShape
+from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import ActionId, FactId, JobId, NodeUid, PlanId, PodUid, ProviderId, derive_id
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest
@@ -256,6 +257,16 @@ def _scaling() -> Iterator[Fact]:
     )  # fmt: skip
 
 
+def _foreseeing() -> Iterator[Fact]:
+    hour = int(NOON.timestamp()) // 3600
+    yield scaling.ScalingDemandSampled(minute=60 * hour, gpu_counts=(("A100", 24), ("any", 3)))
+    score = Score(
+        hour=hour - 2, foreseen_count=8, minutes_count=60, kept_count=51, missed_gpu_minutes=36,
+        unused_gpu_minutes=204, rise_gpu_minutes=312,
+    )  # fmt: skip
+    yield scaling.ScalingForecastScored(kind="A100", score=score)
+
+
 def _shadow() -> Iterator[Fact]:
     idle = NodeIdle(idle_seconds=130.0, idle_seconds_max=120.0)
     drain = DrainNode(
@@ -299,7 +310,7 @@ def _demand() -> Iterator[Fact]:
 
 def examples() -> Iterator[Envelope]:
     """One envelope of each fact of the catalogue."""
-    for part in (_jobs, _pods, _nodes, _telemetry, _spot, _scaling, _shadow, _money, _demand):
+    for part in (_jobs, _pods, _nodes, _telemetry, _spot, _scaling, _foreseeing, _shadow, _money, _demand):
         for fact in part():
             yield Envelope(
                 id=FactId(fact.condition() or derive_id("example", fact.type_name())),

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import Cut, PastDecision, Plan
+from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
@@ -178,3 +179,28 @@ class ScalingNodeTerminated(_Step, frozen=True, kw_only=True):
     order_action_id: ActionId | None  # the order that bought it, where known
     node_name: str | None
     terminated_at: Instant
+
+
+# ---- foreseeing
+
+
+class ScalingDemandSampled(Fact, frozen=True, kw_only=True):
+    """How many GPUs were asked for in this minute, running or waiting, by model; `any` where no model was asked for."""
+
+    minute: int  # since 1970
+    gpu_counts: tuple[tuple[str, int], ...]  # sorted by model; a model that is not named was not asked for
+
+    def condition(self) -> str | None:
+        """A minute is sampled once."""
+        return f"demand_sampled/{self.minute}"
+
+
+class ScalingForecastScored(Fact, frozen=True, kw_only=True):
+    """How right the forecast for one hour and GPU model was."""
+
+    kind: str  # GPU model, or any
+    score: Score
+
+    def condition(self) -> str | None:
+        """An hour is scored once."""
+        return f"forecast_scored/{self.kind}/{self.score.hour}"

@@ -55,6 +55,14 @@ class ReplacesNodes(Reason, frozen=True, kw_only=True, tag="replaces_nodes"):
     demand: tuple[str, ...]  # keys of the pods that are to move, pod/<uid>
 
 
+class WantedAhead(Reason, frozen=True, kw_only=True, tag="wanted_ahead"):
+    """Nobody waits yet, but so many GPUs are to be free: for headroom, or for demand that is foreseen."""
+
+    demand: tuple[str, ...]  # headroom/<name>, or forecast/<GPU model, or any>
+    free_gpu_count: int  # there or on their way, with what waits served
+    wanted_gpu_count: int
+
+
 # ---- why a node goes
 
 
@@ -275,7 +283,20 @@ class NeighboursForbid(Reason, frozen=True, kw_only=True, tag="neighbours_forbid
     rules: tuple[str, ...]  # those of the pod, in words: "even over topology.kubernetes.io/zone within 1"
 
 
-BuyReason = UnmetDemand | ReplacesDoomed | ReplacesNodes | BelowMinimum
+class KeptAhead(Reason, frozen=True, kw_only=True, tag="kept_ahead"):
+    """Empty, but its GPUs are kept free for what may come."""
+
+    wanted_by: str  # headroom/<name>, or forecast/<GPU model, or any>
+
+
+class ForecastUnsure(Reason, frozen=True, kw_only=True, tag="forecast_unsure"):
+    """More demand is foreseen than there is room for, but the forecast has not been right enough to act on."""
+
+    confidence_ratio: float | None  # None: too few of its hours were scored
+    confidence_ratio_min: float
+
+
+BuyReason = UnmetDemand | ReplacesDoomed | ReplacesNodes | BelowMinimum | WantedAhead
 DrainReason = NodeIdle | NodeUnderused | NodeExpired | NodeDrifted | NodeSick | GangGivenUp | SpotReclaim
 ReleaseReason = BootTimedOut | NodeLost | NodeOrphaned | GangGivenUp
 KeepReason = DemandReturned | NoticeWithdrawn
@@ -300,4 +321,6 @@ HoldReason = (
     | MinimumReached
     | SavingTooSmall
     | TooManySick
+    | KeptAhead
+    | ForecastUnsure
 )

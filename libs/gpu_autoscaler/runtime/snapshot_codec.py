@@ -28,13 +28,14 @@ REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("pods", "pods_gone", "pods_synced", "busy_until"), "POD"),
     **dict.fromkeys(("budgets", "budgets_gone", "budgets_synced"), "POD"),
-    **dict.fromkeys(("nodes", "nodes_gone", "nodes_synced", "usable"), "NODE"),
+    **dict.fromkeys(("nodes", "nodes_gone", "nodes_synced", "usable", "amiss_since"), "NODE"),
     **dict.fromkeys(("instances", "instances_seen_at", "instances_listed_at", "spot_ends"), "NODE"),
     "telemetry": "GPU",
     **dict.fromkeys(("notices", "offers"), "SPOT"),
     "jobs": "JOB",
     "wishes": "DEMAND",
     **dict.fromkeys(("orders", "drains", "last_plan_sequence", "last_plan_at", "restored_at"), "SCALING"),
+    **dict.fromkeys(("demand_history", "forecast_scores"), "SCALING"),
 }
 
 

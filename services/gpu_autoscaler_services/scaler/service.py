@@ -8,6 +8,7 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.core.check import check
+from gpu_autoscaler.core.demand_levels import sample_due
 from gpu_autoscaler.core.interruptions import is_taken
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -23,8 +24,10 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.scaling import (
     ScalingCheckpointRequested,
     ScalingDecisionsRestored,
+    ScalingDemandSampled,
     ScalingDrainCancelled,
     ScalingDrainStarted,
+    ScalingForecastScored,
     ScalingLaunchRefused,
     ScalingNodeDrained,
     ScalingNodeLaunched,
@@ -93,6 +96,8 @@ class Scaler:
         ScalingNodeDrained,
         ScalingDrainCancelled,
         ScalingNodeTerminated,
+        ScalingDemandSampled,
+        ScalingForecastScored,
         NodeInstanceObserved,
         NodeInstanceListed,
     )
@@ -152,7 +157,7 @@ class Scaler:
             log.error("plan refused by the second opinion, nothing is done", mistakes=mistakes, as_of=now.isoformat())
             return ()
         if not self._is_news(made, state):
-            return ()
+            return sample_due(state, self._policy, now)
         return Outcome(facts=(self._plan_made(made, cut),), expected_last_sequence=made.parent_sequence)
 
     def _is_news(self, made: Plan, state: ClusterState) -> bool:

@@ -1,0 +1,20 @@
+"""What facts about demand and forecasts make of what is remembered of them. Used by `core/fold.py`."""
+
+from gpu_autoscaler.core.batch import Batch
+from gpu_autoscaler.core.rises import EMPTY_HISTORY, HOURS_COUNT_MAX, sampled
+from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
+
+
+def remember_demand(batch: Batch, fact: ScalingDemandSampled | ScalingForecastScored) -> None:
+    """Put one more minute, or the score of one more hour, into the batch; what is not newer changes nothing."""
+    if isinstance(fact, ScalingDemandSampled):
+        histories, now = batch.demand_history, dict(fact.gpu_counts)
+        for kind in sorted({*now, *histories.now}):  # a kind that is not named any more is asked for by nobody
+            before = histories.get(kind) or EMPTY_HISTORY
+            after = sampled(before, fact.minute, now.get(kind, 0))
+            if after is not before:
+                histories.set(kind, after)
+        return
+    scores = batch.forecast_scores.get(fact.kind) or ()
+    if not scores or fact.score.hour > scores[-1].hour:
+        batch.forecast_scores.set(fact.kind, (*scores, fact.score)[-HOURS_COUNT_MAX:])
