@@ -25,6 +25,7 @@ from tests.bench import (
     readiness,
     sizing,
     starting,
+    storm,
 )
 from tests.bench.line import Line
 
@@ -33,6 +34,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "DECISION": decision.measure,
     "SNAPSHOT": starting.measure,
     "PLAN": planning.measure,
+    "STORM": storm.measure,
     "V1": deciding.measure,
     "V2": draining.measure,
     "V3": publishing.measure,
