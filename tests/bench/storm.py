@@ -94,6 +94,6 @@ def _doomed(number: int) -> list[Story]:
         stories.append(node(name, _SPOT))
         for place in range(PODS_PER_TAKEN_COUNT):
             shape = (each * PODS_PER_TAKEN_COUNT + place) % SHAPES_COUNT
-            size = {"gpus": int(place < 8), "cpu": 0.1 + shape / 40, "memory_gib": 1 + shape % 7}
-            stories.append(pod(f"{name}-{place}", on=name, **size))
+            gpus, cpu, memory_gib = int(place < 8), 0.1 + shape / 40, 1 + shape % 7
+            stories.append(pod(f"{name}-{place}", on=name, gpus=gpus, cpu=cpu, memory_gib=memory_gib))
     return stories

@@ -253,6 +253,13 @@ _NOTICES = (
         "                pass\n",
     ),
     Planted(
+        "who saves its work is not left to it",
+        4,
+        f"{_SCALER}/eviction_order.py",
+        "    return asked_at is not None and can_save(told)",
+        "    return asked_at is None and can_save(told)",
+    ),
+    Planted(
         "a notice taken back is carried out all the same",
         4,
         f"{_CORE}/spot.py",

@@ -39,6 +39,18 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
         return float(self.write_seconds_min * (self.write_seconds_max / self.write_seconds_min) ** share)
 
 
+# Work of a world with faults: half of what trains takes part, each with a length of its own.
+SOME_SAVE = Saving(write_seconds_min=5.0, write_seconds_max=90.0, answers=True)
+
+
+def some_save(pod: wire.Pod) -> float | None:
+    """How long a save takes of those that take part in a world with faults; None: of no others."""
+    job_id = pod.metadata.labels.get(labels.JOB_ID, "")
+    trains = pod.metadata.labels.get(labels.WORKLOAD_TYPE) == SAVING_WORK
+    takes_part = trains and random.Random(f"saves/{job_id}").random() < 0.5
+    return SOME_SAVE.write_seconds(job_id) if takes_part else None
+
+
 class Savers:
     """Pods that say when they have saved: nothing at first, then the end of each save that they were asked for."""
 

@@ -4,7 +4,7 @@ Numbers are those of the design notes, "Promises". What can only be said at the 
 """
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingLaunchRefused, ScalingNodeDrained, ScalingPlanMade
@@ -26,6 +26,7 @@ from gpu_autoscaler.store.protocol import JobRow
 
 CORDONED_SECONDS = 2.0
 DRAINED_SECONDS_MIN = 15.0  # a notice that was read so long before its end leaves time to empty the node
+LAST_CALL_SECONDS = 10.0  # before a pod's grace period is all that is left: earlier nobody hurries who still saves
 CALM_SECONDS = 60.0  # without a fault before: what was late because of one has caught up
 # Who reads a notice, who decides, and what carries it. What else is wrong (prices, launches, telemetry, other services)
 # is no excuse.
@@ -275,6 +276,18 @@ class Witness:
         if not is_told and pod.metadata.deletion_timestamp is None and self._is_to_be_answered(machine, read_at):
             what = f"{pod.metadata.name} on {machine.node_name} was not told before it went"
             self.breaks("a notice is answered", what)
+        if is_told and self._is_still_saving(pod, machine) and self._is_to_be_answered(machine, read_at):
+            self.breaks("a notice is answered", f"{pod.metadata.name} on {machine.node_name} had to go while it saved")
+
+    def _is_still_saving(self, pod: wire.Pod, machine: Machine) -> bool:
+        """True where a pod that can save was asked, has not saved since the notice, and has time left to do so."""
+        said = pod.metadata.annotations.get(labels.CHECKPOINTED_AT)
+        reclaim_at = None if machine.notice is None else machine.notice.reclaim_at
+        if said is None or reclaim_at is None or pod.metadata.deletion_timestamp is not None:
+            return False
+        left_seconds = (reclaim_at - self._loop.now()).total_seconds() - pod.spec.termination_grace_period_seconds
+        noticed_at = self._loop.now() - timedelta(seconds=self._loop.time() - self._read_at[machine.node_name])
+        return left_seconds > LAST_CALL_SECONDS and (not said or datetime.fromisoformat(said) < noticed_at)
 
     def _staying(self, machine: Machine) -> list[wire.Pod]:
         """Pods at work there that nobody has told to go."""

@@ -27,6 +27,7 @@ from gpu_autoscaler.sim.policies import Policies, policy_of
 from gpu_autoscaler.sim.process import BUG, Process
 from gpu_autoscaler.sim.rebuilding import Rebuilding
 from gpu_autoscaler.sim.record import Record
+from gpu_autoscaler.sim.saving import Savers, some_save
 from gpu_autoscaler.sim.seat import Roles
 from gpu_autoscaler.sim.serving import Serving
 from gpu_autoscaler.sim.settling import Settling
@@ -99,6 +100,7 @@ class World:
         self.cluster = Kubernetes(self.loop.now)
         self.workloads = Workloads(self.cluster, self.loop, self._chance("workloads"))
         self._groups = Groups(self.workloads)
+        self._savers = Savers(self.workloads, some_save)
         self.cloud = Cloud(self.workloads, self._chance("cloud"))
         self.policies = Policies(policy_of(setting.seed), when_changed=lambda: self.crew.restart(PLANNERS))
         self.tables = Tables()
