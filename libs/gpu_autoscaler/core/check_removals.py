@@ -98,7 +98,8 @@ def _protected_node(drain: DrainNode, state: ClusterState, pods: Iterable[PodObs
             yield f"node {drain.node_name} is drained as idle, but pod {pod.namespace}/{pod.name} is there"
         job = None if pod.job_id is None else state.jobs.get(pod.job_id)
         is_kept = job is not None and job.queued is not None and not job.queued.spec.is_preemptible
-        if is_kept or _is_protected(pod):
+        is_going = pod.deleting_since is not None  # told to go already, by whomever
+        if not is_going and (is_kept or _is_protected(pod)):
             yield f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name} is protected"
 
 

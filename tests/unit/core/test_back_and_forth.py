@@ -18,6 +18,7 @@ from tests.support.stories import (
     Story,
     Told,
     bought,
+    instance,
     node,
     offer,
     on_sale,
@@ -53,6 +54,7 @@ class CalmWorld:
         self.now = T0
         self.state = EMPTY_STATE
         self.nodes: dict[str, Offer] = {}
+        self._orders: dict[str, BuyNode] = {}
         self.done: list[tuple[datetime, BuyNode | DrainNode]] = []
         self._rules = rules
         self._wavering = wavering
@@ -101,6 +103,8 @@ class CalmWorld:
             fact, action_id=decision.action_id, provider_id=id_of(decision.action_id), labels=decision.labels
         )
         self.nodes[name] = decision.offer
+        self._orders[name] = decision
+        self._tell(instance(decision, at=self.now))
         self._tell((Told(fact, self.now),))
 
     def _bind(self) -> None:
@@ -119,6 +123,7 @@ class CalmWorld:
     def _drain(self, decision: DrainNode) -> None:
         name, now, plan_id = decision.node_name, self.now, PlanId(f"plan-{decision.action_id}")
         self._tell(planned(decision, plan_id=plan_id, at=now))
+        self._tell(instance(self._orders[name], state="terminated", at=now))
         del self.nodes[name]
         for old, (on, gpus) in list(self._pods.items()):
             if on == name:
@@ -150,7 +155,9 @@ class CalmWorld:
                       pod_uids=tuple(PodUid(f"uid-{name}") for name in self._pods)),
             NodeListed(epoch=EPOCH, version=version, listed_at=now,
                        node_uids=tuple(NodeUid(f"uid-{name}") for name in self.nodes)),
-            NodeInstanceListed(provider_ids=tuple(self.state.instances), listed_at=now),
+            NodeInstanceListed(
+                provider_ids=tuple(id_of(self._orders[name].action_id) for name in self.nodes), listed_at=now
+            ),
         )  # fmt: skip
         self._tell(tuple(Told(fact, now) for fact in facts))
 

@@ -189,7 +189,9 @@ def test_disruption_budgets_count_all_that_one_plan_moves() -> None:
 
 def test_pods_that_are_told_to_go_already_ask_no_budget() -> None:
     """Somebody deleted the pod: its node may drain, though the budget allows nothing."""
-    going = pod("a", on="n1", gpus=2, labels={"app": "a"}, deleting_since=T0 + 7 * DAY - MINUTE)
+    keep = {labels.DO_NOT_DISRUPT: "true"}
+    told_at = T0 + 7 * DAY - MINUTE
+    going = pod("a", on="n1", gpus=2, labels={"app": "a"}, annotations=keep, deleting_since=told_at)
     none_may = budget("a", match=(LabelRequirement(key="app", operator="In", values=("a",)),), disruptions_allowed=0)
     week = T0 + 7 * DAY
 
