@@ -54,6 +54,7 @@ KNOWN_MISSES = frozenset(
         "V2",
         "BURST 0.5 s",
         "BURST 5 s",
+        "V5 nodes cost",
         "V6 default packing at 100 %",
         "V6 default packing at 130 %",
         "V6 default least-fragments at 100 %",
