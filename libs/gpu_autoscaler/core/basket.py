@@ -16,17 +16,19 @@ from gpu_autoscaler.core.company import rules_told
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.fleet.choosing import cheapest_fleet
-from gpu_autoscaler.core.fleet.problem import Fleet, FleetProblem
+from gpu_autoscaler.core.fleet.problem import FleetNode, FleetProblem
 from gpu_autoscaler.core.life import NodeView
-from gpu_autoscaler.core.limits import Account
+from gpu_autoscaler.core.limits import Account, project_of
 from gpu_autoscaler.core.market import Market, Sale
 from gpu_autoscaler.core.parting import groups_of
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.shapes import Bin, Shape
+from gpu_autoscaler.core.shapes import Bin
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId, NodeUid
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import (
     BelowMinimum,
     BuyReason,
@@ -37,8 +39,24 @@ from gpu_autoscaler.model.reasons import (
 )
 from gpu_autoscaler.model.resources import NO_RESOURCES
 
+# Fleets that are tried for fewer members where one for all would pass a limit; each try halves what is left to find.
+_TRIES_COUNT_MAX = 6
+# Fleets that are bought one after the other, each from the pools that the one before has not filled up.
+_ROUNDS_COUNT_MAX = 3
 # Prices are compared for one member in whole numbers; this keeps the remainder of the division.
 _PRICE_PRECISION = 1_000_000
+
+
+class Lacking(msgspec.Struct, frozen=True, kw_only=True):
+    """Members of one shape that have no place."""
+
+    item: DemandItem  # the first of those that are alike
+    sinces: tuple[Instant, ...]  # since when each of them waits, the oldest first
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return len(self.sinces)
 
 
 class _Order(msgspec.Struct, kw_only=True):
@@ -67,8 +85,9 @@ class Basket:
         self._market = market
         self._policy = policy
         self._account = Account(draft.views, policy)
+        self._excesses: dict[tuple[int, str | None], HoldReason | None] = {}  # while nothing more is counted
         for purchase in draft.purchases:
-            self._account.add(purchase.decision.pool, purchase.decision.offer)
+            self._count(purchase.decision.pool, purchase.decision.offer, project_of(purchase.decision))
         self._nodes_count_before = self._account.nodes_count
         self._orders: dict[str, _Order] = {}  # by bin key, in the order of buying
         self.room.look_elsewhere(market.domains)
@@ -92,23 +111,36 @@ class Basket:
         for key in list(self._orders)[mark:]:
             self._forget(key)
 
-    def buy_together(self, wanted: Sequence[tuple[DemandItem, int]]) -> tuple[tuple[str, ...], ...] | None:
-        """Buy the cheapest fleet for so many members of each item's shape at once, with its pods in their places.
+    def buy_together(self, wants: Sequence[Lacking]) -> tuple[tuple[str, ...], ...]:
+        """Buy the cheapest fleet for the members of all wants at once, with its pods in their places.
 
-        Returns the keys of the bins for each, as many as there are members; None where some would have none or a limit
-        would be passed: then nothing is bought.
+        Returns the keys of the bins for each want: none for one that no offer within limits takes, and where a limit
+        would be passed only as many as limits let for those that have waited longest. A gang gets all or nothing.
+        What one pool's limit leaves over is bought from the next, together again.
         """
-        members = [self._market.members(item.shape) for item, _ in wanted]
-        if not all(each.any() for each in members):
-            return None
-        fleet = self._cheapest_fleet(wanted, members)
-        if not self._may_all_be_bought(fleet):
-            return None
-        keys: tuple[list[str], ...] = tuple([] for _ in wanted)
+        keys: list[tuple[str, ...]] = [()] * len(wants)
+        for _ in range(_ROUNDS_COUNT_MAX):
+            left = [
+                msgspec.structs.replace(want, sinces=want.sinces[len(had) :])
+                for want, had in zip(wants, keys, strict=True)
+            ]
+            more = self._buy_once(left) if any(want.count for want in left) else ()
+            if not any(more):
+                break
+            keys = [had + new for had, new in zip(keys, more, strict=True)]
+        return tuple(keys)
+
+    def _buy_once(self, wants: Sequence[Lacking]) -> tuple[tuple[str, ...], ...]:
+        """Buy one fleet."""
+        accepts = self._accepts(wants)
+        counts = [want.count if accepted.any() else 0 for want, accepted in zip(wants, accepts, strict=True)]
+        is_gang = any(want.item.gang is not None or want.item.member_count > 1 for want in wants)
+        fleet = () if is_gang and not all(counts) else self._fleet_within_limits(wants, counts, accepts)
+        keys: tuple[list[str], ...] = tuple([] for _ in wants)
         bins: list[Bin] = []
-        for node in fleet.nodes:
-            entry = self._order(self._market.sales[node.offer], wanted[node.pods[0]][0])
-            taken = sum((wanted[each][0].shape.resources for each in node.pods), start=NO_RESOURCES)
+        for node in fleet:
+            entry = self._order(self._market.sales[node.offer], wants[node.pods[0]].item)
+            taken = sum((wants[each].item.shape.resources for each in node.pods), start=NO_RESOURCES)
             bins.append(msgspec.structs.replace(entry, free=entry.free - taken))
             for each in node.pods:
                 keys[each].append(entry.key)
@@ -128,8 +160,8 @@ class Basket:
         while covered < members_count and reason is None:
             missing = members_count - covered
             # The best offer stays the best while it is filled whole and within limits.
-            if place is None or members[place] > missing or self._excess(place) is not None:
-                place, reason = self._choose(buyer.shape, members, missing)
+            if place is None or members[place] > missing or self._excess(place, buyer.project) is not None:
+                place, reason = self._choose(buyer, members, missing)
             if place is not None:
                 entry = self._order(self._market.sales[place], buyer)
                 self.room.put(entry)
@@ -154,7 +186,7 @@ class Basket:
         mark = self.room.mark()
         while len(placed) < members_count and reason is None:
             is_open = self.room.open_zones(buyer.shape, zones)
-            place, reason = self._choose(buyer.shape, np.where(is_open, members, 0), 1)
+            place, reason = self._choose(buyer, np.where(is_open, members, 0), 1)
             if place is None:
                 reason = NeighboursForbid(rules=rules_told(buyer.shape.company)) if members.any() else reason
                 break
@@ -195,87 +227,127 @@ class Basket:
             for order in self._orders.values()
         )
 
-    def _cheapest_fleet(self, wanted: Sequence[tuple[DemandItem, int]], members: Sequence[Ints]) -> Fleet:
-        """From the first pools that have an offer within limits for an item, the nodes that cost least for all.
+    def _fleet_within_limits(self, wants: Sequence[Lacking], counts: list[int], accepts: Bools) -> Sequence[FleetNode]:
+        """Return the nodes of the cheapest fleet for all; where limits are in the way, of one for those that have
+        waited longest: as many as a few tries find. Nothing for a gang that cannot have all."""
+        fleet = self._cheapest_fleet(wants, counts, accepts)
+        within_count = self._within_limits_count(wants, fleet)
+        if within_count == len(fleet):
+            return fleet
+        if any(want.item.gang is not None or want.item.member_count > 1 for want in wants):
+            return ()
+        waiting = sorted(
+            (since, number) for number, want in enumerate(wants) for since in want.sinces[: counts[number]]
+        )
+        best: Sequence[FleetNode] = ()
+        served_count, over_count = 0, len(waiting)
+        count = over_count * within_count // len(fleet)
+        for _ in range(_TRIES_COUNT_MAX):
+            if not served_count < count < over_count:
+                break
+            oldest = Counter(number for _, number in waiting[:count])
+            fleet = self._cheapest_fleet(wants, [oldest[number] for number in range(len(wants))], accepts)
+            if self._within_limits_count(wants, fleet) == len(fleet):
+                best, served_count = fleet, count
+            else:
+                over_count = count
+            count = (served_count + over_count) // 2
+        return best
+
+    def _cheapest_fleet(self, wants: Sequence[Lacking], counts: list[int], accepts: Bools) -> Sequence[FleetNode]:
+        """The nodes that cost least for so many members of each want.
 
         Work that asks for no GPU rides on nodes that are bought for their GPUs, but none of them is bought for it alone
         where there is another: GPUs would be paid for nobody.
         """
-        accepts = self._accepts(members)
-        fleet = cheapest_fleet(self._problem(wanted, [count for _, count in wanted], accepts))
+        fleet = self._fleet(wants, counts, accepts)
         has_gpus = self._market.capacity[:, GPU] > 0
-        asks_gpus = np.array([item.shape.resources.gpu_count > 0 for item, _ in wanted], dtype=np.bool_)
-        idle = [node for node in fleet.nodes if has_gpus[node.offer] and not any(asks_gpus[each] for each in node.pods)]
+        asks_gpus = [want.item.shape.resources.gpu_count > 0 for want in wants]
+        idle = [node for node in fleet if has_gpus[node.offer] and not any(asks_gpus[each] for each in node.pods)]
         without_gpus = accepts & ~has_gpus
         if not idle or not all(without_gpus[each].any() for node in idle for each in node.pods):
             return fleet
         again = Counter(each for node in idle for each in node.pods)
-        others = cheapest_fleet(self._problem(wanted, [again[each] for each in range(len(wanted))], without_gpus))
-        kept = tuple(node for node in fleet.nodes if node not in idle)
-        return Fleet(nodes=kept + others.nodes, floor=fleet.floor, unserved=fleet.unserved)
+        others = self._fleet(wants, [again[each] for each in range(len(wants))], without_gpus)
+        return [*(node for node in fleet if node not in idle), *others]
 
-    def _accepts(self, members: Sequence[Ints]) -> Bools:
-        """For each item the sales that take it, of the first pools that have one within limits."""
-        market = self._market
-        is_open = np.array([self._excess(place) is None for place in range(len(market.sales))], dtype=np.bool_)
-        accepts: Bools = np.array([each > 0 for each in members], dtype=np.bool_) & is_open
-        for number, accepted in enumerate(accepts):
-            if accepted.any():
-                accepts[number] &= market.pool_priorities == market.pool_priorities[accepted].max()
-        return accepts
-
-    def _problem(self, wanted: Sequence[tuple[DemandItem, int]], counts: list[int], accepts: Bools) -> FleetProblem:
+    def _fleet(self, wants: Sequence[Lacking], counts: list[int], accepts: Bools) -> tuple[FleetNode, ...]:
+        """The nodes of the fleet chooser, for wants of which any member is asked for; their numbers are ours."""
+        asked = [number for number, count in enumerate(counts) if count]
+        if not asked:
+            return ()
         overhead = self._policy.node_overhead_micro_usd_per_hour
-        return FleetProblem(
-            requests=rows(item.shape.resources for item, _ in wanted),
-            counts=np.array(counts, dtype=np.int64),
-            groups=np.array(groups_of([item.shape.company for item, _ in wanted]), dtype=np.int64),
-            accepts=accepts,
+        problem = FleetProblem(
+            requests=rows(wants[number].item.shape.resources for number in asked),
+            counts=np.array([counts[number] for number in asked], dtype=np.int64),
+            groups=np.array(groups_of([wants[number].item.shape.company for number in asked]), dtype=np.int64),
+            accepts=accepts[asked],
             capacity=self._market.capacity,
             cost=np.maximum(self._market.prices_micro_usd_per_hour + overhead, 1).astype(np.float64),
         )
+        nodes = cheapest_fleet(problem).nodes
+        return tuple(FleetNode(offer=node.offer, pods=tuple(asked[each] for each in node.pods)) for node in nodes)
 
-    def _may_all_be_bought(self, fleet: Fleet) -> bool:
-        """True when everything is served and no limit is passed on the way."""
-        counted: list[Sale] = []
-        is_right = not fleet.unserved
-        for node in fleet.nodes:
-            if not is_right:
+    def _accepts(self, wants: Sequence[Lacking]) -> Bools:
+        """For each want the sales that take it, of the first pools that have one within limits."""
+        market = self._market
+        is_open = {
+            project: np.array([self._excess(place, project) is None for place in range(len(market.sales))], np.bool_)
+            for project in {want.item.project for want in wants}
+        }
+        accepts = np.zeros((len(wants), len(market.sales)), dtype=np.bool_)
+        for number, want in enumerate(wants):
+            accepted = (market.members(want.item.shape) > 0) & is_open[want.item.project]
+            if accepted.any():
+                accepts[number] = accepted & (market.pool_priorities == market.pool_priorities[accepted].max())
+        return accepts
+
+    def _within_limits_count(self, wants: Sequence[Lacking], fleet: Sequence[FleetNode]) -> int:
+        """Return how many nodes of the fleet may be bought before the first that passes a limit."""
+        counted: list[tuple[str, Offer, str | None]] = []
+        for node in fleet:
+            sale, project = self._market.sales[node.offer], wants[node.pods[0]].item.project
+            if self._account.excess(sale.pool.name, sale.offer, project) is not None:
                 break
-            sale = self._market.sales[node.offer]
-            is_right = self._account.excess(sale.pool.name, sale.offer) is None
-            if is_right:
-                self._account.add(sale.pool.name, sale.offer)
-                counted.append(sale)
-        for sale in counted:
-            self._account.add(sale.pool.name, sale.offer, -1)
-        return is_right
+            self._account.add(sale.pool.name, sale.offer, project)
+            counted.append((sale.pool.name, sale.offer, project))
+        for pool, offer, project in counted:
+            self._account.add(pool, offer, project, -1)
+        return len(counted)
 
-    def _choose(self, shape: Shape, members: Ints, missing: int) -> tuple[int | None, HoldReason | None]:
+    def _choose(self, buyer: DemandItem, members: Ints, missing: int) -> tuple[int | None, HoldReason | None]:
         """The sale of least price for each member it would serve, from the first pool that has one within limits."""
         market, places = self._market, np.flatnonzero(members)
         if not places.size:
-            return None, market.why_nothing(shape)
+            return None, market.why_nothing(buyer.shape)
         prices = market.prices_micro_usd_per_hour[places]
-        has_gpus_for_nobody = (market.capacity[places, GPU] > 0) & (shape.resources.gpu_count == 0)
+        has_gpus_for_nobody = (market.capacity[places, GPU] > 0) & (buyer.shape.resources.gpu_count == 0)
         each = prices * _PRICE_PRECISION // np.minimum(members[places], missing)
         reason: HoldReason | None = None
         for place in places[np.lexsort((places, prices, each, -market.pool_priorities[places], has_gpus_for_nobody))]:
-            excess = self._excess(int(place))
+            excess = self._excess(int(place), buyer.project)
             if excess is None:
                 return int(place), None
             reason = reason or excess
         return None, reason
 
-    def _excess(self, place: int) -> HoldReason | None:
-        sale = self._market.sales[place]
-        return self._account.excess(sale.pool.name, sale.offer)
+    def _excess(self, place: int, project: str | None) -> HoldReason | None:
+        """The limit that one more node of the sale would pass, found once for as long as nothing is bought."""
+        asked = (place, project)
+        if asked not in self._excesses:
+            sale = self._market.sales[place]
+            self._excesses[asked] = self._account.excess(sale.pool.name, sale.offer, project)
+        return self._excesses[asked]
+
+    def _count(self, pool: str, offer: Offer, project: str | None, count: int = 1) -> None:
+        self._account.add(pool, offer, project, count)
+        self._excesses.clear()
 
     def _order(self, sale: Sale, buyer: DemandItem) -> Bin:
         """Put one node in the basket; the room is the caller's to add."""
         action_id = self._draft.next_action_id()
         node = msgspec.structs.replace(sale.node, key=f"action/{action_id}", name=action_id)
-        self._account.add(sale.pool.name, sale.offer)
+        self._count(sale.pool.name, sale.offer, buyer.project)
         self._orders[node.key] = _Order(action_id=action_id, sale=sale, buyer=buyer, demand={}, needs=set())
         return node
 
@@ -285,7 +357,7 @@ class Basket:
 
     def _forget(self, key: str) -> None:
         order = self._orders.pop(key)
-        self._account.add(order.sale.pool.name, order.sale.offer, -1)
+        self._count(order.sale.pool.name, order.sale.offer, order.buyer.project, -1)
 
     def _decision(self, order: _Order, doomed: dict[NodeUid, NodeView]) -> BuyNode:
         pool, offer = order.sale.pool, order.sale.offer
@@ -293,7 +365,7 @@ class Basket:
             action_id=order.action_id,
             pool=pool.name,
             offer=offer,
-            labels=tuple(sorted(ordered_labels(pool, offer, order.action_id).items())),
+            labels=tuple(sorted(ordered_labels(pool, offer, order.action_id, order.buyer.project).items())),
             taints=pool.taints,
             deadline_at=self._draft.as_of + timedelta(seconds=self._policy.boot_seconds_max),
             reason=self._reason(order, doomed),

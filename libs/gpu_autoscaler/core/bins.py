@@ -133,7 +133,7 @@ def offered_bin(pool: NodePool, offer: Offer, action_id: ActionId) -> Bin:
     )
 
 
-def ordered_labels(pool: NodePool, offer: Offer, action_id: ActionId) -> dict[str, str]:
+def ordered_labels(pool: NodePool, offer: Offer, action_id: ActionId, project: str | None = None) -> dict[str, str]:
     """Labels that the node must carry when it registers."""
     ours = {
         labels.ACTION_ID: action_id,
@@ -141,7 +141,8 @@ def ordered_labels(pool: NodePool, offer: Offer, action_id: ActionId) -> dict[st
         labels.CAPACITY_TYPE: str(offer.capacity_type),
     }
     model = {} if offer.gpu_model is None else {labels.GPU_MODEL: offer.gpu_model}
-    return {**pool.labels, **ours, **model}
+    payer = {} if project is None else {labels.PROJECT_ID: project}
+    return {**pool.labels, **ours, **model, **payer}
 
 
 def _stays(view: NodeView) -> bool:

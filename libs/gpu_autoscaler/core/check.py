@@ -104,7 +104,7 @@ class _InFlight:
     """What counts against limits: what was bought and is not known to be gone, counted from the orders up."""
 
     def __init__(self, state: ClusterState) -> None:
-        self.nodes: Counter[str] = Counter()  # by pool, and under "" all of them
+        self.nodes: Counter[str] = Counter()  # by what has a limit, and under "" all of them
         self.gpus: Counter[str] = Counter()
         self.price_micro_usd_per_hour = 0
         said_over = [record.terminated for record in state.drains.values()]
@@ -125,7 +125,7 @@ class _InFlight:
             never_was = order.refused is not None and instance is None
             if is_over or never_was or (instance is not None and instance.state == "terminated") or said is None:
                 continue
-            self.add(said.pool, said.offer)
+            self.add(said.pool, said.offer, said.labels)
 
     def _count_strays(self, state: ClusterState, ended: set[ProviderId | None]) -> None:
         """Instances and nodes with our tag whose order has aged out: they cost money all the same."""
@@ -140,12 +140,20 @@ class _InFlight:
             if not has_order and node.provider_id not in known and node.provider_id not in state.instances:
                 self.nodes[""] += 1
 
-    def add(self, pool: str, offer: Offer) -> None:
+    def add(self, pool: str, offer: Offer, told: tuple[tuple[str, str], ...]) -> None:
         """Count one node more."""
-        for owner in ("", pool):
+        for owner in ("", f"pool {pool}", f"zone {offer.zone}", _project(told)):
             self.nodes[owner] += 1
             self.gpus[owner] += offer.resources.gpu_count
         self.price_micro_usd_per_hour += offer.price_micro_usd_per_hour or 0
+
+
+def _parts(bought: BuyNode) -> tuple[str, ...]:
+    return (f"pool {bought.pool}", f"zone {bought.offer.zone}", _project(bought.labels))
+
+
+def _project(told: tuple[tuple[str, str], ...]) -> str:
+    return f"project {dict(told).get(labels.PROJECT_ID, '')}"
 
 
 def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
@@ -155,15 +163,18 @@ def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
         return
     count = _InFlight(state)
     for decision in bought:
-        count.add(decision.pool, decision.offer)
-    pools = {decision.pool for decision in bought}
+        count.add(decision.pool, decision.offer, decision.labels)
     bounds: list[tuple[str, int | None, int | None]] = [("", _nodes_max(plan, policy), policy.gpu_count_max)]
-    bounds += [(pool.name, pool.nodes_count_max, pool.gpu_count_max) for pool in policy.pools if pool.name in pools]
+    for kind, parts in (("pool", policy.pools), ("zone", policy.limits.zones), ("project", policy.limits.projects)):
+        bounds += [(f"{kind} {part.name}", part.nodes_count_max, part.gpu_count_max) for part in parts]
     for owner, nodes_max, gpus_max in bounds:
-        where = f"pool {owner}" if owner else "the cluster"
+        where = owner or "the cluster"
+        mine = [each for each in bought if owner in ("", *_parts(each))]
+        if not mine:
+            continue
         if nodes_max is not None and count.nodes[owner] > nodes_max:
             yield f"{where} would have {count.nodes[owner]} nodes of at most {nodes_max}, orders in flight counted"
-        buys_gpus = any(each.offer.resources.gpu_count for each in bought if owner in ("", each.pool))
+        buys_gpus = any(each.offer.resources.gpu_count for each in mine)
         if gpus_max is not None and buys_gpus and count.gpus[owner] > gpus_max:
             yield f"{where} would have {count.gpus[owner]} GPUs of at most {gpus_max}, orders in flight counted"
     price, price_max = count.price_micro_usd_per_hour, policy.price_micro_usd_per_hour_max

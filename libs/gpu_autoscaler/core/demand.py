@@ -235,7 +235,7 @@ def _pod_item(
         priority=pod_priority(pod, spec),
         since=pod.unschedulable_since or pod.created_at,
         job_id=pod.job_id,
-        project=None if spec is None else spec.project_id,
+        project=dict(pod.labels).get(labels.PROJECT_ID) if spec is None else spec.project_id,
         leaves=None if view is None else view.node_uid,
         prefers=_placed_on(job) if source is DemandSource.ARRIVING_POD else (),
     )

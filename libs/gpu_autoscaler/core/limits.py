@@ -14,6 +14,7 @@ from gpu_autoscaler.core.draft import Draft, Purchase, is_chosen
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import (
@@ -26,14 +27,14 @@ from gpu_autoscaler.model.reasons import (
     PriceUnknown,
 )
 
-_CLUSTER = None  # the key of the whole cluster beside those of pools
+_CLUSTER = "cluster"
 
 
 class _Counted(NamedTuple):
-    """What counts before anything is bought; under `_CLUSTER` for all pools together."""
+    """What counts before anything is bought, by owner."""
 
-    nodes: Counter[str | None]
-    gpus: Counter[str | None]
+    nodes: Counter[str]
+    gpus: Counter[str]
     price_micro_usd_per_hour: int
     unpriced: tuple[str, ...]
 
@@ -41,11 +42,11 @@ class _Counted(NamedTuple):
 @remembered(2)
 def _counted(views: tuple[NodeView, ...]) -> _Counted:
     counted = [view for view in views if view.is_ours and view.is_counted]
-    nodes: Counter[str | None] = Counter()
-    gpus: Counter[str | None] = Counter()
+    nodes: Counter[str] = Counter()
+    gpus: Counter[str] = Counter()
     for view in counted:
         gpu_count = bought_gpu_count(view)
-        for owner in {_CLUSTER, view.pool}:
+        for owner in _owners(view.pool, view.zone, view.labels.get(labels.PROJECT_ID)):
             nodes[owner] += 1
             gpus[owner] += gpu_count
     return _Counted(
@@ -61,7 +62,7 @@ class Account:
 
     def __init__(self, views: tuple[NodeView, ...], policy: ScalingPolicy) -> None:
         self._policy = policy
-        self._pools = {pool.name: pool for pool in policy.pools}
+        self._maxima = _maxima(policy)
         counted = _counted(views)
         self._nodes = counted.nodes.copy()
         self._gpus = counted.gpus.copy()
@@ -73,26 +74,23 @@ class Account:
         """Nodes of ours, orders in flight counted."""
         return self._nodes[_CLUSTER]
 
-    def add(self, pool: str, offer: Offer, count: int = 1) -> None:
+    def add(self, pool: str, offer: Offer, project: str | None, count: int = 1) -> None:
         """Count this many nodes of the offer more; a negative count takes them back."""
-        for owner in (_CLUSTER, pool):
+        for owner in _owners(pool, offer.zone, project):
             self._nodes[owner] += count
             self._gpus[owner] += count * offer.resources.gpu_count
         self._price_micro_usd_per_hour += count * (offer.price_micro_usd_per_hour or 0)
 
-    def excess(self, pool_name: str, offer: Offer) -> HoldReason | None:
+    def excess(self, pool: str, offer: Offer, project: str | None) -> HoldReason | None:
         """Return the limit that one more node of the offer would pass; None: it may be bought."""
-        policy, pool = self._policy, self._pools[pool_name]
-        for owner, nodes_max, gpus_max in (
-            (_CLUSTER, policy.nodes_count_max, policy.gpu_count_max),
-            (pool.name, pool.nodes_count_max, pool.gpu_count_max),
-        ):
+        for owner in _owners(pool, offer.zone, project):
+            nodes_max, gpus_max = self._maxima.get(owner, (None, None))
             if nodes_max is not None and self._nodes[owner] + 1 > nodes_max:
-                return NodesLimit(nodes_count=self._nodes[owner], nodes_count_max=nodes_max)
+                return NodesLimit(nodes_count=self._nodes[owner], nodes_count_max=nodes_max, owner=owner)
             # A node without GPUs passes no limit of GPUs, not even one that is passed already.
             more = offer.resources.gpu_count
             if gpus_max is not None and more and self._gpus[owner] + more > gpus_max:
-                return GpusLimit(gpu_count=self._gpus[owner], gpu_count_max=gpus_max)
+                return GpusLimit(gpu_count=self._gpus[owner], gpu_count_max=gpus_max, owner=owner)
         return self._excess_of_money(offer)
 
     def _excess_of_money(self, offer: Offer) -> HoldReason | None:
@@ -104,6 +102,27 @@ class Account:
         if self._price_micro_usd_per_hour + price > price_max:
             return BudgetLimit(price_micro_usd_per_hour=price, price_micro_usd_per_hour_max=price_max)
         return None
+
+
+def project_of(decision: BuyNode) -> str | None:
+    """The project that a node is bought for, as its labels say wherever it is seen."""
+    return next((value for key, value in decision.labels if key == labels.PROJECT_ID), None)
+
+
+def _owners(pool: str | None, zone: str | None, project: str | None) -> tuple[str, ...]:
+    """Everything whose limits a node counts against, the whole cluster first."""
+    parts = (("pool", pool), ("zone", zone), ("project", project))
+    return (_CLUSTER, *(f"{kind}/{name}" for kind, name in parts if name is not None))
+
+
+@remembered(4)
+def _maxima(policy: ScalingPolicy) -> Mapping[str, tuple[int | None, int | None]]:
+    """The most nodes and GPUs by owner; owners without a limit are left out."""
+    maxima: dict[str, tuple[int | None, int | None]] = {}
+    for kind, parts in (("zone", policy.limits.zones), ("project", policy.limits.projects)):
+        maxima |= {f"{kind}/{part.name}": (part.nodes_count_max, part.gpu_count_max) for part in parts}
+    maxima |= {f"pool/{pool.name}": (pool.nodes_count_max, pool.gpu_count_max) for pool in policy.pools}
+    return maxima | {_CLUSTER: (policy.nodes_count_max, policy.gpu_count_max)}
 
 
 def bought_gpu_count(view: NodeView) -> int:
@@ -165,14 +184,15 @@ def _excess_of_all(members: list[Purchase], account: Account, beyond: Mapping[st
     reason: HoldReason | None = next((beyond[name] for name in needed if name in beyond), None)
     counted: list[BuyNode] = []
     for purchase in members:
-        reason = reason or account.excess(purchase.decision.pool, purchase.decision.offer)
+        decision = purchase.decision
+        reason = reason or account.excess(decision.pool, decision.offer, project_of(decision))
         if reason is not None:
             break
-        account.add(purchase.decision.pool, purchase.decision.offer)
-        counted.append(purchase.decision)
+        account.add(decision.pool, decision.offer, project_of(decision))
+        counted.append(decision)
     if reason is not None:
         for decision in counted:
-            account.add(decision.pool, decision.offer, -1)
+            account.add(decision.pool, decision.offer, project_of(decision), -1)
     return reason
 
 

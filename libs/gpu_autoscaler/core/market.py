@@ -30,6 +30,7 @@ from gpu_autoscaler.model.reasons import HoldReason, NoOfferFits, OffersRefused,
 
 _UNKNOWN_PRICE = -1
 _ANY_NEW_HOST = ""  # no node is called that
+_OF_ONE_NODE = frozenset({labels.HOSTNAME, labels.PROJECT_ID})  # labels that the next node of an offer has otherwise
 
 
 class Sale(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +181,7 @@ def _as_it_came(promised: Bin, came: NodeView, pods: PodsByNode) -> Bin:
 
     Taints are taken from the promise: those that a node has besides are for a while, or for that node alone.
     """
-    own = {key: value for key, value in came.labels.items() if key != labels.HOSTNAME}
+    own = {key: value for key, value in came.labels.items() if key not in _OF_ONE_NODE}
     zone = promised.labels[labels.ZONE]  # where it is, it cannot come otherwise
     return msgspec.structs.replace(promised, free=node_free_of_work(came, pods), labels={**own, labels.ZONE: zone})
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from gpu_autoscaler.core.ahead_policy import ForecastPolicy, Headroom, Size
+from gpu_autoscaler.core.limits_policy import LimitsPolicy
 from gpu_autoscaler.core.ranges import Count, MicroUsdPerHour, Ratio, Seconds
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.model.offers import CapacityType
@@ -75,6 +76,9 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     price_micro_usd_per_hour_max: Annotated[
         MicroUsdPerHour | None, Meta(description="Fleet price an hour at most; none: no limit. Source: S5.")
     ] = None
+    limits: Annotated[LimitsPolicy, Meta(description="Limits of zones and of projects. Source: S62, S96, S116.")] = (
+        LimitsPolicy()
+    )
     node_overhead_micro_usd_per_hour: Annotated[
         MicroUsdPerHour,
         Meta(description="What a node costs besides its price: agents, addresses, upkeep. Source: bench case V5."),

@@ -25,7 +25,7 @@ _NEVER_ZERO = {
     "watch_seconds_max": "every picture of the world would be too old to act on",
 }
 # What the autoscaler writes on each node itself; a pool's own word for it would be lost.
-_OUR_LABELS = (labels.ACTION_ID, labels.POOL, labels.CAPACITY_TYPE, labels.GPU_MODEL)
+_OUR_LABELS = (labels.ACTION_ID, labels.POOL, labels.CAPACITY_TYPE, labels.GPU_MODEL, labels.PROJECT_ID)
 
 
 def mistakes(policy: ScalingPolicy, offers: tuple[Offer, ...] | None = None) -> tuple[str, ...]:

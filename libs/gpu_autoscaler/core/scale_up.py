@@ -10,7 +10,7 @@ from itertools import groupby
 import msgspec
 
 from gpu_autoscaler.core.acceptance import fits
-from gpu_autoscaler.core.basket import Basket
+from gpu_autoscaler.core.basket import Basket, Lacking
 from gpu_autoscaler.core.bins import bin_key, node_bin
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
@@ -74,7 +74,11 @@ def _lots(demand: tuple[DemandItem, ...]) -> Iterator[_Lot]:
     for _, equals in groupby(demand, key=lambda item: (item.is_bought_for, item.priority)):
         alike: dict[object, list[DemandItem]] = {}
         for item in equals:
-            key = item.key if item.member_count > 1 else (item.gang, item.source, item.shape, item.leaves, item.prefers)
+            key = (
+                item.key
+                if item.member_count > 1
+                else (item.gang, item.source, item.shape, item.leaves, item.prefers, item.project)
+            )
             alike.setdefault(key, []).append(item)
         for items in alike.values():
             yield _Lot(items=tuple(items))
@@ -173,9 +177,8 @@ class _Cover:
         wants = [Want(shape=lots[each].shape, sinces=lots[each].sinces[len(placed[each]) :]) for each in short]
         parts = parts_of(wants, self._market, self._room)
         items = [msgspec.structs.replace(lots[short[part.want]].first, shape=part.shape) for part in parts]
-        counts = [len(part.sinces) for part in parts]
-        bought = self.basket.buy_together(list(zip(items, counts, strict=True))) if parts else None
-        for part, keys in zip(parts, bought or (), strict=bought is not None):
+        lacking = [Lacking(item=item, sinces=part.sinces) for item, part in zip(items, parts, strict=True)]
+        for part, keys in zip(parts, self.basket.buy_together(lacking) if parts else (), strict=True):
             placed[short[part.want]] += keys
             for key in keys:
                 self._room.note(key, part.shape)

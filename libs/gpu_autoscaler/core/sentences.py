@@ -146,9 +146,9 @@ def _why_held(reason: reasons.HoldReason) -> str:
         case reasons.PriceUnknown():
             return f"The price of {named(reason.offers)} is unknown, and no price is not free."
         case reasons.NodesLimit():
-            return _limit(reason.nodes_count, reason.nodes_count_max, "node")
+            return _limit(reason.owner, reason.nodes_count, reason.nodes_count_max, "node")
         case reasons.GpusLimit():
-            return _limit(reason.gpu_count, reason.gpu_count_max, "GPU")
+            return _limit(reason.owner, reason.gpu_count, reason.gpu_count_max, "GPU")
         case reasons.BudgetLimit():
             limit = price(reason.price_micro_usd_per_hour_max)
             return f"Another {price(reason.price_micro_usd_per_hour)} would pass the fleet's limit of {limit}."
@@ -223,8 +223,9 @@ def _why_not_ahead(reason: reasons.KeptAhead | reasons.ForecastUnsure) -> str:
     return f"More demand is foreseen, but forecasts of late deserve {how} of trust; {least} are asked for."
 
 
-def _limit(count: int, count_max: int, noun: str) -> str:
-    return f"Orders on their way counted, there would be more than {counted(count_max, noun)} (now: {count})."
+def _limit(owner: str, count: int, count_max: int, noun: str) -> str:
+    where = "there" if owner == "cluster" else f"in {thing(owner)} there"
+    return f"Orders on their way counted, {where} would be more than {counted(count_max, noun)} (now: {count})."
 
 
 def _capital(text: str) -> str:

@@ -23,7 +23,7 @@ class BuyNode(Decision, frozen=True, kw_only=True, tag="buy_node"):
 
     pool: str
     offer: Offer
-    labels: tuple[tuple[str, str], ...]  # sorted by key; what the node must carry when it registers
+    labels: tuple[tuple[str, str], ...]  # sorted by key; what the node must carry when it registers, its project too
     taints: tuple[Taint, ...]
     deadline_at: Instant  # not usable by then: given back
     reason: BuyReason

@@ -172,6 +172,7 @@ class NodesLimit(Reason, frozen=True, kw_only=True, tag="nodes_limit"):
 
     nodes_count: int
     nodes_count_max: int
+    owner: str = "cluster"  # whose limit it is: cluster, pool/<name>, zone/<name> or project/<name>
 
 
 class GpusLimit(Reason, frozen=True, kw_only=True, tag="gpus_limit"):
@@ -179,6 +180,7 @@ class GpusLimit(Reason, frozen=True, kw_only=True, tag="gpus_limit"):
 
     gpu_count: int
     gpu_count_max: int
+    owner: str = "cluster"  # as with nodes
 
 
 class BudgetLimit(Reason, frozen=True, kw_only=True, tag="budget_limit"):

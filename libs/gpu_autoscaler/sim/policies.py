@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.runtime.digests import policy_digest
+from gpu_autoscaler.simcluster.offers import ZONES
 
 _GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
 # Spot first and then what is sure, with a taint that only work for GPUs tolerates; and pools that split the models.
@@ -25,6 +27,16 @@ _POOLS: tuple[tuple[NodePool, ...], ...] = (
         NodePool(name="sure", capacity_types=(CapacityType.ON_DEMAND,)),
     ),
     (NodePool(name="t4", gpu_models=("T4",), gpu_count_max=16), NodePool(name="others", labels={"tier": "rest"})),
+)
+
+
+_LIMITS: tuple[LimitsPolicy, ...] = (
+    LimitsPolicy(),
+    LimitsPolicy(),
+    LimitsPolicy(
+        zones=(PartLimit(name=ZONES[0], nodes_count_max=3), PartLimit(name=ZONES[1], gpu_count_max=9)),
+        projects=(PartLimit(name="speech", gpu_count_max=8), PartLimit(name="ranking", nodes_count_max=4)),
+    ),
 )
 
 
@@ -46,6 +58,7 @@ def policy_of(seed: int) -> ScalingPolicy:
         consolidation_saving_ratio_min=chance.choice((0.05, 0.15, 0.6)),
         job_retries_count_max=chance.choice((1, 3)),
         pools=chance.choice(_POOLS),
+        limits=random.Random(f"{seed}/limits").choice(_LIMITS),
     )
 
 

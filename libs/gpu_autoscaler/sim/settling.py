@@ -128,11 +128,13 @@ class Settling:
         for row in run.tables.jobs.values():
             wanted = row.spec
             waits = row.outcome is None and at_work[wanted.job_id] < wanted.member_count
-            if not waits or len(standing) + wanted.member_count > policy.nodes_count_max:
+            is_limited = wanted.project_id in {part.name for part in policy.limits.projects}
+            if not waits or is_limited or len(standing) + wanted.member_count > policy.nodes_count_max:
                 continue
             for offer in run.cloud.offers:
                 is_right = (
                     any(_allows(pool, offer) for pool in policy.pools)
+                    and offer.zone not in {part.name for part in policy.limits.zones}
                     and wanted.member_resources.fits_in(offer.resources)
                     and wanted.gpu_model in (None, offer.gpu_model)
                     and (wanted.gpu_memory_bytes_min or 0) <= (offer.gpu_memory_bytes or 0)

@@ -15,6 +15,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, JobId
 from gpu_autoscaler.model.reasons import NodeIdle
+from gpu_autoscaler.sim.ceilings import Ceilings
 from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, RECORD, STORE
 from gpu_autoscaler.sim.kubernetes import Entry
@@ -79,6 +80,7 @@ class Witness:
         self._read_at: dict[str, float] = {}  # by node name: when its notice was first read
         self._left_by_choice: set[str] = set()  # names of nodes that once drained without a notice
         self._thrift = Thrift(workloads, cloud, policies, jobs, self.breaks)
+        self._ceilings = Ceilings(cloud, policies, self.breaks)
         cloud.launch_listeners.append(self.launched)
         workloads.cluster.listen(self._changed)
 
@@ -97,17 +99,7 @@ class Witness:
         if action_id not in self._decided:
             self.breaks("one launch for one action", f"{machine.provider_id} was bought for {action_id}, of no plan")
         self._launched.add(action_id)
-        standing = [each for each in self._cloud.machines if each.is_ordered and each.state != "terminated"]
-        policy = self._policies.now
-        if len(standing) > policy.nodes_count_max:
-            self.breaks("limits", f"{len(standing)} machines, the policy allows {policy.nodes_count_max}")
-        gpu_count = sum(each.offer.resources.gpu_count for each in standing)
-        if policy.gpu_count_max is not None and gpu_count > policy.gpu_count_max:
-            self.breaks("limits", f"{gpu_count} GPUs, the policy allows {policy.gpu_count_max}")
-        price_max = policy.price_micro_usd_per_hour_max
-        price = sum(each.offer.price_micro_usd_per_hour or 0 for each in standing)
-        if price_max is not None and price > price_max:
-            self.breaks("limits", f"{price} micro-dollars an hour, the policy allows {price_max}")
+        self._ceilings.launched(machine)
 
     # ---- never a voluntary removal of what must not be disturbed
 

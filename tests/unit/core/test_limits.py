@@ -8,6 +8,7 @@ from tests.support.stories import T0, given, node, offer, policy, purchase
 
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.limits import Account, trim
+from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.policy import NodePool
 from gpu_autoscaler.model.reasons import BudgetLimit, GpusLimit, NodesLimit, PriceUnknown, UnmetDemand
 
@@ -63,22 +64,36 @@ def test_foreign_nodes_do_not_count() -> None:
             {"price_micro_usd_per_hour_max": 19_999_999},
             BudgetLimit(price_micro_usd_per_hour=10_000_000, price_micro_usd_per_hour_max=19_999_999),
         ),
-        ({"pools": (NodePool(name="default", nodes_count_max=1),)}, NodesLimit(nodes_count=1, nodes_count_max=1)),
-        ({"pools": (NodePool(name="default", gpu_count_max=8),)}, GpusLimit(gpu_count=8, gpu_count_max=8)),
+        (
+            {"pools": (NodePool(name="default", nodes_count_max=1),)},
+            NodesLimit(nodes_count=1, nodes_count_max=1, owner="pool/default"),
+        ),
+        (
+            {"pools": (NodePool(name="default", gpu_count_max=8),)},
+            GpusLimit(gpu_count=8, gpu_count_max=8, owner="pool/default"),
+        ),
+        (
+            {"limits": LimitsPolicy(zones=(PartLimit(name="zone-a", nodes_count_max=1),))},
+            NodesLimit(nodes_count=1, nodes_count_max=1, owner="zone/zone-a"),
+        ),
+        (
+            {"limits": LimitsPolicy(projects=(PartLimit(name="research", gpu_count_max=7),))},
+            GpusLimit(gpu_count=0, gpu_count_max=7, owner="project/research"),
+        ),
     ],
 )
 def test_each_limit_is_named_with_its_figures(limits: dict[str, object], reason: object) -> None:
     """One node of eight GPUs runs; one more passes the limit."""
     account = Account(Draft.start(given(node("n1")), T0).views, policy(**limits))
 
-    assert account.excess("default", offer()) == reason
+    assert account.excess("default", offer(), "research") == reason
 
 
 def test_a_limit_of_gpus_is_no_limit_for_nodes_without() -> None:
     """Even where it is passed already."""
     account = Account(Draft.start(given(node("n1")), T0).views, policy(gpu_count_max=4))
 
-    assert account.excess("default", offer("m5.large", model=None)) is None
+    assert account.excess("default", offer("m5.large", model=None), None) is None
 
 
 def test_a_node_of_unknown_price_is_not_free() -> None:
@@ -87,7 +102,7 @@ def test_a_node_of_unknown_price_is_not_free() -> None:
     unpriced = tuple(msgspec.structs.replace(view, price_micro_usd_per_hour=None) for view in views)
     account = Account(unpriced, policy(price_micro_usd_per_hour_max=100_000_000))
 
-    assert account.excess("default", offer()) == PriceUnknown(offers=("n1",))
+    assert account.excess("default", offer(), None) == PriceUnknown(offers=("n1",))
 
 
 def test_what_is_taken_back_is_not_counted() -> None:
@@ -95,5 +110,5 @@ def test_what_is_taken_back_is_not_counted() -> None:
     for order in itertools.permutations((1, 2, -3)):
         account = Account((), policy(nodes_count_max=1))
         for count in order:
-            account.add("default", offer(), count)
-        assert account.excess("default", offer()) is None
+            account.add("default", offer(), None, count)
+        assert account.excess("default", offer(), None) is None

@@ -1,0 +1,33 @@
+"""Limits of a part of the cluster: a zone, a project. Those of the whole and of pools stand in `core/policy.py`."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gpu_autoscaler.core.ranges import Count
+
+_Name = Annotated[str, Meta(min_length=1, max_length=253)]
+
+
+class PartLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one zone or one project may have of what this system buys, orders in flight counted."""
+
+    name: Annotated[_Name, Meta(description="Name of the zone or of the project. Source: S62, S116.")]
+    nodes_count_max: Annotated[Count | None, Meta(description="Nodes at most; none: no limit. Source: S71.")] = None
+    gpu_count_max: Annotated[Count | None, Meta(description="GPUs at most; none: no limit. Source: S63.")] = None
+
+
+class LimitsPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits besides those of the cluster and of its pools."""
+
+    zones: Annotated[
+        tuple[PartLimit, ...], Meta(description="Limits of single zones, by name. Source: Decisions, limits.")
+    ] = ()
+    projects: Annotated[
+        tuple[PartLimit, ...],
+        Meta(
+            description="Limits of what is bought for single projects; a node counts for the project that it was bought"
+            " for. Source: S96, S116."
+        ),
+    ] = ()
