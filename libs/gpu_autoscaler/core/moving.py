@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_autoscaler.core.basket import Basket
+from gpu_autoscaler.core.basket import Basket, Lacking
 from gpu_autoscaler.core.bins import bin_key
 from gpu_autoscaler.core.company import rules_of
 from gpu_autoscaler.core.demand import DemandItem, DemandSource, job_spec, pod_priority, pod_shape
@@ -169,9 +169,11 @@ def fleet_for(
     basket = Basket(draft, Market(draft, state, policy), policy)
     items = [_item(pod, state) for pod in pods]
     mark = draft.room.mark()
-    if basket.buy_together([(item, 1) for item in items]) is None:
+    bought = basket.buy_together([Lacking(item=item, sinces=(item.since,)) for item in items])
+    left = [item for item, keys in zip(items, bought, strict=True) if not keys]
+    if left:
         # One after the other: the first that cannot be had says why.
-        refusals = (refusal for item in items if (refusal := basket.buy(item, 1)[1]) is not None)
+        refusals = (refusal for item in left if (refusal := basket.buy(item, 1)[1]) is not None)
         refused = next(refusals, PodsFitNowhere(pods=tuple(pod.pod_uid for pod in pods)))
         draft.room.rollback(mark)
         return (), refused
