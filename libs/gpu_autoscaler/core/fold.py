@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gpu_autoscaler.core.admission import job_id_of
 from gpu_autoscaler.core.batch import Batch, version_of
 from gpu_autoscaler.core.interruptions import place_of, with_end
-from gpu_autoscaler.core.pruning import hour, hour_end, is_outlived, notice_ended_at, prune
+from gpu_autoscaler.core.pruning import forget_pod, hour, hour_end, is_long_idle, is_outlived, notice_ended_at, prune
 from gpu_autoscaler.core.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
 from gpu_autoscaler.core.remembering import remember_demand
 from gpu_autoscaler.core.reports import SOURCES_COUNT_MAX, mistakes_of
@@ -135,12 +135,12 @@ class _Folding:
                 known = pods.living.get(fact.pod_uid)
                 lost = fact if fact.job_id is not None and fact.phase != "succeeded" else None
                 if pods.end(fact.pod_uid, Tombstone(version_of(fact), at, lost=lost)):
-                    self._ended("pod", at)
+                    forget_pod(self._batch, fact.pod_uid, at)
                     self._pod_left(known, fact.node_name, at)
             case pod.PodListed():
                 for uid, absent in pods.list(fact.pod_uids, version_of(fact), fact.listed_at):
                     pods.end(uid, Tombstone(version_of(fact), fact.listed_at))
-                    self._ended("pod", fact.listed_at)
+                    forget_pod(self._batch, uid, fact.listed_at)
                     self._pod_left(absent, absent.node_name, fact.listed_at)
             case pod.PodWatched():
                 pods.watch(version_of(fact), fact.watched_at)
@@ -175,7 +175,8 @@ class _Folding:
         known = self._batch.busy_until.get(node_name)
         if known is None or at > known:
             self._batch.busy_until.set(node_name, at)
-            self._ended("pod", at)
+            if (newest := self._batch.newest.get("pod")) is not None and is_long_idle(at, newest):
+                self._batch.busy_until.remove(node_name)
 
     # ---- nodes and instances
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from gpu_autoscaler.core.batch import Batch
 from gpu_autoscaler.core.state import DrainRecord, JobRecord, NoticeRecord, OrderRecord
+from gpu_autoscaler.model.ids import PodUid
 
 # Longer than any repeat that a broker or a crashed publisher makes (minutes), shorter than what fills a memory.
 TOMBSTONE_HOURS = 6
@@ -37,6 +38,18 @@ def is_outlived(at: datetime, newest: datetime) -> bool:
     return hour(at) < hour(newest) - TOMBSTONE_HOURS
 
 
+def is_long_idle(busy_until: datetime, newest: datetime) -> bool:
+    """True when a node was in use so long ago that it is not remembered."""
+    return hour(busy_until) < hour(newest) - BUSY_HOURS
+
+
+def forget_pod(batch: Batch, uid: PodUid, gone_at: datetime) -> None:
+    """Forget the end of one pod where it is that old, without a look at all others: after an outage old ends come by
+    the thousand, and the others were looked at when the hour began."""
+    if (newest := batch.newest.get("pod")) is not None and is_outlived(gone_at, newest):
+        batch.pods.gone.remove(uid)
+
+
 def prune(batch: Batch, domain: str, newest: datetime) -> None:
     """Forget what ended more than its life before the newest instant of the domain."""
 
@@ -47,7 +60,7 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
         case "pod":
             batch.pods.gone.forget(lambda stone: is_old(stone.gone_at))
             batch.budgets.gone.forget(lambda stone: is_old(stone.gone_at))
-            batch.busy_until.forget(lambda at: hour(at) < hour(newest) - BUSY_HOURS)
+            batch.busy_until.forget(lambda at: is_long_idle(at, newest))
         case "node":
             batch.nodes.gone.forget(lambda stone: is_old(stone.gone_at))
             batch.instances.forget(lambda each: each.state == "terminated" and is_old(each.terminated_at))
