@@ -8,7 +8,7 @@ from tests.sim.mutants import ROOT, hunt, hunt_all, plant, search
 from tests.sim.planted import PLANTED, Planted
 
 HOURS = 0.5
-SEEDS = "1-3"
+SEEDS = "1-4"
 QUICK = ("the fence is dropped", "launched again without the token", "a released Job is left suspended")
 
 

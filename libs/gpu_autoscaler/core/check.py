@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 
+import msgspec
+
 from gpu_autoscaler.core.check_removals import removal_mistakes
 from gpu_autoscaler.core.cron import schedule
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -125,7 +127,10 @@ class _InFlight:
             never_was = order.refused is not None and instance is None
             if is_over or never_was or (instance is not None and instance.state == "terminated") or said is None:
                 continue
-            self.add(said.pool, said.offer, said.labels)
+            parts = (instance, order.launched, said.offer)  # what it costs is the cloud's word before the list's
+            prices = (part.price_micro_usd_per_hour for part in parts if part is not None)
+            paid = next((price for price in prices if price is not None), None)
+            self.add(said.pool, msgspec.structs.replace(said.offer, price_micro_usd_per_hour=paid), said.labels)
 
     def _count_strays(self, state: ClusterState, ended: set[ProviderId | None]) -> None:
         """Instances and nodes with our tag whose order has aged out: they cost money all the same."""

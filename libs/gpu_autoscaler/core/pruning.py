@@ -117,8 +117,9 @@ def _is_stray(job: JobRecord) -> bool:
 
 
 def notice_ended_at(record: NoticeRecord) -> datetime:
-    """When the notice has nothing more to say: its deadline has passed."""
-    return max(record.notice.reclaim_at or record.last_received_at, record.last_received_at)
+    """When the notice has nothing more to say: its deadline has passed, and the last word that took it back."""
+    last = max(record.notice.reclaim_at or record.last_received_at, record.last_received_at)
+    return last if record.withdrawn is None else max(last, record.withdrawn.withdrawn_at)
 
 
 def job_ended_at(job: JobRecord) -> datetime | None:

@@ -20,7 +20,7 @@ DrainStep = scaling.ScalingDrainStarted | scaling.ScalingPodEvicted | scaling.Sc
 
 
 def job_after(record: JobRecord, fact: OneJobFact, at: datetime) -> JobRecord:
-    """First word wins where a thing happens once; the highest attempt or version where it happens again."""
+    """First word wins where a thing happens once; the highest attempt or version, or the last, where it comes again."""
     match fact:
         case job.JobRequested():
             return record if record.requested else replace(record, requested=fact, requested_at=at)
@@ -29,7 +29,9 @@ def job_after(record: JobRecord, fact: OneJobFact, at: datetime) -> JobRecord:
         case job.JobQueued():
             return record if record.queued else replace(record, queued=fact)
         case job.JobRejected():
-            return record if record.rejected else replace(record, rejected=fact, rejected_at=at)
+            # The last word counts: with the first one's age it would be forgotten, and be news when it is said again.
+            is_older = record.rejected_at is not None and at <= record.rejected_at
+            return record if is_older else replace(record, rejected=fact, rejected_at=at)
         case job.JobPlaced():
             is_news = record.placed is None or fact.attempt > record.placed.attempt
             return replace(record, placed=fact) if is_news else record
