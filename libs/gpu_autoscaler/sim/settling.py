@@ -1,6 +1,7 @@
 """The end of a run: faults have stopped, and everything has to come to rest. What is not at rest broke a promise."""
 
 from collections import Counter
+from datetime import timedelta
 from typing import Protocol
 
 from gpu_autoscaler.core.fold import fold
@@ -27,7 +28,8 @@ SETTLED_SECONDS_MAX = 12 * 3600.0
 QUIET_SECONDS = 300.0  # at rest for so long: what is told late has been told
 STANDSTILL_SECONDS = 1800.0  # longer than a boot, a cooldown and a deadline together
 RECOMPUTED_PLANS_COUNT = 3
-SAID_AGAIN_COUNT = 300  # facts of each stream, the last ones: well within what tombstones remember
+SAID_AGAIN_COUNT = 300  # facts of each stream at most, the last ones
+SAID_AGAIN_AGE_MAX = timedelta(hours=1)  # well within what tombstones remember, longer than any broker repeats
 BUDGET_MARK_RATIO = 1.0
 
 
@@ -280,10 +282,15 @@ class Settling:
                     self._run.witness.breaks("recomputable plans", f"plan {fact.plan_id} comes out otherwise")
 
     def _judge_repeats(self) -> None:
-        """What is said again changes nothing, the oldest last."""
+        """What is said again changes nothing, the oldest last.
+
+        What is older may speak of what ended long ago, and has been forgotten since.
+        """
         state = self._state()
         for stream, facts in self._run.record.facts.items():
-            if fold(state, reversed(facts[-SAID_AGAIN_COUNT:])) != state:
+            last = facts[-SAID_AGAIN_COUNT:]
+            again = [one for one in last if last[-1].envelope.time - one.envelope.time < SAID_AGAIN_AGE_MAX]
+            if fold(state, reversed(again)) != state:
                 self._run.witness.breaks("facts said again", f"the last facts of {stream} make another state")
 
     def _state(self) -> ClusterState:
