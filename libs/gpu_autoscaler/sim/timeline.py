@@ -62,6 +62,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         # What was killed stays as it was until the end: a collected coroutine would run its `finally` at any time.
         self.graveyard: list[object] = []
 
+    def _make_self_pipe(self) -> None:
+        """No thread ever wakes it, so it needs no sockets; one that is only set up leaves nothing behind unclosed."""
+        self._ssock = self._csock = None
+
+    def _close_self_pipe(self) -> None:
+        """There is none."""
+
+    def __del__(self) -> None:
+        """Nothing is held that would have to be given back."""
+
     def call_at(  # type: ignore[override]  # typed by position in typeshed, which a plain signature cannot say again
         self,
         when: float,
