@@ -6,7 +6,7 @@ is tested: a forgotten instant shows there.
 """
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from datetime import datetime, timedelta
 from operator import is_
 
@@ -70,35 +70,26 @@ def _turns(
     drains: Mapping[ActionId, DrainRecord],
 ) -> list[datetime]:
     """The instants at which a comparison of the core turns, in order."""
-    return sorted(_instants(policy, busy_until, instances, usables, orders, drains))
-
-
-def _instants(
-    policy: ScalingPolicy,
-    busy_until: Mapping[str, datetime],
-    instances: Mapping[ProviderId, NodeInstanceObserved],
-    usables: Mapping[NodeUid, Usable],
-    orders: Mapping[ActionId, OrderRecord],
-    drains: Mapping[ActionId, DrainRecord],
-) -> Iterator[datetime]:
     idle, young = timedelta(seconds=policy.idle_seconds_max), timedelta(seconds=policy.scale_down_cooldown_seconds)
     boot = timedelta(seconds=policy.boot_seconds_max)
+    turns: list[datetime] = []
     for usable in usables.values():
-        yield from (usable.since + idle, usable.since + young)
+        turns += (usable.since + idle, usable.since + young)
     for at in busy_until.values():
-        yield at + idle
+        turns.append(at + idle)
     for instance in instances.values():
-        yield instance.launched_at + boot
+        turns.append(instance.launched_at + boot)
     for order in orders.values():
         if order.decision is not None:
-            yield order.decision.deadline_at
+            turns.append(order.decision.deadline_at)
         if order.ordered is not None:
-            yield order.ordered.deadline_at
+            turns.append(order.ordered.deadline_at)
         if order.refused is not None:
-            yield order.refused.retry_at
+            turns.append(order.refused.retry_at)
     for drain in drains.values():
         if drain.started is not None:
-            yield drain.started.deadline_at
+            turns.append(drain.started.deadline_at)
+    return sorted(turns)
 
 
 @remembered(8)
