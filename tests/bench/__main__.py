@@ -23,6 +23,7 @@ from tests.bench import (
     planning,
     publishing,
     readiness,
+    recovering,
     sizing,
     starting,
     storm,
@@ -42,6 +43,8 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "V5": capacity.measure,
     "V7": sizing.measure,
     "START": readiness.measure,
+    "REBUILD": recovering.measure_rebuild,
+    "STANDBY": recovering.measure_standby,
     "MEMORY": memory.measure,
     "V6": packing.measure,
 }
