@@ -18,8 +18,11 @@ SHORT_HOURS = 0.5
 
 def found_seeds() -> list[Setting]:
     """The runs that once broke a promise."""
-    lines = (line.split(maxsplit=2) for line in REGRESSIONS.read_text().splitlines() if not line.startswith("#"))
-    return [Setting(seed=int(seed), hours=float(hours)) for seed, hours, _ in lines]
+    lines = (line.split(maxsplit=3) for line in REGRESSIONS.read_text().splitlines() if not line.startswith("#"))
+    return [
+        Setting(seed=int(seed), hours=float(hours), jobs_per_hour=None if jobs == "-" else float(jobs))
+        for seed, hours, jobs, _ in lines
+    ]
 
 
 @pytest.mark.parametrize("seed", range(1, 7))

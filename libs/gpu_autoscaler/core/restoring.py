@@ -8,7 +8,12 @@ its steps looks first whether it was taken.
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from gpu_autoscaler.core.state import ClusterState
+from msgspec.structs import replace
+
+from gpu_autoscaler.core.life import NodePhase, node_views
+from gpu_autoscaler.core.limits import Account, project_of
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.state import ClusterState, OrderRecord
 from gpu_autoscaler.core.views import counts_for_idleness, pods_by_node
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, PastDecision, ReleaseInstance
@@ -16,14 +21,64 @@ from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons import BelowMinimum
 
 
-def open_decisions(plans: Sequence[ScalingPlanMade], state: ClusterState, as_of: datetime) -> tuple[PastDecision, ...]:
+def open_decisions(
+    plans: Sequence[ScalingPlanMade], state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> tuple[PastDecision, ...]:
     """Return the decisions of these plans that are to be carried on, in the order in which they were made.
 
     `plans` come oldest first; `state` has a fresh list of nodes, pods and instances. A purchase is open while its node
     is still expected; a removal while the node is cordoned for it, or its instance is not known to be gone.
     """
     past = tuple(_of(plans))
-    return tuple(each for number, each in enumerate(past) if _is_open(each, past[number + 1 :], state, as_of))
+    found = [each for number, each in enumerate(past) if _is_open(each, past[number + 1 :], state, as_of)]
+    unseen = _unseen(found, state, as_of)
+    if _have_room(found, unseen, state, policy, as_of):
+        return tuple(found)
+    return tuple(replace(each, is_only_counted=True) if each.decision.action_id in unseen else each for each in found)
+
+
+def _with_orders(found: Iterable[PastDecision], state: ClusterState) -> ClusterState:
+    """What is known with the purchases that go on."""
+    orders = dict(state.orders)
+    for past in found:
+        if isinstance(past.decision, BuyNode):
+            orders[past.decision.action_id] = OrderRecord(
+                action_id=past.decision.action_id,
+                plan_id=past.plan_id,
+                decision=past.decision,
+                planned_at=past.planned_at,
+            )
+    return replace(state, orders=orders)
+
+
+def _unseen(found: Sequence[PastDecision], state: ClusterState, as_of: datetime) -> frozenset[ActionId]:
+    """Purchases of which neither Kubernetes nor the cloud shows anything."""
+    views = node_views(_with_orders(found, state), as_of)
+    return frozenset(view.order.action_id for view in views if view.order and view.phase is NodePhase.PLANNED)
+
+
+def _have_room(
+    found: Sequence[PastDecision],
+    unseen: frozenset[ActionId],
+    state: ClusterState,
+    policy: ScalingPolicy,
+    as_of: datetime,
+) -> bool:
+    """True where all that is not seen may exist beside all that is, within every limit.
+
+    Some of it was refused, and what was bought in its place counts already; which of it is not known. So beyond a limit
+    none is asked for again: those that do exist show, and the others are given back when they are late.
+    """
+    seen = [each for each in found if each.decision.action_id not in unseen]
+    account = Account(node_views(_with_orders(seen, state), as_of), policy)
+    for past in found:
+        decision = past.decision
+        if isinstance(decision, BuyNode) and decision.action_id in unseen:
+            project = project_of(decision)
+            if account.excess(decision.pool, decision.offer, project) is not None:
+                return False
+            account.add(decision.pool, decision.offer, project)
+    return True
 
 
 def _of(plans: Iterable[ScalingPlanMade]) -> Iterator[PastDecision]:
@@ -56,13 +111,15 @@ def _is_expected(
         return False
     node = next((node for node in state.nodes.values() if node.action_id == buy.action_id), None)
     if node is not None:
-        # A node that was usable and fell silent looks the same: where there is work, nothing is given back.
+        # A node that was usable and fell silent, or lost its GPUs, looks like one that never was: where there is work,
+        # nothing is given back.
         is_empty = not any(counts_for_idleness(pod) for pod in pods_by_node(state).get(node.name, ()))
-        return not node.is_ready and (as_of < buy.deadline_at or is_empty)
+        is_usable = node.is_ready and node.allocatable.gpu_count >= buy.offer.resources.gpu_count
+        return not is_usable and (as_of < buy.deadline_at or is_empty)
     if any(instance.action_id == buy.action_id for instance in state.instances.values()):
         return True
-    # Not there, or not shown yet. Asked for again where nothing else was bought for the same demand since, which says
-    # that the cloud refused; the same token makes no second instance.
+    # Not there, or not shown yet. Open where nothing else was bought for the same demand since, which says that the
+    # cloud refused; the same token makes no second instance.
     return as_of < buy.deadline_at and not any(_replaces(buy, past, each) for each in later)
 
 

@@ -111,7 +111,7 @@ def _give_back(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draf
     unready = (view for view in draft.views if view.phase is not NodePhase.READY)
     undone = [_late(view, draft, policy) or _without_gang(view, draft) for view in unready]
     draft = draft.adding(removals=[each for each in undone if each is not None])
-    nobodys = (view for view in draft.views if view.order is None and view.node is None)
+    nobodys = (view for view in draft.views if view.order is None and _is_unused(view, draft))
     orphans = [view for view in nobodys if _orphaned_seconds(view, draft) > policy.boot_seconds_max]
     if not orphans:
         return draft
@@ -171,10 +171,17 @@ def _given_up(view: NodeView, draft: Draft) -> GangGivenUp | None:
     return None if final is None else GangGivenUp(gang=decision.gang, hold_reason=final.tag())
 
 
+def _is_unused(view: NodeView, draft: Draft) -> bool:
+    """True where no node was ever seen, or one that never was usable, without work on it."""
+    if view.node is None:
+        return True
+    return view.phase is NodePhase.REGISTERED and not any(map(counts_for_idleness, draft.pods.get(view.name, ())))
+
+
 def _orphaned_seconds(view: NodeView, draft: Draft) -> float:
-    """How long an instance with our tag has run without order and node; 0 for one that has either, or no tag."""
+    """How long an instance with our tag has run without an order; 0 for one that has one, or no tag."""
     instance = view.instance
-    if view.order is not None or view.node is not None or view.drain is not None:
+    if view.order is not None or view.drain is not None:
         return 0.0
     if instance is None or view.action_id is None or instance.state not in ("pending", "running"):
         return 0.0

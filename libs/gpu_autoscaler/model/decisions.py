@@ -67,6 +67,8 @@ class PastDecision(msgspec.Struct, frozen=True, kw_only=True):
     decision: AnyDecision
     plan_id: PlanId
     planned_at: Instant
+    # A purchase that may have become an instance or not: it counts until it shows or is late, and is not begun again.
+    is_only_counted: bool = False
 
 
 class HeldBack(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -70,7 +70,8 @@ class Executor:
 
     async def _resume(self, restored: ScalingDecisionsRestored) -> Outcome:
         """Begin again what was open when the stream was lost; each step looks first whether it was taken."""
-        return await self._begin_all([(past.decision, past.plan_id) for past in restored.past], [])
+        open_ones = (past for past in restored.past if not past.is_only_counted)
+        return await self._begin_all([(past.decision, past.plan_id) for past in open_ones], [])
 
     async def _begin_all(
         self, decisions: Sequence[tuple[AnyDecision, PlanId]], failures: list[AutoscalerError]

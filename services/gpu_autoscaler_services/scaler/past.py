@@ -40,7 +40,7 @@ class Past:
         if stale is not None:
             log.info("stream began anew, no plan before the world is listed again", missing=stale.source)
             return Outcome()
-        past = open_decisions(await self._plans(newest[0].fact.plan.as_of), state, now)
+        past = open_decisions(await self._plans(newest[0].fact.plan.as_of), state, self._policy, now)
         log.warning("stream began anew, decisions of before are carried on", decisions_count=len(past))
         # Behind a fence: of two scalers one says it.
         return Outcome(facts=(ScalingDecisionsRestored(past=past, restored_at=now),), expected_last_sequence=0)

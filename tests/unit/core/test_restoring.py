@@ -24,6 +24,7 @@ from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.life import NodePhase, node_views
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.restoring import open_decisions
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
@@ -62,10 +63,14 @@ def world(*stories: Story) -> ClusterState:
     return given(*(tuple(each for each in story if each.fact.domain() != "scaling") for story in stories))
 
 
-def opened(state: ClusterState, *decisions: AnyDecision, after: object = MINUTE) -> list[str]:
+def opened(
+    state: ClusterState, *decisions: AnyDecision, after: object = MINUTE, limits: ScalingPolicy | None = None
+) -> list[str]:
     """Names of the actions that go on."""
     assert after is MINUTE or after is HOUR
-    return [past.decision.action_id for past in open_decisions(plans(*decisions), state, T0 + after)]
+    past = open_decisions(plans(*decisions), state, limits or policy(), T0 + after)
+    assert not any(each.is_only_counted for each in past)
+    return [each.decision.action_id for each in past]
 
 
 def test_an_instance_that_boots_keeps_its_order() -> None:
@@ -86,6 +91,26 @@ def test_an_order_that_was_refused_is_not_asked_for_again() -> None:
     elsewhere = UnmetDemand(demand=("job/other",), offers_considered=1, price_micro_usd_per_hour=1)
     other = purchase("other", reason=elsewhere)
     assert opened(world(), BUY, other) == ["buy", "other"]
+
+
+def test_what_may_have_been_refused_is_asked_for_again_only_where_all_of_it_has_room() -> None:
+    """Found by seed 27: the node bought in place of a refused one filled its pool, and the refusal was lost."""
+    elsewhere = UnmetDemand(demand=("job/other",), offers_considered=1, price_micro_usd_per_hour=1)
+    other = purchase("other", reason=elsewhere)
+    state = world(instance(other))
+    two = policy(pools=[{"name": BUY.pool, "nodes_count_max": 2}])
+    assert opened(state, BUY, other, limits=two) == ["buy", "other"]
+    one = policy(pools=[{"name": BUY.pool, "nodes_count_max": 1}])
+    past = open_decisions(plans(BUY, other), state, one, T0 + MINUTE)
+    assert {each.decision.action_id: each.is_only_counted for each in past} == {"buy": True, "other": False}
+
+
+def test_a_node_that_registered_without_its_gpus_is_still_waited_for() -> None:
+    """Found by seed 27: it was taken for one that had come up, no deadline held for it, and nobody gave it back."""
+    bare = node("n1", gpus_allocatable=0)
+    late = purchase("buy-n1")
+    assert opened(world(bare), late) == ["buy-n1"]
+    assert opened(world(bare), late, after=HOUR) == ["buy-n1"]
 
 
 def test_what_is_over_is_not_begun_again() -> None:
@@ -136,7 +161,7 @@ def test_nothing_is_bought_for_demand_that_a_restored_order_covers() -> None:
     waiting, sale = job("train"), on_sale()
     state = world(waiting, sale, instance(BUY))
     assert [type(each) for each in plan(state, policy(), T0).decisions] == [BuyNode]
-    past = open_decisions(plans(BUY), state, T0)
+    past = open_decisions(plans(BUY), state, policy(), T0)
     told = Told(ScalingDecisionsRestored(past=past, restored_at=T0), T0)
     restored = given(
         *((each,) for story in (waiting, sale, instance(BUY)) for each in story if each.fact.domain() != "scaling"),

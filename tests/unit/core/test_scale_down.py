@@ -202,6 +202,16 @@ def test_an_instance_that_nobody_stands_behind_is_ended() -> None:
     assert decision.reason == reasons.NodeOrphaned(seen_seconds=3600.0)
 
 
+def test_a_bare_node_that_nobody_stands_behind_is_ended() -> None:
+    """Its order was lost with the stream, so no deadline holds for it; where there is work it stays."""
+    said = tuple(each for each in node("n1", gpus_allocatable=0) if each.fact.domain() == "node")
+    bare = (*said, *instance(purchase("buy-n1")))
+    (decision,) = plan(given(bare, as_of=NOW), policy(), NOW).decisions
+    assert isinstance(decision, ReleaseInstance)
+    assert decision.reason == reasons.NodeOrphaned(seen_seconds=3600.0)
+    assert plan(given(bare, pod("web-0", on="n1", gpus=0), as_of=NOW), policy(), NOW).decisions == ()
+
+
 def test_an_orphan_is_not_judged_on_an_old_list() -> None:
     """Only a fresh list of instances tells an orphan."""
     fresh = synced((), as_of=NOW)
