@@ -9,7 +9,9 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from gpu_autoscaler.core.state import ClusterState, Synced, Tombstone, Version
+from gpu_autoscaler.core.trails import trail_after
 from gpu_autoscaler.events.fact import Versioned
+from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
 from gpu_autoscaler.model.ids import NodeUid, PodUid, ProviderId
@@ -136,6 +138,7 @@ class Batch:
         self.spot_ends = Table(state.spot_ends)
         self.amiss_since: Table[NodeUid, datetime] = Table(state.amiss_since)
         self.telemetry = Table(state.telemetry)
+        self.trails = Table(state.trails)
         self.notices = Table(state.notices)
         self.offers = state.offers
         self.jobs = Table(state.jobs)
@@ -148,6 +151,12 @@ class Batch:
         self.forecast_scores = Table(state.forecast_scores)
         self.restored_at = state.restored_at
         self.newest = Table(state.newest)
+
+    def follow(self, before: GpuNodeSummarised | None, window: GpuNodeSummarised) -> None:
+        """Take one more window of a node's telemetry into its trail."""
+        trail = trail_after(self.trails.get(window.node_uid), before, window)
+        if trail is not None:
+            self.trails.set(window.node_uid, trail)
 
     def state(self) -> ClusterState:
         """Return the state as it is now; the very same one where nothing changed."""
@@ -169,6 +178,7 @@ class Batch:
             "spot_ends": self.spot_ends.now,
             "amiss_since": self.amiss_since.now,
             "telemetry": self.telemetry.now,
+            "trails": self.trails.now,
             "notices": self.notices.now,
             "offers": self.offers,
             "jobs": self.jobs.now,

@@ -27,7 +27,8 @@ def unfounded_force(drain: DrainNode, state: ClusterState, policy: ScalingPolicy
             if least is None or age_seconds < least:
                 yield f"node {drain.node_name} is emptied by force at an age of {age_seconds:g} s"
         case NodeSick():
-            yield from _unproven(drain, state, policy, as_of)
+            if not drain.reason.is_fatal:
+                yield f"node {drain.node_name} is emptied by force, though its GPUs still work"
         case _:
             yield f"node {drain.node_name} is emptied by force, which {drain.reason.tag()} does not allow"
     if drain.deadline_at < as_of + timedelta(seconds=rules.forced_drain_seconds):
@@ -56,13 +57,3 @@ def vain_replacements(plan: Plan, state: ClusterState, policy: ScalingPolicy) ->
             and price >= sum((each or 0) + overhead for each in known)
         ):
             yield f"nodes {', '.join(node_uids)} are replaced to save money by what costs {price} micro-dollars an hour"
-
-
-def _unproven(drain: DrainNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[str]:
-    rules = policy.removal
-    sick = {uid for uid, at in state.amiss_since.items() if (as_of - at).total_seconds() >= rules.sick_seconds_max}
-    if drain.node_uid not in sick:
-        yield f"node {drain.node_name} is drained as sick, and was well lately"
-    known = sick & state.usable.keys()
-    if len(known) > max(rules.sick_nodes_count_max, rules.sick_ratio_max * len(state.usable)):
-        yield f"node {drain.node_name} is drained as sick while {len(known)} of {len(state.usable)} nodes look sick"

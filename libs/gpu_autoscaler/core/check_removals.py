@@ -8,6 +8,7 @@ from datetime import datetime
 
 from gpu_autoscaler.core.check_budgets import beyond_budgets
 from gpu_autoscaler.core.check_force import unfounded_force, vain_replacements
+from gpu_autoscaler.core.check_health import unproven_sickness
 from gpu_autoscaler.core.life import NodePhase, NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -41,6 +42,7 @@ def removal_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
         yield from _homeless_pods(drain, drains, views, pods)
     yield from _broken_budgets([drain for drain in chosen if drain.is_voluntary], state, pods)
     yield from _too_many(chosen, plan, state, policy, views)
+    yield from unproven_sickness(chosen, state, policy, plan.as_of)
     yield from _wrong_releases(releases, views, plan.as_of)
     yield from _gangs_in_hand(plan)
     yield from _wrong_cancels(plan, state)

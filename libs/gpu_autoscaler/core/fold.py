@@ -261,6 +261,7 @@ class _Folding:
                 known = self._batch.telemetry.get(fact.node_uid)
                 if known is None or version_of(fact) > version_of(known):
                     self._batch.telemetry.set(fact.node_uid, fact)
+                    self._batch.follow(known, fact)
                     self._ended("gpu", fact.window_started_at)
             case gpu.GpuNodeSampled():
                 pass  # raw samples serve screens; decisions read summaries

@@ -68,6 +68,7 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
             _forget_spot_ends(batch, newest)
         case "gpu":
             batch.telemetry.forget(lambda window: is_old(window.window_started_at))
+            batch.trails.forget(lambda trail: is_old(trail.seen_until))
         case "spot":
             batch.notices.forget(lambda record: is_old(notice_ended_at(record)))
         case "job":

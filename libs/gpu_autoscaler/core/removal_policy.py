@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from gpu_autoscaler.core.cron import schedule
+from gpu_autoscaler.core.health_policy import GpuHealthPolicy
 from gpu_autoscaler.core.ranges import Count, Ratio, Seconds
 
 
@@ -99,6 +100,9 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sick_nodes_count_max: Annotated[
         Count, Meta(description="So many sick nodes are never too many. Source: cluster-autoscaler.")
     ] = 3
+    gpu: Annotated[
+        GpuHealthPolicy, Meta(description="What telemetry proves against a GPU. Source: S103, Decisions.")
+    ] = GpuHealthPolicy()
     forced_drain_seconds: Annotated[
         Seconds,
         Meta(description="A sick or overdue node is emptied by force after this. Source: our own, an hour to save."),

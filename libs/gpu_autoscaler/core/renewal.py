@@ -29,7 +29,7 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.core.wear import drifted, expired, expires_at, is_overdue, sick
+from gpu_autoscaler.core.wear import drifted, expired, expires_at, is_overdue, sick, suspected
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import DrainNode, HeldBack
 from gpu_autoscaler.model.reasons import HoldReason, NodeDrifted, NodeExpired, NodeSick, RoomExpected, TooManySick
@@ -69,11 +69,12 @@ def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_
     reason: NodeSick | NodeExpired | None
     ages = _ages(draft.views, policy)
     is_sick: set[str] = set()
-    if state.amiss_since:
+    suspects = suspected(state, policy)
+    if suspects:
         for view in filter(_may_go, draft.views):
-            if (reason := sick(view, state, policy, draft.as_of)) is not None:
+            if view.node_uid in suspects and (reason := sick(view, state, policy, draft.as_of)) is not None:
                 is_sick.add(view.name)
-                yield _Due(view, RemovalCause.SICK, reason, is_forced=True)
+                yield _Due(view, RemovalCause.SICK, reason, is_forced=reason.is_fatal)
     for view in (*ages.drifted, *(ages.by_age[: bisect_right(ages.expires_at, draft.as_of)])):
         if view.phase is not NodePhase.READY or bin_key(view) in draft.claimed or view.name in is_sick:
             continue

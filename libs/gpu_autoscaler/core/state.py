@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpu_autoscaler.core.rises import DemandHistory
+from gpu_autoscaler.core.trails import NodeTrail
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.job import (
@@ -162,6 +163,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     spot_ends: Mapping[str, Mapping[int, Ends]] = {}  # by type and zone, then by hour since 1970
     # GPU
     telemetry: Mapping[NodeUid, GpuNodeSummarised] = {}  # the latest window of each node
+    trails: Mapping[NodeUid, NodeTrail] = {}  # what its windows said without a break
     # SPOT
     notices: Mapping[str, NoticeRecord] = {}  # by notice id
     offers: SpotOffersSampled | None = None

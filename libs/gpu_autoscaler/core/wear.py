@@ -1,12 +1,14 @@
 """What makes a node due to be replaced, read from its own evidence: sickness, age, and a policy that has changed."""
 
+from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 from functools import lru_cache
 
+from gpu_autoscaler.core.gpu_health import gpu_evidence, is_suspect
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.model.ids import derive_id
+from gpu_autoscaler.model.ids import NodeUid, derive_id
 from gpu_autoscaler.model.reasons import NodeDrifted, NodeExpired, NodeSick
 
 _HASH_RANGE = 2**32
@@ -44,16 +46,36 @@ def is_overdue(reason: NodeExpired, policy: ScalingPolicy) -> bool:
     return reason.age_seconds >= reason.age_seconds_max + policy.removal.expire_overtime_seconds
 
 
+def suspected(state: ClusterState, policy: ScalingPolicy) -> AbstractSet[NodeUid]:
+    """Return the nodes that a look for sickness is worth while at."""
+    rules = policy.removal.gpu
+    return state.amiss_since.keys() | {uid for uid, trail in state.trails.items() if is_suspect(trail, rules)}
+
+
 def sick(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> NodeSick | None:
     """Return what has been amiss with the node for too long. One that never was usable is not sick but late."""
-    since = None if view.node_uid is None else state.amiss_since.get(view.node_uid)
-    if since is None or view.node is None or view.usable_since is None:
+    if view.node_uid is None or view.node is None or view.usable_since is None:
         return None
-    sick_seconds, limit = (as_of - since).total_seconds(), policy.removal.sick_seconds_max
-    if view.phase is not NodePhase.LOST or sick_seconds < limit:
+    since = state.amiss_since.get(view.node_uid)
+    if since is not None and view.phase is NodePhase.LOST:
+        sick_seconds, limit = (as_of - since).total_seconds(), policy.removal.sick_seconds_max
+        if sick_seconds >= limit:
+            evidence = "it offers fewer GPUs than it had" if view.node.is_ready else "it was not ready"
+            return NodeSick(evidence=evidence, sick_seconds=sick_seconds, sick_seconds_max=limit)
+    return _sick_gpu(view.node_uid, state, policy, as_of)
+
+
+def _sick_gpu(node_uid: NodeUid, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> NodeSick | None:
+    trail = state.trails.get(node_uid)
+    found = None if trail is None else gpu_evidence(trail, policy.removal.gpu, as_of)
+    if found is None:
         return None
-    evidence = "it offers fewer GPUs than it had" if view.node.is_ready else "it was not ready"
-    return NodeSick(evidence=evidence, sick_seconds=sick_seconds, sick_seconds_max=limit)
+    return NodeSick(
+        evidence=found.words,
+        sick_seconds=(as_of - found.since).total_seconds(),
+        sick_seconds_max=policy.removal.gpu.evidence_seconds,
+        is_fatal=found.is_fatal,
+    )
 
 
 def drifted(view: NodeView, policy: ScalingPolicy) -> NodeDrifted | None:

@@ -22,6 +22,9 @@ MEMORY_FREE = "DCGM_FI_DEV_FB_FREE"
 MEMORY_RESERVED = "DCGM_FI_DEV_FB_RESERVED"
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
 POWER = "DCGM_FI_DEV_POWER_USAGE"
+XID = "DCGM_FI_DEV_XID_ERRORS"
+ROW_REMAP_FAILURE = "DCGM_FI_DEV_ROW_REMAP_FAILURE"
+DOUBLE_BIT_ERRORS = "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"  # not among the exporter's defaults: unknown unless it is added
 
 # What can be true of a GPU, in the exporter's own units. Outside are DCGM's blanks (9223372036854775794 and
 # 140737488355328, dcgm_structs.h, "Blank values") and figures that users have reported, such as 4294967295 %.
@@ -34,6 +37,9 @@ RANGES: Mapping[str, tuple[float, float]] = {
     MEMORY_RESERVED: (0.0, _MEMORY_MIB_MAX),
     TEMPERATURE: (-40.0, 150.0),
     POWER: (0.0, 5000.0),
+    XID: (0.0, 9999.0),
+    ROW_REMAP_FAILURE: (0.0, 1.0),
+    DOUBLE_BIT_ERRORS: (0.0, 1e9),
 }
 
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
@@ -97,6 +103,9 @@ def _sample(index: str, labels: Mapping[str, str], values: _Values) -> GpuSample
         temperature_celsius=values.get(TEMPERATURE),
         power_watts=values.get(POWER),
         pod=_pod(labels),
+        xid=_whole(values.get(XID)),
+        is_row_remap_failed=None if (failed := values.get(ROW_REMAP_FAILURE)) is None else failed > 0,
+        ecc_double_bit_count=_whole(values.get(DOUBLE_BIT_ERRORS)),
     )
 
 
@@ -113,6 +122,10 @@ def _total_mib(values: _Values) -> float | None:
     """Return used + free + reserved; the total itself is not exported by default, and reserved not everywhere."""
     used, free = values.get(MEMORY_USED), values.get(MEMORY_FREE)
     return None if used is None or free is None else used + free + values.get(MEMORY_RESERVED, 0.0)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def _bytes(mib: float | None) -> int | None:

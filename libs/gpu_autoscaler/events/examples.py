@@ -167,12 +167,14 @@ def _telemetry() -> Iterator[Fact]:
     sample = gpu.GpuSample(
         gpu="0", gpu_uuid="GPU-4f1e", gpu_model="A100", utilization_ratio=0.93, memory_used_bytes=30 * GIBIBYTE,
         memory_total_bytes=40 * GIBIBYTE, temperature_celsius=64.0, power_watts=371.5, pod="gpu-jobs/train-0",
+        xid=0, is_row_remap_failed=False, ecc_double_bit_count=0,
     )  # fmt: skip
     yield gpu.GpuNodeSampled(node_uid=NODE, node_name=NODE_NAME, sampled_at=_at(200), gpus=(sample,))
     summary = gpu.GpuSummary(
         gpu="0", gpu_uuid="GPU-4f1e", samples_count=6, utilization_ratio_min=0.88, utilization_ratio_mean=0.92,
         utilization_ratio_max=0.97, memory_used_bytes_max=31 * GIBIBYTE, memory_total_bytes=40 * GIBIBYTE,
-        temperature_celsius_max=66.0, power_watts_mean=365.0,
+        temperature_celsius_min=63.0, temperature_celsius_max=66.0, power_watts_mean=365.0, pod="gpu-jobs/train-0",
+        xid_last=13, xids=(13,), is_row_remap_failed=False, ecc_double_bit_count=0,
     )  # fmt: skip
     yield gpu.GpuNodeSummarised(
         node_uid=NODE, node_name=NODE_NAME, window_started_at=_at(180), window_seconds=60.0,

@@ -19,6 +19,9 @@ class GpuSample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     temperature_celsius: float | None = None
     power_watts: float | None = None
     pod: str | None = None  # namespace/name of the pod that holds it
+    xid: int | None = None  # the last error that the driver reported, however long ago; 0: none since it was loaded
+    is_row_remap_failed: bool | None = None  # broken memory could not be put aside
+    ecc_double_bit_count: int | None = None  # memory errors that nothing corrects, since the driver was loaded
 
 
 class GpuNodeSampled(Fact, frozen=True, kw_only=True):
@@ -54,8 +57,14 @@ class GpuSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     utilization_ratio_max: float | None = None
     memory_used_bytes_max: int | None = None
     memory_total_bytes: int | None = None
+    temperature_celsius_min: float | None = None
     temperature_celsius_max: float | None = None
     power_watts_mean: float | None = None
+    pod: str | None = None  # namespace/name of the pod that held it all the time; None: none did, or several
+    xid_last: int | None = None  # as in the last sample that said it; 0: none since the driver was loaded
+    xids: tuple[int, ...] = ()  # errors that any sample named, each once, in that order
+    is_row_remap_failed: bool | None = None
+    ecc_double_bit_count: int | None = None
 
 
 class GpuNodeSummarised(Versioned, frozen=True, kw_only=True):

@@ -96,9 +96,10 @@ class NodeDrifted(Reason, frozen=True, kw_only=True, tag="node_drifted"):
 class NodeSick(Reason, frozen=True, kw_only=True, tag="node_sick"):
     """Evidence over a while says that the node cannot be trusted with work."""
 
-    evidence: str  # in words: "GPU 3 was hotter than 85 °C"
+    evidence: str  # in words: "GPU 3 reported XID 79"
     sick_seconds: float
     sick_seconds_max: float
+    is_fatal: bool = True  # False: it still works, and goes when its work may be moved
 
 
 class SpotReclaim(Reason, frozen=True, kw_only=True, tag="spot_reclaim"):

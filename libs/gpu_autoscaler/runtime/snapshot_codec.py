@@ -30,7 +30,7 @@ STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("budgets", "budgets_gone", "budgets_synced"), "POD"),
     **dict.fromkeys(("nodes", "nodes_gone", "nodes_synced", "usable", "amiss_since"), "NODE"),
     **dict.fromkeys(("instances", "instances_seen_at", "instances_listed_at", "spot_ends"), "NODE"),
-    "telemetry": "GPU",
+    **dict.fromkeys(("telemetry", "trails"), "GPU"),
     **dict.fromkeys(("notices", "offers"), "SPOT"),
     "jobs": "JOB",
     "wishes": "DEMAND",

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
 from gpu_autoscaler.dcgm.parse import Page
 from gpu_autoscaler.events.cost import CostAccrued
@@ -136,12 +138,13 @@ class SimExporters:
             return None
         busy_count = sum(int(pod.spec.containers[0].resources.requests.get("nvidia.com/gpu", "0"))
                          for pod in self._cloud.pods_on(machine))  # fmt: skip
-        true = Page(tuple(_sample(machine, index, index < busy_count) for index in range(_gpus(machine))), 0)
+        now = self._gate.loop.time()
+        true = Page(tuple(_sample(machine, index, now, index < busy_count) for index in range(_gpus(machine))), 0)
         if machine.telemetry == "frozen":
             return self._frozen.setdefault(machine.node_name, true)
         self._frozen.pop(machine.node_name, None)
         if machine.telemetry == "all_zero":
-            return Page(tuple(_sample(machine, index, False) for index in range(_gpus(machine))), 0)
+            return Page(tuple(_sample(machine, index, now, False) for index in range(_gpus(machine))), 0)
         if machine.telemetry == "absurd":  # what the parser leaves of figures that cannot be
             return Page(tuple(GpuSample(gpu=one.gpu, gpu_uuid=one.gpu_uuid) for one in true.gpus), len(true.gpus))
         return true
@@ -203,8 +206,8 @@ def _gpus(machine: Machine) -> int:
     return machine.offer.resources.gpu_count if machine.is_usable else 0
 
 
-def _sample(machine: Machine, index: int, is_busy: bool) -> GpuSample:  # noqa: FBT001 - said where it is called
-    return GpuSample(
+def _sample(machine: Machine, index: int, now: float, is_busy: bool) -> GpuSample:  # noqa: FBT001 - said where called
+    sample = GpuSample(
         gpu=str(index),
         gpu_uuid=f"GPU-{machine.node_name}-{index}",
         gpu_model=machine.offer.gpu_model,
@@ -212,5 +215,9 @@ def _sample(machine: Machine, index: int, is_busy: bool) -> GpuSample:  # noqa: 
         memory_used_bytes=16 * GIBIBYTE if is_busy else 0,
         memory_total_bytes=machine.offer.gpu_memory_bytes,
         temperature_celsius=65.0 if is_busy else 35.0,
-        power_watts=250.0 if is_busy else 60.0,
+        power_watts=(250.0 if is_busy else 60.0) + now // 10 % 7 / 10,  # a sensor never stands still
+        xid=0,
+        is_row_remap_failed=False,
+        ecc_double_bit_count=0,
     )
+    return sample if index else replace(sample, **machine.sickness)

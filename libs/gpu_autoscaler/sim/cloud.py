@@ -4,10 +4,10 @@ Services see it through `capacity.py`, which fails and lies; the invoice and the
 """
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec.structs import replace
 
@@ -52,6 +52,7 @@ class Machine:
     hinted_at: datetime | None = None
     reclaimed_at: datetime | None = None  # when the cloud took it, of its own accord
     telemetry: Telemetry = "true"
+    sickness: Mapping[str, Any] = field(default_factory=dict)  # what its first GPU shows instead, by field of a sample
     is_usable: bool = False
     is_ordered: bool = True  # False: with our tags, and by nobody of ours
 
@@ -64,6 +65,11 @@ class Machine:
     def is_alive(self) -> bool:
         """True until it is told to end."""
         return self.state in ("pending", "running")
+
+    @property
+    def has_broken_gpu(self) -> bool:
+        """True where work on it is lost anyway: a GPU that is gone, or whose memory is past repair."""
+        return self.sickness.get("xid") == 79 or bool(self.sickness.get("is_row_remap_failed"))
 
     def shown(self) -> Instance:
         """The machine as the cloud's API shows it."""

@@ -82,6 +82,8 @@ KINDS: Mapping[str, Kind] = {
         Kind("telemetry_frozen", per_hour=0.2),
         Kind("telemetry_all_zero", per_hour=0.2),
         Kind("telemetry_absurd", per_hour=0.2),
+        # one GPU: broken, hot, worn, or only said to have failed an application
+        Kind("worn_gpu", per_hour=0.3),
         # the store of record
         Kind("store_full", per_hour=0.12, place=STORE),
         Kind("store_slow", ratio=0.02, place=PROCESS),

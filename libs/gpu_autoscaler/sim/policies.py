@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from gpu_autoscaler.core.health_policy import GpuHealthPolicy
 from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.runtime.digests import policy_digest
@@ -57,6 +59,9 @@ def policy_of(seed: int) -> ScalingPolicy:
         consolidation_requested_ratio_max=chance.choice((0.5, 0.8, 1.0)),
         consolidation_saving_ratio_min=chance.choice((0.05, 0.15, 0.6)),
         job_retries_count_max=chance.choice((1, 3)),
+        removal=RemovalPolicy(
+            gpu=GpuHealthPolicy(evidence_seconds=random.Random(f"{seed}/health").choice((120.0, 600.0)))
+        ),
         pools=chance.choice(_POOLS),
         limits=random.Random(f"{seed}/limits").choice(_LIMITS),
     )

@@ -33,6 +33,13 @@ WITHDRAWN_SECONDS_MAX = 40.0  # a cloud that changes its mind does it soon
 SOLD_OUT_SECONDS = (300.0, 2400.0)
 EVERYTHING = "everything"
 FROZEN_SECONDS = (300.0, 2400.0)
+ILLS: tuple[dict[str, object], ...] = (
+    {"xid": 79},
+    {"xid": 94},
+    {"xid": 31},
+    {"temperature_celsius": 93.0},
+    {"is_row_remap_failed": True},
+)
 MARKS = ((labels.DO_NOT_DISRUPT, "true"), (labels.DO_NOT_DISRUPT, "30m"), (labels.SCALE_DOWN_DISABLED, "true"))
 
 
@@ -92,6 +99,7 @@ class Trouble:
             "telemetry_frozen": lambda: self._lie("frozen"),
             "telemetry_all_zero": lambda: self._lie("all_zero"),
             "telemetry_absurd": lambda: self._lie("absurd"),
+            "worn_gpu": self._wear,
             "store_full": self._fill_store,
             "capacity_gone": self._sell_out,
             "operator_freezes": self._freeze,
@@ -113,6 +121,7 @@ class Trouble:
         self._policies.freeze(is_frozen=False)
         for machine in self._cloud.machines:
             machine.telemetry = "true"
+            machine.sickness = {}
             self._annotate(machine, {})
 
     def _await(self, name: str) -> None:
@@ -133,7 +142,7 @@ class Trouble:
     def _has_victim(self, name: str) -> bool:
         if name.startswith(("notice_", "storm_")) or name in ("reclaimed_without_notice", "rebalance_hint"):
             return bool(self._cloud.spot())
-        if name in ("node_vanished", "operator_marks_node") or name.startswith("telemetry_"):
+        if name in ("node_vanished", "operator_marks_node") or name.startswith(("telemetry_", "worn_")):
             return any(machine.is_usable for machine in self._cloud.alive())
         if name == "pod_vanished":
             return any(is_ready(pod) for pod in self._workloads.cluster.all(PODS))
@@ -304,6 +313,11 @@ class Trouble:
     def _times(offer: Offer, factor: float) -> Offer:
         price = offer.price_micro_usd_per_hour
         return offer if price is None else replace(offer, price_micro_usd_per_hour=round(price * factor))
+
+    def _wear(self) -> None:
+        """What has befallen a GPU stays with it."""
+        machine = self._pick("worn_gpu", [one for one in self._cloud.alive() if one.is_usable])
+        machine.sickness = ILLS[int(self._faults.seconds("worn_gpu", 0, len(ILLS)))]
 
     def _lie(self, how: Telemetry) -> None:
         name = f"telemetry_{how}"

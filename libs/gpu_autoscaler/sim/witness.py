@@ -144,8 +144,8 @@ class Witness:
             self.breaks("nodes of others", f"{node.metadata.name} was cordoned, which is not ours")
 
     def _is_doomed(self, machine: Machine) -> bool:
-        if machine.notice is not None:
-            return True  # be it the second one, after a first that was taken back
+        if machine.notice is not None or machine.has_broken_gpu:
+            return True  # be it the second notice, after a first that was taken back
         withdrawn_at = self._withdrawn_at.get(machine.node_name)
         if withdrawn_at is None:
             return False

@@ -14,6 +14,8 @@
     DELETE /admin/notices/NODE                    take the notice back
     POST   /admin/rebalances                      {"node", "after_seconds"}
     POST   /admin/telemetry                       {"node", "fault": silent, frozen, zero, absurd, or null}
+    POST   /admin/sickness                        {"node", "gpu", "xid", "celsius", "ecc_double_bit_count",
+                                                  "is_row_remap_failed"}; nothing but node and gpu: well again
 
 Slow, failing and lost answers of any of these but /admin are the matter of `faults`.
 """
@@ -29,9 +31,9 @@ from msgspec import Meta
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
 from gpu_autoscaler.simcluster.admin import decode, guarded
-from gpu_autoscaler.simcluster.answers import failure
+from gpu_autoscaler.simcluster.answers import bad_request, failure
 from gpu_autoscaler.simcluster.cloud import NOTICE_SECONDS, RETRY_AFTER_SECONDS, Cloud, NotOurs, RefusalRule
-from gpu_autoscaler.simcluster.exporter import TelemetryFault
+from gpu_autoscaler.simcluster.exporter import Sickness, TelemetryFault
 from gpu_autoscaler.simcluster.instances import Machine
 from gpu_autoscaler.simcluster.invoice import invoice
 from gpu_autoscaler.simcluster.metadata import add_metadata_routes
@@ -67,6 +69,15 @@ class _RebalanceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _TelemetryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str
     fault: TelemetryFault | None = None
+
+
+class _SicknessBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    node: str
+    gpu: int
+    xid: int = 0
+    celsius: float | None = None
+    ecc_double_bit_count: int = 0
+    is_row_remap_failed: bool = False
 
 
 class TrueInstance(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,12 +224,27 @@ def _add_fate_routes(app: web.Application, cloud: Cloud, world: World) -> None:
         _known(cloud, body.node).telemetry.break_with(body.fault)
         return _answer({"node": body.node, "fault": body.fault})
 
+    async def sicken(request: web.Request) -> web.StreamResponse:
+        body = await decode(request, _SicknessBody)
+        sickness = Sickness(
+            xid=body.xid,
+            celsius=body.celsius,
+            ecc_double_bit_count=body.ecc_double_bit_count,
+            is_row_remap_failed=body.is_row_remap_failed,
+        )
+        try:
+            _known(cloud, body.node).telemetry.sicken(body.gpu, None if sickness == Sickness() else sickness)
+        except IndexError as error:
+            raise bad_request(str(error)) from error
+        return _answer({"node": body.node, "gpu": body.gpu})
+
     app.router.add_post("/admin/refusals", guarded(refuse))
     app.router.add_delete("/admin/refusals", guarded(refuse_nothing))
     app.router.add_post("/admin/notices", guarded(give_notice))
     app.router.add_delete("/admin/notices/{node}", guarded(withdraw))
     app.router.add_post("/admin/rebalances", guarded(rebalance))
     app.router.add_post("/admin/telemetry", guarded(break_telemetry))
+    app.router.add_post("/admin/sickness", guarded(sicken))
 
 
 def _known(cloud: Cloud, node_name: str) -> Machine:

@@ -39,6 +39,16 @@ _PRODUCTS: dict[tuple[str, int], tuple[str, float, float]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sickness:
+    """What ails one GPU. The XID stays in its gauge until the driver is loaded again, as the real one does."""
+
+    xid: int = 0
+    celsius: float | None = None  # hotter than its work makes it
+    ecc_double_bit_count: int = 0
+    is_row_remap_failed: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class _Load:
     """What a GPU is doing at an instant; ratios run 0 to 1."""
@@ -46,6 +56,7 @@ class _Load:
     busy_ratio: float
     memory_ratio: float
     seconds: float  # since the exporter started, for counters that only grow
+    sickness: Sickness = Sickness()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +75,14 @@ class _Counter:
 
 
 def _watts(load: _Load, card: _Card) -> float:
-    return card.idle_watts + (card.full_watts - card.idle_watts) * load.busy_ratio * 0.9
+    # A real sensor never reads the same for long, also on an idle GPU: that is how a frozen one is told.
+    wobble = (math.floor(load.seconds / NOISE_SECONDS) * 7919 % 101) / 1000
+    return card.idle_watts + (card.full_watts - card.idle_watts) * load.busy_ratio * 0.9 + wobble
 
 
 def _celsius(load: _Load, _card: _Card) -> float:
-    return round(AMBIENT_CELSIUS + 42.0 * load.busy_ratio)
+    own = round(AMBIENT_CELSIUS + 42.0 * load.busy_ratio)
+    return own if load.sickness.celsius is None else max(own, load.sickness.celsius)
 
 
 def _used_mib(load: _Load, card: _Card) -> float:
@@ -108,7 +122,16 @@ COUNTERS = (
     ),
     _Counter("DCGM_FI_DEV_ENC_UTIL", "gauge", "Encoder utilization (in %).", _zero),
     _Counter("DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder utilization (in %).", _zero),
-    _Counter("DCGM_FI_DEV_XID_ERRORS", "gauge", "Value of the last XID error encountered.", _zero),
+    _Counter(
+        "DCGM_FI_DEV_XID_ERRORS", "gauge", "Value of the last XID error encountered.", lambda at, _: at.sickness.xid
+    ),
+    # Not among the defaults: who wants it adds it to the counters file.
+    _Counter(
+        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
+        "counter",
+        "Total number of double-bit volatile ECC errors.",
+        lambda at, _: at.sickness.ecc_double_bit_count,
+    ),
     _Counter("DCGM_FI_DEV_FB_FREE", "gauge", "Framebuffer memory free (in MiB).", _free_mib),
     _Counter("DCGM_FI_DEV_FB_USED", "gauge", "Framebuffer memory used (in MiB).", _used_mib),
     _Counter("DCGM_FI_DEV_FB_RESERVED", "gauge", "Framebuffer memory reserved (in MiB).", _reserved_mib),
@@ -128,7 +151,12 @@ COUNTERS = (
     _Counter(
         "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "counter", "Number of remapped rows for correctable errors", _zero
     ),
-    _Counter("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge", "Whether remapping of rows has failed", _zero),
+    _Counter(
+        "DCGM_FI_DEV_ROW_REMAP_FAILURE",
+        "gauge",
+        "Whether remapping of rows has failed",
+        lambda at, _: int(at.sickness.is_row_remap_failed),
+    ),
     _Counter(
         "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
         "gauge",
@@ -180,6 +208,7 @@ class Telemetry:
             f'modelName="{product}",Hostname="{node_name}",DCGM_FI_DRIVER_VERSION="{DRIVER_VERSION}"'
             for index, uuid in enumerate(self._uuids)
         ]
+        self._sick: dict[int, Sickness] = {}
         self._fault: TelemetryFault | None = None
         self._frozen_page: str | None = None
 
@@ -192,6 +221,14 @@ class Telemetry:
         """Be broken like this from now on; None: work again."""
         self._fault = fault
         self._frozen_page = None
+
+    def sicken(self, gpu: int, sickness: Sickness | None) -> None:
+        """Let the GPU of this index be sick like this from now on; None: well. Raises IndexError."""
+        if not 0 <= gpu < len(self._holders):
+            raise IndexError(f"GPU {gpu}: the node has {len(self._holders)}")
+        self._sick.pop(gpu, None)
+        if sickness is not None:
+            self._sick[gpu] = sickness
 
     def page(self, pods: Iterable[Json], now: datetime) -> str | None:
         """Return the page at `now`, None for a silent exporter. `pods` are those bound to the node."""
@@ -235,12 +272,16 @@ class Telemetry:
         return "\n".join(lines) + "\n"
 
     def _load(self, index: int, seconds: float) -> _Load:
+        sickness = self._sick.get(index, Sickness())
         if self._holders[index] is None or self._fault == "zero":
-            return _Load(0.0, 0.0, seconds)
+            return _Load(0.0, 0.0, seconds, sickness)
         window = math.floor(seconds / NOISE_SECONDS)
         noise = zlib.crc32(f"{self._uuids[index]}/{window}".encode()) / 0xFFFFFFFF
         return _Load(
-            round(0.85 + 0.13 * noise, 4), 0.62 + 0.2 * (zlib.crc32(self._uuids[index].encode()) % 100) / 100, seconds
+            round(0.85 + 0.13 * noise, 4),
+            0.62 + 0.2 * (zlib.crc32(self._uuids[index].encode()) % 100) / 100,
+            seconds,
+            sickness,
         )
 
     def _value(self, counter: _Counter, load: _Load) -> str:

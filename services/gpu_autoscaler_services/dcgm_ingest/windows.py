@@ -53,6 +53,11 @@ def _summary(gpu: str, gpu_uuid: str, samples: Sequence[GpuSample]) -> GpuSummar
     """Return one GPU over the window; a value that no sample had stays None."""
     busy = _known(sample.utilization_ratio for sample in samples)
     watts = _known(sample.power_watts for sample in samples)
+    degrees = _known(sample.temperature_celsius for sample in samples)
+    xids = [sample.xid for sample in samples if sample.xid is not None]
+    holders = {sample.pod for sample in samples}
+    remapping = [sample.is_row_remap_failed for sample in samples if sample.is_row_remap_failed is not None]
+    double_bits = [sample.ecc_double_bit_count for sample in samples if sample.ecc_double_bit_count is not None]
     return GpuSummary(
         gpu=gpu,
         gpu_uuid=gpu_uuid,
@@ -64,8 +69,14 @@ def _summary(gpu: str, gpu_uuid: str, samples: Sequence[GpuSample]) -> GpuSummar
             (s.memory_used_bytes for s in samples if s.memory_used_bytes is not None), default=None
         ),
         memory_total_bytes=samples[-1].memory_total_bytes,
-        temperature_celsius_max=max(_known(sample.temperature_celsius for sample in samples), default=None),
+        temperature_celsius_min=min(degrees, default=None),
+        temperature_celsius_max=max(degrees, default=None),
         power_watts_mean=_mean(watts),
+        pod=holders.pop() if len(holders) == 1 else None,
+        xid_last=xids[-1] if xids else None,
+        xids=tuple(dict.fromkeys(xid for xid in xids if xid)),
+        is_row_remap_failed=remapping[-1] if remapping else None,
+        ecc_double_bit_count=double_bits[-1] if double_bits else None,
     )
 
 

@@ -4,12 +4,17 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 import pytest
-from tests.support.stories import MINUTE, SECOND, T0, given, node
+from tests.support.stories import MINUTE, SECOND, T0, Told, given, node, on_sale, planned, pod, policy
 
+from gpu_autoscaler.core.check import check
+from gpu_autoscaler.core.headline import Sight, node_line
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.dcgm.parse import Page, parse_page
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSampled, GpuNodeSummarised
 from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.simcluster.exporter import Sickness, Telemetry
+from gpu_autoscaler.simcluster.offers import CATALOGUE
 from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
 
 URL = "http://{node_name}/metrics"
@@ -165,3 +170,43 @@ async def test_zero_and_full_are_values(percent: float) -> None:
     story.says("n1", percent)
     await story.run(T0, 65)
     assert story.minutes[0].gpus[0].utilization_ratio_mean == percent / 100
+
+
+async def test_a_gpu_that_falls_off_the_bus_is_told_by_why() -> None:
+    """From the exporter's page to the drain and its sentence, with what an application did after it in between."""
+    story = Story("n1", "n2")
+    pages = {name: Telemetry(name, CATALOGUE[0]) for name in ("n1", "n2")}
+    pages["n1"].sicken(0, Sickness(xid=79))
+    for minutes in range(13):
+        now = T0 + minutes * MINUTE
+        if minutes == 6:
+            pages["n1"].sicken(0, Sickness(xid=45))
+        for name, exporter in pages.items():
+            story.exporters.texts[f"http://{name}/metrics"] = exporter.page((), now) or ""
+        await story.run(now, 60)
+    ended = T0 + 13 * MINUTE
+    told = tuple(Told(fact, ended) for fact in story.facts)
+    state = given(node("n1"), node("n2"), pod("a", on="n1"), told, on_sale(), as_of=ended)
+    made = plan(state, policy(), ended)
+    after = given(
+        node("n1"), node("n2"), pod("a", on="n1"), told, on_sale(), planned(*made.decisions, at=ended), as_of=ended
+    )
+
+    assert check(made, state, policy()) == ()
+    assert "It leaves: It is sick: GPU 0 reported XID 79" in node_line("n1", Sight.of(after, policy(), ended, made))
+
+
+async def test_application_errors_and_who_held_a_gpu_are_told() -> None:
+    """The holder of the whole minute, the last error, and every error in between."""
+    story = Story("n1")
+    for second, xid in ((0, 0), (10, 13), (20, 31), (30, 0)):
+        story.exporters.texts["http://n1/metrics"] = (
+            f'DCGM_FI_DEV_XID_ERRORS{{gpu="0",UUID="GPU-n1",namespace="ml",pod="a"}} {xid}\n'
+        )
+        await story.run(T0 + second * SECOND, 10)
+    story.exporters.texts.clear()
+    await story.run(T0 + MINUTE, 1)
+    (gpu,) = story.minutes[0].gpus
+
+    assert (gpu.pod, gpu.xid_last, gpu.xids) == ("ml/a", 0, (13, 31))
+    assert (gpu.is_row_remap_failed, gpu.ecc_double_bit_count) == (None, None)
