@@ -104,6 +104,7 @@ def _add_routes(app: web.Application, *, cloud: Cloud, world: World) -> None:
     _add_exporter_route(app, cloud, world)
     _add_book_routes(app, cloud, world)
     _add_fate_routes(app, cloud, world)
+    _add_telemetry_routes(app, cloud)
 
 
 def _add_capacity_routes(app: web.Application, cloud: Cloud) -> None:
@@ -219,6 +220,14 @@ def _add_fate_routes(app: web.Application, cloud: Cloud, world: World) -> None:
         cloud.schedule(body.after_seconds, partial(cloud.recommend_rebalance, _known(cloud, body.node)))
         return _answer({"node": body.node})
 
+    app.router.add_post("/admin/refusals", guarded(refuse))
+    app.router.add_delete("/admin/refusals", guarded(refuse_nothing))
+    app.router.add_post("/admin/notices", guarded(give_notice))
+    app.router.add_delete("/admin/notices/{node}", guarded(withdraw))
+    app.router.add_post("/admin/rebalances", guarded(rebalance))
+
+
+def _add_telemetry_routes(app: web.Application, cloud: Cloud) -> None:
     async def break_telemetry(request: web.Request) -> web.StreamResponse:
         body = await decode(request, _TelemetryBody)
         _known(cloud, body.node).telemetry.break_with(body.fault)
@@ -238,11 +247,6 @@ def _add_fate_routes(app: web.Application, cloud: Cloud, world: World) -> None:
             raise bad_request(str(error)) from error
         return _answer({"node": body.node, "gpu": body.gpu})
 
-    app.router.add_post("/admin/refusals", guarded(refuse))
-    app.router.add_delete("/admin/refusals", guarded(refuse_nothing))
-    app.router.add_post("/admin/notices", guarded(give_notice))
-    app.router.add_delete("/admin/notices/{node}", guarded(withdraw))
-    app.router.add_post("/admin/rebalances", guarded(rebalance))
     app.router.add_post("/admin/telemetry", guarded(break_telemetry))
     app.router.add_post("/admin/sickness", guarded(sicken))
 

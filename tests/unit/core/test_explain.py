@@ -46,6 +46,8 @@ def _sample(reason: type[reasons.Reason]) -> reasons.Reason:
             values[field.name] = ("job/a", "job/b")
         elif "float" in kind:
             values[field.name] = 0.5 if field.name.endswith(("ratio", "ratio_min")) else 700.0
+        elif field.type is bool:
+            values[field.name] = True
         else:
             values[field.name] = 3 if field.type is int else "gpu-7"
     return msgspec.convert(values, reason, strict=False, from_attributes=True)

@@ -8,7 +8,7 @@ from tests.support.kube_objects import pod
 from tests.unit.simcluster.conftest import NOON
 
 from gpu_autoscaler.dcgm.parse import parse_page
-from gpu_autoscaler.simcluster.exporter import COUNTERS, Telemetry
+from gpu_autoscaler.simcluster.exporter import COUNTERS, Sickness, Telemetry
 from gpu_autoscaler.simcluster.objects import Json
 from gpu_autoscaler.simcluster.offers import CATALOGUE
 
@@ -90,3 +90,16 @@ def test_faults_are_as_told(telemetry: Telemetry) -> None:
     assert {gpu.utilization_ratio for gpu in parse_page(page(telemetry, one)).gpus} == {None}
     telemetry.break_with(None)
     assert busy(page(telemetry, one)) == [True] * 4
+
+
+def test_a_sick_gpu_shows_what_ails_it_and_the_others_do_not(telemetry: Telemetry) -> None:
+    """XID, heat and memory of one GPU, until it is well again."""
+    telemetry.sicken(2, Sickness(xid=79, celsius=95.0, ecc_double_bit_count=1, is_row_remap_failed=True))
+    gpus = parse_page(page(telemetry)).gpus
+    telemetry.sicken(2, None)
+
+    assert [gpu.xid for gpu in gpus] == [0, 0, 79, 0]
+    assert (gpus[2].temperature_celsius, gpus[2].ecc_double_bit_count, gpus[2].is_row_remap_failed) == (95.0, 1, True)
+    assert {gpu.xid for gpu in parse_page(page(telemetry)).gpus} == {0}
+    with pytest.raises(IndexError, match="GPU 4: the node has 4"):
+        telemetry.sicken(4, None)
