@@ -11,10 +11,12 @@ import pytest
 from tests.tidy import rules
 
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, scaling, shadow, spot
+from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, policy, scaling, shadow, spot
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.tools.policy_file import range_of
+from gpu_autoscaler_services.registry import SERVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 TextRule = Callable[[Path, str], Iterator[str]]
@@ -111,7 +113,7 @@ def test_every_fact_is_in_the_catalogue() -> None:
     """A public fact class that nobody listed would be an unknown type to its own publisher."""
     defined = {
         item
-        for module in (cost, demand, gpu, job, node, pod, scaling, shadow, spot)
+        for module in (cost, demand, gpu, job, node, pod, policy, scaling, shadow, spot)
         for name, item in vars(module).items()
         if isinstance(item, type)
         and issubclass(item, Fact)
@@ -212,6 +214,17 @@ def test_the_policy_rule_fails_on_a_bad_field(name: str, description: str, has_r
 def test_the_policy_rule_looks_into_tables() -> None:
     """Pools, and whatever comes after them, are held to the same rule."""
     assert "NodePool" in {table.__name__ for table in POLICY_TABLES}
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.name)
+def test_a_services_readme_says_what_it_declares(service: type[Service]) -> None:
+    """What goes in, what comes out, what is urgent: no more and no less."""
+    declared = {
+        row: {fact.subject_root() for fact in getattr(service, row)}
+        for row in ("consumes", "folds", "publishes", "urgent")
+    }
+    readme = (ROOT / "services/gpu_autoscaler_services" / service.name / "README.md").read_text()
+    assert list(rules.service_readme(service.name, readme, declared)) == []
 
 
 def test_the_readme_rule_fails_on_a_difference() -> None:

@@ -222,6 +222,7 @@ STREAMS: tuple[StreamSpec, ...] = (
     _domain("SPOT", "Notices, rebalance hints, prices and capacity of the clouds", days=7, mebibytes=128),
     _domain("SCALING", "Plans, and the effect they had", days=30, mebibytes=512, is_append_only=True),
     _domain("DEMAND", "Room that somebody wants to be free for work to come", days=7, mebibytes=64),
+    _domain("POLICY", "What people overrule for a while, and which policy is in force", days=60, mebibytes=64),
     _domain("COST", "Money that accrued", days=30, mebibytes=128),
     _domain("SHADOW", "What a policy in shadow would decide; nobody acts on it", days=7, mebibytes=128),
     _domain(

@@ -84,7 +84,7 @@ class Basket:
         self._draft = draft
         self._market = market
         self._policy = policy
-        self._account = Account(draft.views, policy)
+        self._account = Account(draft.views, policy, draft.directives)
         self._excesses: dict[tuple[int, str | None], HoldReason | None] = {}  # while nothing more is counted
         for purchase in draft.purchases:
             self._count(purchase.decision.pool, purchase.decision.offer, project_of(purchase.decision))

@@ -143,6 +143,7 @@ class Batch:
         self.offers = state.offers
         self.jobs = Table(state.jobs)
         self.wishes = Table(state.wishes)
+        self.directives = Table(state.directives)
         self.orders = Table(state.orders)
         self.drains = Table(state.drains)
         self.last_plan_sequence = state.last_plan_sequence
@@ -183,6 +184,7 @@ class Batch:
             "offers": self.offers,
             "jobs": self.jobs.now,
             "wishes": self.wishes.now,
+            "directives": self.directives.now,
             "orders": self.orders.now,
             "drains": self.drains.now,
             "last_plan_sequence": self.last_plan_sequence,

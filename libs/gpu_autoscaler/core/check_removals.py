@@ -16,8 +16,9 @@ from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.directives import Override
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import GangGivenUp, NodeIdle, SpotReclaim
+from gpu_autoscaler.model.reasons import BeyondOverride, GangGivenUp, NodeIdle, SpotReclaim
 from gpu_autoscaler.model.resources import Resources
 
 
@@ -96,7 +97,7 @@ def _protected_node(drain: DrainNode, state: ClusterState, pods: Iterable[PodObs
     if any(key in keys and value == "true" for key, value in marks):
         yield f"node {drain.node_name} is drained by choice, but is marked to stay"
     for pod in pods:
-        if isinstance(drain.reason, NodeIdle | GangGivenUp):
+        if isinstance(drain.reason, NodeIdle | GangGivenUp | BeyondOverride):
             yield f"node {drain.node_name} is drained as idle, but pod {pod.namespace}/{pod.name} is there"
         job = None if pod.job_id is None else state.jobs.get(pod.job_id)
         is_kept = job is not None and job.queued is not None and not job.queued.spec.is_preemptible
@@ -190,8 +191,19 @@ def _too_many(
         yield f"{len(moving - kept)} nodes of {usable_count} would be leaving by choice at once"
     yield from beyond_budgets(chosen, len(moving - kept - going), usable_count, policy, plan.as_of)
     staying_count = sum(1 for view in ours if view.node_uid not in going and not view.is_leaving)
-    if staying_count < policy.nodes_count_min:
-        yield f"{staying_count} nodes would be left of at least {policy.nodes_count_min}"
+    least = min((policy.nodes_count_min, *_most_wanted(plan, state)))
+    if staying_count < least:
+        yield f"{staying_count} nodes would be left of at least {least}"
+
+
+def _most_wanted(plan: Plan, state: ClusterState) -> Iterator[int]:
+    """What somebody allows in all for a while goes before the policy's least."""
+    for record in state.directives.values():
+        said = record.given.directive
+        if record.lifted is None and plan.as_of < record.given.until and isinstance(said, Override):
+            is_of_all = said.pool is None and said.gpu_model is None
+            if is_of_all and said.nodes_count_max is not None:
+                yield said.nodes_count_max
 
 
 def _wrong_releases(releases: list[ReleaseInstance], views: tuple[NodeView, ...], as_of: datetime) -> Iterator[str]:

@@ -22,7 +22,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT, PRIORITY_NAMES, JobSpec
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.reasons import WantedAhead
+from gpu_autoscaler.model.reasons import OverrideWants, WantedAhead
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.model.scheduling import NO_DEMANDS, NodeDemands, Toleration
 
@@ -46,6 +46,7 @@ class DemandSource(enum.StrEnum):
     MOVING_POD = "moving_pod"  # runs on a node that we drain by choice
     REPORTED = "reported"  # nobody yet: somebody wants room to be free (`demand.reported`)
     MINIMUM = "minimum"  # nobody yet: the policy wants a node
+    OVERRIDE = "override"  # nobody yet: somebody wants so many for a while
     AHEAD = "ahead"  # nobody yet: headroom, or demand that is foreseen
 
 
@@ -68,7 +69,7 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     gang: str | None = None  # job/<id> or group/<namespace>/<name>: its items are placed all together or not at all
     leaves: NodeUid | None = None  # the doomed or drained node that it has to leave
     prefers: tuple[str, ...] = ()  # keys of the bins that it was released for
-    ahead: WantedAhead | None = None  # why nodes are bought before anybody waits
+    ahead: WantedAhead | OverrideWants | None = None  # why nodes are bought before anybody waits
 
     @property
     def is_bought_for(self) -> bool:

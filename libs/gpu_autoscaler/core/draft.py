@@ -12,6 +12,7 @@ import msgspec
 
 from gpu_autoscaler.core.bins import current_bins
 from gpu_autoscaler.core.demand import DemandItem, demand
+from gpu_autoscaler.core.directives import NOTHING_IN_FORCE, InForce, in_force
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.state import ClusterState
@@ -39,6 +40,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     pods: Mapping[str, tuple[PodObserved, ...]]  # unfinished, by node name
     demand: tuple[DemandItem, ...]  # in the order in which it is served
     room: Room
+    directives: InForce = NOTHING_IN_FORCE
     removals: tuple[DrainNode | ReleaseInstance, ...] = ()
     returns: tuple[CancelDrain, ...] = ()
     purchases: tuple[Purchase, ...] = ()
@@ -59,6 +61,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             pods=pods,
             demand=demand(state, views, as_of),
             room=Room(current_bins(views, pods)),
+            directives=in_force(state.directives, as_of),
         )
 
     def next_action_id(self) -> ActionId:

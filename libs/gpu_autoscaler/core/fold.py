@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from gpu_autoscaler.core.admission import job_id_of
 from gpu_autoscaler.core.batch import Batch, version_of
+from gpu_autoscaler.core.directives import keep_directive
 from gpu_autoscaler.core.interruptions import place_of, with_end
 from gpu_autoscaler.core.pruning import forget_pod, hour, hour_end, is_long_idle, is_outlived, notice_ended_at, prune
 from gpu_autoscaler.core.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
-from gpu_autoscaler.core.remembering import remember_demand
-from gpu_autoscaler.core.reports import SOURCES_COUNT_MAX, mistakes_of
+from gpu_autoscaler.core.remembering import keep_wish, remember_demand
 from gpu_autoscaler.core.state import (
     ClusterState,
     DrainRecord,
@@ -26,10 +26,9 @@ from gpu_autoscaler.core.state import (
     OrderRecord,
     Tombstone,
     Usable,
-    WishRecord,
 )
 from gpu_autoscaler.core.views import is_finished, is_workload
-from gpu_autoscaler.events import demand, gpu, job, node, pod, scaling, spot
+from gpu_autoscaler.events import gpu, job, node, pod, scaling, spot
 from gpu_autoscaler.events.catalogue import (
     FACTS,
     AnyFact,
@@ -40,6 +39,7 @@ from gpu_autoscaler.events.catalogue import (
     NodeFact,
     OneJobFact,
     PodFact,
+    PolicyFact,
     ScalingFact,
     ShadowFact,
     SpotFact,
@@ -90,7 +90,10 @@ class _Folding:
             self._advance("spot", at)
             self._spot(fact)
         elif isinstance(fact, DemandFact):
-            self._wish(fact, at)
+            keep_wish(self._batch, fact, at)
+        elif isinstance(fact, PolicyFact):
+            self._advance("policy", at)
+            keep_directive(self._batch, fact)
         elif isinstance(fact, CostFact | ShadowFact):
             pass  # money and what another policy would do follow from state and never lead to it
         else:
@@ -289,19 +292,6 @@ class _Folding:
         if isinstance(fact, job.JobRequested):
             return job_id_of(fact.job_id, event_id)
         return job_id_of(fact.job_id, fact.request_id) if isinstance(fact, job.JobRejected) else fact.job_id
-
-    def _wish(self, fact: demand.DemandReported, at: datetime) -> None:
-        """The last word of a source counts; "not known" leaves the word before it, and what cannot be meant is none.
-
-        Anybody may say it, with any date, so it moves no clock: a wish that is over is passed over by its readers, and
-        makes room for others here.
-        """
-        if fact.count is None or mistakes_of(fact, at):
-            return
-        wishes = self._batch.wishes
-        wishes.set(fact.source, WishRecord(reported=fact, reported_at=at))
-        if len(wishes.now) > SOURCES_COUNT_MAX:
-            wishes.remove(min(wishes.now, key=lambda source: (wishes.now[source].reported.until, source)))
 
     # ---- notices and offers
 

@@ -10,6 +10,7 @@ import msgspec
 
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.remedies import remedy
 from gpu_autoscaler.core.schedule import schedule
 from gpu_autoscaler.core.sentences import sentence
 from gpu_autoscaler.core.state import ClusterState, JobRecord
@@ -91,38 +92,6 @@ def node_line(name_or_id: str, sight: Sight) -> str:
     return f"{_why_there(view)} {_what_becomes(view, sight)}"
 
 
-def starts_when(reason: reasons.HoldReason) -> str:
-    """Return what has to change before the held back thing happens, as the end of `it starts when ...`."""
-    match reason:
-        case reasons.NoOfferFits():
-            return "something that can hold it is for sale, or it asks for less"
-        case reasons.OffersRefused():
-            return f"the cloud has capacity again, which it is asked for after {instant(reason.retry_at)}"
-        case reasons.PriceUnknown():
-            return "a price is known"
-        case reasons.NodesLimit():
-            most = f"nodes_count_max ({reason.nodes_count_max})"
-            return f"one of {counted(reason.nodes_count, 'node')} goes, or {most} is raised"
-        case reasons.GpusLimit():
-            return f"some of {counted(reason.gpu_count, 'GPU')} go, or gpu_count_max ({reason.gpu_count_max}) is raised"
-        case reasons.BudgetLimit():
-            return "something dear goes, or price_micro_usd_per_hour_max is raised"
-        case reasons.Cooldown():
-            return "the cooldown is over"
-        case reasons.Frozen():
-            return "the policy's is_frozen is false again"
-        case reasons.RoomExpected():
-            when = "" if reason.expected_at is None else f", about {instant(reason.expected_at)}"
-            return f"{reason.node} takes it{when}"
-        case reasons.WatchStale():
-            return f"the list of {reason.source} is read again"
-        case reasons.GangIncomplete():
-            missing = reason.members_count - reason.members_placed
-            return f"the other {counted(missing, 'member')} {'has' if missing == 1 else 'have'} a place as well"
-        case _:
-            return "that has changed"
-
-
 def _waiting(job_id: JobId, sight: Sight) -> str:
     key = f"job/{job_id}"
     planned = sight.planned.get(key) or next(
@@ -158,7 +127,7 @@ def _because(reason: reasons.HoldReason) -> str:
     why = sentence(reason).rstrip(".")
     if not why[1:2].isupper():  # GPU, EC2
         why = why[:1].lower() + why[1:]
-    return f"Waiting because {why}; it starts when {starts_when(reason)}."
+    return f"Waiting because {why}; it starts when {remedy(reason)}."
 
 
 def _ordered_for(keys: tuple[str, ...], sight: Sight) -> str:
@@ -217,7 +186,7 @@ def _what_becomes(view: NodeView, sight: Sight) -> str:
         return f"It is on its way{expected}{until}."
     here = [pod for pod in pods_by_node(sight.state).get(view.name, ()) if counts_for_idleness(pod)]
     reason = sight.planned.get(f"node/{view.node_uid}")
-    kept = "" if reason is None else f" {sentence(reason)}"
+    kept = "" if reason is None else f" {sentence(reason)} It goes when {remedy(reason)}."
     if here:
         who = named([f"{pod.namespace}/{pod.name}" for pod in here])
         return f"It is kept by {counted(len(here), 'pod')} ({who}).{kept}"

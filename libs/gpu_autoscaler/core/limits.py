@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpu_autoscaler.core.bounds import Headcount, bought_gpu_count, word_of
+from gpu_autoscaler.core.directives import NOTHING_IN_FORCE, InForce
 from gpu_autoscaler.core.draft import Draft, Purchase, is_chosen
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -60,8 +62,11 @@ def _counted(views: tuple[NodeView, ...]) -> _Counted:
 class Account:
     """How much of each limit is used up. A scratch pad, like the room: what is bought is added, or taken back."""
 
-    def __init__(self, views: tuple[NodeView, ...], policy: ScalingPolicy) -> None:
+    def __init__(
+        self, views: tuple[NodeView, ...], policy: ScalingPolicy, directives: InForce = NOTHING_IN_FORCE
+    ) -> None:
         self._policy = policy
+        self._headcount = Headcount(views, directives)
         self._maxima = _maxima(policy)
         counted = _counted(views)
         self._nodes = counted.nodes.copy()
@@ -79,6 +84,7 @@ class Account:
         for owner in _owners(pool, offer.zone, project):
             self._nodes[owner] += count
             self._gpus[owner] += count * offer.resources.gpu_count
+        self._headcount.add(pool, offer, count)
         self._price_micro_usd_per_hour += count * (offer.price_micro_usd_per_hour or 0)
 
     def excess(self, pool: str, offer: Offer, project: str | None) -> HoldReason | None:
@@ -91,7 +97,7 @@ class Account:
             more = offer.resources.gpu_count
             if gpus_max is not None and more and self._gpus[owner] + more > gpus_max:
                 return GpusLimit(gpu_count=self._gpus[owner], gpu_count_max=gpus_max, owner=owner)
-        return self._excess_of_money(offer)
+        return self._headcount.excess(pool, offer) or self._excess_of_money(offer)
 
     def _excess_of_money(self, offer: Offer) -> HoldReason | None:
         price_max, price = self._policy.price_micro_usd_per_hour_max, offer.price_micro_usd_per_hour
@@ -125,32 +131,36 @@ def _maxima(policy: ScalingPolicy) -> Mapping[str, tuple[int | None, int | None]
     return maxima | {_CLUSTER: (policy.nodes_count_max, policy.gpu_count_max)}
 
 
-def bought_gpu_count(view: NodeView) -> int:
-    """GPUs that were paid for, also while some of them are not allocatable."""
-    decision = None if view.order is None else view.order.decision
-    return view.allocatable.gpu_count if decision is None else decision.offer.resources.gpu_count
-
-
 def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
     """Nothing in the draft passes a limit: whole transactions go, those of lowest priority first.
 
     Involuntary drains stay: what the cloud takes is not ours to keep. So do cancelled drains, which change nothing.
     """
-    kept, dropped = _within_limits(draft.purchases, Account(draft.views, policy), is_frozen=policy.is_frozen)
+    frozen = _frozen(draft, policy)
+    account = Account(draft.views, policy, draft.directives)
+    kept, dropped = _within_limits(draft.purchases, account, frozen)
     held = [
         HeldBack(step="trim", subject=subject, reason=reason)
         for purchase, reason in dropped
         for subject in subjects(purchase.decision)
     ]
     removals = draft.removals
-    if policy.is_frozen:
+    if frozen is not None:
         removals = tuple(each for each in removals if isinstance(each, DrainNode) and not is_chosen(each))
         held += [
-            HeldBack(step="trim", subject=_removed(each), reason=Frozen())
+            HeldBack(step="trim", subject=_removed(each), reason=frozen)
             for each in draft.removals
             if each not in removals
         ]
     return msgspec.structs.replace(draft, purchases=kept, removals=removals).adding(held_back=held)
+
+
+def _frozen(draft: Draft, policy: ScalingPolicy) -> Frozen | None:
+    """Return who wants nothing to be changed; None: nobody does."""
+    given = draft.directives.freeze
+    if given is not None:
+        return Frozen(said=word_of(given))
+    return Frozen() if policy.is_frozen else None
 
 
 def subjects(decision: BuyNode) -> tuple[str, ...]:
@@ -159,7 +169,7 @@ def subjects(decision: BuyNode) -> tuple[str, ...]:
 
 
 def _within_limits(
-    purchases: Iterable[Purchase], account: Account, *, is_frozen: bool
+    purchases: Iterable[Purchase], account: Account, frozen: Frozen | None
 ) -> tuple[tuple[Purchase, ...], list[tuple[Purchase, HoldReason]]]:
     """Split purchases, which come by priority, into those within the limits and those beyond, with the limit."""
     transactions: dict[str, list[Purchase]] = {}
@@ -169,7 +179,7 @@ def _within_limits(
     dropped: list[tuple[Purchase, HoldReason]] = []
     beyond: dict[str, HoldReason] = {}
     for name, members in transactions.items():
-        reason = Frozen() if is_frozen else _excess_of_all(members, account, beyond)
+        reason = frozen or _excess_of_all(members, account, beyond)
         if reason is None:
             kept += members
         else:

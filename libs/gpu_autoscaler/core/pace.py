@@ -8,22 +8,25 @@ from collections.abc import Iterator
 from datetime import datetime
 from math import ceil
 
+from gpu_autoscaler.core.bounds import keeper
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import DisruptionBudget, MinimumReached, ReplacesNodes
+from gpu_autoscaler.model.reasons import DisruptionBudget, KeptByOverride, MinimumReached, PoolPaused, ReplacesNodes
 
 
 def too_many_go(
     view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy
-) -> MinimumReached | DisruptionBudget | None:
+) -> MinimumReached | DisruptionBudget | PoolPaused | KeptByOverride | None:
     """Return which limit one more node leaving for this cause would pass; None: it may."""
     ours = [each for each in draft.views if each.is_ours and each.is_counted]
     staying_count = len(ours) - len(draft.leaving())
     if staying_count <= policy.nodes_count_min:
         return MinimumReached(nodes_count=staying_count, nodes_count_min=policy.nodes_count_min)
+    if (kept := keeper(view, draft)) is not None:
+        return kept
     going = draft.disturbing() | _awaiting(draft)
     if cause is not RemovalCause.SICK:
         going |= {each.node_uid for each in ours if each.phase is NodePhase.LOST and each.node_uid is not None}

@@ -1,7 +1,12 @@
 """What facts about demand and forecasts make of what is remembered of them. Used by `core/fold.py`."""
 
+from datetime import datetime
+
 from gpu_autoscaler.core.batch import Batch
+from gpu_autoscaler.core.reports import SOURCES_COUNT_MAX, mistakes_of
 from gpu_autoscaler.core.rises import EMPTY_HISTORY, HOURS_COUNT_MAX, sampled
+from gpu_autoscaler.core.state import WishRecord
+from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
 
 
@@ -18,3 +23,17 @@ def remember_demand(batch: Batch, fact: ScalingDemandSampled | ScalingForecastSc
     scores = batch.forecast_scores.get(fact.kind) or ()
     if not scores or fact.score.hour > scores[-1].hour:
         batch.forecast_scores.set(fact.kind, (*scores, fact.score)[-HOURS_COUNT_MAX:])
+
+
+def keep_wish(batch: Batch, fact: DemandReported, at: datetime) -> None:
+    """The last word of a source counts; "not known" leaves the word before it, and what cannot be meant is none.
+
+    Anybody may say it, with any date, so it moves no clock: a wish that is over is passed over by its readers, and
+    makes room for others here.
+    """
+    if fact.count is None or mistakes_of(fact, at):
+        return
+    wishes = batch.wishes
+    wishes.set(fact.source, WishRecord(reported=fact, reported_at=at))
+    if len(wishes.now) > SOURCES_COUNT_MAX:
+        wishes.remove(min(wishes.now, key=lambda source: (wishes.now[source].reported.until, source)))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from gpu_autoscaler.core.bins import bin_key, requested_ratio
+from gpu_autoscaler.core.bounds import beyond
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.life import NodePhase, NodeView
@@ -36,13 +37,25 @@ from gpu_autoscaler.model.reasons import (
     NoOfferFits,
     NotYetIdle,
     OffersRefused,
+    OverrideReached,
     PodsFitNowhere,
+    PoolPaused,
     PriceUnknown,
     SavingTooSmall,
 )
 
 # Why a gang is not bought that will not be bought a moment later either. A cooldown passes; an old list says nothing.
-_NOTHING_TO_BUY = (NoOfferFits, NeighboursForbid, OffersRefused, PriceUnknown, NodesLimit, GpusLimit, BudgetLimit)
+_NOTHING_TO_BUY = (
+    NoOfferFits,
+    NeighboursForbid,
+    OffersRefused,
+    PriceUnknown,
+    NodesLimit,
+    GpusLimit,
+    BudgetLimit,
+    PoolPaused,
+    OverrideReached,
+)
 _RELEASE = "release_idle"
 _CONSOLIDATE = "consolidate"
 
@@ -51,6 +64,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     """Nodes that were empty for long enough drain; instances that never became usable, or nobody's, are given back.
 
     What was bought for a gang that cannot be completed goes at once: nothing else needs it, and nothing will idle it.
+    So does what is more than somebody allows for a while.
     """
     stale = stale_watch(state, policy, draft.as_of)
     if stale is not None:
@@ -62,11 +76,11 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         if view.empty_since is None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
             continue
         idle_seconds = (draft.as_of - view.empty_since).total_seconds()
-        given_up = _given_up(view, draft)
+        at_once = _given_up(view, draft) or beyond(view, draft)
         reason: HoldReason | None
-        if given_up is None and idle_seconds < policy.idle_seconds_max:
+        if at_once is None and idle_seconds < policy.idle_seconds_max:
             reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=policy.idle_seconds_max)
-        elif given_up is None:
+        elif at_once is None:
             reason = _kept_ahead(view, draft) or _blocker(view, RemovalCause.EMPTY, draft, policy)
         else:
             reason = protected_node(view, draft) or too_many_go(view, RemovalCause.EMPTY, draft, policy)
@@ -75,7 +89,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
             draft = draft.adding(held_back=[held])
         else:
             idle = NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=policy.idle_seconds_max)
-            draft = draft.adding(removals=_drain(view, draft, policy, given_up or idle))
+            draft = draft.adding(removals=_drain(view, draft, policy, at_once or idle))
     return draft
 
 

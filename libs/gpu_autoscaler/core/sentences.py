@@ -5,9 +5,10 @@ A reason without a sentence is an error of the type checker. Used through `core/
 
 from typing import assert_never
 
-from gpu_autoscaler.core.wording import counted, instant, named, percent, price, span, thing
+from gpu_autoscaler.core.wording import counted, instant, named, percent, price, span, thing, told
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, ReleaseInstance
+from gpu_autoscaler.model.directives import Word
 
 ActionReason = reasons.BuyReason | reasons.DrainReason | reasons.ReleaseReason | reasons.KeepReason
 AnyReason = ActionReason | reasons.HoldReason
@@ -65,6 +66,9 @@ def _why_done(reason: ActionReason) -> str:
         case reasons.BelowMinimum():
             least = counted(reason.nodes_count_min, "node")
             return f"The policy wants at least {least} (now: {reason.nodes_count})."
+        case reasons.OverrideWants():
+            least = counted(reason.count_min, reason.unit)
+            return f"At least {least} {_of(reason.said)} are wanted (now: {reason.count}), {told(reason.said)}."
         case reasons.WantedAhead():
             wanted = counted(reason.wanted_gpu_count, "GPU")
             for_whom = named([thing(key) for key in reason.demand])
@@ -80,6 +84,7 @@ def _why_done(reason: ActionReason) -> str:
             | reasons.NodeDrifted()
             | reasons.NodeSick()
             | reasons.SpotReclaim()
+            | reasons.BeyondOverride()
         ):
             return _why_drained(reason)
         case _:
@@ -109,6 +114,7 @@ _DrainedReason = (
     | reasons.NodeDrifted
     | reasons.NodeSick
     | reasons.SpotReclaim
+    | reasons.BeyondOverride
 )
 
 
@@ -129,6 +135,9 @@ def _why_drained(reason: _DrainedReason) -> str:
         case reasons.SpotReclaim():
             when = "soon" if reason.reclaim_at is None else f"at {instant(reason.reclaim_at)}"
             return f"The cloud takes the instance back {when} ({reason.kind})."
+        case reasons.BeyondOverride():
+            limit = counted(reason.count_max, reason.unit)
+            return f"At most {limit} {_of(reason.said)} are wanted (now: {reason.count}), {told(reason.said)}."
         case _:
             assert_never(reason)
 
@@ -154,8 +163,8 @@ def _why_held(reason: reasons.HoldReason) -> str:
             return f"Another {price(reason.price_micro_usd_per_hour)} would pass the fleet's limit of {limit}."
         case reasons.Cooldown():
             return f"It is too soon after the last change; {span(reason.remaining_seconds)} remain."
-        case reasons.Frozen():
-            return "The policy is frozen: nothing is to be changed."
+        case reasons.Frozen() | reasons.PoolPaused() | reasons.OverrideReached() | reasons.KeptByOverride():
+            return _why_overruled(reason)
         case reasons.RoomExpected():
             when = "soon" if reason.expected_at is None else f"about {instant(reason.expected_at)}"
             return f"Room on {reason.node} is expected {when}."
@@ -221,6 +230,33 @@ def _why_not_ahead(reason: reasons.KeptAhead | reasons.ForecastUnsure) -> str:
         return f"More demand is foreseen, but no forecast was tried for long enough yet; {least} are asked for."
     how = percent(reason.confidence_ratio)
     return f"More demand is foreseen, but forecasts of late deserve {how} of trust; {least} are asked for."
+
+
+def _why_overruled(
+    reason: reasons.Frozen | reasons.PoolPaused | reasons.OverrideReached | reasons.KeptByOverride,
+) -> str:
+    match reason:
+        case reasons.Frozen(said=None):
+            return "The policy is frozen: nothing is to be changed."
+        case reasons.Frozen():
+            return f"Everything is frozen {told(reason.said)}."
+        case reasons.PoolPaused():
+            return f"Pool {reason.pool} is paused {told(reason.said)}."
+        case reasons.OverrideReached():
+            limit = counted(reason.count_max, reason.unit)
+            return f"At most {limit} {_of(reason.said)} are wanted (now: {reason.count}), {told(reason.said)}."
+        case reasons.KeptByOverride():
+            least = counted(reason.count_min, reason.unit)
+            return f"At least {least} {_of(reason.said)} are wanted (now: {reason.count}), {told(reason.said)}."
+        case _:
+            assert_never(reason)
+
+
+def _of(said: Word) -> str:
+    """`of pool training`, `in all`: what an override counts."""
+    parts = said.key.split("/")[1:]
+    named_parts = [f"of {kind} {name}" for kind, name in zip(parts[::2], parts[1::2], strict=False)]
+    return " ".join(named_parts) or "in all"
 
 
 def _limit(owner: str, count: int, count_max: int, noun: str) -> str:

@@ -25,6 +25,7 @@ from gpu_autoscaler.events.job import (
 )
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodGone, PodObserved
+from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
 from gpu_autoscaler.events.scaling import (
     ScalingDrainCancelled,
     ScalingDrainStarted,
@@ -140,6 +141,13 @@ class WishRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     reported_at: Instant  # as who said it says
 
 
+class DirectiveRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What somebody overrules, and whether they took it back."""
+
+    given: PolicyDirectiveGiven
+    lifted: PolicyDirectiveLifted | None = None
+
+
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """All that the record says, folded. Empty to begin with."""
 
@@ -171,6 +179,8 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     jobs: Mapping[JobId, JobRecord] = {}
     # DEMAND
     wishes: Mapping[str, WishRecord] = {}  # by source: the last one with a count
+    # POLICY
+    directives: Mapping[str, DirectiveRecord] = {}  # by key: the last word
     # SCALING
     orders: Mapping[ActionId, OrderRecord] = {}
     drains: Mapping[ActionId, DrainRecord] = {}

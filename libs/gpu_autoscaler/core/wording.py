@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from gpu_autoscaler.model.directives import Word
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 
 
@@ -56,3 +57,8 @@ def thing(key: str) -> str:
     """`job/train` as `job train`; `cluster` as `the whole cluster`."""
     kind, _, name = key.partition("/")
     return f"{kind} {name}" if name else "the whole cluster" if kind == "cluster" else kind
+
+
+def told(said: Word | None) -> str:
+    """`by ada until 2026-11-21 14:00:00 UTC: the reviewers come`; nothing where nobody said it."""
+    return "" if said is None else f"by {said.by} until {instant(said.until)}: {said.why.strip().rstrip('.')}"

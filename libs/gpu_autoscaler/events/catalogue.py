@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, scaling, shadow, spot
+from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, policy, scaling, shadow, spot
 from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, SPEC_VERSION, UNREADABLE, Envelope, Head, read_head
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.upcasts import UPCASTS, Upcast
@@ -61,8 +61,11 @@ ScalingFact = (
 CostFact = cost.CostAccrued | cost.CostBudgetCrossed
 ShadowFact = shadow.ShadowPlanMade
 DemandFact = demand.DemandReported
+PolicyFact = policy.PolicyDirectiveGiven | policy.PolicyDirectiveLifted | policy.PolicyChanged
 
-AnyFact = JobFact | PodFact | NodeFact | GpuFact | SpotFact | ScalingFact | CostFact | ShadowFact | DemandFact
+AnyFact = (
+    JobFact | PodFact | NodeFact | GpuFact | SpotFact | ScalingFact | CostFact | ShadowFact | DemandFact | PolicyFact
+)
 
 # Every fact, in the order of the unions; a type checker sees the same list, so `fold` can be proved exhaustive.
 FACTS: tuple[type[Fact], ...] = get_args(AnyFact)

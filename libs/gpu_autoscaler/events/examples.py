@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, scaling, shadow, spot
+from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, policy, scaling, shadow, spot
 from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import BuyNode, Cut, Difference, DrainNode, HeldBack, PastDecision, Plan, Side
 from gpu_autoscaler.model.demands import DemandShape
+from gpu_autoscaler.model.directives import Override
 from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import ActionId, FactId, JobId, NodeUid, PlanId, PodUid, ProviderId, derive_id
@@ -310,9 +311,24 @@ def _demand() -> Iterator[Fact]:
     )
 
 
+def _policy() -> Iterator[Fact]:
+    target = Override(pool="training", gpu_count_min=16, gpu_count_max=32)
+    yield policy.PolicyDirectiveGiven(
+        directive=target, reason="the reviewers come at two", given_by="ada", given_at=_at(0), until=_at(7200)
+    )
+    yield policy.PolicyDirectiveLifted(key=target.key, lifted_by="ada", lifted_at=_at(3600), reason="they have gone")
+    yield policy.PolicyChanged(
+        policy_digest=derive_id("policy"),
+        before_digest=derive_id("before"),
+        changed_at=_at(60),
+        differences=("nodes_count_max: 100 -> 50",),
+        path="/etc/gpu-autoscaler/policy.toml",
+    )
+
+
 def examples() -> Iterator[Envelope]:
     """One envelope of each fact of the catalogue."""
-    for part in (_jobs, _pods, _nodes, _telemetry, _spot, _scaling, _foreseeing, _shadow, _money, _demand):
+    for part in (_jobs, _pods, _nodes, _telemetry, _spot, _scaling, _foreseeing, _shadow, _money, _demand, _policy):
         for fact in part():
             yield Envelope(
                 id=FactId(fact.condition() or derive_id("example", fact.type_name())),

@@ -6,6 +6,7 @@ A new reason is a struct here, its sentence in `core/explain.py`, and its name i
 
 import msgspec
 
+from gpu_autoscaler.model.directives import Word
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.observed import Instant
 
@@ -61,6 +62,16 @@ class WantedAhead(Reason, frozen=True, kw_only=True, tag="wanted_ahead"):
     demand: tuple[str, ...]  # headroom/<name>, or forecast/<GPU model, or any>
     free_gpu_count: int  # there or on their way, with what waits served
     wanted_gpu_count: int
+
+
+class OverrideWants(Reason, frozen=True, kw_only=True, tag="override_wants"):
+    """Somebody wants at least so many nodes or GPUs for a while."""
+
+    demand: tuple[str, ...]  # override/<scope>
+    said: Word
+    unit: str  # node or GPU
+    count: int  # there or on their way, and staying
+    count_min: int
 
 
 # ---- why a node goes
@@ -134,6 +145,15 @@ class GangGivenUp(Reason, frozen=True, kw_only=True, tag="gang_given_up"):
     hold_reason: str  # tag of the reason for which the rest of the gang is not bought
 
 
+class BeyondOverride(Reason, frozen=True, kw_only=True, tag="beyond_override"):
+    """Empty, and there is more than somebody allows for a while."""
+
+    said: Word
+    unit: str  # node or GPU
+    count: int
+    count_max: int
+
+
 class DemandReturned(Reason, frozen=True, kw_only=True, tag="demand_returned"):
     """Work came that this draining node can take; keeping it is cheaper than buying another."""
 
@@ -198,7 +218,34 @@ class Cooldown(Reason, frozen=True, kw_only=True, tag="cooldown"):
 
 
 class Frozen(Reason, frozen=True, kw_only=True, tag="frozen"):
-    """The policy says that nothing is to be changed."""
+    """The policy says that nothing is to be changed, or somebody does for a while."""
+
+    said: Word | None = None  # None: the policy
+
+
+class PoolPaused(Reason, frozen=True, kw_only=True, tag="pool_paused"):
+    """Somebody wants one pool to be left as it is for a while."""
+
+    pool: str
+    said: Word
+
+
+class OverrideReached(Reason, frozen=True, kw_only=True, tag="override_reached"):
+    """Somebody allows no more than there is, for a while."""
+
+    said: Word
+    unit: str  # node or GPU
+    count: int
+    count_max: int
+
+
+class KeptByOverride(Reason, frozen=True, kw_only=True, tag="kept_by_override"):
+    """Without the node there would be fewer than somebody wants for a while."""
+
+    said: Word
+    unit: str  # node or GPU
+    count: int
+    count_min: int
 
 
 class RoomExpected(Reason, frozen=True, kw_only=True, tag="room_expected"):
@@ -299,8 +346,10 @@ class ForecastUnsure(Reason, frozen=True, kw_only=True, tag="forecast_unsure"):
     confidence_ratio_min: float
 
 
-BuyReason = UnmetDemand | ReplacesDoomed | ReplacesNodes | BelowMinimum | WantedAhead
-DrainReason = NodeIdle | NodeUnderused | NodeExpired | NodeDrifted | NodeSick | GangGivenUp | SpotReclaim
+BuyReason = UnmetDemand | ReplacesDoomed | ReplacesNodes | BelowMinimum | WantedAhead | OverrideWants
+DrainReason = (
+    NodeIdle | NodeUnderused | NodeExpired | NodeDrifted | NodeSick | GangGivenUp | SpotReclaim | BeyondOverride
+)
 ReleaseReason = BootTimedOut | NodeLost | NodeOrphaned | GangGivenUp
 KeepReason = DemandReturned | NoticeWithdrawn
 HoldReason = (
@@ -313,6 +362,9 @@ HoldReason = (
     | BudgetLimit
     | Cooldown
     | Frozen
+    | PoolPaused
+    | OverrideReached
+    | KeptByOverride
     | RoomExpected
     | NotYetIdle
     | PodProtected

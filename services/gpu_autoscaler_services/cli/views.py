@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from gpu_autoscaler_services.cli.client import Gateway, part
+from gpu_autoscaler_services.cli.directives import told
 from gpu_autoscaler_services.cli.output import Output, Row, age, show, usd, words
 
 HERE = Gateway()
@@ -36,8 +37,13 @@ def _figures(document: dict[str, Any]) -> list[tuple[str, str]]:
             f"{age(document['last_plan_at'], document['as_of'])} ago" if document["last_plan_at"] else "none yet",
         ),
         ("active scaler", document["active_scaler"] or "unknown"),
+        *(("overruled", _overruled(one)) for one in document["directives"]),
         ("broker", "connected" if document["is_broker_connected"] else "away"),
     ]
+
+
+def _overruled(one: dict[str, Any]) -> str:
+    return f"{told(one['directive'])}, by {one['given_by']} until {one['until'][:19]}Z: {one['reason']}"
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -14,7 +14,6 @@ from aiohttp import web
 
 from gpu_autoscaler.core.admission import admit, job_id_of, supply
 from gpu_autoscaler.core.views import job_state, queue
-from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Mistake
@@ -33,7 +32,7 @@ QUEUE_RETRY_SECONDS = 30.0  # a queue of a thousand jobs does not move within se
 KEY_LENGTH_MAX = 255
 OTHER_BODY = "was used for another request; take a new one, or repeat the request as it was"
 
-F = TypeVar("F", bound=Fact)
+F = TypeVar("F", bound=msgspec.Struct)
 
 _KEY = "Idempotency-Key"
 _JOBS = "/api/v1/gpu/jobs"
@@ -65,7 +64,7 @@ async def submit_handler(request: web.Request) -> web.Response:
 
 
 async def read_body(request: web.Request, kind: type[F]) -> F:
-    """The body as a fact of this kind. Every field that is unknown, missing or of a wrong type is named at once."""
+    """The body as a struct of this kind. Every field that is unknown, missing or of a wrong type is named at once."""
     if request.content_type != JSON:
         detail = f"the body is {request.content_type!r}; send JSON with `Content-Type: {JSON}`"
         raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail)

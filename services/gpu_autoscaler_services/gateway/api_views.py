@@ -23,6 +23,7 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.runtime.lease import holder_of
 from gpu_autoscaler.tools.history import History
 from gpu_autoscaler_services.gateway import screens, wire
+from gpu_autoscaler_services.gateway.api_directives import in_force_now
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.reading import PLANS, READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import Route, answer, read_query
@@ -74,6 +75,7 @@ async def status_handler(request: web.Request) -> web.Response:
             clock_factor=model.clock.factor,
             is_broker_connected=model.bus.is_connected,
             active_scaler=await _active_scaler(model),
+            directives=in_force_now(model),
         ),
     )
 

@@ -82,6 +82,7 @@ def status(
     clock_factor: float,
     is_broker_connected: bool,
     active_scaler: str | None,
+    directives: tuple[wire.Directive, ...] = (),
 ) -> wire.Status:
     """The cluster in numbers. Only usable nodes count as GPUs that are there."""
     known = life.node_views(state, as_of)
@@ -109,5 +110,6 @@ def status(
         price_micro_usd_per_hour=sum(view.price_micro_usd_per_hour or 0 for view in paid),
         price_unknown_count=sum(view.price_micro_usd_per_hour is None for view in paid),
         last_plan_at=state.last_plan_at,
+        directives=directives,
         cut=dict(cut.last_sequences),
     )

@@ -9,6 +9,7 @@ from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSampled
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
 from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler.store.protocol import Store
@@ -27,7 +28,13 @@ class Gateway:
     name: ClassVar[str] = "gateway"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
     folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact not in _NOT_FOLDED)
-    publishes: ClassVar[tuple[type[Fact], ...]] = (JobRequested, JobCancelRequested, DemandReported)
+    publishes: ClassVar[tuple[type[Fact], ...]] = (
+        JobRequested,
+        JobCancelRequested,
+        DemandReported,
+        PolicyDirectiveGiven,
+        PolicyDirectiveLifted,
+    )
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = 3600.0
     starts_from_snapshot: ClassVar[bool] = True  # the tail and the ledger read for themselves

@@ -62,6 +62,24 @@ class DemandList(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[Demand, ...]
 
 
+class Directive(msgspec.Struct, frozen=True, kw_only=True):
+    """A word that overrules the policy for a while."""
+
+    key: str  # freeze, pause/<pool>, override/<scope>
+    directive: dict[str, Any]  # as it was said
+    reason: str
+    given_by: str
+    given_at: Instant
+    until: Instant
+
+
+class DirectiveList(msgspec.Struct, frozen=True, kw_only=True):
+    """What overrules the policy now."""
+
+    as_of: Instant
+    items: tuple[Directive, ...]
+
+
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """The cloud will take the node."""
 
@@ -235,6 +253,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     price_micro_usd_per_hour: int  # of all instances that cost money and whose price is known
     price_unknown_count: int  # instances without a known price
     last_plan_at: Instant | None
+    directives: tuple[Directive, ...]  # what overrules the policy now: freezes, pauses, overrides
     cut: dict[str, int]  # last sequence of each stream that this answer knows
 
 

@@ -21,6 +21,7 @@ from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreempted, JobQueued
 from gpu_autoscaler.events.node import INSTANCE_STATE_VERSION, NodeGone, NodeInstanceListed, NodeInstanceObserved
 from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
 from gpu_autoscaler.events.scaling import (
     ScalingCheckpointRequested,
     ScalingDecisionsRestored,
@@ -49,7 +50,7 @@ from gpu_autoscaler_services.scaler.past import Past
 
 # An instance's life is the cloud's to count and never starts over, whatever becomes of the cluster.
 INSTANCE_EPOCH = 0
-_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "scaling"})
+_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling"})
 
 log = structlog.get_logger()
 
@@ -106,6 +107,8 @@ class Scaler:
         JobPreempted,
         JobCancelRequested,
         DemandReported,
+        PolicyDirectiveGiven,
+        PolicyDirectiveLifted,
         JobFinished,
         PodObserved,  # one that is unschedulable; see `is_urgent`
         NodeGone,

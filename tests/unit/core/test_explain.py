@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-import msgspec
 import pytest
+from tests.support.samples import sample
 from tests.support.stories import (
     MINUTE,
     SECOND,
@@ -35,28 +35,10 @@ from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid
 Why = Callable[[Sequence[Recorded], str], tuple[str, ...]]
 
 
-def _sample(reason: type[reasons.Reason]) -> reasons.Reason:
-    """A reason of this kind, every field filled with something of its type."""
-    values: dict[str, object] = {}
-    for field in msgspec.structs.fields(reason):
-        kind = str(field.type)
-        if "datetime" in kind:
-            values[field.name] = T0
-        elif "tuple" in kind:
-            values[field.name] = ("job/a", "job/b")
-        elif "float" in kind:
-            values[field.name] = 0.5 if field.name.endswith(("ratio", "ratio_min")) else 700.0
-        elif field.type is bool:
-            values[field.name] = True
-        else:
-            values[field.name] = 3 if field.type is int else "gpu-7"
-    return msgspec.convert(values, reason, strict=False, from_attributes=True)
-
-
 @pytest.mark.parametrize("reason", get_args(AnyReason), ids=lambda reason: reason.tag())
 def test_every_reason_has_a_sentence_of_its_own(reason: type[reasons.Reason]) -> None:
     """One sentence, begun and ended as one, without a trace of how it is stored."""
-    text = sentence(_sample(reason))  # type: ignore[arg-type]
+    text = sentence(sample(reason))  # type: ignore[arg-type]
 
     assert text[0].isupper() or text[0].isdigit()
     assert text.endswith(".")

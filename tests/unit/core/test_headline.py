@@ -1,9 +1,11 @@
 """The first line of `why`: the one thing that would let work start, and what keeps a node."""
 
 from datetime import datetime
+from typing import cast, get_args
 
 import msgspec
 import pytest
+from tests.support.samples import sample
 from tests.support.stories import (
     MINUTE,
     T0,
@@ -19,11 +21,22 @@ from tests.support.stories import (
     purchase,
 )
 
-from gpu_autoscaler.core.headline import Sight, job_line, node_line, pod_line, starts_when
+from gpu_autoscaler.core.headline import Sight, job_line, node_line, pod_line
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.remedies import remedy
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.reasons import Frozen, GangIncomplete, OffersRefused, UnmetDemand
+from gpu_autoscaler.model.reasons import (
+    Frozen,
+    GangIncomplete,
+    HoldReason,
+    KeptByOverride,
+    OffersRefused,
+    OverrideReached,
+    PoolPaused,
+    Reason,
+    UnmetDemand,
+)
 
 
 def seen(*stories: Story, under: ScalingPolicy | None = None, at: datetime = T0) -> Sight:
@@ -96,6 +109,19 @@ def test_a_node_says_why_it_exists_and_what_keeps_it() -> None:
     assert node_line("n2", busy) == ""
 
 
+@pytest.mark.parametrize("kind", get_args(HoldReason), ids=lambda kind: kind.tag())
+def test_every_reason_to_wait_has_an_end_of_its_own(kind: type[Reason]) -> None:
+    """Nobody is told to wait for something to change: it is said what, and no two reasons say the same."""
+    said = {one: remedy(cast("HoldReason", sample(one))) for one in get_args(HoldReason)}
+    text = said[kind]
+    assert text
+    assert text[0].islower() or text.startswith(("gpu-7", "GPU"))
+    assert not text.endswith(".")
+    assert not any(trace in text for trace in ("None", "{", "datetime", "that has changed"))
+    overruling = {Frozen, PoolPaused, OverrideReached, KeptByOverride}  # all end with the word that began them
+    assert sum(other == text for other in said.values()) == (len(overruling) if kind in overruling else 1)
+
+
 @pytest.mark.parametrize(
     ("reason", "when"),
     [
@@ -109,4 +135,4 @@ def test_a_node_says_why_it_exists_and_what_keeps_it() -> None:
 )
 def test_each_reason_says_what_has_to_change(reason: Frozen | OffersRefused | GangIncomplete, when: str) -> None:
     """A wait without an end is no answer."""
-    assert when in starts_when(reason)
+    assert when in remedy(reason)

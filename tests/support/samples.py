@@ -1,0 +1,27 @@
+"""One reason of each kind, for tests that hold for all kinds."""
+
+import msgspec
+from tests.support.told import T0
+
+from gpu_autoscaler.model.directives import Word
+from gpu_autoscaler.model.reasons import Reason
+
+
+def sample(reason: type[Reason]) -> Reason:
+    """A reason of this kind, every field filled with something of its type."""
+    values: dict[str, object] = {}
+    for field in msgspec.structs.fields(reason):
+        kind = str(field.type)
+        if "Word" in kind:
+            values[field.name] = Word(key="override/pool/gpu-7", by="ada", why="upkeep", until=T0)
+        elif "datetime" in kind:
+            values[field.name] = T0
+        elif "tuple" in kind:
+            values[field.name] = ("job/a", "job/b")
+        elif "float" in kind:
+            values[field.name] = 0.5 if field.name.endswith(("ratio", "ratio_min")) else 700.0
+        elif field.type is bool:
+            values[field.name] = True
+        else:
+            values[field.name] = 3 if field.type is int else "gpu-7"
+    return msgspec.convert(values, reason, strict=False, from_attributes=True)
