@@ -7,7 +7,7 @@ ARGS ?=
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check format schemas bench peers sim score sim-mutants lock clean
+.PHONY: help demo up test check format schemas bench peers controlplane sim score sim-mutants lock clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ bench: $(VENV)/.dev ## Measure as ratios in one run (CASE=name for one)
 
 peers: $(VENV)/.dev ## Build what the bench measures against and Go is needed for (into a cache outside of this folder)
 	$(BIN)/python -m tests.bench.peers.scheduler
+
+controlplane: $(VENV)/.dev ## Build a real Kubernetes control plane for tests (needs Go; into a cache outside of this folder)
+	@$(BIN)/python -m tests.controlplane.programs
 
 sim: $(VENV)/.dev ## Simulate SEEDS=n runs (or SEED=n alone) with faults; a broken promise fails
 	$(BIN)/python -m gpu_autoscaler_services.simulate $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

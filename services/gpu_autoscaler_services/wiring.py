@@ -14,7 +14,8 @@ from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import BUCKETS, ConsumerSpec, Declared, consumers_of_process, streams
 from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.kube.client import KubeClient
-from gpu_autoscaler.kube.connection import Connection, from_environment
+from gpu_autoscaler.kube.connection import Connection, from_environment, from_service_account
+from gpu_autoscaler.kube.credentials import FixedToken
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.protocol import CapacityProvider
@@ -241,22 +242,19 @@ async def _connected(
 
 
 async def _kube(place: Workplace, before_write: Callable[[], None] = lambda: None) -> tuple[KubeClient, Cluster]:
-    client = KubeClient(await _connection(place.settings.kube), now=place.clock.now, before_write=before_write)
+    client = KubeClient(_connection(place.settings.kube), now=place.clock.now, before_write=before_write)
     place.closing.push_async_callback(client.close)
     return client, await client.cluster()
 
 
-async def _connection(kube: KubeSettings) -> Connection:
+def _connection(kube: KubeSettings) -> Connection:
+    if kube.is_in_cluster:
+        return from_service_account()
     if kube.url is None:
-        return await from_environment(kube.kubeconfig_path, kube.context)
+        return from_environment(kube.kubeconfig_path, kube.context)
     if kube.token is None:
         return Connection(base_url=kube.url.rstrip("/"))
-    header = f"Bearer {kube.token}"
-
-    async def authorize() -> str:
-        return header
-
-    return Connection(base_url=kube.url.rstrip("/"), authorize=authorize)
+    return Connection(base_url=kube.url.rstrip("/"), credentials=FixedToken(kube.token), source="kube.token")
 
 
 async def _provider(place: Workplace) -> tuple[CapacityProvider, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +27,17 @@ class Answer:
 class KubeHttp:
     """Sends requests to one API server."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, token: str | None = None) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._session = session
         self._url = url
         self._token = token
+        self._tls: ssl.SSLContext | bool = True if tls is None else tls
 
     async def send(
         self,
@@ -58,8 +66,7 @@ class KubeHttp:
         if bearer:
             headers["Authorization"] = f"Bearer {bearer}"
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        # ssl=False: a test server's certificate is its own, and nothing secret travels here
-        return self._session.request(method, self._url + path, data=data, headers=headers, ssl=False)
+        return self._session.request(method, self._url + path, data=data, headers=headers, ssl=self._tls)
 
     async def made(self, path: str, body: object) -> Json:
         """Create an object; it must succeed."""

@@ -9,6 +9,7 @@ import msgspec
 
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.connection import Connection
+from gpu_autoscaler.kube.credentials import ended_at
 from gpu_autoscaler.kube.protocol import (
     JOBS,
     NAMESPACES,
@@ -26,7 +27,7 @@ from gpu_autoscaler.kube.protocol import (
 )
 from gpu_autoscaler.kube.refusals import read_status, refusal, retry_after_seconds
 from gpu_autoscaler.kube.watch import read_for_ever
-from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 
 CALL_SECONDS_MAX = 10.0  # wall time of one read or write
 CONNECTIONS_COUNT_MAX = 32
@@ -63,20 +64,23 @@ class KubeClient:
         """Open a watch. No bytes for `read_seconds_max` of wall time means the connection is dead."""
         what = f"watch {kind.plural}"
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS_MAX, sock_read=read_seconds_max)
+        headers = await self._headers()
         try:
             response = await (await self._open()).get(
                 self._connection.base_url + kind.path(),
                 params=query,
-                headers=await self._headers(),
+                headers=headers,
                 timeout=timeout,
+                server_hostname=self._connection.tls_server_name,
             )
-        except (aiohttp.ClientError, TimeoutError) as exc:
-            raise TransientError(f"{what}: {self._connection.base_url} does not answer: {exc!r}") from exc
-        if response.status != 200:
+            if response.status == 200:
+                return response
             async with response:
-                body = await response.read()
-            raise refusal(response.status, read_status(response.status, body), response.headers, what)
-        return response
+                self._check_who_we_are(response, headers, what)
+                body = await asyncio.wait_for(response.read(), CALL_SECONDS_MAX)
+        except (aiohttp.ClientError, TimeoutError) as exc:
+            raise self._no_answer(what, exc) from exc
+        raise refusal(response.status, read_status(response.status, body), response.headers, what)
 
     async def cluster(self) -> Cluster:
         """Return which cluster this is."""
@@ -251,13 +255,36 @@ class KubeClient:
                 params=query,
                 data=None if body is None else msgspec.json.encode(body),
                 headers=headers,
+                server_hostname=self._connection.tls_server_name,
             ) as response:
+                self._check_who_we_are(response, headers, what)
                 return response.status, response.headers, await response.read()
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as exc:
-            raise TransientError(f"{what}: {self._connection.base_url} does not answer: {exc!r}") from exc
+            raise self._no_answer(what, exc) from exc
+
+    def _check_who_we_are(self, response: aiohttp.ClientResponse, headers: Mapping[str, str], what: str) -> None:
+        """401 is worth another try: tokens and certificates change under way, and what is remembered is given up."""
+        if response.status != 401:
+            return
+        response.close()  # the connection goes with the certificate that it was opened with
+        self._connection.credentials.refused()
+        end = ended_at(headers.get("Authorization"))
+        why = (
+            "expired, revoked, or of another cluster" if end is None else f"the token ended at {end:%Y-%m-%d %H:%M:%SZ}"
+        )
+        here = self._connection
+        raise TransientError(f"{what}: 401: {here.base_url} does not accept {here.source}: {why}; renew it")
+
+    def _no_answer(self, what: str, exc: Exception) -> AutoscalerError:
+        """A certificate that is not to be trusted stays so; all else may pass."""
+        url = self._connection.base_url
+        if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+            why = getattr(exc.certificate_error, "verify_message", "") or exc.certificate_error
+            return PermanentError(f"{what}: the certificate of {url} is not to be trusted ({why}); give its authority")
+        return TransientError(f"{what}: {url} does not answer: {exc!r}")
 
     async def _headers(self) -> dict[str, str]:
-        token = await self._connection.authorize()
+        token = await self._connection.credentials.header()
         headers = {"Accept": "application/json"}
         return headers if token is None else {**headers, "Authorization": token}
 

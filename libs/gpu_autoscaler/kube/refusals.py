@@ -3,6 +3,8 @@
 Source: Kubernetes API conventions, "Response Status Kind" (read 2026-11-21), and recorded answers.
 """
 
+import re
+import shlex
 from collections.abc import Mapping
 
 import msgspec
@@ -37,7 +39,7 @@ def retry_after_seconds(status: wire.Status, headers: Mapping[str, str]) -> floa
 def refusal(code: int, status: wire.Status, headers: Mapping[str, str], what: str) -> AutoscalerError:
     """Return the error that stands for this answer; `what` names verb and object.
 
-    401 is worth another try: service account tokens change under way. 403 is not: rights do not come by waiting.
+    403 is not worth another try: rights do not come by waiting.
     """
     words = f"{what}: {code} {status.reason}: {status.message}".replace(" :", ":")
     if code == 404:
@@ -48,6 +50,34 @@ def refusal(code: int, status: wire.Status, headers: Mapping[str, str], what: st
         return HistoryLost(words)
     if code in (401, 408, 429) or code >= 500:
         return TransientError(words, retry_after_seconds=retry_after_seconds(status, headers))
-    if code == 403:
-        return PermanentError(f"{words}; grant it to the service account")
+    if code == 403 and (command := grant(status.message)):
+        return PermanentError(f"{words}; grant it: {command}")
     return PermanentError(words)
+
+
+# As the server says it. Source: k8s.io/apiserver, pkg/endpoints/handlers/responsewriters/errors.go (v0.36), and
+# recorded answers.
+_RIGHT = re.compile(
+    r'User "(?P<user>[^"]+)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
+    r'(?: in the namespace "(?P<namespace>[^"]+)"| at the cluster scope)'
+)
+
+
+def grant(message: str) -> str | None:
+    """Return the command that gives the right that a 403 is about; None where it is about something else.
+
+    It grants for all namespaces: what we read and write is not in one alone.
+    """
+    found = _RIGHT.search(message)
+    if found is None:
+        return None
+    user, verb, resource, group = (found[part] for part in ("user", "verb", "resource", "group"))
+    main, _, sub = resource.partition("/")
+    told = main + (f".{group}" if group else "") + (f"/{sub}" if sub else "")
+    account = user.removeprefix("system:serviceaccount:")
+    name = re.sub(r"[^a-z0-9.-]+", "-", f"gpu-autoscaler-{verb}-{resource}-{account}".lower())  # for each its own
+    whom = f"--user={user}" if account == user else f"--serviceaccount={account}"
+    return (
+        f"kubectl create clusterrole {name} --verb={verb} --resource={told} && "
+        f"kubectl create clusterrolebinding {name} --clusterrole={name} {shlex.quote(whom)}"
+    )

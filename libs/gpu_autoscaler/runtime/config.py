@@ -17,8 +17,10 @@ from gpu_autoscaler.runtime.documents import load_toml, mistakes_in, struct_of, 
 
 PREFIX = "GPU_AUTOSCALER_"
 # Names under our prefix that are no settings: the clock (runtime/clock.py), the file itself, the traces of the demo,
-# and where the command line finds the gateway.
-_OTHER_VARIABLES = frozenset({"CLOCK", "CONFIG", "TRACES", "CASES", "GATEWAY", "TOKEN", "CAPTURES", "NATS_SERVER"})
+# where the command line finds the gateway, and what tests are told.
+_OTHER_VARIABLES = frozenset(
+    {"CLOCK", "CONFIG", "TRACES", "CASES", "GATEWAY", "TOKEN", "CAPTURES", "CONTROLPLANE", "NATS_SERVER"}
+)
 # Kubernetes describes each Service of the namespace to its pods; one called gpu-autoscaler-gateway lands under our
 # prefix. Source: Kubernetes documentation, "Service", section "Environment variables" (read 2026-11-21).
 _SERVICE_LINK_WORDS = ("_SERVICE_HOST", "_SERVICE_PORT", "_TCP", "_UDP")

@@ -291,6 +291,7 @@ class BindingTarget(_Shape):
 class BindingBody(_Shape):
     """A v1 Binding."""
 
+    metadata: _Metadata | None = None
     target: BindingTarget | None = None
 
 

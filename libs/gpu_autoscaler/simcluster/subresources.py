@@ -96,13 +96,18 @@ def _over_budget(why: str, *, retry_after_seconds: int | None = None) -> answers
 
 
 def bind(api: Api, key: str, body: object) -> Json:
-    """Assign the pod to a node, as a scheduler does. Raises ApiRefusal 400, 404, 409."""
-    target = read_as(body, BindingBody, "v1 Binding").target
-    if target is None or not target.name:
-        causes = [("target.name", "FieldValueRequired", "Required value")]
-        raise answers.invalid(Kind(group="", kind="Binding", plural="bindings"), "", causes)
+    """Assign the pod to a node, as a scheduler does. Raises ApiRefusal 400, 404, 409, and 500 without a node."""
+    asked = read_as(body, BindingBody, "v1 Binding")
     pod = api.record(PODS, key).object
     name = pod["metadata"]["name"]
+    if asked.metadata and asked.metadata.name not in (None, "", name):
+        raise answers.bad_request("name in URL does not match name in Binding object")
+    target = asked.target
+    if target is not None and target.kind not in (None, "", "Node"):
+        known = 'supported values: "Node", "<empty>"'
+        raise answers.failure(500, "", f'target.kind: Unsupported value: "{target.kind}": {known}')
+    if target is None or not target.name:
+        raise answers.failure(500, "", "target.name: Required value")
     if is_terminating(pod):
         raise answers.conflict(_BINDING, name, f"pod {name} is being deleted, cannot be assigned to a host")
     if pod["spec"].get("nodeName"):

@@ -1,4 +1,4 @@
-"""The cluster that the contract is checked against. Every test here sees HTTP and nothing else."""
+"""The clusters that the contract is checked against: simcluster, and a real control plane. Tests see HTTP alone."""
 
 import contextlib
 import itertools
@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import aiohttp
 import pytest
+from tests.controlplane.served import Served, real_kubernetes
 from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import READY, Json, node
 
@@ -19,39 +20,43 @@ _CLOCK_FACTOR = "2"
 
 
 @contextlib.contextmanager
-def simcluster() -> Iterator[str]:
-    """Run simcluster as a process of its own; yield its address."""
+def simcluster() -> Iterator[Served]:
+    """Run simcluster as a process of its own."""
     command = [sys.executable, "-m", "gpu_autoscaler.simcluster", "--clock-factor", _CLOCK_FACTOR]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().strip()
+            yield Served(url=process.stdout.readline().strip())
         finally:
             process.terminate()
 
 
-CLUSTERS: dict[str, Callable[[], contextlib.AbstractContextManager[str]]] = {"simcluster": simcluster}
+CLUSTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Served]]] = {
+    "simcluster": simcluster,
+    "kubernetes": real_kubernetes,
+}
 
 
 @pytest.fixture(scope="session", params=CLUSTERS)
-def cluster_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The base URL of a running cluster."""
-    with CLUSTERS[request.param]() as url:
-        yield url
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A running cluster."""
+    with CLUSTERS[request.param]() as cluster:
+        yield cluster
 
 
 @pytest.fixture(params=CLUSTERS)
-def fresh_cluster_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The base URL of a cluster in which nothing has happened yet."""
-    with CLUSTERS[request.param]() as url:
-        yield url
+async def fresh_kube(request: pytest.FixtureRequest) -> AsyncIterator[KubeHttp]:
+    """A client of a cluster in which nothing has happened yet."""
+    with CLUSTERS[request.param]() as cluster:
+        async with aiohttp.ClientSession() as session:
+            yield KubeHttp(session, cluster.url, cluster.token, cluster.tls)
 
 
 @pytest.fixture
-async def kube(cluster_url: str) -> AsyncIterator[KubeHttp]:
+async def kube(served: Served) -> AsyncIterator[KubeHttp]:
     """A client of the cluster that may do everything."""
     async with aiohttp.ClientSession() as session:
-        yield KubeHttp(session, cluster_url)
+        yield KubeHttp(session, served.url, served.token, served.tls)
 
 
 @pytest.fixture

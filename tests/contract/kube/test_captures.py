@@ -5,7 +5,6 @@ One story replays the recordings in the order in which they were made, so that e
 
 from collections.abc import Awaitable, Callable
 
-import aiohttp
 from tests.support.kube_captures import CAPTURES, Replay, needs_captures, recorded
 from tests.support.kube_http import MERGE, STRATEGIC, Json, KubeHttp
 from tests.support.kube_objects import READY, budget
@@ -131,12 +130,11 @@ STORY: tuple[Callable[[Replay], Awaitable[None]], ...] = (
 
 
 @needs_captures
-async def test_the_answers_are_those_of_a_real_server(fresh_cluster_url: str) -> None:
+async def test_the_answers_are_those_of_a_real_server(fresh_kube: KubeHttp) -> None:
     """Every replayed request gets the recorded status code, reason and shape."""
-    async with aiohttp.ClientSession() as session:
-        replay = Replay(KubeHttp(session, fresh_cluster_url))
-        for chapter in STORY:
-            await chapter(replay)
+    replay = Replay(fresh_kube)
+    for chapter in STORY:
+        await chapter(replay)
 
     assert not replay.wrong, "\n".join(replay.wrong)
     everything = {path.stem for path in CAPTURES.glob("*.json")}

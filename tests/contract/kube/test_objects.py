@@ -234,9 +234,22 @@ async def test_pod_specs_do_not_change(kube: KubeHttp, namespace: str) -> None:
     assert (answer.status, answer.body["reason"]) == (422, "Invalid")
 
 
-async def test_a_binding_needs_a_target(kube: KubeHttp, namespace: str) -> None:
-    """A binding to no node at all is refused."""
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({"target": {"kind": "Node", "name": ""}}, 500, "target.name: Required value"),
+        ({"target": None}, 500, "target.name: Required value"),
+        ({"target": {"kind": "Pod", "name": "n"}}, 500, "target.kind: Unsupported value"),
+        ({"metadata": {"name": "b"}}, 400, "name in URL does not match name in Binding object"),
+    ],
+)
+async def test_a_binding_says_to_which_node(
+    kube: KubeHttp, namespace: str, changes: Json, status: int, said: str
+) -> None:
+    """Without a node it is refused, with a bare 500 as its author did not think of it; and it names the pod."""
     await kube.made(pods(namespace), pod("a", schedulerName="nobody"))
-    answer = await kube.send("POST", pods(namespace, "a") + "/binding", binding("a", ""))
+    answer = await kube.send("POST", pods(namespace, "a") + "/binding", binding("a", "n") | changes)
 
-    assert answer.status in (400, 422)
+    assert answer.status == status
+    assert answer.body["message"].startswith(said)
+    assert "nodeName" not in (await kube.read(pods(namespace, "a")))["spec"]

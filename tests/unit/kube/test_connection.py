@@ -1,40 +1,137 @@
-"""How a cluster is found, and what becomes of a token that cannot be read."""
+"""How a cluster is found, and what is said of a kubeconfig that cannot be used. No server is asked."""
 
-from datetime import timedelta
 from pathlib import Path
 
-import certifi
 import pytest
-from kubernetes_asyncio.config import incluster_config
 
-from gpu_autoscaler.kube.connection import from_environment
+from gpu_autoscaler.kube.connection import from_environment, from_kubeconfig, from_service_account
+from gpu_autoscaler.kube.refusals import grant
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
+PLAIN = """
+apiVersion: v1
+kind: Config
+current-context: here
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1/"}}]
+users: [{name: u, user: {token: secret}}]
+contexts: [{name: here, context: {cluster: c, user: u}}, {name: away, context: {cluster: far, user: u}}]
+"""
 
-async def test_a_token_is_read_again_and_one_that_is_away_is_an_outage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Service accounts' tokens are exchanged under way: a call is tried again later, not set aside as a bug of ours."""
-    token = tmp_path / "token"
-    token.write_text("first", encoding="utf-8")
+
+def kubeconfig(folder: Path, text: str, name: str = "config") -> str:
+    """Write a kubeconfig; return its path."""
+    (folder / name).write_text(text, encoding="utf-8")
+    return str(folder / name)
+
+
+async def test_the_current_context_is_taken(tmp_path: Path) -> None:
+    """Address without its slash, and the user's token."""
+    connection = from_kubeconfig(kubeconfig(tmp_path, PLAIN))
+
+    assert connection.base_url == "http://127.0.0.1:1"
+    assert await connection.credentials.header() == "Bearer secret"
+    assert connection.source.startswith("user 'u' of ")
+
+
+async def test_several_files_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """$KUBECONFIG may list files: the first that has a name has the last word, and one that is missing is left out."""
+    other = PLAIN.replace("secret", "other").replace("name: c,", "name: far,").replace(":1/", ":2")
+    listed = [kubeconfig(tmp_path, PLAIN, "a"), str(tmp_path / "missing"), kubeconfig(tmp_path, other, "b")]
+    monkeypatch.setenv("KUBECONFIG", ":".join(listed))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+    connection = from_environment(context="away")
+    assert connection.base_url == "http://127.0.0.1:2"
+    assert await connection.credentials.header() == "Bearer secret"
+
+
+async def test_a_pod_without_a_token_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not mounted is a setting of the pod; and outside of a pod nothing is read at all."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", certifi.where())
-    monkeypatch.setattr(incluster_config, "TOKEN_REFRESH_PERIOD", timedelta(0))
-    connection = await from_environment()
+    with pytest.raises(ConfigError, match=r"token is missing; set automountServiceAccountToken: true"):
+        from_service_account(tmp_path)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
+    with pytest.raises(ConfigError, match=r"this is no pod; set kube\.kubeconfig_path or kube\.url"):
+        from_service_account(tmp_path)
 
-    assert await connection.authorize() == "Bearer first"
-    token.write_text("second", encoding="utf-8")
-    assert await connection.authorize() == "Bearer second"
-    token.unlink()
-    with pytest.raises(TransientError, match="cannot be renewed"):
-        await connection.authorize()
+
+async def test_a_token_file_that_is_away_is_an_outage(tmp_path: Path) -> None:
+    """Files are exchanged under way: a call is tried again later, not set aside as a bug of ours."""
+    text = PLAIN.replace("token: secret", "tokenFile: token")
+    connection = from_kubeconfig(kubeconfig(tmp_path, text))
+    with pytest.raises(TransientError, match=r"token cannot be read: No such file"):
+        await connection.credentials.header()
+    (tmp_path / "token").write_text("")
+    with pytest.raises(TransientError, match="is empty"):
+        await connection.credentials.header()
+    (tmp_path / "token").write_text("fresh\n")
+    assert await connection.credentials.header() == "Bearer fresh"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("current-context: here", ""), r"no current-context; set kube\.context to one of 'here', 'away'"),
+        (("here\nclusters", "there\nclusters"), r"contexts has no 'there'; there is 'here', 'away'"),
+        (("current-context: here", "current-context: away"), r"clusters has no 'far'; there is 'c'"),
+        (("clusters: [", "clusters: ["[:-1] + "7 #"), r"is no kubeconfig that can be read: .*kubectl config view"),
+        (("users: [", "users: ["[:-1] + "{ ["), r"is no kubeconfig that can be read"),
+        (("http://127.0.0.1:1/", ""), r"cluster 'c': server '' is no https:// address"),
+        (("http://127.0.0.1:1/", "http://api.example"), r"for everybody to read; use its https:// address"),
+        (("token: secret", "as: root"), r"impersonation \(as: root\) is not supported"),
+        (("token: secret", "username: me, password: x"), r"Kubernetes has no passwords since 1\.19"),
+        (("token: secret", "auth-provider: {name: gcp}"), r"auth-provider gcp is not supported; use an exec plugin"),
+        (
+            ("token: secret", "exec: {apiVersion: v1, command: nowhere-to-be-found, installHint: 'get it at x'}"),
+            r"the credential plugin nowhere-to-be-found is not here; get it at x",
+        ),
+        (
+            ("token: secret", "exec: {apiVersion: v1, command: sh, interactiveMode: Always}"),
+            r"the plugin sh wants to ask somebody, and nobody is here",
+        ),
+        (("http://127.0.0.1:1/", 'https://x", certificate-authority: "/nowhere'), r"/nowhere holds no certificates"),
+        (
+            ("http://127.0.0.1:1/", 'https://x", certificate-authority-data: "bm8='),
+            r"certificate-authority-data holds no certificates",
+        ),
+        (("http://127.0.0.1:1/", 'https://x", proxy-url: "http://p'), r"proxy-url is not supported"),
+    ],
+)
+async def test_what_cannot_be_used_is_told_with_the_next_step(
+    tmp_path: Path, change: tuple[str, str], said: str
+) -> None:
+    """The file is named, and what to change in it."""
+    text = PLAIN.replace(*change)
+    assert text != PLAIN
+    with pytest.raises(ConfigError, match=said):
+        from_kubeconfig(kubeconfig(tmp_path, text))
 
 
 async def test_no_cluster_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file that was looked at is named, and the two settings that help."""
+    """The file that was looked for is named, and the settings that help."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml names no usable cluster.*kube\.url or kube\.kubeconfig_path"):
-        await from_environment(str(tmp_path / "nowhere.yaml"))
+    with pytest.raises(
+        ConfigError, match=r"no kubeconfig at .*nowhere\.yaml; set kube\.kubeconfig_path .*or kube\.url"
+    ):
+        from_environment(str(tmp_path / "nowhere.yaml"))
+
+
+async def test_a_right_in_a_group_and_below_a_resource_is_named_as_kubectl_takes_it() -> None:
+    """`poddisruptionbudgets.policy`, `pods/eviction`; and what is no missing right has no command."""
+    user = "system:serviceaccount:gpu:scaler"
+    said = f'x is forbidden: User "{user}" cannot {{}} at the cluster scope'
+
+    assert "--verb=watch --resource=poddisruptionbudgets.policy " in str(
+        grant(said.format('watch resource "poddisruptionbudgets" in API group "policy"'))
+    )
+    evict = grant(
+        said.format('create resource "pods/eviction" in API group ""').replace(
+            "at the cluster scope", 'in the namespace "a"'
+        )
+    )
+    assert evict is not None
+    assert "--resource=pods/eviction " in evict
+    assert evict.endswith("--serviceaccount=gpu:scaler")
+    assert grant('pods "x" is forbidden: no PriorityClass with name y was found') is None

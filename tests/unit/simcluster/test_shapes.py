@@ -87,7 +87,8 @@ def attempt(act: Callable[[], object]) -> None:
         told = refusal.status
     else:
         return
-    assert 400 <= told["code"] < 500, told
+    # A real server answers 500 to a binding without a node (tests/contract/kube/test_objects.py).
+    assert 400 <= told["code"] < 500 or told["message"].startswith("target."), told
     assert told["message"]
 
 

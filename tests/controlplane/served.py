@@ -1,0 +1,50 @@
+"""A real Kubernetes API for tests: the one named in the environment, or a control plane of this machine.
+
+Where neither can be had, tests that need one are skipped with a sentence that says what to do.
+"""
+
+import asyncio
+import contextlib
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from tests.controlplane.plane import EVERYTHING, running_plane
+
+from gpu_autoscaler.kube.connection import from_kubeconfig
+
+# A kubeconfig of a cluster that tests may use as they like, with scheduler, controllers and KWOK.
+ENVIRONMENT = "GPU_AUTOSCALER_CONTROLPLANE"
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """A Kubernetes API, and how to be let in."""
+
+    url: str
+    token: str | None = None
+    tls: ssl.SSLContext | None = None  # None: plain HTTP
+
+
+@contextlib.contextmanager
+def real_kubernetes() -> Iterator[Served]:
+    """A real API server with scheduler, controllers and KWOK's nodes."""
+    given = os.environ.get(ENVIRONMENT)
+    if given:
+        yield asyncio.run(_of_kubeconfig(given))
+        return
+    # Not pytest's own folder: paths of sockets and keys have their limits, and a plane leaves nothing to look at.
+    with (
+        tempfile.TemporaryDirectory(prefix="plane-") as folder,
+        running_plane(Path(folder), EVERYTHING) as plane,
+    ):
+        yield Served(url=plane.url, token=plane.admin_token, tls=plane.tls)
+
+
+async def _of_kubeconfig(path: str) -> Served:
+    connection = from_kubeconfig(path)
+    header = await connection.credentials.header()
+    token = None if header is None else header.removeprefix("Bearer ")
+    return Served(url=connection.base_url, token=token, tls=connection.tls)
