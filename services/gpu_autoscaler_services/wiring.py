@@ -12,7 +12,6 @@ import aiohttp
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import BUCKETS, ConsumerSpec, Declared, consumers_of_process, streams
-from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection, from_environment, from_service_account
 from gpu_autoscaler.kube.credentials import FixedToken
@@ -21,8 +20,8 @@ from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.config import KubeSettings, NatsSettings, Settings
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
+from gpu_autoscaler.runtime.following import PolicyFile, Use, following
 from gpu_autoscaler.runtime.lease import Lease
-from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.runtime.process import Compose, Workplace
 from gpu_autoscaler.runtime.runner import instance_name
 from gpu_autoscaler.runtime.service import Service
@@ -81,7 +80,7 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler_services.scaler.purchases import Purchases
     from gpu_autoscaler_services.scaler.service import Digests, Scaler
 
-    policy = _policy(place.settings)
+    policies = PolicyFile(_path(place.settings))
     bus, store = await _bus(place, Scaler), await _store(place)
     lease = Lease(bus, Scaler.name, instance_name(place.settings.instance), place.clock.monotonic_seconds)
     kube, _ = await _kube(place, before_write=lease.guard)
@@ -93,14 +92,15 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     )
     service = Scaler(
         place.view,
-        policy,
+        policies.now,
         executor,
-        Past(store, policy),
+        Past(store, policies.now),
         InstanceWatch(provider, installation, place.clock),
-        digests=Digests(policy=policy_digest(policy), core=core_digest()),
+        digests=Digests(policy=policy_digest(policies.now), core=core_digest()),
         plans_refused=place.metrics.plans_refused,
         lease=lease,
     )
+    await _follow(place, policies, lambda policy: service.use_policy(policy, str(policies.path)))
     return service, bus
 
 
@@ -109,12 +109,14 @@ async def scheduler(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler_services.scheduler.binder import Binder
     from gpu_autoscaler_services.scheduler.service import Scheduler
 
-    policy = _policy(place.settings)
+    policies = PolicyFile(_path(place.settings))
     kube, _ = await _kube(place)
     binder = Binder(kube, place.settings.kube.namespace)
     bus, store = await _bus(place, Scheduler), await _store(place)
     snapshots = await _resumed(place, Scheduler, store, bus)
-    return Scheduler(place.view, policy, store, binder, place.clock.now, snapshots.seed), bus
+    service = Scheduler(place.view, policies.now, store, binder, place.clock.now, snapshots.seed)
+    await _follow(place, policies, service.use_policy)
+    return service, bus
 
 
 async def shadow(place: Workplace) -> tuple[Service, Bus]:
@@ -126,9 +128,12 @@ async def shadow(place: Workplace) -> tuple[Service, Bus]:
         raise ConfigError(
             "settings", ["policy.shadow_path: names no file; set it to the policy that is to run in shadow"]
         )
-    real, other = _policy(place.settings), load_policy(Path(path))
-    digests = Digests(shadow=policy_digest(other), real=policy_digest(real), core=core_digest())
-    return Shadow(place.view, real, other, digests), await _bus(place, Shadow)
+    real, other = PolicyFile(_path(place.settings)), PolicyFile(Path(path))
+    digests = Digests(shadow=policy_digest(other.now), real=policy_digest(real.now), core=core_digest())
+    service = Shadow(place.view, real.now, other.now, digests)
+    await _follow(place, real, service.use_real)
+    await _follow(place, other, service.use_shadow, condition="shadow policy")
+    return service, await _bus(place, Shadow)
 
 
 async def cost_tracker(place: Workplace) -> tuple[Service, Bus]:
@@ -150,7 +155,7 @@ async def gateway(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler_services.gateway.service import Gateway
     from gpu_autoscaler_services.gateway.tail import Tail
 
-    policy = _policy(place.settings)
+    policies = PolicyFile(_path(place.settings))
     ledger, bus, store = Ledger(), await _bus(place, Gateway), await _store(place)
     await _resumed(place, Gateway, store, bus)
     model = ReadModel(
@@ -167,9 +172,10 @@ async def gateway(place: Workplace) -> tuple[Service, Bus]:
             instance=instance_name(place.settings.instance),
             publishes=Gateway.publishes,
         ),
-        policy=policy,
+        policy=policies.now,
         clock=place.clock,
     )
+    await _follow(place, policies, model.use_policy)
     app = make_app(model, authenticators=await _authenticators(place), readiness=place.readiness)
     await place.closing.enter_async_context(serving(app, place.settings.gateway))
     return Gateway(store), bus
@@ -288,5 +294,11 @@ async def _resumed(place: Workplace, service: type[Service], store: SqliteStore,
     return snapshots
 
 
-def _policy(settings: Settings) -> ScalingPolicy:
-    return DEFAULT_POLICY if settings.policy.path is None else load_policy(Path(settings.policy.path))
+def _path(settings: Settings) -> Path | None:
+    return None if settings.policy.path is None else Path(settings.policy.path)
+
+
+async def _follow(place: Workplace, policies: PolicyFile, use: Use, *, condition: str = "policy") -> None:
+    """Give the service every policy that the file comes to hold, for as long as it runs."""
+    follows = following(policies, use, place.readiness, place.metrics, condition=condition)
+    await place.closing.enter_async_context(follows)

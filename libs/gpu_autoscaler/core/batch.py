@@ -144,6 +144,7 @@ class Batch:
         self.jobs = Table(state.jobs)
         self.wishes = Table(state.wishes)
         self.directives = Table(state.directives)
+        self.policy_changed = state.policy_changed
         self.orders = Table(state.orders)
         self.drains = Table(state.drains)
         self.last_plan_sequence = state.last_plan_sequence
@@ -185,6 +186,7 @@ class Batch:
             "jobs": self.jobs.now,
             "wishes": self.wishes.now,
             "directives": self.directives.now,
+            "policy_changed": self.policy_changed,
             "orders": self.orders.now,
             "drains": self.drains.now,
             "last_plan_sequence": self.last_plan_sequence,

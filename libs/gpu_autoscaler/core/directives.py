@@ -129,7 +129,9 @@ def keep_directive(batch: Batch, fact: PolicyDirectiveGiven | PolicyDirectiveLif
             if known is not None and known.lifted is None and fact.lifted_at >= known.given.given_at:
                 records.set(fact.key, DirectiveRecord(given=known.given, lifted=fact))
         case PolicyChanged():
-            pass  # which policy a plan was made with stands in the plan itself
+            last = batch.policy_changed
+            if last is None or fact.changed_at > last.changed_at:
+                batch.policy_changed = fact
     _forget_old(batch)
 
 

@@ -25,7 +25,7 @@ from gpu_autoscaler.events.job import (
 )
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodGone, PodObserved
-from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
+from gpu_autoscaler.events.policy import PolicyChanged, PolicyDirectiveGiven, PolicyDirectiveLifted
 from gpu_autoscaler.events.scaling import (
     ScalingDrainCancelled,
     ScalingDrainStarted,
@@ -181,6 +181,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     wishes: Mapping[str, WishRecord] = {}  # by source: the last one with a count
     # POLICY
     directives: Mapping[str, DirectiveRecord] = {}  # by key: the last word
+    policy_changed: PolicyChanged | None = None  # the last one
     # SCALING
     orders: Mapping[ActionId, OrderRecord] = {}
     drains: Mapping[ActionId, DrainRecord] = {}

@@ -83,6 +83,10 @@ class Metrics:
         self.dead_letters = self._counter("dead_letters", "Messages set aside.", "domain", "reason")
         self.snapshots = self._counter("snapshots", "Snapshots of the state, by what became of them.", "outcome")
         self.snapshots_refused = self._counter("snapshots_refused", "Snapshots that a start could not use.", "reason")
+        self.policy_changes = self._counter("policy_changes", "Policies that came into force while this process ran.")
+        self.policy_file_mistakes = self._gauge(
+            "policy_file_mistakes", "Above 0: the file is refused, and the last good policy stays in force."
+        )
         for outcome in TICK_OUTCOMES:
             self.ticks.labels(outcome)
         for reason in LOOP_REASONS:

@@ -34,7 +34,7 @@ STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("notices", "offers"), "SPOT"),
     "jobs": "JOB",
     "wishes": "DEMAND",
-    "directives": "POLICY",
+    **dict.fromkeys(("directives", "policy_changed"), "POLICY"),
     **dict.fromkeys(("orders", "drains", "last_plan_sequence", "last_plan_at", "restored_at"), "SCALING"),
     **dict.fromkeys(("demand_history", "forecast_scores"), "SCALING"),
 }

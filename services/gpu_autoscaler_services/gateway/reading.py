@@ -24,7 +24,7 @@ PLANS = SubjectFilter([ScalingPlanMade.subject_root()])
 PUBLISH_SECONDS_MAX = 10.0  # wall time; clients and proxies give up after 30 s
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ReadModel:
     """The gateway's collaborators; made by the wiring, read by the handlers."""
 
@@ -38,6 +38,10 @@ class ReadModel:
     clock: Clock
     # A story reads whole streams: one at a time, so that curiosity never starves the screens.
     one_story_at_a_time: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    def use_policy(self, policy: ScalingPolicy) -> None:
+        """Answer by this policy from now on."""
+        self.policy = policy
 
     def sight(self) -> Sight:
         """What lines about waiting work are read from: the state, and the last plan that came over the stream."""

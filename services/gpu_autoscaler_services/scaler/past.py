@@ -25,6 +25,10 @@ class Past:
         self._store = store
         self._policy = policy
 
+    def use_policy(self, policy: ScalingPolicy) -> None:
+        """Read the past by this policy from now on."""
+        self._policy = policy
+
     async def before_first_plan(self, state: ClusterState, now: datetime) -> Outcome | None:
         """Return what is to be said before any plan is made on this stream; None where a plan may be made.
 

@@ -1,7 +1,7 @@
 """The scaler: folds everything, plans on each tick, has the plan checked, publishes it behind its fence."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -21,7 +21,7 @@ from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreempted, JobQueued
 from gpu_autoscaler.events.node import INSTANCE_STATE_VERSION, NodeGone, NodeInstanceListed, NodeInstanceObserved
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
+from gpu_autoscaler.events.policy import PolicyChanged, PolicyDirectiveGiven, PolicyDirectiveLifted
 from gpu_autoscaler.events.scaling import (
     ScalingCheckpointRequested,
     ScalingDecisionsRestored,
@@ -40,6 +40,8 @@ from gpu_autoscaler.events.scaling import (
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
 from gpu_autoscaler.model.decisions import Cut, Plan
 from gpu_autoscaler.model.ids import PlanId, derive_id
+from gpu_autoscaler.runtime.digests import policy_digest
+from gpu_autoscaler.runtime.following import differences
 from gpu_autoscaler.runtime.lease import Lease
 from gpu_autoscaler.runtime.metrics import package_version
 from gpu_autoscaler.runtime.projection import StateView
@@ -51,6 +53,8 @@ from gpu_autoscaler_services.scaler.past import Past
 # An instance's life is the cloud's to count and never starts over, whatever becomes of the cluster.
 INSTANCE_EPOCH = 0
 _FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling"})
+
+NOT_YET = datetime.max.replace(tzinfo=UTC)
 
 log = structlog.get_logger()
 
@@ -99,6 +103,7 @@ class Scaler:
         ScalingNodeTerminated,
         ScalingDemandSampled,
         ScalingForecastScored,
+        PolicyChanged,
         NodeInstanceObserved,
         NodeInstanceListed,
     )
@@ -109,6 +114,7 @@ class Scaler:
         DemandReported,
         PolicyDirectiveGiven,
         PolicyDirectiveLifted,
+        PolicyChanged,  # what waited for it is planned now
         JobFinished,
         PodObserved,  # one that is unschedulable; see `is_urgent`
         NodeGone,
@@ -141,11 +147,27 @@ class Scaler:
         self._instances = instances
         self._digests = digests
         self._plans_refused = plans_refused
+        self._change: PolicyChanged | None = None  # to be said until the stream has it
         self._last_said: tuple[int, frozenset[tuple[str, str, str]]] = (-1, frozenset())  # parent, what was held back
 
     def is_urgent(self, fact: Fact) -> bool:
         """True for what is declared, but of pods only for those that wait for room: the others come all the time."""
         return not isinstance(fact, PodObserved) or (fact.unschedulable_since is not None and fact.node_name is None)
+
+    def use_policy(self, policy: ScalingPolicy, path: str) -> None:
+        """Decide by this policy from the next tick on, and say so."""
+        before = self._policy
+        digest = policy_digest(policy)
+        self._change = PolicyChanged(
+            policy_digest=digest,
+            before_digest=self._digests.policy,
+            changed_at=NOT_YET,
+            differences=differences(before, policy),
+            path=path,
+        )
+        self._policy = policy
+        self._past.use_policy(policy)
+        self._digests = Digests(policy=digest, core=self._digests.core)
 
     # ---- planning
 
@@ -154,6 +176,8 @@ class Scaler:
         if (first := await self._past.before_first_plan(self._view.state, now)) is not None:
             return first
         state, cut = self._view.state, self._view.cut
+        if (change := self._change_to_say(state, now)) is not None:
+            return (change,)
         made = plan(state, self._policy, now)
         if mistakes := check(made, state, self._policy):
             self._plans_refused.inc()
@@ -162,6 +186,15 @@ class Scaler:
         if not self._is_news(made, state):
             return sample_due(state, self._policy, now)
         return Outcome(facts=(self._plan_made(made, cut),), expected_last_sequence=made.parent_sequence)
+
+    def _change_to_say(self, state: ClusterState, now: datetime) -> PolicyChanged | None:
+        """The change of policy that the stream does not have yet. The tick that says it makes no plan."""
+        said = state.policy_changed
+        if self._change is None or (said is not None and said.policy_digest == self._change.policy_digest):
+            self._change = None
+            return None
+        self._change = msgspec.structs.replace(self._change, changed_at=now)
+        return self._change
 
     def _is_news(self, made: Plan, state: ClusterState) -> bool:
         """True unless the plan decides nothing and holds back the same as its parent, for the same kinds of reason.

@@ -87,6 +87,10 @@ class Scheduler:
         self._past = Past(store, binder, seed)
         self._cancels_since: dict[JobId, datetime] = {}  # cancels of jobs that may still be accepted
 
+    def use_policy(self, policy: ScalingPolicy) -> None:
+        """Let jobs in by this policy from now on."""
+        self._policy = policy
+
     # ---- placing
 
     async def on_tick(self, now: datetime) -> Outputs:

@@ -29,6 +29,7 @@ from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
 from gpu_autoscaler.model.decisions import Cut, Difference, Plan
 from gpu_autoscaler.model.ids import PlanId, derive_id
+from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.runtime.metrics import package_version
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
@@ -100,6 +101,16 @@ class Shadow:
         self._real_plans: deque[ScalingPlanMade] = deque(maxlen=REAL_PLANS_COUNT_MAX)
         self._last_sequence = 0
         self._said: _Said | None = None
+
+    def use_real(self, policy: ScalingPolicy) -> None:
+        """Compare with this policy from now on."""
+        self._real = policy
+        self._digests = msgspec.structs.replace(self._digests, real=policy_digest(policy))
+
+    def use_shadow(self, policy: ScalingPolicy) -> None:
+        """Ask this policy from now on."""
+        self._shadow = policy
+        self._digests = msgspec.structs.replace(self._digests, shadow=policy_digest(policy))
 
     def on_folded(self, recorded: Sequence[Recorded]) -> None:
         """Remember real plans, and the last one of the shadow's own chain, whoever of its replicas made it."""

@@ -8,10 +8,12 @@ from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, job, off
 
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved
+from gpu_autoscaler.events.policy import PolicyChanged
 from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.protocol import Instance
+from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
@@ -142,3 +144,24 @@ async def test_what_was_open_is_read_from_plans_of_a_bounded_time() -> None:
     (restored,) = outcome.facts
     assert isinstance(restored, ScalingDecisionsRestored)
     assert [past.decision.action_id for past in restored.past] == ["buy-1", "buy-2"]
+
+
+async def test_a_change_of_policy_is_said_before_the_first_plan_by_it() -> None:
+    """Until the stream has it, with each value that differs; then plans carry the new digest."""
+    view = view_of(on_sale(offer()), job("train"))
+    service, other = scaler(view), policy(nodes_count_max=0)
+    service.use_policy(other, "policy.toml")
+    first = await service.on_tick(T0)
+    assert isinstance(first, tuple)
+    (said,) = first
+    assert isinstance(said, PolicyChanged)
+    assert (said.before_digest, said.differences, said.changed_at) == ("p", ("nodes_count_max: 100 -> 0",), T0)
+    assert await service.on_tick(T0) == first
+
+    view.advance(given(on_sale(offer()), job("train"), (Told(said, T0),)), {"POLICY": 1})
+    outcome = await service.on_tick(T0)
+    assert isinstance(outcome, Outcome)
+    (made,) = outcome.facts
+    assert isinstance(made, ScalingPlanMade)
+    assert made.policy_digest == said.policy_digest == policy_digest(other)
+    assert not made.plan.decisions
