@@ -123,6 +123,7 @@ def bought(
         deadline_at=decision.deadline_at,
         labels=decision.labels,
         gang=decision.gang,
+        slices=decision.slices,
     )
     story = (*story, Told(ordered, at))
     if is_refused:

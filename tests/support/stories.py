@@ -105,6 +105,7 @@ def node(
     is_ours: bool = True,
     is_ready: bool = True,
     gpus_allocatable: int | None = None,
+    slices: Mapping[str, int] | None = None,
     at: datetime = T0,
     is_cordoned: bool = False,
     labels: Mapping[str, str] | None = None,
@@ -116,11 +117,12 @@ def node(
 ) -> Story:
     """A node of this offer, ready since `at` unless told; one of ours comes with the purchase `buy-<name>`.
 
-    `gpus_allocatable` is for a node whose GPUs are not (all) there yet.
+    `gpus_allocatable` is for a node whose GPUs are not (all) there yet, `slices` for one whose GPUs are cut.
     """
-    of = of or offer()
+    of, cut = of or offer(), tuple(sorted((slices or {}).items()))
     decision = purchase(f"buy-{name}", of, pool=pool, at=at, labels=labels, taints=taints)
-    allocatable = of.resources
+    decision = msgspec.structs.replace(decision, slices=cut)
+    allocatable = decision.promised
     if gpus_allocatable is not None:
         allocatable = msgspec.structs.replace(allocatable, gpu_count=gpus_allocatable)
     fact = NodeObserved(
@@ -158,6 +160,7 @@ def pod(
     gpus: int = 1,
     cpu: float = 1,
     memory_gib: float = 4,
+    slices: Mapping[str, int] | None = None,
     at: datetime = T0,
     unschedulable_since: datetime | None = None,
     demands: NodeDemands | None = None,
@@ -179,7 +182,10 @@ def pod(
         namespace=namespace,
         name=name,
         phase="pending" if on is None else "running",
-        requests=resources(gpus=gpus, cpu=cpu, memory_gib=memory_gib, pods=1),
+        requests=msgspec.structs.replace(
+            resources(gpus=0 if slices else gpus, cpu=cpu, memory_gib=memory_gib, pods=1),
+            slices=tuple(sorted((slices or {}).items())),
+        ),
         created_at=at,
         node_name=on,
         is_ready=on is not None,

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from gpu_autoscaler.core.amounts import Bools, Ints, row
+from gpu_autoscaler.core.amounts import Bools, Ints, Kinds, has_columns, row
 from gpu_autoscaler.core.matching import holds, tolerates
 from gpu_autoscaler.core.shapes import Bin, Shape
 from gpu_autoscaler.model.offers import CapacityType
@@ -33,8 +33,7 @@ class Marks(NamedTuple):
     @classmethod
     def of(cls, shape: Shape) -> "Marks":
         """What matters of the GPUs matters only to whoever asks for GPUs."""
-        has_gpus = shape.resources.gpu_count > 0
-        models, memory = (shape.gpu_models, shape.gpu_memory_bytes_min) if has_gpus else ((), None)
+        models, memory = (shape.gpu_models, shape.gpu_memory_bytes_min) if shape.resources.has_gpus else ((), None)
         return cls(models, memory, shape.demands, shape.is_spot_allowed)
 
 
@@ -130,9 +129,11 @@ class Acceptance:
         return answer
 
 
-def members_that_fit(shape: Shape, free: Ints, accepted: Bools) -> Ints:
-    """Return how many members each bin takes together; `free` is (bins, columns)."""
-    need = np.array(row(shape.resources), dtype=np.int64)
+def members_that_fit(shape: Shape, free: Ints, accepted: Bools, kinds: Kinds = ()) -> Ints:
+    """Return how many members each bin takes together; `free` is (bins, columns), with slices of these kinds."""
+    if not has_columns(shape.resources, kinds):
+        return np.zeros(accepted.size, dtype=np.int64)
+    need = np.array(row(shape.resources, kinds), dtype=np.int64)
     asked = np.flatnonzero(need)
     # A bin that is over-full in anything takes nobody, also of what it has left.
     is_open = accepted & (free >= 0).all(axis=1)

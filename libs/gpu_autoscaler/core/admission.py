@@ -4,7 +4,6 @@ Called by the scheduler for each `job.requested`, and by the gateway before it p
 cluster's state (the queue is full, the id is taken) is theirs to say.
 """
 
-import math
 import re
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -14,6 +13,9 @@ from difflib import get_close_matches
 import msgspec
 
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.pools import allows
+from gpu_autoscaler.core.share_asked import is_share, memory_min, memory_to_ask_for, part_mistakes, share_for
+from gpu_autoscaler.core.slicing import Share, shares_of, shares_on
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS, gpu_model_name
@@ -57,16 +59,27 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
 
     gpu_models: frozenset[str] = frozenset()  # empty: not known yet
     gpus_per_node_max: int | None = None  # None: not known yet
+    shares: tuple[Share, ...] = ()  # parts of GPUs that can be had
 
 
-def supply(state: ClusterState) -> Supply:
+def supply(state: ClusterState, policy: ScalingPolicy) -> Supply:
     """Return what is for sale or there. Until offers were sampled nothing is known: nodes alone are not all."""
     if state.offers is None:
         return Supply()
     sold = [(offer.gpu_model, offer.resources.gpu_count) for offer in state.offers.offers]
     there = [(node.gpu_model, node.allocatable.gpu_count) for node in state.nodes.values()]
     models = frozenset(model for model, _ in (*sold, *there) if model is not None)
-    return Supply(gpu_models=models, gpus_per_node_max=max((count for _, count in (*sold, *there)), default=None))
+    sharing = [(pool, pool.sharing) for pool in policy.pools if pool.sharing is not None]
+    parts = [
+        share
+        for pool, how in sharing
+        for offer in state.offers.offers
+        if allows(pool, offer)
+        for share in shares_of(how, offer)
+    ]
+    parts += [share for node in state.nodes.values() for share in shares_on(node)]
+    most = max((count for _, count in (*sold, *there)), default=None)
+    return Supply(gpu_models=models, gpus_per_node_max=most, shares=tuple(parts))
 
 
 def admit(
@@ -78,14 +91,18 @@ def admit(
     policy: ScalingPolicy,
     gpu_models: AbstractSet[str],
     gpus_per_node_max: int | None,
+    shares: tuple[Share, ...] = (),
 ) -> JobSpec | tuple[Mistake, ...]:
     """Return the job, checked and with every default filled in, or everything that is wrong with the request.
 
     `at` is when the request says that it was made, `now` the cluster's time.
     `gpu_models` are the models that can be had; empty means not known yet, and then every model that we have a name
-    for will do. `gpus_per_node_max` is the most GPUs that one node has; None means not known yet.
+    for will do. `gpus_per_node_max` is the most GPUs that one node has; None means not known yet. `shares` are the
+    parts of GPUs that can be had: a job that needs no whole GPU is given the cheapest that is enough for it.
     """
-    known = Supply(gpu_models=frozenset(gpu_models) or frozenset(GPU_MODELS), gpus_per_node_max=gpus_per_node_max)
+    known = Supply(
+        gpu_models=frozenset(gpu_models) or frozenset(GPU_MODELS), gpus_per_node_max=gpus_per_node_max, shares=shares
+    )
     mistakes = (
         *_names(request),
         *_gpus(request, policy, known),
@@ -95,15 +112,15 @@ def admit(
         *_limits(request, policy),
         *_time(at, now),
     )
-    return mistakes or _spec(request, event_id, at, policy)
+    return mistakes or _spec(request, event_id, at, policy, known)
 
 
-def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPolicy) -> JobSpec:
+def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPolicy, known: Supply) -> JobSpec:
     """The job in our units; the request has no mistakes."""
     gpus, asked, budget_usd = request.gpu_requirements, request.resources, request.budget_limit_usd
     default_hours = min(policy.job_duration_hours_default, policy.job_duration_hours_max)
     hours = default_hours if request.max_duration_hours is None else request.max_duration_hours
-    memory_gib, priority = gpus.gpu_memory_gb, request.priority
+    priority, share = request.priority, share_for(gpus, known.shares) if is_share(gpus) else None
     return JobSpec(
         job_id=job_id_of(request.job_id, event_id),
         job_name=request.job_name,
@@ -113,12 +130,13 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         member_resources=Resources(
             cpu_milli=parse_quantity_milli(asked.cpu),
             memory_bytes=parse_quantity(asked.memory),
-            gpu_count=gpus.gpu_count,
+            gpu_count=gpus.gpu_count if share is None else 0,
+            slices=() if share is None else ((share.resource, 1),),
             ephemeral_storage_bytes=parse_quantity(asked.ephemeral_storage),
             pod_count=1,
         ),
         gpu_model=None if gpus.gpu_type is None else gpu_model_name(gpus.gpu_type) or gpus.gpu_type,
-        gpu_memory_bytes_min=None if memory_gib is None else math.ceil(memory_gib * GIBIBYTE),
+        gpu_memory_bytes_min=memory_min(gpus.gpu_memory_gb) if share is None else memory_to_ask_for(share),
         image=request.container.image,
         command=request.container.command,
         env=request.container.env,
@@ -168,6 +186,8 @@ def _gpus(request: JobRequested, policy: ScalingPolicy, known: Supply) -> Iterat
     elif members >= 1 and gpus.gpu_count * members > policy.max_gpus_per_job:
         total = gpus.gpu_count * members
         yield Mistake(field, f"times {members} members is {total} GPUs; a job may have {policy.max_gpus_per_job}")
+    if is_share(gpus):
+        yield from part_mistakes(gpus, known.shares)
     model = None if gpus.gpu_type is None else gpu_model_name(gpus.gpu_type) or gpus.gpu_type
     if model is not None and model not in models:
         yield Mistake("gpu_requirements.gpu_type", _unknown_model(gpus.gpu_type or "", models))

@@ -13,34 +13,61 @@ Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 
 GPU, CPU, MEMORY, STORAGE, PODS = range(5)
-COLUMNS_COUNT = 5
+FIRST_SLICE = 5  # from here on one column for each kind of slice that there is, in most clusters none
 
-Row: TypeAlias = tuple[int, int, int, int, int]
+Kinds: TypeAlias = tuple[str, ...]  # resources that are parts of GPUs, in order of their columns
 
 
-def row(amounts: Resources) -> Row:
-    """The amounts in order of columns: GPUs, CPU in thousandths, memory and ephemeral storage in bytes, pods."""
-    return (
+def kinds_of(each: Iterable[Resources]) -> Kinds:
+    """The kinds of slices that occur, sorted."""
+    return tuple(sorted({name for amounts in each if amounts.slices for name, _ in amounts.slices}))
+
+
+def row(amounts: Resources, kinds: Kinds = ()) -> tuple[int, ...]:
+    """The amounts in order of columns: GPUs, CPU in thousandths, memory and ephemeral storage in bytes, pods, and
+    slices of these kinds; those of another kind have no column, see `has_columns`."""
+    whole = (
         amounts.gpu_count,
         amounts.cpu_milli,
         amounts.memory_bytes,
         amounts.ephemeral_storage_bytes,
         amounts.pod_count,
     )
+    if not kinds:
+        return whole
+    counts = dict(amounts.slices)
+    return whole + tuple(counts.get(kind, 0) for kind in kinds)
 
 
-def rows(each: Iterable[Resources]) -> Ints:
+def rows(each: Iterable[Resources], kinds: Kinds = ()) -> Ints:
     """(number of amounts, columns)."""
-    return np.array([row(amounts) for amounts in each], dtype=np.int64).reshape(-1, COLUMNS_COUNT)
+    table = [row(amounts, kinds) for amounts in each]
+    return np.array(table, dtype=np.int64).reshape(-1, FIRST_SLICE + len(kinds))
 
 
-def resources(amounts: Ints) -> Resources:
+def has_columns(amounts: Resources, kinds: Kinds) -> bool:
+    """True where all that is asked for has a column; what has none is nowhere to be had."""
+    return not amounts.slices or all(name in kinds for name, _ in amounts.slices)
+
+
+def gpu_parts(amounts: Ints) -> Ints:
+    """Of rows of amounts: whole GPUs and slices together, whose sum says no more than whether there are any."""
+    parts: Ints = (
+        amounts[..., GPU]
+        if amounts.shape[-1] == FIRST_SLICE
+        else amounts[..., GPU] + amounts[..., FIRST_SLICE:].sum(axis=-1)
+    )
+    return parts
+
+
+def resources(amounts: Ints, kinds: Kinds = ()) -> Resources:
     """The way back."""
-    gpu_count, cpu_milli, memory_bytes, ephemeral_storage_bytes, pod_count = amounts.tolist()
+    gpu_count, cpu_milli, memory_bytes, ephemeral_storage_bytes, pod_count, *slices = amounts.tolist()
     return Resources(
         gpu_count=gpu_count,
         cpu_milli=cpu_milli,
         memory_bytes=memory_bytes,
         ephemeral_storage_bytes=ephemeral_storage_bytes,
         pod_count=pod_count,
+        slices=tuple(sorted((kind, count) for kind, count in zip(kinds, slices, strict=True) if count)),
     )

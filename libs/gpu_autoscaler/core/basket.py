@@ -10,8 +10,8 @@ from datetime import timedelta
 import msgspec
 import numpy as np
 
-from gpu_autoscaler.core.amounts import GPU, Bools, Ints, rows
-from gpu_autoscaler.core.bins import ordered_labels
+from gpu_autoscaler.core.amounts import Bools, Ints, rows
+from gpu_autoscaler.core.bins import ordered_labels, slices_in
 from gpu_autoscaler.core.company import rules_told
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft, Purchase
@@ -261,8 +261,8 @@ class Basket:
         where there is another: GPUs would be paid for nobody.
         """
         fleet = self._fleet(wants, counts, accepts)
-        has_gpus = self._market.capacity[:, GPU] > 0
-        asks_gpus = [want.item.shape.resources.gpu_count > 0 for want in wants]
+        has_gpus = self._market.has_gpus
+        asks_gpus = [want.item.shape.resources.has_gpus for want in wants]
         idle = [node for node in fleet if has_gpus[node.offer] and not any(asks_gpus[each] for each in node.pods)]
         without_gpus = accepts & ~has_gpus
         if not idle or not all(without_gpus[each].any() for node in idle for each in node.pods):
@@ -278,7 +278,7 @@ class Basket:
             return ()
         overhead = self._policy.node_overhead_micro_usd_per_hour
         problem = FleetProblem(
-            requests=rows(wants[number].item.shape.resources for number in asked),
+            requests=rows((wants[number].item.shape.resources for number in asked), self._market.kinds),
             counts=np.array([counts[number] for number in asked], dtype=np.int64),
             groups=np.array(groups_of([wants[number].item.shape.company for number in asked]), dtype=np.int64),
             accepts=accepts[asked],
@@ -321,7 +321,7 @@ class Basket:
         if not places.size:
             return None, market.why_nothing(buyer.shape)
         prices = market.prices_micro_usd_per_hour[places]
-        has_gpus_for_nobody = (market.capacity[places, GPU] > 0) & (buyer.shape.resources.gpu_count == 0)
+        has_gpus_for_nobody = market.has_gpus[places] & (not buyer.shape.resources.has_gpus)
         each = prices * _PRICE_PRECISION // np.minimum(members[places], missing)
         reason: HoldReason | None = None
         for place in places[np.lexsort((places, prices, each, -market.pool_priorities[places], has_gpus_for_nobody))]:
@@ -370,6 +370,7 @@ class Basket:
             deadline_at=self._draft.as_of + timedelta(seconds=self._policy.boot_seconds_max),
             reason=self._reason(order, doomed),
             gang=order.gang,
+            slices=slices_in(pool, offer),
         )
 
     def _reason(self, order: _Order, doomed: dict[NodeUid, NodeView]) -> BuyReason:

@@ -1,17 +1,19 @@
 """Nodes as bins: what is there, what is coming, and what could be bought, in the terms of the placement engine."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.policy import NodePool
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Standing
+from gpu_autoscaler.core.slicing import sharing_labels, slices_of
 from gpu_autoscaler.core.views import is_workload
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.model.resources import Resources, Slices
 
 PodsByNode = Mapping[str, tuple[PodObserved, ...]]
 
@@ -47,7 +49,7 @@ def _node_bin(view: NodeView, bound: tuple[PodObserved, ...], standing: Standing
         key=bin_key(view),
         name=view.name,
         free=_free_room(view, bound),
-        has_gpus=view.allocatable.gpu_count > 0 or view.gpu_model is not None,
+        has_gpus=view.allocatable.has_gpus or view.gpu_model is not None,
         standing=standing,
         labels=view.labels if view.zone is None else {labels.ZONE: view.zone, **view.labels},
         pods=bound,
@@ -82,13 +84,18 @@ def requested_ratio(view: NodeView, pods: PodsByNode) -> float:
     Source: cluster-autoscaler FAQ, "How does scale-down work?" (read 2026-11-21).
     """
     total, free = view.allocatable, free_room(view, pods)
-    if total.gpu_count:
-        return 1 - free.gpu_count / total.gpu_count
+    if total.has_gpus:
+        return max(1 - _count(free, name) / count for name, count in ((None, total.gpu_count), *total.slices) if count)
     shares = (
         (total.cpu_milli, free.cpu_milli),
         (total.memory_bytes, free.memory_bytes),
     )
     return max((1 - left / whole for whole, left in shares if whole), default=1.0)
+
+
+def _count(amounts: Resources, kind: str | None) -> int:
+    """Slices of the kind; None: whole GPUs."""
+    return amounts.gpu_count if kind is None else dict(amounts.slices).get(kind, 0)
 
 
 def node_free_of_work(view: NodeView, pods: PodsByNode) -> Resources:
@@ -98,18 +105,22 @@ def node_free_of_work(view: NodeView, pods: PodsByNode) -> Resources:
 
 def _less(whole: Resources, pods: Sequence[PodObserved]) -> Resources:
     cpu_milli = memory_bytes = gpu_count = ephemeral_storage_bytes = 0
+    slices: Counter[str] = Counter()
     for pod in pods:  # added up by hand: this is the planning run's only loop over all pods that run
         requests = pod.requests
         cpu_milli += requests.cpu_milli
         memory_bytes += requests.memory_bytes
         gpu_count += requests.gpu_count
         ephemeral_storage_bytes += requests.ephemeral_storage_bytes
+        if requests.slices:
+            slices.update(dict(requests.slices))
     return whole - Resources(
         cpu_milli=cpu_milli,
         memory_bytes=memory_bytes,
         gpu_count=gpu_count,
         ephemeral_storage_bytes=ephemeral_storage_bytes,
         pod_count=len(pods),
+        slices=tuple(sorted(slices.items())),
     )
 
 
@@ -118,7 +129,7 @@ def offered_bin(pool: NodePool, offer: Offer, action_id: ActionId) -> Bin:
     return Bin(
         key=f"action/{action_id}",
         name=action_id,
-        free=offer.resources,
+        free=offer.cut_into(slices_in(pool, offer)),
         has_gpus=offer.resources.gpu_count > 0,
         standing=Standing.BOUGHT,
         labels={
@@ -133,6 +144,11 @@ def offered_bin(pool: NodePool, offer: Offer, action_id: ActionId) -> Bin:
     )
 
 
+def slices_in(pool: NodePool, offer: Offer) -> Slices:
+    """What the pool cuts the GPUs of such a node into; none: they stay whole."""
+    return (slices_of(pool.sharing, offer) or ()) if pool.sharing is not None else ()
+
+
 def ordered_labels(pool: NodePool, offer: Offer, action_id: ActionId, project: str | None = None) -> dict[str, str]:
     """Labels that the node must carry when it registers."""
     ours = {
@@ -142,7 +158,8 @@ def ordered_labels(pool: NodePool, offer: Offer, action_id: ActionId, project: s
     }
     model = {} if offer.gpu_model is None else {labels.GPU_MODEL: offer.gpu_model}
     payer = {} if project is None else {labels.PROJECT_ID: project}
-    return {**pool.labels, **ours, **model, **payer}
+    shared = {} if pool.sharing is None else sharing_labels(pool.sharing, offer)
+    return {**pool.labels, **ours, **model, **payer, **shared}
 
 
 def _stays(view: NodeView) -> bool:

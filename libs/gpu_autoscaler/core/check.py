@@ -217,7 +217,7 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
             continue
         spec = job.queued.spec
         members_count = sum(1 for pod in state.pods.values() if pod.job_id == spec.job_id and pod.phase != "failed")
-        rooms = [decision.offer.resources for decision in bought]
+        rooms = [decision.promised for decision in bought]
         rooms += _rooms_there(plan, state)
         places = members_count + sum(_places(spec.member_resources, room) for room in rooms)
         if places < spec.member_count:
@@ -250,14 +250,14 @@ def _rooms_there(plan: Plan, state: ClusterState) -> Iterator[Resources]:
     registered = {node.action_id for node in state.nodes.values()}
     for node in state.nodes.values():
         order = None if node.action_id is None else state.orders.get(node.action_id)
-        promised = node.allocatable if order is None or order.decision is None else order.decision.offer.resources
+        promised = node.allocatable if order is None or order.decision is None else order.decision.promised
         # A node that still boots shows fewer GPUs than were bought; the larger word is the room to come.
-        whole = promised if node.allocatable.gpu_count < promised.gpu_count else node.allocatable
+        whole = node.allocatable if promised.gpus_fit_in(node.allocatable) else promised
         yield whole - asked.get(node.name, Resources())
     for action_id, order in state.orders.items():
         is_open = order.refused is None and order.terminated is None and action_id not in registered
         if is_open and order.decision is not None and order.decision.deadline_at > plan.as_of:
-            yield order.decision.offer.resources
+            yield order.decision.promised
 
 
 def _places(member: Resources, room: Resources) -> int:
@@ -267,6 +267,7 @@ def _places(member: Resources, room: Resources) -> int:
         (member.cpu_milli, room.cpu_milli),
         (member.memory_bytes, room.memory_bytes),
         (member.ephemeral_storage_bytes, room.ephemeral_storage_bytes),
+        *((count, dict(room.slices).get(name, 0)) for name, count in member.slices),
     )
     return max(0, min((have // need for need, have in amounts if need > 0), default=room.pod_count))
 

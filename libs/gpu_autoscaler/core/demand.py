@@ -24,7 +24,7 @@ from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT, PRIORITY_NAMES, JobSpec
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons import OverrideWants, WantedAhead
 from gpu_autoscaler.model.resources import GPU_RESOURCE
-from gpu_autoscaler.model.scheduling import NO_DEMANDS, NodeDemands, Toleration
+from gpu_autoscaler.model.scheduling import NO_DEMANDS, LabelRequirement, NodeDemands, NodeSelectorTerm, Toleration
 
 # Kubernetes reserves priorities from here on for critical system pods
 # (Kubernetes documentation, "Pod Priority and Preemption", read 2026-11-21).
@@ -176,10 +176,26 @@ def job_shape(spec: JobSpec) -> Shape:
     return Shape(
         resources=msgspec.structs.replace(spec.member_resources, pod_count=1),
         gpu_models=() if spec.gpu_model is None else (spec.gpu_model,),
-        gpu_memory_bytes_min=spec.gpu_memory_bytes_min,
-        demands=_GPU_DEMANDS if spec.member_resources.gpu_count else NO_DEMANDS,
+        gpu_memory_bytes_min=None if spec.member_resources.slices else spec.gpu_memory_bytes_min,
+        demands=_job_demands(spec),
         is_spot_allowed=spec.is_preemptible,
     )
+
+
+def _job_demands(spec: JobSpec) -> NodeDemands:
+    """What the job's pods demand of nodes besides model and capacity type, whose labels depend on who made the node."""
+    if not spec.member_resources.has_gpus:
+        return NO_DEMANDS
+    least = share_memory(spec)
+    return _GPU_DEMANDS if least is None else msgspec.structs.replace(_GPU_DEMANDS, node_affinity=(least,))
+
+
+def share_memory(spec: JobSpec) -> NodeSelectorTerm | None:
+    """How large the replica of a GPU has to be that a member asks for; None: the resource's name says it."""
+    least = spec.gpu_memory_bytes_min
+    if least is None or not spec.member_resources.slices:
+        return None
+    return NodeSelectorTerm((LabelRequirement(labels.GPU_SHARE_MEMORY, "Gt", (str(least // 2**20 - 1),)),))
 
 
 def pod_shape(pod: PodObserved, spec: JobSpec | None, rules: Rules) -> Shape:
@@ -189,7 +205,7 @@ def pod_shape(pod: PodObserved, spec: JobSpec | None, rules: Rules) -> Shape:
         resources=msgspec.structs.replace(pod.requests, pod_count=1),
         gpu_models=pod.gpu_models or (() if model is None else (model,)),
         company=company_of(pod, rules),
-        gpu_memory_bytes_min=None if spec is None else spec.gpu_memory_bytes_min,
+        gpu_memory_bytes_min=None if spec is None or pod.requests.slices else spec.gpu_memory_bytes_min,
         demands=pod.demands,
         is_spot_allowed=pod.priority < _CRITICAL_POD_PRIORITY_MIN if spec is None else spec.is_preemptible,
     )

@@ -212,13 +212,14 @@ class _Folding:
     def _offered(self, fact: node.NodeObserved, at: datetime) -> None:
         """The most that it offered while ready, and since when it offers less."""
         known = self._batch.usable.get(fact.node_uid)
-        if not fact.is_ready or (known is not None and fact.allocatable.gpu_count < known.gpu_count):
+        gpus = fact.allocatable.gpus  # cut otherwise than before they are neither more nor less
+        if not fact.is_ready or (known is not None and gpus != known.gpus and gpus.gpus_fit_in(known.gpus)):
             if fact.node_uid not in self._batch.amiss_since.now:
                 self._batch.amiss_since.set(fact.node_uid, at)
             return
         self._batch.amiss_since.remove(fact.node_uid)
-        if known is None or fact.allocatable.gpu_count > known.gpu_count:
-            self._batch.usable.set(fact.node_uid, Usable(fact.allocatable.gpu_count, at))
+        if known is None or gpus != known.gpus:
+            self._batch.usable.set(fact.node_uid, Usable(gpus, at))
 
     def _forget_node(self, node_uid: NodeUid) -> None:
         self._batch.usable.remove(node_uid)

@@ -20,6 +20,7 @@ from gpu_autoscaler.model.decisions import DrainNode, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import Taint
 
 # A list of instances may lag behind a launch for a while (Amazon EC2 API Reference, "Eventual consistency", read
@@ -145,11 +146,19 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.order is None or self.order.decision is None else self.order.decision.taints
 
     @property
-    def promised_gpu_count(self) -> int:
-        """GPUs that must be allocatable before the node is usable. A GPU label without GPUs is a plugin starting."""
-        if self.offer is not None:
-            return self.offer.resources.gpu_count
-        return 1 if self.node is not None and self.node.gpu_model is not None else 0
+    def promised(self) -> Resources | None:
+        """What the node is to hold for pods; None: nobody promised anything."""
+        said = None if self.order is None else self.order.decision or self.order.ordered
+        return None if said is None else said.promised
+
+    def has_its_gpus(self, there: Resources) -> bool:
+        """True where all GPUs and parts of GPUs are there that must be allocatable before the node is usable.
+
+        A GPU label without GPUs is a plugin starting.
+        """
+        if self.promised is not None:
+            return self.promised.gpus_fit_in(there)
+        return there.has_gpus or self.node is None or self.node.gpu_model is None
 
 
 class Index:
@@ -305,7 +314,7 @@ class Joins:
     def usable_of(self, joined: Joined) -> Usable | None:
         """Return since when the node offered all that was promised; None: it never did."""
         usable = None if joined.node is None else self._state.usable.get(joined.node.node_uid)
-        return None if usable is None or usable.gpu_count < joined.promised_gpu_count else usable
+        return None if usable is None or not joined.has_its_gpus(usable.gpus) else usable
 
     def has_lost_node(self, joined: Joined) -> bool:
         """True when Kubernetes had a node of this instance and has it no more."""

@@ -301,7 +301,7 @@ def _phase_in_kubernetes(
         return NodePhase.CORDONED
     if joins.is_missing(joined):
         return NodePhase.LOST
-    if node.is_ready and node.allocatable.gpu_count >= joined.promised_gpu_count:
+    if node.is_ready and joined.has_its_gpus(node.allocatable):
         return NodePhase.READY
     if joins.usable_of(joined) is not None:
         return NodePhase.LOST
@@ -384,10 +384,10 @@ def _view(joined: Joined, phase: NodePhase, joins: Joins, state: ClusterState) -
 def _room(joined: Joined, *, is_usable: bool) -> tuple[Resources, tuple[Taint, ...]]:
     """The node's own word once it was usable; until then the order's, as start-up taints and missing GPUs will pass."""
     own = (NO_RESOURCES, ()) if joined.node is None else (joined.node.allocatable, joined.node.taints)
-    if is_usable or joined.offer is None:
+    if is_usable or joined.promised is None:
         return own
     taints = joined.promised_taints
-    return joined.offer.resources, own[1] if taints is None else taints
+    return joined.promised, own[1] if taints is None else taints
 
 
 def _empty_since(node: NodeObserved | None, usable: Usable | None, joins: Joins, state: ClusterState) -> Instant | None:

@@ -14,11 +14,12 @@ import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.acceptance import Acceptance, members_that_fit
-from gpu_autoscaler.core.amounts import Bools, Ints, rows
+from gpu_autoscaler.core.amounts import Bools, Ints, gpu_parts, kinds_of, rows
 from gpu_autoscaler.core.bins import PodsByNode, node_free_of_work, offered_bin
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.pools import allows
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Shape
 from gpu_autoscaler.core.state import ClusterState
@@ -53,7 +54,8 @@ class _Shelf:
         )
         self.places = {(sale.pool.name, sale.offer.key): place for place, sale in enumerate(self.sales)}
         self.acceptance = Acceptance([sale.node for sale in self.sales])
-        self.capacity = rows(sale.node.free for sale in self.sales)
+        self.kinds = kinds_of(sale.node.free for sale in self.sales)
+        self.capacity = rows((sale.node.free for sale in self.sales), self.kinds)
         self.prices_micro_usd_per_hour = np.array([_known_price(sale.offer) for sale in self.sales], dtype=np.int64)
         self.pool_priorities = np.array([sale.pool.priority for sale in self.sales], dtype=np.int64)
 
@@ -74,6 +76,7 @@ class Market:
             if key in shelf.places
         }
         self.sales = shelf.sales if not came else _with(shelf.sales, came)
+        self.kinds = shelf.kinds  # of slices, in order of their columns
         self.capacity = shelf.capacity
         self.prices_micro_usd_per_hour = shelf.prices_micro_usd_per_hour
         self.pool_priorities = shelf.pool_priorities
@@ -81,8 +84,11 @@ class Market:
         self._came_at = np.array(list(came), dtype=np.int64)
         self._accepted_as_it_came = Acceptance(list(came.values()))
         if came:
-            self.capacity = shelf.capacity.copy()
-            self.capacity[self._came_at] = rows(node.free for node in came.values())
+            new = kinds_of(node.free for node in came.values())
+            self.kinds += tuple(kind for kind in new if kind not in self.kinds)
+            self.capacity = np.pad(shelf.capacity, ((0, 0), (0, len(self.kinds) - len(shelf.kinds))))
+            self.capacity[self._came_at] = rows((node.free for node in came.values()), self.kinds)
+        self.has_gpus = gpu_parts(self.capacity) > 0
         self._refusals = _standing_refusals(state, draft.as_of)
         self._is_buyable = self.prices_micro_usd_per_hour != _UNKNOWN_PRICE
         if self._refusals:
@@ -113,7 +119,7 @@ class Market:
         return NoOfferFits(detail=self._what_is_missing(shape))
 
     def _members_in_principle(self, shape: Shape) -> Ints:
-        return members_that_fit(shape, self.capacity, self._accepted_by(shape))
+        return members_that_fit(shape, self.capacity, self._accepted_by(shape), self.kinds)
 
     def _accepted_by(self, shape: Shape) -> Bools:
         accepted = self._accepted_as_promised.by(shape)
@@ -138,19 +144,12 @@ class Market:
             most = max((offer.resources.gpu_count for offer in offers), default=0)
             if most < wanted:
                 return f"no offer has {wanted} GPUs{of_model} on one node (most: {most})"
+        lacking = sorted(name for name, _ in shape.resources.slices if name not in self.kinds)
+        if lacking:
+            return f"no pool cuts GPUs into {' or '.join(lacking)}"
         if not self._accepted_by(shape).any():
             return "no offer has the labels, taints, GPU memory and capacity type that this asks for"
         return "no offer that is otherwise right has this much CPU, memory, disk and GPUs on one node"
-
-
-def allows(pool: NodePool, offer: Offer) -> bool:
-    """True when the pool's filters let this offer in."""
-    return (
-        (not pool.instance_types or offer.instance_type in pool.instance_types)
-        and (not pool.gpu_models or offer.gpu_model in pool.gpu_models)
-        and (not pool.zones or offer.zone in pool.zones)
-        and (not pool.capacity_types or offer.capacity_type in pool.capacity_types)
-    )
 
 
 def _known_price(offer: Offer) -> int:

@@ -11,7 +11,19 @@ import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.acceptance import Acceptance, members_that_fit
-from gpu_autoscaler.core.amounts import COLUMNS_COUNT, CPU, GPU, MEMORY, Bools, Ints, resources, row, rows
+from gpu_autoscaler.core.amounts import (
+    CPU,
+    FIRST_SLICE,
+    GPU,
+    MEMORY,
+    Bools,
+    Ints,
+    Kinds,
+    kinds_of,
+    resources,
+    row,
+    rows,
+)
 from gpu_autoscaler.core.company import Tally
 from gpu_autoscaler.core.neighbours import Neighbours
 from gpu_autoscaler.core.remembered import remembered
@@ -21,6 +33,7 @@ from gpu_autoscaler.core.shapes import Bin, Shape
 class _Columns(NamedTuple):
     """What some bins have, and take, as arrays that nobody writes to."""
 
+    kinds: Kinds  # of slices among what is free
     free: Ints
     standing: Ints
     has_gpus: Bools
@@ -28,8 +41,10 @@ class _Columns(NamedTuple):
 
     @classmethod
     def of(cls, bins: tuple[Bin, ...]) -> "_Columns":
+        kinds = kinds_of(entry.free for entry in bins)
         return cls(
-            free=rows(entry.free for entry in bins),
+            kinds=kinds,
+            free=rows((entry.free for entry in bins), kinds),
             standing=np.array([int(entry.standing) for entry in bins], dtype=np.int64),
             has_gpus=np.array([entry.has_gpus for entry in bins], dtype=np.bool_),
             acceptance=Acceptance(bins),
@@ -50,7 +65,8 @@ class Room:
     def __init__(self, bins: Iterable[Bin]) -> None:
         self._bins: list[Bin] = []  # as they were put, by place
         self._places: dict[str, int] = {}
-        self._free = np.empty((0, COLUMNS_COUNT), dtype=np.int64)
+        self._kinds: Kinds = ()  # of slices, in order of their columns
+        self._free = np.empty((0, FIRST_SLICE), dtype=np.int64)
         self._standing = np.empty(0, dtype=np.int64)
         self._has_gpus = np.empty(0, dtype=np.bool_)
         self._is_there = np.empty(0, dtype=np.bool_)
@@ -66,7 +82,7 @@ class Room:
         place = self._places[key]
         if not self._is_there[place]:
             raise KeyError(key)
-        return msgspec.structs.replace(self._bins[place], free=resources(self._free[place]))
+        return msgspec.structs.replace(self._bins[place], free=resources(self._free[place], self._kinds))
 
     def __contains__(self, key: str) -> bool:
         place = self._places.get(key)
@@ -87,7 +103,8 @@ class Room:
             if self._places.setdefault(entry.key, place) != place:
                 raise ValueError(f"bin {entry.key} is put into the room twice")
         self._bins += added
-        self._free = np.concatenate((self._free, columns.free))
+        free = self._in_own_columns(columns)
+        self._free = np.concatenate((self._free, free))
         self._standing = np.concatenate((self._standing, columns.standing))
         self._has_gpus = np.concatenate((self._has_gpus, columns.has_gpus))
         self._is_there = np.append(self._is_there, np.ones(len(added), dtype=np.bool_))
@@ -95,6 +112,20 @@ class Room:
         self._neighbours.stand_in(self._bins)
         self._ranks = None
         self._undo.append(partial(self._forget, first))
+
+    def _in_own_columns(self, added: "_Columns") -> Ints:
+        """What is added, in the room's order of columns; a kind that comes for the first time has its column now."""
+        new = tuple(kind for kind in added.kinds if kind not in self._kinds)
+        if new:
+            self._kinds += new
+            self._free = np.pad(self._free, ((0, 0), (0, len(new))))
+        if added.kinds == self._kinds:
+            return added.free
+        free = np.zeros((added.free.shape[0], FIRST_SLICE + len(self._kinds)), dtype=np.int64)
+        free[:, :FIRST_SLICE] = added.free[:, :FIRST_SLICE]
+        for number, kind in enumerate(added.kinds, FIRST_SLICE):
+            free[:, FIRST_SLICE + self._kinds.index(kind)] = added.free[:, number]
+        return free
 
     def remove(self, key: str) -> None:
         """Take a bin away; what was placed on it is the caller's to place again."""
@@ -195,7 +226,7 @@ class Room:
 
     def _members_that_fit(self, shape: Shape) -> Ints:
         accepted = self._accepted(shape)
-        members = members_that_fit(shape, self._free, accepted)
+        members = members_that_fit(shape, self._free, accepted, self._kinds)
         if shape.company.is_any:
             return members
         is_open = self._neighbours.open_to(
@@ -217,9 +248,19 @@ class Room:
             self._ranks = np.empty(len(order), dtype=np.int64)
             self._ranks[order] = np.arange(len(order))
         free = self._free[fitting]
-        is_blocked = self._has_gpus[fitting] & (shape.resources.gpu_count == 0)  # GPUs that would wait for nothing
+        is_blocked = self._has_gpus[fitting] & (not shape.resources.has_gpus)  # GPUs that would wait for nothing
+        # What has slices is kept for those that ask for them, and of these nodes the one with fewest left is filled.
+        slices = free[:, FIRST_SLICE:].sum(axis=1)
         ranked = np.lexsort(
-            (self._ranks[fitting], free[:, MEMORY], free[:, CPU], free[:, GPU], is_blocked, self._standing[fitting])
+            (
+                self._ranks[fitting],
+                free[:, MEMORY],
+                free[:, CPU],
+                slices,
+                free[:, GPU],
+                is_blocked,
+                self._standing[fitting],
+            )
         )
         return [int(place) for place in fitting[ranked]]
 
@@ -229,7 +270,7 @@ class Room:
 
     def _add(self, place: int, shape: Shape, count: int) -> None:
         """Add members to the bin; fewer than none takes them away again."""
-        self._free[place] -= np.array(row(shape.resources), dtype=np.int64) * count
+        self._free[place] -= np.array(row(shape.resources, self._kinds), dtype=np.int64) * count
         if shape.company.tallies:
             self._neighbours.add(place, shape.company, count)
 

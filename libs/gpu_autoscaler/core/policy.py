@@ -12,6 +12,7 @@ from gpu_autoscaler.core.ahead_policy import ForecastPolicy, Headroom, Size
 from gpu_autoscaler.core.limits_policy import LimitsPolicy
 from gpu_autoscaler.core.ranges import Count, MicroUsdPerHour, Ratio, Seconds
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
+from gpu_autoscaler.core.slicing import GpuSharing
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 
@@ -36,6 +37,10 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     gpu_count_max: Annotated[
         Count | None, Meta(description="GPUs at most; none: no limit of its own. Source: Decisions, limits.")
+    ] = None
+    sharing: Annotated[
+        GpuSharing | None,
+        Meta(description="How its GPUs are shared by pods; none: they are whole. Source: S104, S106."),
     ] = None
     labels: Annotated[dict[str, str], Meta(description="Labels of each node of the pool. Source: S68.")] = {}
     taints: Annotated[tuple[Taint, ...], Meta(description="Taints of each node of the pool. Source: S70.")] = ()

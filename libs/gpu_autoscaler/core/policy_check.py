@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gpu_autoscaler.core.ahead_policy import Timed
-from gpu_autoscaler.core.market import allows
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.pools import allows
 from gpu_autoscaler.core.removal_policy import budget_mistakes
+from gpu_autoscaler.core.slicing import sharing_mistakes
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.gpu import GPU_MODELS
 from gpu_autoscaler.model.offers import Offer
@@ -25,7 +26,16 @@ _NEVER_ZERO = {
     "watch_seconds_max": "every picture of the world would be too old to act on",
 }
 # What the autoscaler writes on each node itself; a pool's own word for it would be lost.
-_OUR_LABELS = (labels.ACTION_ID, labels.POOL, labels.CAPACITY_TYPE, labels.GPU_MODEL, labels.PROJECT_ID)
+_OUR_LABELS = (
+    labels.ACTION_ID,
+    labels.POOL,
+    labels.CAPACITY_TYPE,
+    labels.GPU_MODEL,
+    labels.PROJECT_ID,
+    labels.MIG_CONFIG,
+    labels.DEVICE_PLUGIN_CONFIG,
+    labels.GPU_SHARE_MEMORY,
+)
 
 
 def mistakes(policy: ScalingPolicy, offers: tuple[Offer, ...] | None = None) -> tuple[str, ...]:
@@ -38,6 +48,8 @@ def mistakes(policy: ScalingPolicy, offers: tuple[Offer, ...] | None = None) -> 
         found += _pool(pool, f"pools[{index}]", policy)
         if offers is not None:
             found += _on_sale(pool, f"pools[{index}]", offers)
+        if pool.sharing is not None:
+            found += sharing_mistakes(pool.sharing, f"pools[{index}].sharing", _sold_whole(pool, offers))
     return (*found, *budget_mistakes(policy.removal), *_ahead(policy))
 
 
@@ -129,6 +141,12 @@ def _pool_labels(pool: NodePool, at: str) -> Iterator[str]:
             yield f"{at}.labels: {key}={said} contradicts {name}; filter by {name}, and the node says it by itself"
 
 
+def _sold_whole(pool: NodePool, offers: tuple[Offer, ...] | None) -> tuple[Offer, ...] | None:
+    """What the pool's filters let in, whether or not its GPUs can be shared as it says."""
+    whole = msgspec.structs.replace(pool, sharing=None)
+    return None if offers is None else tuple(offer for offer in offers if allows(whole, offer))
+
+
 def _on_sale(pool: NodePool, at: str, offers: tuple[Offer, ...]) -> Iterator[str]:
     """Filters that pass nothing that is for sale: each value that is not sold, else that they exclude each other."""
     filters: tuple[tuple[str, tuple[str, ...], set[str]], ...] = (
@@ -144,7 +162,7 @@ def _on_sale(pool: NodePool, at: str, offers: tuple[Offer, ...]) -> Iterator[str
         if value not in sold
     ]
     yield from unsold
-    if not unsold and not any(allows(pool, offer) for offer in offers):
+    if not unsold and not _sold_whole(pool, offers):
         names = " and ".join(name for name, allowed, _ in filters if allowed)
         what = f"{names} exclude each other" if names else "nothing at all is for sale"
         yield f"{at}: {what}: no offer can reach pool {pool.name!r}; widen one of them, or take the pool away"

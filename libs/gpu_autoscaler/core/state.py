@@ -41,6 +41,7 @@ from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Rele
 from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.resources import Resources
 
 Version = tuple[int, int]  # (epoch, version): compares as the source counts
 
@@ -58,7 +59,7 @@ class Usable(msgspec.Struct, frozen=True, gc=False):
     """The most GPUs that a node ever offered while ready, and since when. Remembered, so that a node that falls
     silent is told from one that never came up."""
 
-    gpu_count: int
+    gpus: Resources  # whole GPUs and parts of GPUs, nothing else
     since: Instant
 
 

@@ -9,6 +9,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import JobState
 from gpu_autoscaler.model.reasons import ReplacesDoomed, UnmetDemand
+from gpu_autoscaler.model.resources import NO_RESOURCES
 
 # Controllers whose pods belong to a node and not to a workload: they come and go with it.
 _NODE_BOUND_OWNERS = frozenset({"DaemonSet", "Node"})  # "Node" owns mirror pods, the shadows of static pods
@@ -188,12 +189,12 @@ def is_under_way(state: ClusterState, order: OrderRecord) -> bool:
     if order.refused is not None or order.terminated is not None:
         return False
     said = order.decision or order.ordered
-    promised = 0 if said is None else said.offer.resources.gpu_count
+    promised = NO_RESOURCES if said is None else said.promised
     provider_id = None if order.launched is None else order.launched.provider_id
     usable = (
         state.nodes[node_uid]
         for node_uid, offered in state.usable.items()
-        if offered.gpu_count >= promised and node_uid in state.nodes
+        if promised.gpus_fit_in(offered.gpus) and node_uid in state.nodes
     )
     return not any(
         node.action_id == order.action_id or (provider_id is not None and node.provider_id == provider_id)

@@ -11,6 +11,7 @@ from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.resources import Resources, Slices
 
 
 class ScalingPlanMade(Fact, frozen=True, kw_only=True):
@@ -72,6 +73,12 @@ class ScalingNodeOrdered(_Step, frozen=True, kw_only=True):
     deadline_at: Instant
     labels: tuple[tuple[str, str], ...] = ()
     gang: str | None = None
+    slices: Slices = ()  # what its GPUs are cut into; none: they stay whole
+
+    @property
+    def promised(self) -> Resources:
+        """What the node is to hold for pods."""
+        return self.offer.cut_into(self.slices)
 
 
 class ScalingNodeLaunched(_Step, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import BuyReason, DrainReason, HoldReason, KeepReason, ReleaseReason
+from gpu_autoscaler.model.resources import Resources, Slices
 from gpu_autoscaler.model.scheduling import Taint
 
 
@@ -28,6 +29,12 @@ class BuyNode(Decision, frozen=True, kw_only=True, tag="buy_node"):
     deadline_at: Instant  # not usable by then: given back
     reason: BuyReason
     gang: str | None = None  # purchases with one gang stand or fall together
+    slices: Slices = ()  # what the node's GPUs are to be cut into, all of them; none: they stay whole
+
+    @property
+    def promised(self) -> Resources:
+        """What the node is to hold for pods."""
+        return self.offer.cut_into(self.slices)
 
 
 class DrainNode(Decision, frozen=True, kw_only=True, tag="drain_node"):

@@ -34,7 +34,9 @@ class GpuRequirements(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     gpu_count: int
     gpu_type: str | None = None  # a GPU model by name; None: any
-    gpu_memory_gb: float | None = None  # of one GPU, in GiB; None: any
+    gpu_memory_gb: float | None = None  # of one GPU, or of the part of one, in GiB; None: any
+    gpu_fraction: float | None = None  # a part of one GPU with this share of its memory will do; None: whole GPUs
+    is_shared: bool = False  # a part of one GPU with `gpu_memory_gb` of memory will do
 
 
 class ContainerRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -12,6 +12,8 @@ JOB_ID = f"{PREFIX}/job-id"  # on Kubernetes Jobs and pods that the binder makes
 PROJECT_ID = f"{PREFIX}/project-id"  # ... and on nodes: the project that they were bought for
 EVICTION_PRIORITY = f"{PREFIX}/eviction-priority"  # low, medium, high; low is evicted first (S77)
 DO_NOT_DISRUPT = f"{PREFIX}/do-not-disrupt"
+# On nodes whose GPUs have replicas: MiB of GPU memory that one replica can count on.
+GPU_SHARE_MEMORY = f"{PREFIX}/gpu-share-memory"
 CHECKPOINT_REQUESTED = f"{PREFIX}/checkpoint-requested"  # on pods: RFC 3339 deadline by which to have saved
 CHECKPOINTED_AT = f"{PREFIX}/checkpointed-at"  # on pods: RFC 3339 instant of the last save; empty: none yet
 TERMINATION_FINALIZER = f"{PREFIX}/termination"
@@ -37,3 +39,6 @@ ZONE = "topology.kubernetes.io/zone"
 REGION = "topology.kubernetes.io/region"
 HOSTNAME = "kubernetes.io/hostname"
 GPU_PRODUCT = "nvidia.com/gpu.product"
+# How the GPU operator shares a node's GPUs (NVIDIA GPU operator, "MIG Support", "Time-Slicing GPUs"; read 2026-11-21).
+MIG_CONFIG = "nvidia.com/mig.config"
+DEVICE_PLUGIN_CONFIG = "nvidia.com/device-plugin.config"

@@ -4,7 +4,7 @@ import enum
 
 import msgspec
 
-from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.model.resources import Resources, Slices
 
 
 class CapacityType(enum.StrEnum):
@@ -26,6 +26,10 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     gpu_memory_bytes: int | None = None  # of one GPU
     price_micro_usd_per_hour: int | None = None  # None: unknown, which is not free; such an offer is not bought
     boot_seconds: float = 120.0  # expected, from order to GPUs allocatable
+
+    def cut_into(self, slices: Slices) -> Resources:
+        """What the node holds once its GPUs are shared as these slices; none: they stay whole."""
+        return msgspec.structs.replace(self.resources, gpu_count=0, slices=slices) if slices else self.resources
 
     @property
     def key(self) -> str:

@@ -1,10 +1,18 @@
 """Amounts of the things that pods ask for and nodes have."""
 
 import re
+from collections import Counter
 
 import msgspec
 
 GPU_RESOURCE = "nvidia.com/gpu"  # the extended resource of NVIDIA's device plugin; integers only
+# Replicas of a GPU that several pods share, by time-slicing or MPS, where the plugin names them apart from whole GPUs
+# (NVIDIA k8s-device-plugin, "Shared Access to GPUs", `renameByDefault`; read 2026-11-21).
+SHARED_GPU_RESOURCE = "nvidia.com/gpu.shared"
+# Slices of GPUs in MIG mode, under the plugin's mixed strategy: `nvidia.com/mig-1g.5gb` (the same, "mig-strategy").
+MIG_RESOURCE_PREFIX = "nvidia.com/mig-"
+
+Slices = tuple[tuple[str, int], ...]
 
 
 class Resources(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -15,6 +23,7 @@ class Resources(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     gpu_count: int = 0
     ephemeral_storage_bytes: int = 0
     pod_count: int = 0
+    slices: Slices = ()  # parts of GPUs by the name of their resource, sorted: ("nvidia.com/mig-1g.5gb", 7)
 
     def __add__(self, other: "Resources") -> "Resources":
         return Resources(
@@ -23,6 +32,7 @@ class Resources(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             gpu_count=self.gpu_count + other.gpu_count,
             ephemeral_storage_bytes=self.ephemeral_storage_bytes + other.ephemeral_storage_bytes,
             pod_count=self.pod_count + other.pod_count,
+            slices=_added(self.slices, other.slices, 1) if other.slices else self.slices,
         )
 
     def __sub__(self, other: "Resources") -> "Resources":
@@ -32,7 +42,13 @@ class Resources(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             gpu_count=self.gpu_count - other.gpu_count,
             ephemeral_storage_bytes=self.ephemeral_storage_bytes - other.ephemeral_storage_bytes,
             pod_count=self.pod_count - other.pod_count,
+            slices=_added(self.slices, other.slices, -1) if other.slices else self.slices,
         )
+
+    @property
+    def gpus(self) -> "Resources":
+        """The whole GPUs and the parts of GPUs alone."""
+        return Resources(gpu_count=self.gpu_count, slices=self.slices)
 
     def fits_in(self, room: "Resources") -> bool:
         """True when every amount is at most the room's."""
@@ -42,10 +58,38 @@ class Resources(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             and self.memory_bytes <= room.memory_bytes
             and self.ephemeral_storage_bytes <= room.ephemeral_storage_bytes
             and self.pod_count <= room.pod_count
+            and (not self.slices or _are_in(self.slices, room.slices))
         )
+
+    @property
+    def has_gpus(self) -> bool:
+        """True for an amount of whole GPUs, or of parts of them."""
+        return self.gpu_count > 0 or bool(self.slices)
+
+    def gpus_fit_in(self, room: "Resources") -> bool:
+        """True when the whole GPUs and the parts of GPUs are at most the room's, whatever else."""
+        return self.gpu_count <= room.gpu_count and _are_in(self.slices, room.slices)
 
 
 NO_RESOURCES = Resources()
+
+
+def is_slice(resource: str) -> bool:
+    """True for the name of a resource that is a part of a GPU."""
+    return resource == SHARED_GPU_RESOURCE or resource.startswith(MIG_RESOURCE_PREFIX)
+
+
+def _added(one: Slices, other: Slices, sign: int) -> Slices:
+    total = Counter(dict(one))
+    for name, count in other:
+        total[name] += sign * count
+    return tuple(sorted((name, count) for name, count in total.items() if count))
+
+
+def _are_in(asked: Slices, there: Slices) -> bool:
+    room = dict(there)
+    return all(count <= room.get(name, 0) for name, count in asked)
+
 
 _SUFFIX_MILLI = {"": 10**3, "m": 1} | {
     suffix: base**power * 1000

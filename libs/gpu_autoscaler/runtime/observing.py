@@ -19,6 +19,7 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import Cooldown
+from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 
@@ -112,7 +113,7 @@ class Observer:
         order = None if fact.action_id is None else before.orders.get(fact.action_id)
         if order is None or order.decision is None or order.planned_at is None:
             return
-        promised = order.decision.offer.resources.gpu_count
+        promised = order.decision.promised
         known = before.nodes.get(fact.node_uid)
         if _is_usable(fact, promised) and (known is None or not _is_usable(known, promised)):
             self._metrics.node_ready.observe(_seconds(order.planned_at, at))
@@ -169,8 +170,8 @@ def _usd_per_month(micro_usd_per_hour: int) -> float:
     return micro_usd_per_hour / MICRO_USD_PER_USD * HOURS_PER_MONTH
 
 
-def _is_usable(node: NodeObserved, promised_gpu_count: int) -> bool:
-    return node.is_ready and node.allocatable.gpu_count >= promised_gpu_count
+def _is_usable(node: NodeObserved, promised: Resources) -> bool:
+    return node.is_ready and promised.gpus_fit_in(node.allocatable)
 
 
 def _is_unschedulable(phase: str, unschedulable_since: datetime | None) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from msgspec.structs import replace
 
 from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
+from gpu_autoscaler.core.policy import NodePool
 from gpu_autoscaler.events.node import InstanceState
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import NODES, PODS
@@ -19,10 +20,10 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import ActionId, ProviderId, derive_id
 from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.providers.protocol import Instance, Order
 from gpu_autoscaler.sim.kubernetes import amounts_text, with_condition
 from gpu_autoscaler.sim.workloads import Workloads, is_ready
+from gpu_autoscaler.simcluster.device_plugin import shown_gpus
 from gpu_autoscaler.simcluster.offers import CATALOGUE, offers_of
 
 Telemetry = Literal["true", "silent", "frozen", "all_zero", "absurd"]
@@ -30,6 +31,7 @@ Telemetry = Literal["true", "silent", "frozen", "all_zero", "absurd"]
 SHOWN_SECONDS_AFTER_END = 3600.0
 RUNNING_AT_RATIO, REGISTERED_AT_RATIO, READY_AT_RATIO = 0.3, 0.6, 0.8  # of the boot, as `simcluster` has it
 # Small and mid-sized machines of three models: enough to choose from, and a plan takes a quarter of the time.
+CUT_TYPE = "p4d.24xlarge"  # sold where a pool cuts GPUs into slices, which small ones cannot be
 TYPES = tuple(entry for entry in CATALOGUE if entry.name.partition(".")[2] in ("xlarge", "12xlarge"))
 BOOT_RATIO = (0.7, 1.4)  # of what the offer says
 TERMINATION_SECONDS = (5.0, 30.0)
@@ -102,6 +104,13 @@ class Onlooker(Protocol):
     def ended(self, machine: Machine) -> None:
         """Somebody ends a machine that lives."""
         ...
+
+
+def offers_for(sharing: NodePool | None) -> tuple[Offer, ...]:
+    """What is for sale: all of TYPES, and what a pool that cuts its GPUs needs besides."""
+    wanted = () if sharing is None else sharing.gpu_models
+    more = (entry for entry in CATALOGUE if entry.name == CUT_TYPE and entry.gpu_model in wanted)
+    return offers_of((*TYPES, *more))
 
 
 class Cloud:
@@ -315,7 +324,8 @@ class Cloud:
     def _show_gpus(self, machine: Machine) -> None:
         node = self._cluster.find(NODES, "", machine.node_name)
         if machine.is_alive and node is not None:
-            gpus = {GPU_RESOURCE: str(machine.offer.resources.gpu_count)}
+            offer = machine.offer
+            gpus = shown_gpus(offer.resources.gpu_count, offer.gpu_model, offer.gpu_memory_bytes, node.metadata.labels)
             status = replace(node.status, allocatable={**node.status.allocatable, **gpus})
             self._cluster.put(NODES, replace(node, status=status))
             machine.is_usable = True

@@ -12,6 +12,7 @@ from gpu_autoscaler.core.health_policy import GpuHealthPolicy
 from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
+from gpu_autoscaler.core.slicing import GpuSharing
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.runtime.digests import policy_digest
@@ -42,9 +43,24 @@ _LIMITS: tuple[LimitsPolicy, ...] = (
 )
 
 
+# Pools whose GPUs several pods share; in most runs there is none.
+_SHARING: tuple[NodePool, ...] = (
+    NodePool(name="replicas", gpu_models=("T4", "A10G"), sharing=GpuSharing(replicas_count=4)),
+    NodePool(name="slices", gpu_models=("A100",), sharing=GpuSharing(mig_profiles=("3g.20gb", "2g.10gb", "1g.5gb"))),
+)
+_SHARING_RATIO = 0.2
+
+
+def sharing_of(seed: int) -> NodePool | None:
+    """The pool of the run whose GPUs are shared; None: all GPUs are whole."""
+    chance = random.Random(f"{seed}/gpu sharing")
+    return chance.choice(_SHARING) if chance.random() < _SHARING_RATIO else None
+
+
 def policy_of(seed: int) -> ScalingPolicy:
     """The policy that a run begins with."""
     chance = random.Random(f"{seed}/policy")
+    sharing = sharing_of(seed)
     return ScalingPolicy(
         idle_seconds_max=chance.choice((120.0, 300.0, 600.0)),
         scale_down_cooldown_seconds=chance.choice((60.0, 300.0, 600.0)),
@@ -62,7 +78,7 @@ def policy_of(seed: int) -> ScalingPolicy:
         removal=RemovalPolicy(
             gpu=GpuHealthPolicy(evidence_seconds=random.Random(f"{seed}/health").choice((120.0, 600.0)))
         ),
-        pools=chance.choice(_POOLS),
+        pools=(*chance.choice(_POOLS), *(() if sharing is None else (sharing,))),
         limits=random.Random(f"{seed}/limits").choice(_LIMITS),
     )
 

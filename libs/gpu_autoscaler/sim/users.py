@@ -18,6 +18,7 @@ from gpu_autoscaler.sim.timeline import VirtualLoop
 JOBS_PER_HOUR = (16.0, 26.0)
 RUN_SECONDS_MIN, RUN_SECONDS_MEDIAN, RUN_SECONDS_MAX = 30.0, 1200.0, 5400.0
 ASKED_AGAIN_SECONDS = 5.0  # while the broker is away
+PARTS_RATIO = 0.5  # of jobs, where some need a part of a GPU alone
 _MODELS = (None, None, None, "T4", "A10G", "L4")
 
 
@@ -32,8 +33,10 @@ class Users:
         chance: random.Random,
         *,
         jobs_per_hour: float | None = None,
+        wants_parts: bool = False,
     ) -> None:
-        """`jobs_per_hour`: None for the seed's own choice."""
+        """`jobs_per_hour`: None for the seed's own choice. `wants_parts`: some work needs a part of a GPU alone."""
+        self._wants_parts = wants_parts
         self.requests: list[tuple[FactId, JobRequested]] = []
         self._loop = loop
         self._record = record
@@ -79,9 +82,7 @@ class Users:
             job_name=name,
             job_id=JobId(name),
             project_id=chance.choice(("vision", "speech", "ranking")),
-            gpu_requirements=GpuRequirements(
-                gpu_count=chance.choice((1, 1, 1, 1, 2, 4)), gpu_type=chance.choice(_MODELS)
-            ),
+            gpu_requirements=self._gpus(),
             container=ContainerRequest(image="work:1"),
             priority=chance.choice(("low", "medium", "medium", "high")),
             budget_limit_usd=chance.choice((None, None, 1.0, 50.0)),
@@ -91,6 +92,12 @@ class Users:
             workload_type=chance.choice((None, "training", "batch")),
             run_seconds=round(run_seconds, 1),
         )
+
+    def _gpus(self) -> GpuRequirements:
+        chance = self._chance
+        if self._wants_parts and chance.random() < PARTS_RATIO:
+            return GpuRequirements(gpu_count=1, gpu_fraction=chance.choice((0.1, 0.25, 0.5, 0.9)))
+        return GpuRequirements(gpu_count=chance.choice((1, 1, 1, 1, 2, 4)), gpu_type=chance.choice(_MODELS))
 
     def _nonsense(self, request: JobRequested) -> JobRequested:
         wishes: tuple[dict[str, Any], ...] = (

@@ -15,7 +15,7 @@ from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.model.ids import derive_id
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.runtime.snapshots import Snapshots
-from gpu_autoscaler.sim.cloud import Cloud
+from gpu_autoscaler.sim.cloud import Cloud, offers_for
 from gpu_autoscaler.sim.coverage import Coverage
 from gpu_autoscaler.sim.crew import Crew
 from gpu_autoscaler.sim.faults import Faults, Occurrence
@@ -23,7 +23,7 @@ from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.operators import Operators
 from gpu_autoscaler.sim.outside import Outside, glances_of
-from gpu_autoscaler.sim.policies import Policies, policy_of
+from gpu_autoscaler.sim.policies import Policies, policy_of, sharing_of
 from gpu_autoscaler.sim.process import BUG, Process
 from gpu_autoscaler.sim.rebuilding import Rebuilding
 from gpu_autoscaler.sim.record import Record
@@ -101,7 +101,8 @@ class World:
         self.workloads = Workloads(self.cluster, self.loop, self._chance("workloads"))
         self._groups = Groups(self.workloads)
         self._savers = Savers(self.workloads, some_save)
-        self.cloud = Cloud(self.workloads, self._chance("cloud"))
+        sharing = sharing_of(setting.seed)
+        self.cloud = Cloud(self.workloads, self._chance("cloud"), offers_for(sharing))
         self.policies = Policies(policy_of(setting.seed), when_changed=lambda: self.crew.restart(PLANNERS))
         self.tables = Tables()
         self.witness = Witness(
@@ -121,7 +122,12 @@ class World:
             self.loop, self.faults, self.record, glances, self._compose, self._on_bug, snapshots=self._snapshots
         )
         self.users = Users(
-            self.loop, self.record, self.faults, self._chance("users"), jobs_per_hour=setting.jobs_per_hour
+            self.loop,
+            self.record,
+            self.faults,
+            self._chance("users"),
+            jobs_per_hour=setting.jobs_per_hour,
+            wants_parts=sharing is not None,
         )
         self.serving = Serving(self.loop, self._groups, self._chance("serving"))
         self._operators = Operators(self.workloads, self._groups, self.cloud, self.faults, self._chance("operators"))

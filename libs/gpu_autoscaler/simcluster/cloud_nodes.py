@@ -6,9 +6,10 @@ Called by `cloud` only. A node that somebody deleted meanwhile is left deleted.
 from datetime import datetime
 
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.resources import GPU_RESOURCE, Resources
+from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.simcluster.api import Api
 from gpu_autoscaler.simcluster.controllers.nodes import LEASE_NAMESPACE
+from gpu_autoscaler.simcluster.device_plugin import shown_gpus
 from gpu_autoscaler.simcluster.instances import Machine
 from gpu_autoscaler.simcluster.kinds import LEASES, NODES
 from gpu_autoscaler.simcluster.objects import Json, set_condition, stamp_micro
@@ -64,11 +65,13 @@ def make_ready(api: Api, machine: Machine, now: datetime) -> None:
 
 def show_gpus(api: Api, machine: Machine) -> None:
     """Make the GPUs allocatable, as the device plugin does some time after the node is ready."""
-    memory_mib = (machine.kind.gpu_memory_gib or 0) * 1024
+    kind = machine.kind
+    memory_mib = (kind.gpu_memory_gib or 0) * 1024
+    gpus = shown_gpus(kind.gpu_count, kind.gpu_model, memory_mib * 2**20, _labels(machine))
 
     def change(node: Json) -> None:
         for amounts in (node["status"]["capacity"], node["status"]["allocatable"]):
-            amounts[GPU_RESOURCE] = str(machine.kind.gpu_count)
+            amounts.update(gpus)
         node["metadata"].setdefault("labels", {}).update(
             {labels.GPU_PRODUCT: machine.telemetry.product.replace(" ", "-"), GPU_MEMORY_LABEL: str(memory_mib)}
         )

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Literal
 
 from gpu_autoscaler.model.ids import derive_id
-from gpu_autoscaler.model.resources import GPU_RESOURCE
+from gpu_autoscaler.model.resources import GPU_RESOURCE, is_slice
 from gpu_autoscaler.simcluster.objects import Json, is_finished, phase_of, requests_milli
 from gpu_autoscaler.simcluster.offers import InstanceType
 
@@ -245,7 +245,7 @@ class Telemetry:
         wanted = {
             pod["metadata"]["uid"]: pod
             for pod in pods
-            if phase_of(pod) == "Running" and not is_finished(pod) and requests_milli(pod).get(GPU_RESOURCE)
+            if phase_of(pod) == "Running" and not is_finished(pod) and _gpus_of(pod)
         }
         for index, holder in enumerate(self._holders):
             if holder is not None and holder["metadata"]["uid"] not in wanted:
@@ -253,7 +253,7 @@ class Telemetry:
         held = {holder["metadata"]["uid"] for holder in self._holders if holder is not None}
         for uid, pod in sorted(wanted.items()):
             if uid not in held:
-                count = requests_milli(pod)[GPU_RESOURCE] // 1000
+                count = _gpus_of(pod)
                 free = [index for index, holder in enumerate(self._holders) if holder is None]
                 for index in free[:count]:
                     self._holders[index] = pod
@@ -289,6 +289,12 @@ class Telemetry:
             return str(ABSURD_UTILIZATION if counter.name == "DCGM_FI_DEV_GPU_UTIL" else BLANK_INT64)
         value = counter.value(load, self._card)
         return str(int(value)) if value == int(value) else f"{value:.6f}"
+
+
+def _gpus_of(pod: Json) -> int:
+    """How many GPUs the pod works on; whoever holds a part of one works on that one."""
+    requests = requests_milli(pod)
+    return requests.get(GPU_RESOURCE, 0) // 1000 or int(any(is_slice(name) and requests[name] for name in requests))
 
 
 def _uuid(node_name: str, index: int) -> str:

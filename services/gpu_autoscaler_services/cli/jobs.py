@@ -47,6 +47,8 @@ class Request:
     gpus: Annotated[int | None, Parameter(help="GPUs of each member.")] = None
     gpu_type: Annotated[str | None, Parameter(help="GPU model, e.g. A100; any when left out.")] = None
     gpu_memory_gb: Annotated[float | None, Parameter(help="Least memory of one GPU in GiB.")] = None
+    gpu_fraction: Annotated[float | None, Parameter(help="A part of one GPU will do: this share of its memory.")] = None
+    shared: Annotated[bool | None, Parameter(help="A part of one GPU will do: with --gpu-memory-gb of memory.")] = None
     members: Annotated[int | None, Parameter(help="Pods that start together or not at all.")] = None
     priority: Annotated[str | None, Parameter(help="low, medium, high, or 0..1000; higher goes first.")] = None
     cpu: Annotated[str | None, Parameter(help="CPU of each member, as a Kubernetes quantity.")] = None
@@ -77,6 +79,8 @@ class Request:
                 "gpu_count": self.gpus,
                 "gpu_type": self.gpu_type,
                 "gpu_memory_gb": self.gpu_memory_gb,
+                "gpu_fraction": self.gpu_fraction,
+                "is_shared": self.shared,
             },
             "container": {"image": self.image, "command": list(command) or None, "env": self.env},
             "resources": {"cpu": self.cpu, "memory": self.memory},

@@ -8,6 +8,7 @@ from datetime import datetime
 
 import msgspec
 
+from gpu_autoscaler.core.slicing import gpu_units
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
@@ -15,6 +16,7 @@ from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeTermin
 from gpu_autoscaler.model.ids import NodeUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.resources import Resources
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +43,20 @@ class NodeShape(msgspec.Struct, frozen=True, kw_only=True):
 
     node_uid: NodeUid
     name: str
-    gpu_count: int
+    gpus: Resources  # whole ones and parts of them
+    gpu_memory_bytes: int | None
     cpu_milli: int
+
+    @property
+    def units(self) -> int:
+        """All that the node has, in the units that its cost is split by."""
+        return self.units_of(msgspec.structs.replace(self.gpus, cpu_milli=self.cpu_milli))
+
+    def units_of(self, amounts: Resources) -> int:
+        """How much of the node this is: of its GPUs where it has any, else of its CPU."""
+        if not self.gpus.has_gpus:
+            return amounts.cpu_milli
+        return gpu_units(amounts, self.gpus, self.gpu_memory_bytes)
 
 
 class Bills:
@@ -131,11 +145,13 @@ class Bills:
     def _shape(self, fact: NodeObserved) -> None:
         if fact.provider_id is None:
             return
-        known = self._shapes.get(fact.provider_id)
+        known, gpus = self._shapes.get(fact.provider_id), fact.allocatable.gpus
         self._shapes[fact.provider_id] = NodeShape(
             node_uid=fact.node_uid,
             name=fact.name,
-            gpu_count=max(fact.allocatable.gpu_count, 0 if known is None else known.gpu_count),
+            # Fewer of the same are a plugin that restarts; other ones than before are what the node has now.
+            gpus=known.gpus if known is not None and gpus.gpus_fit_in(known.gpus) else gpus,
+            gpu_memory_bytes=fact.gpu_memory_bytes,
             cpu_milli=max(fact.allocatable.cpu_milli, 0 if known is None else known.cpu_milli),
         )
 

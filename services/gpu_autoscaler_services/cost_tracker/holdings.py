@@ -13,6 +13,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler_services.cost_tracker.bills import NodeShape
 
 
 class _Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,16 +44,16 @@ class Holdings:
             from_at = began_at if known is None else min(began_at, known.from_at)
             on_node[pod.pod_uid] = _Held(pod=pod, seen_at=at, from_at=from_at)
 
-    def on_node(self, node_name: str, state: ClusterState, *, has_gpus: bool) -> list[Holding]:
-        """Return who held what of this node: GPUs where it has some, else CPU."""
+    def on_node(self, shape: NodeShape, state: ClusterState) -> list[Holding]:
+        """Return who held what of this node: GPUs, or parts of GPUs, where it has some, else CPU."""
         return [
             Holding(
                 owner=_owner(held.pod, state),
-                units=held.pod.requests.gpu_count if has_gpus else held.pod.requests.cpu_milli,
+                units=shape.units_of(held.pod.requests),
                 from_at=held.from_at,
                 until_at=_until(held, state),
             )
-            for held in self._by_node.get(node_name, {}).values()
+            for held in self._by_node.get(shape.name, {}).values()
         ]
 
     def forget(self, node_name: str, before: datetime, state: ClusterState) -> None:

@@ -22,7 +22,7 @@ from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeTermin
 from gpu_autoscaler.model.ids import JobId, ProviderId
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.store.protocol import LastCharge, Store
-from gpu_autoscaler_services.cost_tracker.bills import Bill, Bills, Price, confirmed_until
+from gpu_autoscaler_services.cost_tracker.bills import Bill, Bills, NodeShape, Price, confirmed_until
 from gpu_autoscaler_services.cost_tracker.holdings import Holdings
 
 log = structlog.get_logger()
@@ -131,16 +131,13 @@ class CostTracker:
 
     def _span(self, bill: Bill, price: Price, total: int, from_at: datetime, to_at: datetime) -> CostAccrued:
         state, shape = self._view.state, self._bills.shape(bill.provider_id)
-        has_gpus = shape is not None and shape.gpu_count > 0
         parts = split(
             total,
-            [] if shape is None else self._holdings.on_node(shape.name, state, has_gpus=has_gpus),
-            units=0 if shape is None else shape.gpu_count if has_gpus else shape.cpu_milli,
+            [] if shape is None else self._holdings.on_node(shape, state),
+            units=0 if shape is None else shape.units,
             from_at=from_at,
             to_at=to_at,
-            used_units=None
-            if shape is None or not has_gpus
-            else busy_gpus(state.telemetry.get(shape.node_uid), from_at=from_at, to_at=to_at),
+            used_units=None if shape is None else self._used_units(shape, from_at, to_at),
         )
         return CostAccrued(
             provider_id=bill.provider_id,
@@ -156,6 +153,14 @@ class CostTracker:
             price_source=price.source,
             price_at=price.at,
         )
+
+    def _used_units(self, shape: NodeShape, from_at: datetime, to_at: datetime) -> float | None:
+        """How much of the node's GPUs was busy on average, in its units; None: unknown, or it has none."""
+        window = self._view.state.telemetry.get(shape.node_uid)
+        busy = busy_gpus(window, from_at=from_at, to_at=to_at) if shape.gpus.has_gpus else None
+        if busy is None or window is None or not shape.gpus.slices:
+            return busy
+        return busy / len(window.gpus) * shape.units
 
     def _hold(self, bill: Bill) -> None:
         """No price is not free: the time is charged once somebody says it."""

@@ -80,4 +80,4 @@ class DcgmIngest:
 
 def _has_exporter(node: NodeObserved) -> bool:
     """Return whether an exporter is to be expected: not while a node boots, nor on one without GPUs."""
-    return node.is_ready and node.allocatable.gpu_count > 0
+    return node.is_ready and node.allocatable.has_gpus

@@ -83,7 +83,7 @@ def _invalid(mistakes: tuple[Mistake, ...]) -> Problem:
 
 
 def _admitted(asked: JobRequested, event_id: str, model: ReadModel) -> JobSpec:
-    known = supply(model.view.state)
+    known = supply(model.view.state, model.policy)
     admitted = admit(
         asked,
         event_id=event_id,
@@ -92,6 +92,7 @@ def _admitted(asked: JobRequested, event_id: str, model: ReadModel) -> JobSpec:
         policy=model.policy,
         gpu_models=known.gpu_models,
         gpus_per_node_max=known.gpus_per_node_max,
+        shares=known.shares,
     )
     if isinstance(admitted, JobSpec):
         return admitted

@@ -52,6 +52,7 @@ class Purchases:
             deadline_at=decision.deadline_at,
             labels=decision.labels,
             gang=decision.gang,
+            slices=decision.slices,
         )
         return [ordered]
 

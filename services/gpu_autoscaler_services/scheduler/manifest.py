@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from gpu_autoscaler.core.demand import share_memory
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS
 from gpu_autoscaler.kube.translate.node import CAPACITY_TYPE_LABELS
@@ -77,7 +78,7 @@ def _pod_spec(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
     return {
         "restartPolicy": "Never",
         "containers": [container],
-        "tolerations": [{"key": GPU_RESOURCE, "operator": "Exists"}] if spec.member_resources.gpu_count else [],
+        "tolerations": [{"key": GPU_RESOURCE, "operator": "Exists"}] if spec.member_resources.has_gpus else [],
         "affinity": {"nodeAffinity": _node_affinity(spec, state, ())},
     }
 
@@ -90,6 +91,7 @@ def _amounts(spec: JobSpec) -> dict[str, str]:
         "memory": str(wanted.memory_bytes),
         "ephemeral-storage": str(wanted.ephemeral_storage_bytes),
         GPU_RESOURCE: str(wanted.gpu_count),
+        **{name: str(count) for name, count in wanted.slices},
     }
     return {name: amount for name, amount in amounts.items() if amount not in ("0", "0m")}
 
@@ -140,6 +142,8 @@ def _memories(spec: JobSpec, state: ClusterState) -> list[_Term]:
     wanted = spec.gpu_memory_bytes_min
     if wanted is None:
         return []
+    if (part := share_memory(spec)) is not None:
+        return [tuple({"key": one.key, "operator": one.operator, "values": [*one.values]} for one in part.requirements)]
     offers = () if state.offers is None else state.offers.offers
     types = {offer.instance_type for offer in offers if (offer.gpu_memory_bytes or 0) >= wanted}
     types |= {

@@ -150,7 +150,7 @@ class Scheduler:
     async def _admit(self, request: JobRequested, recorded: Recorded) -> Outputs:
         """Put the job on record, then say so: a job that is queued is never lost."""
         envelope = recorded.envelope
-        known = supply(self._view.state)
+        known = supply(self._view.state, self._policy)
         spec = admit(
             request,
             event_id=envelope.id,
@@ -159,6 +159,7 @@ class Scheduler:
             policy=self._policy,
             gpu_models=known.gpu_models,
             gpus_per_node_max=known.gpus_per_node_max,
+            shares=known.shares,
         )
         if not isinstance(spec, JobSpec):
             return _refused(request, envelope.id, spec)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_autoscaler.core.amounts import COLUMNS_COUNT, CPU, GPU, MEMORY, Bools, Floats, Ints
+from gpu_autoscaler.core.amounts import CPU, GPU, MEMORY, Bools, Floats, Ints, gpu_parts
 from gpu_autoscaler.core.fleet.problem import FleetProblem
 from gpu_autoscaler.core.fleet.worth import Worth
 
@@ -37,14 +37,14 @@ class Filler:
     def __init__(self, problem: FleetProblem, worth: Worth, offer: int, classes: Ints, is_grouped: Bools) -> None:
         self._cost = float(problem.cost[offer])
         self._capacity = problem.capacity[offer]
-        has_gpus = bool(self._capacity[GPU])
+        has_gpus = bool(gpu_parts(self._capacity))
         requests = problem.requests[classes]
         fitness = _fitness(requests, worth.of_class[classes], worth.per_amount[offer])
         beside = requests[:, _BESIDE] / np.maximum(self._capacity[_BESIDE], 1)
         tier = sum((fitness < bound for bound in _TIERS), start=np.zeros(classes.size, dtype=np.int64))
         # Of equals those first that may not stand together: each node takes but one of them.
         freedom = ~is_grouped[classes]
-        order = np.lexsort((classes, freedom, -beside.max(axis=1, initial=0.0), -requests[:, GPU], tier))
+        order = np.lexsort((classes, freedom, -beside.max(axis=1, initial=0.0), -gpu_parts(requests), tier))
         self._classes = classes[order]
         self._requests = requests[order]
         self._is_grouped = is_grouped[self._classes]
@@ -81,7 +81,7 @@ class Filler:
 def _fitness(requests: Ints, of_class: Floats, per_amount: Floats) -> Floats:
     """Return each class's worth over what it costs on the offer: 1 at most, and 1 where it costs nothing."""
     cost = requests[:, 0] * per_amount[0]
-    for resource in range(1, COLUMNS_COUNT):
+    for resource in range(1, requests.shape[1]):
         cost = cost + requests[:, resource] * per_amount[resource]
     fitness: Floats = np.where(cost > 0, of_class / np.where(cost > 0, cost, 1.0), 1.0)
     return fitness

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_autoscaler.core.amounts import COLUMNS_COUNT, Bools, Floats, Ints
+from gpu_autoscaler.core.amounts import Bools, Floats, Ints
 
 NO_GROUP = -1
 
@@ -57,6 +57,6 @@ def distinct_rows(rows: Ints | Bools) -> tuple[Ints, Ints]:
 def usable_offers(problem: FleetProblem) -> Bools:
     """Return (classes, offers): a new node of the offer takes at least one pod of the class."""
     usable = problem.accepts.copy()
-    for resource in range(COLUMNS_COUNT):
+    for resource in range(problem.requests.shape[1]):
         usable &= problem.requests[:, resource, None] <= problem.capacity[None, :, resource]
     return usable

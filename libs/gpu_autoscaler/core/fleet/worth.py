@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_autoscaler.core.amounts import COLUMNS_COUNT, Bools, Floats, Ints
+from gpu_autoscaler.core.amounts import Bools, Floats, Ints
 from gpu_autoscaler.core.fleet.problem import FleetProblem, distinct_rows
 
 # Small problems can afford to come closer; large ones are near enough after the least of rounds.
@@ -25,8 +25,10 @@ _STEP_FIRST = 0.6
 _STEP_HALVED_AFTER_ROUNDS = 10
 # A split of zero could never grow again.
 _SPLIT_MIN = 1e-4
-# Where the search begins: GPUs are what such nodes are bought for, and places for pods are seldom short.
-_SPLIT_FIRST = np.array([3.0, 1.0, 1.0, 0.05, 0.05])
+# Where the search begins: GPUs, whole or in slices, are what such nodes are bought for, and places for pods are seldom
+# short.
+_SPLIT_FIRST = (3.0, 1.0, 1.0, 0.05, 0.05)
+_SPLIT_FIRST_OF_SLICES = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ def worth(problem: FleetProblem, usable: Bools) -> Worth:
     """Return what each class is worth; `usable` (classes, offers) says which offers take its pods (some)."""
     capacity = problem.capacity.astype(np.float64)
     per_share = np.where(capacity > 0, problem.cost[:, None] / np.where(capacity > 0, capacity, 1.0), 0.0)
-    split = np.where(capacity > 0, _SPLIT_FIRST, 0.0)
+    first = _SPLIT_FIRST + (_SPLIT_FIRST_OF_SLICES,) * (capacity.shape[1] - len(_SPLIT_FIRST))
+    split = np.where(capacity > 0, np.array(first), 0.0)
     split /= _row_sums(split)[:, None]
     demand = (problem.requests * problem.counts[:, None]).astype(np.float64)
     requests, barred = problem.requests.astype(np.float64), np.where(usable, 0.0, np.inf)
@@ -97,7 +100,7 @@ def _rounds(classes_count: int, offers_count: int) -> int:
 def _costs(requests: Floats, per_amount: Floats) -> Floats:
     """Return (classes, offers): what a pod costs at each offer's split; summed resource by resource, always alike."""
     total = requests[:, 0, None] * per_amount[None, :, 0]
-    for resource in range(1, COLUMNS_COUNT):
+    for resource in range(1, requests.shape[1]):
         total += requests[:, resource, None] * per_amount[None, :, resource]
     return total
 
@@ -105,7 +108,7 @@ def _costs(requests: Floats, per_amount: Floats) -> Floats:
 def _move(split: Floats, chosen: Ints, demand: Floats, per_share: Floats, number: int) -> None:
     """Let each chosen offer's split move towards the resources of which it is asked for most."""
     load = np.empty_like(split)
-    for resource in range(COLUMNS_COUNT):
+    for resource in range(split.shape[1]):
         load[:, resource] = np.bincount(chosen, weights=demand[:, resource], minlength=split.shape[0])
     used = np.flatnonzero(load.max(axis=1) > 0)
     asked = load[used] * per_share[used]

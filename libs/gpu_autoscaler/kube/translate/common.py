@@ -5,7 +5,13 @@ from collections.abc import Iterable, Mapping
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
-from gpu_autoscaler.model.resources import GPU_RESOURCE, Resources, parse_quantity, parse_quantity_milli
+from gpu_autoscaler.model.resources import (
+    GPU_RESOURCE,
+    Resources,
+    is_slice,
+    parse_quantity,
+    parse_quantity_milli,
+)
 
 # Labels that name a GPU model, ours first.
 GPU_MODEL_LABELS = (
@@ -51,6 +57,11 @@ def amounts(quantities: Mapping[str, str], *, of: str) -> Resources:
             gpu_count=parse_quantity(quantities.get(GPU_RESOURCE, "0")),
             ephemeral_storage_bytes=parse_quantity(quantities.get("ephemeral-storage", "0")),
             pod_count=parse_quantity(quantities.get("pods", "0")),
+            slices=tuple(
+                (name, count)
+                for name in sorted(filter(is_slice, quantities))
+                if (count := parse_quantity(quantities[name]))
+            ),
         )
     except ValueError as exc:
         raise PermanentError(f"{of}: {exc}") from exc

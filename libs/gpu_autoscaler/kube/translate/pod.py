@@ -3,6 +3,7 @@
 Source: Kubernetes API reference v1.36, "Pod"; Kubernetes, "Sidecar Containers", resource sharing (read 2026-11-21).
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 
@@ -15,7 +16,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.gpu import gpu_model_name
 from gpu_autoscaler.model.ids import JobId, PodUid
-from gpu_autoscaler.model.resources import GPU_RESOURCE, NO_RESOURCES, Resources
+from gpu_autoscaler.model.resources import GPU_RESOURCE, NO_RESOURCES, Resources, Slices, is_slice
 from gpu_autoscaler.model.scheduling import NodeDemands, NodeSelectorTerm, Toleration
 
 _PHASES: dict[str, PodPhase] = {
@@ -107,7 +108,7 @@ def pod_requests(pod: wire.Pod) -> Resources:
 
 def _container_requests(container: wire.Container, of: str) -> Resources:
     # Extended resources are asked for by their limit; the server copies it into the requests, older ones did not.
-    gpus = {key: value for key, value in container.resources.limits.items() if key == GPU_RESOURCE}
+    gpus = {key: value for key, value in container.resources.limits.items() if key == GPU_RESOURCE or is_slice(key)}
     return amounts({**container.resources.requests, **gpus}, of=of)
 
 
@@ -117,7 +118,12 @@ def _larger(one: Resources, other: Resources) -> Resources:
         memory_bytes=max(one.memory_bytes, other.memory_bytes),
         gpu_count=max(one.gpu_count, other.gpu_count),
         ephemeral_storage_bytes=max(one.ephemeral_storage_bytes, other.ephemeral_storage_bytes),
+        slices=_larger_slices(one.slices, other.slices) if one.slices and other.slices else one.slices or other.slices,
     )
+
+
+def _larger_slices(one: Slices, other: Slices) -> Slices:
+    return tuple(sorted((Counter(dict(one)) | Counter(dict(other))).items()))
 
 
 def _finished_at(status: wire.PodStatus) -> datetime | None:
