@@ -23,6 +23,7 @@ from gpu_autoscaler.core.moving import (
     too_soon,
 )
 from gpu_autoscaler.core.pace import removals_left, too_many_go
+from gpu_autoscaler.core.patience import stake_gpu_seconds
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.core.state import ClusterState
@@ -88,7 +89,7 @@ def _kept(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPoli
         too_many_go(view, RemovalCause.UNDERUSED, draft, policy)
         or protected_node(view, draft)
         or too_soon(view, state, policy, draft.as_of)
-        or protected_pod(moving_pods(view, draft), state, draft.as_of)
+        or protected_pod(moving_pods(view, draft), state, policy, draft.as_of)
     )
 
 
@@ -121,21 +122,25 @@ def _cheaper(
     if after >= before:
         return (), None
     saving_ratio, rules = (before - after) / before, policy.removal
-    is_worth_it = (before - after) * rules.horizon_hours > _move_micro_usd(group, purchases, policy)
+    is_worth_it = (before - after) * rules.horizon_hours > _move_micro_usd(group, purchases, draft, policy)
     if is_worth_it and saving_ratio >= policy.consolidation_saving_ratio_min:
         return purchases, None
     return (), SavingTooSmall(saving_ratio=saving_ratio, saving_ratio_min=policy.consolidation_saving_ratio_min)
 
 
-def _move_micro_usd(group: tuple[NodeView, ...], purchases: tuple[Purchase, ...], policy: ScalingPolicy) -> float:
+def _move_micro_usd(
+    group: tuple[NodeView, ...], purchases: tuple[Purchase, ...], draft: Draft, policy: ScalingPolicy
+) -> float:
     """What the move costs: the new nodes while they boot, all of them while the old ones drain, and work done twice."""
     drain_hours = policy.drain_seconds_max / _HOUR_SECONDS
     cost = 0.0
     for each in purchases:
         offer = each.decision.offer
         cost += (offer.price_micro_usd_per_hour or 0) * (offer.boot_seconds / _HOUR_SECONDS + drain_hours)
-    lost_hours = policy.removal.checkpoint_seconds / _HOUR_SECONDS
-    cost += sum((view.price_micro_usd_per_hour or 0) * lost_hours for view in group)
+    for view in group:
+        stake = stake_gpu_seconds(moving_pods(view, draft), policy.removal.checkpoint_seconds, draft.as_of)
+        gpu_price = (view.price_micro_usd_per_hour or 0) / max(1, view.allocatable.gpu_count)
+        cost += gpu_price * stake / _HOUR_SECONDS
     return cost
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from gpu_autoscaler.core.check_budgets import beyond_budgets
 from gpu_autoscaler.core.check_force import unfounded_force, vain_replacements
 from gpu_autoscaler.core.check_health import unproven_sickness
+from gpu_autoscaler.core.check_patience import hurried_moves
 from gpu_autoscaler.core.life import NodePhase, NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -38,6 +39,7 @@ def removal_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     for drain in chosen:
         if drain.is_voluntary:
             yield from _protected_node(drain, state, pods.get(drain.node_name, ()))
+            yield from hurried_moves(drain, pods.get(drain.node_name, ()), state, policy, plan.as_of)
         else:
             yield from unfounded_force(drain, state, policy, plan.as_of)
         yield from _homeless_pods(drain, drains, views, pods)
@@ -111,7 +113,8 @@ def _is_protected(pod: PodObserved) -> bool:
     if "true" in (marks.get(labels.DO_NOT_DISRUPT), marks.get(labels.KARPENTER_DO_NOT_DISRUPT)):
         return True
     safe = marks.get(labels.SAFE_TO_EVICT)
-    loses_work = pod.owner_kind in (None, "Job") or pod.has_local_storage
+    starts_over = pod.owner_kind == "Job" and labels.CHECKPOINTED_AT not in marks  # it is asked to save first
+    loses_work = pod.owner_kind is None or starts_over or pod.has_local_storage
     return safe == "false" or (safe != "true" and loses_work)
 
 

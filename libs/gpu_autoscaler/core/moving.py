@@ -14,6 +14,7 @@ from gpu_autoscaler.core.demand import DemandItem, DemandSource, job_spec, pod_p
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.market import Market
+from gpu_autoscaler.core.patience import left_alone
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.protection import covering_budgets, node_protection, pod_protection
 from gpu_autoscaler.core.remembered import remembered
@@ -77,10 +78,15 @@ def protected_node(view: NodeView, draft: Draft) -> NodeProtected | None:
 
 
 def protected_pod(
-    pods: Iterable[PodObserved], state: ClusterState, as_of: datetime, *, beside: Iterable[PodObserved] = ()
+    pods: Iterable[PodObserved],
+    state: ClusterState,
+    policy: ScalingPolicy,
+    as_of: datetime,
+    *,
+    beside: Iterable[PodObserved] = (),
 ) -> PodProtected | None:
-    """Return the first pod that may not be moved by choice; budgets must allow all the moves together, with those of
-    the pods `beside`, which move by the same plan."""
+    """Return the first pod that may not be moved by choice, or is better left alone for now; budgets must allow all
+    the moves together, with those of the pods `beside`, which move by the same plan."""
     budgets = state.budgets.values()
     moved = Counter(budget.budget_uid for pod in beside for budget in covering_budgets(pod, budgets))
     for pod in pods:
@@ -88,6 +94,9 @@ def protected_pod(
         protection = pod_protection(pod, budgets, as_of)
         if protection is None and spec is not None and not spec.is_preemptible:
             protection = "its job is not preemptible"
+        if protection is None:
+            job = None if pod.job_id is None else state.jobs.get(pod.job_id)
+            protection = left_alone(pod, job, policy.removal.patience, policy.job_retries_count_max, as_of)
         for budget in covering_budgets(pod, budgets):
             moved[budget.budget_uid] += 1
             if protection is None and moved[budget.budget_uid] > budget.disruptions_allowed:

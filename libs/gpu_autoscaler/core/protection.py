@@ -2,13 +2,14 @@
 
 Honoured: our own and Karpenter's `do-not-disrupt`, cluster-autoscaler's `safe-to-evict` and `scale-down-disabled`,
 PodDisruptionBudgets, pods that nobody would make again, work that would start over, and data that would be lost with
-the node.
+the node. Work that can save does not start over: it is asked to first, and waited for (`core/checkpoints.py`).
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
+from gpu_autoscaler.core.checkpoints import can_save
 from gpu_autoscaler.core.matching import holds
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.node import NodeObserved
@@ -69,7 +70,7 @@ def _what_would_be_lost(pod: PodObserved) -> str | None:
     if pod.owner_kind is None:
         return "no controller would make it again"
     # A saving of cents is soon spent on work done twice; whoever knows better says safe-to-evict.
-    if pod.owner_kind == "Job":
+    if pod.owner_kind == "Job" and not can_save(dict(pod.annotations)):
         return "it runs to completion and would start over"
     return "its local storage would be lost" if pod.has_local_storage else None
 

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from gpu_autoscaler.core.cron import schedule
 from gpu_autoscaler.core.health_policy import GpuHealthPolicy
+from gpu_autoscaler.core.patience_policy import PatiencePolicy
 from gpu_autoscaler.core.ranges import Count, Ratio, Seconds
 
 
@@ -100,6 +101,9 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sick_nodes_count_max: Annotated[
         Count, Meta(description="So many sick nodes are never too many. Source: cluster-autoscaler.")
     ] = 3
+    patience: Annotated[
+        PatiencePolicy, Meta(description="Work that is left alone for now. Source: S77, S80, Decisions, priority.")
+    ] = PatiencePolicy()
     gpu: Annotated[
         GpuHealthPolicy, Meta(description="What telemetry proves against a GPU. Source: S103, Decisions.")
     ] = GpuHealthPolicy()

@@ -123,7 +123,7 @@ def _make_way(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolic
     view, pods = due.view, moving_pods(due.view, draft)
     reason: HoldReason | None = None
     if not due.is_forced:
-        reason = protected_node(view, draft) or protected_pod(pods, state, draft.as_of, beside=_moved(draft))
+        reason = protected_node(view, draft) or protected_pod(pods, state, policy, draft.as_of, beside=_moved(draft))
     reason = reason or too_soon(view, state, policy, draft.as_of) or too_many_go(view, due.cause, draft, policy)
     if reason is not None:
         return _held(draft, view, reason)

@@ -11,8 +11,9 @@ from gpu_autoscaler.core.bounds import beyond
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.life import NodePhase, NodeView
-from gpu_autoscaler.core.moving import place_elsewhere, protected_node, protected_pod
+from gpu_autoscaler.core.moving import moving_pods, place_elsewhere, protected_node, protected_pod
 from gpu_autoscaler.core.pace import too_many_go
+from gpu_autoscaler.core.patience import stake_gpu_seconds
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.core.state import ClusterState
@@ -101,9 +102,11 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
     is_quiet = draft.is_demand_met and not draft.disturbing() and stale_watch(state, policy, draft.as_of) is None
     if not policy.is_consolidation_on or not is_quiet:
         return draft
-    for view in sorted(_underused(draft, policy), key=lambda view: (len(draft.pods.get(view.name, ())), view.name)):
+    for view in sorted(_underused(draft, policy), key=lambda view: _dearness(view, draft, policy)):
         pods = tuple(pod for pod in draft.pods.get(view.name, ()) if counts_for_idleness(pod))
-        reason = _blocker(view, RemovalCause.UNDERUSED, draft, policy) or protected_pod(pods, state, draft.as_of)
+        reason = _blocker(view, RemovalCause.UNDERUSED, draft, policy) or protected_pod(
+            pods, state, policy, draft.as_of
+        )
         saving_micro_usd_per_hour = 0
         if reason is None:
             reason, saving_micro_usd_per_hour = _move_all(view, pods, draft, state, policy)
@@ -115,6 +118,12 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
         held = HeldBack(step=_CONSOLIDATE, subject=f"node/{view.node_uid}", reason=reason)
         draft = draft.adding(held_back=[held])
     return draft
+
+
+def _dearness(view: NodeView, draft: Draft, policy: ScalingPolicy) -> tuple[float, int, str]:
+    """Nodes whose work saved just now are cheap to empty, and so are those with few pods."""
+    pods = moving_pods(view, draft)
+    return stake_gpu_seconds(pods, policy.removal.checkpoint_seconds, draft.as_of), len(pods), view.name
 
 
 # ---- what may go, and what keeps it

@@ -27,6 +27,7 @@ from gpu_autoscaler.store.protocol import JobRow
 
 CORDONED_SECONDS = 2.0
 DRAINED_SECONDS_MIN = 15.0  # a notice that was read so long before its end leaves time to empty the node
+JUST_SAVED_SECONDS = 900.0  # a drain by choice takes no longer
 LAST_CALL_SECONDS = 10.0  # before a pod's grace period is all that is left: earlier nobody hurries who still saves
 CALM_SECONDS = 60.0  # without a fault before: what was late because of one has caught up
 # Who reads a notice, who decides, and what carries it. What else is wrong (prices, launches, telemetry, other services)
@@ -152,8 +153,7 @@ class Witness:
         # Whoever has not heard of it yet acts on the notice in good faith; troubles make that take longer.
         return self._loop.time() - max(withdrawn_at, self._calm_since(*NOTICE_PATH)) < WITHDRAWN_SECONDS
 
-    @staticmethod
-    def _protection(pod: wire.Pod) -> str | None:
+    def _protection(self, pod: wire.Pod) -> str | None:
         annotations = pod.metadata.annotations
         if pod.metadata.deletion_timestamp is not None:
             return None
@@ -162,9 +162,17 @@ class Witness:
         if annotations.get(labels.SAFE_TO_EVICT) == "false":
             return "it is not safe to evict"
         owner = next((one.kind for one in pod.metadata.owner_references if one.controller), None)
-        if owner == "Job" and annotations.get(labels.SAFE_TO_EVICT) != "true":
+        if owner == "Job" and annotations.get(labels.SAFE_TO_EVICT) != "true" and not self._has_just_saved(pod):
             return "its work would start over"
         return None if owner is not None or controller_of(pod) is not None else "nobody would make it again"
+
+    def _has_just_saved(self, pod: wire.Pod) -> bool:
+        """True where the pod was asked to save before it was told to go, and did."""
+        told = pod.metadata.annotations
+        said = told.get(labels.CHECKPOINTED_AT)
+        if not said or labels.CHECKPOINT_REQUESTED not in told:
+            return False
+        return self._loop.now() - datetime.fromisoformat(said) < timedelta(seconds=JUST_SAVED_SECONDS)
 
     # ---- one plan after the other
 

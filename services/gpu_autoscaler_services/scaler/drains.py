@@ -8,6 +8,7 @@ from datetime import datetime
 
 import structlog
 
+from gpu_autoscaler.core.checkpoints import can_save
 from gpu_autoscaler.core.protection import pod_protection
 from gpu_autoscaler.core.state import DrainRecord
 from gpu_autoscaler.events.fact import Fact
@@ -45,10 +46,11 @@ class Drains:
         self._clock = clock
 
     async def start(self, decision: DrainNode, plan_id: PlanId) -> list[Fact]:
-        """Cordon the node; tell the pods of an involuntary drain to save their work. Raises TransientError.
+        """Cordon the node; tell its pods to save their work. Raises TransientError.
 
-        A voluntary drain looks once more at what is there now that nothing new can land: a node that is not idle any
-        more, or has a protected pod, is uncordoned at once and stays.
+        Of a voluntary drain only those are told that say they can: they are waited for. It looks once more at what is
+        there now that nothing new can land: a node that is not idle any more, or has a protected pod, is uncordoned at
+        once and stays.
         """
         record = self._record(decision.action_id)
         if record is not None and (record.started or record.cancel or record.cancelled or record.terminated):
@@ -61,7 +63,8 @@ class Drains:
         if decision.is_voluntary:
             if why := self._objection(pods, decision, now):
                 return await self._give_up(decision, plan_id, why)
-        elif pods:
+            pods = [pod for pod in pods if can_save(pod.metadata.annotations)]
+        if pods:
             told.append(await self._request_checkpoints(pods, decision, plan_id, now))
         started = ScalingDrainStarted(
             action_id=decision.action_id,
@@ -98,8 +101,10 @@ class Drains:
             if why:
                 return Outcome(facts=tuple(await self._give_up(started, started.plan_id, why)))
         facts: list[Fact] = []
-        asked_at = None if started.is_voluntary else started.started_at
-        for pod in eviction_order.due(pods, started.deadline_at, now, asked_at=asked_at):
+        due = eviction_order.due(
+            pods, started.deadline_at, now, asked_at=started.started_at, is_patient=started.is_voluntary
+        )
+        for pod in due:
             facts += await self._evict(pod, started)
         if not started.is_voluntary and now >= started.deadline_at:
             for pod in pods:

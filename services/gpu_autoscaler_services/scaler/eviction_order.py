@@ -42,22 +42,27 @@ def tier(pod: wire.Pod) -> tuple[bool, int]:
 
 
 def due(
-    pods: Sequence[wire.Pod], deadline_at: datetime, now: datetime, *, asked_at: datetime | None = None
+    pods: Sequence[wire.Pod],
+    deadline_at: datetime,
+    now: datetime,
+    *,
+    asked_at: datetime | None = None,
+    is_patient: bool = False,
 ) -> list[wire.Pod]:
     """Return those of `leaving` whose turn it is: the first wave, and who has just its grace period left.
 
-    Of a wave that was asked at `asked_at` to save, who can save and has not yet is left to it.
+    Of a wave that was asked at `asked_at` to save, who can save and has not yet is left to it; where nobody has to go
+    (`is_patient`), to the end.
     """
     first = tier(pods[0])
-    return [
-        pod
-        for pod in pods
-        if pod.metadata.deletion_timestamp is None
-        and (
-            now >= last_call(pod, deadline_at) - timedelta(seconds=TURN_MARGIN_SECONDS)
-            or (tier(pod) == first and not _is_saving(pod, asked_at))
-        )
-    ]
+
+    def is_due(pod: wire.Pod) -> bool:
+        is_hurried = now >= last_call(pod, deadline_at) - timedelta(seconds=TURN_MARGIN_SECONDS)
+        if _is_saving(pod, asked_at) and (is_patient or not is_hurried):
+            return False
+        return is_hurried or tier(pod) == first
+
+    return [pod for pod in pods if pod.metadata.deletion_timestamp is None and is_due(pod)]
 
 
 def last_call(pod: wire.Pod, deadline_at: datetime) -> datetime:

@@ -352,3 +352,29 @@ async def test_a_node_that_is_gone_is_drained(bench: Bench) -> None:
     decision = msgspec.structs.replace(drain(bench.here, IDLE, seconds=600), node_uid=NodeUid("other"))
     assert kinds(await bench.begin(decision)) == [ScalingNodeDrained]
     assert not is_cordoned(bench.here)
+
+
+async def test_work_that_moves_by_choice_is_asked_to_save_first(bench: Bench) -> None:
+    """Who can save is told, waited for, and goes once it has saved; nobody else is told anything."""
+    await ready(bench.here, owned("saves", annotations={"gpu-autoscaler.io/checkpointed-at": ""}), owned("cannot"))
+    asked, started = await bench.begin(drain(bench.here, UNDERUSED, seconds=600))
+    assert isinstance(asked, ScalingCheckpointRequested)
+    assert isinstance(started, ScalingDrainStarted)
+    assert asked.pods == ("default/saves",)
+    evicted = [one.pod for one in (await bench.step(started)).facts if isinstance(one, ScalingPodEvicted)]
+    assert evicted == ["default/cannot"]
+    (saves,) = [one for one in await bench.here.kube.pods_on("gpu-a") if one.metadata.name == "saves"]
+    answer = {"gpu-autoscaler.io/checkpointed-at": bench.here.clock.now().isoformat()}
+    assert await bench.here.kube.annotate_pod(saves, answer)
+    said = await drain_to_end(bench, started)
+    assert [one.pod for one in said if isinstance(one, ScalingPodEvicted)] == ["default/saves"]
+
+
+async def test_work_that_does_not_save_is_not_moved_by_choice(bench: Bench) -> None:
+    """It is never told to go unsaved: at the deadline the drain is given up, and the node stays."""
+    await ready(bench.here, owned("slow", annotations={"gpu-autoscaler.io/checkpointed-at": ""}))
+    _, started = await bench.begin(drain(bench.here, UNDERUSED, seconds=60))
+    assert isinstance(started, ScalingDrainStarted)
+    *said, last = await drain_to_end(bench, started)
+    assert isinstance(last, ScalingDrainCancelled)
+    assert [one for one in said if isinstance(one, ScalingPodEvicted)] == []
