@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, given, job, node, offer, on_sale, pod, policy
@@ -90,7 +91,7 @@ def test_a_job_near_its_time_limit_is_let_end() -> None:
         ({"is_preemptible": False}, "its job is not preemptible"),
     ],
 )
-def test_jobs_that_had_better_stay(changes: dict[str, object], words: str) -> None:
+def test_jobs_that_had_better_stay(changes: dict[str, Any], words: str) -> None:
     """High ones, and those that a move would bring near their last attempt."""
     made, said = merging(*training(**changes))
 
