@@ -7,6 +7,8 @@ from msgspec import Meta
 
 from gpu_autoscaler.core.ranges import Seconds
 
+Priority = Annotated[int, Meta(ge=0, le=1000)]
+
 
 class PatiencePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which work is left alone for now, although nothing forbids that it moves."""
@@ -18,6 +20,6 @@ class PatiencePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Seconds, Meta(description="Work that ends within this is let end. Source: S80, as long as work done twice.")
     ] = 900.0
     job_priority_min: Annotated[
-        int | None,
+        Priority | None,
         Meta(description="Jobs of this priority and above stay; none: all may move. Source: Decisions, priority."),
     ] = 1000
