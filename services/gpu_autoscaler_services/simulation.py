@@ -6,7 +6,6 @@ The simulator imports no service; it is handed ROLES.
 from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime
 
-from gpu_autoscaler.core.foresight import Foresight
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.state import ClusterState, JobRecord, Tombstone
@@ -43,18 +42,15 @@ _core_digest = core_digest()
 _metrics = Metrics("simulation")  # nobody reads them; they are made once, as gauges are dear
 
 
-class _Figures:
-    """Says at once that the second opinion refused a plan; nobody looks at what is foreseen."""
+class _Alarm:
+    """Says at once that the second opinion refused a plan."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
 
-    def tell_plan_refused(self) -> None:
+    def inc(self) -> None:
         """A plan was refused."""
         self._ring()
-
-    def tell_foresight(self, foresight: Foresight) -> None:
-        """Take it in."""
 
 
 def pod_watcher(seat: Seat) -> Service:
@@ -88,7 +84,7 @@ def scaler(seat: Seat) -> Service:
         Past(seat.store, seat.policy),
         InstanceWatch(seat.provider, installation, seat.clock),
         digests=Digests(policy=policy_digest(seat.policy), core=_core_digest),
-        figures=_Figures(seat.on_refused_plan),
+        plans_refused=_Alarm(seat.on_refused_plan),
     )
 
 

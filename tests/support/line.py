@@ -157,7 +157,7 @@ class Line:
                     Past(self.store, self.policy),
                     InstanceWatch(here.provider, installation, clock),
                     digests=Digests(policy="test", core="test"),
-                    figures=Metrics("scaler"),
+                    plans_refused=Metrics("scaler").plans_refused,
                 )
             case _:
                 raise ValueError(name)

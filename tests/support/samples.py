@@ -4,7 +4,10 @@ import msgspec
 from tests.support.told import T0
 
 from gpu_autoscaler.model.directives import Word
+from gpu_autoscaler.model.passed import PassedBecause, PassedOver
 from gpu_autoscaler.model.reasons import Reason
+
+_PASSED_OVER = PassedOver(offer="a/b/spot", price_micro_usd_per_hour=3, because=PassedBecause.NEVER_ON_SPOT)
 
 
 def sample(reason: type[Reason]) -> Reason:
@@ -14,6 +17,8 @@ def sample(reason: type[Reason]) -> Reason:
         kind = str(field.type)
         if "Word" in kind:
             values[field.name] = Word(key="override/pool/gpu-7", by="ada", why="upkeep", until=T0)
+        elif "PassedOver" in kind:
+            values[field.name] = _PASSED_OVER
         elif "datetime" in kind:
             values[field.name] = T0
         elif "tuple" in kind:

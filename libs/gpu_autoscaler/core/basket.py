@@ -10,25 +10,25 @@ from datetime import timedelta
 import msgspec
 import numpy as np
 
-from gpu_autoscaler.core.amounts import Bools, Ints, rows
+from gpu_autoscaler.core.amounts import Bools, Ints
 from gpu_autoscaler.core.bins import ordered_labels, slices_in
+from gpu_autoscaler.core.choice import Choice, Lacking
 from gpu_autoscaler.core.company import rules_told
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft, Purchase
-from gpu_autoscaler.core.fleet.choosing import cheapest_fleet
-from gpu_autoscaler.core.fleet.problem import FleetNode, FleetProblem
+from gpu_autoscaler.core.fleet.problem import FleetNode
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.limits import Account, project_of
 from gpu_autoscaler.core.market import Market, Sale
-from gpu_autoscaler.core.parting import groups_of
+from gpu_autoscaler.core.passed_over import Cheaper, passed_over
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.shapes import Bin
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId, NodeUid
-from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.passed import PassedOver
 from gpu_autoscaler.model.reasons import (
     BelowMinimum,
     BuyReason,
@@ -37,26 +37,12 @@ from gpu_autoscaler.model.reasons import (
     ReplacesDoomed,
     UnmetDemand,
 )
-from gpu_autoscaler.model.resources import NO_RESOURCES
+from gpu_autoscaler.model.resources import NO_RESOURCES, Resources
 
 # Fleets that are tried for fewer members where one for all would pass a limit; each try halves what is left to find.
 _TRIES_COUNT_MAX = 6
 # Fleets that are bought one after the other, each from the pools that the one before has not filled up.
 _ROUNDS_COUNT_MAX = 3
-# Prices are compared for one member in whole numbers; this keeps the remainder of the division.
-_PRICE_PRECISION = 1_000_000
-
-
-class Lacking(msgspec.Struct, frozen=True, kw_only=True):
-    """Members of one shape that have no place."""
-
-    item: DemandItem  # the first of those that are alike
-    sinces: tuple[Instant, ...]  # since when each of them waits, the oldest first
-
-    @property
-    def count(self) -> int:
-        """How many they are."""
-        return len(self.sinces)
 
 
 class _Order(msgspec.Struct, kw_only=True):
@@ -65,6 +51,7 @@ class _Order(msgspec.Struct, kw_only=True):
     action_id: ActionId
     sale: Sale
     buyer: DemandItem
+    instead_of: PassedOver | None
     demand: dict[str, None]  # keys of all items with a member here, in the order in which they came
     needs: set[str]
 
@@ -85,6 +72,8 @@ class Basket:
         self._market = market
         self._policy = policy
         self._account = Account(draft.views, policy, draft.directives)
+        self._choice = Choice(market, draft.views, policy)
+        self._cheaper = Cheaper(market)
         self._excesses: dict[tuple[int, str | None], HoldReason | None] = {}  # while nothing more is counted
         for purchase in draft.purchases:
             self._count(purchase.decision.pool, purchase.decision.offer, project_of(purchase.decision))
@@ -139,8 +128,8 @@ class Basket:
         keys: tuple[list[str], ...] = tuple([] for _ in wants)
         bins: list[Bin] = []
         for node in fleet:
-            entry = self._order(self._market.sales[node.offer], wants[node.pods[0]].item)
             taken = sum((wants[each].item.shape.resources for each in node.pods), start=NO_RESOURCES)
+            entry = self._order(node.offer, wants[node.pods[0]].item, taken)
             bins.append(msgspec.structs.replace(entry, free=entry.free - taken))
             for each in node.pods:
                 keys[each].append(entry.key)
@@ -163,7 +152,7 @@ class Basket:
             if place is None or members[place] > missing or self._excess(place, buyer.project) is not None:
                 place, reason = self._choose(buyer, members, missing)
             if place is not None:
-                entry = self._order(self._market.sales[place], buyer)
+                entry = self._order(place, buyer, buyer.shape.resources)
                 self.room.put(entry)
                 bought.append(entry.key)
                 covered += min(int(members[place]), missing)
@@ -190,7 +179,7 @@ class Basket:
             if place is None:
                 reason = NeighboursForbid(rules=rules_told(buyer.shape.company)) if members.any() else reason
                 break
-            entry = self._order(self._market.sales[place], buyer)
+            entry = self._order(place, buyer, buyer.shape.resources)
             self.room.put(entry)
             bought.append(entry.key)
             taken = self.room.place_on((entry.key,), buyer.shape, members_count - len(placed))
@@ -230,7 +219,7 @@ class Basket:
     def _fleet_within_limits(self, wants: Sequence[Lacking], counts: list[int], accepts: Bools) -> Sequence[FleetNode]:
         """Return the nodes of the cheapest fleet for all; where limits are in the way, of one for those that have
         waited longest: as many as a few tries find. Nothing for a gang that cannot have all."""
-        fleet = self._cheapest_fleet(wants, counts, accepts)
+        fleet = self._choice.fleet(wants, counts, accepts)
         within_count = self._within_limits_count(wants, fleet)
         if within_count == len(fleet):
             return fleet
@@ -246,7 +235,7 @@ class Basket:
             if not served_count < count < over_count:
                 break
             oldest = Counter(number for _, number in waiting[:count])
-            fleet = self._cheapest_fleet(wants, [oldest[number] for number in range(len(wants))], accepts)
+            fleet = self._choice.fleet(wants, [oldest[number] for number in range(len(wants))], accepts)
             if self._within_limits_count(wants, fleet) == len(fleet):
                 best, served_count = fleet, count
             else:
@@ -254,53 +243,14 @@ class Basket:
             count = (served_count + over_count) // 2
         return best
 
-    def _cheapest_fleet(self, wants: Sequence[Lacking], counts: list[int], accepts: Bools) -> Sequence[FleetNode]:
-        """The nodes that cost least for so many members of each want.
-
-        Work that asks for no GPU rides on nodes that are bought for their GPUs, but none of them is bought for it alone
-        where there is another: GPUs would be paid for nobody.
-        """
-        fleet = self._fleet(wants, counts, accepts)
-        has_gpus = self._market.has_gpus
-        asks_gpus = [want.item.shape.resources.has_gpus for want in wants]
-        idle = [node for node in fleet if has_gpus[node.offer] and not any(asks_gpus[each] for each in node.pods)]
-        without_gpus = accepts & ~has_gpus
-        if not idle or not all(without_gpus[each].any() for node in idle for each in node.pods):
-            return fleet
-        again = Counter(each for node in idle for each in node.pods)
-        others = self._fleet(wants, [again[each] for each in range(len(wants))], without_gpus)
-        return [*(node for node in fleet if node not in idle), *others]
-
-    def _fleet(self, wants: Sequence[Lacking], counts: list[int], accepts: Bools) -> tuple[FleetNode, ...]:
-        """The nodes of the fleet chooser, for wants of which any member is asked for; their numbers are ours."""
-        asked = [number for number, count in enumerate(counts) if count]
-        if not asked:
-            return ()
-        overhead = self._policy.node_overhead_micro_usd_per_hour
-        problem = FleetProblem(
-            requests=rows((wants[number].item.shape.resources for number in asked), self._market.kinds),
-            counts=np.array([counts[number] for number in asked], dtype=np.int64),
-            groups=np.array(groups_of([wants[number].item.shape.company for number in asked]), dtype=np.int64),
-            accepts=accepts[asked],
-            capacity=self._market.capacity,
-            cost=np.maximum(self._market.prices_micro_usd_per_hour + overhead, 1).astype(np.float64),
-        )
-        nodes = cheapest_fleet(problem).nodes
-        return tuple(FleetNode(offer=node.offer, pods=tuple(asked[each] for each in node.pods)) for node in nodes)
-
     def _accepts(self, wants: Sequence[Lacking]) -> Bools:
-        """For each want the sales that take it, of the first pools that have one within limits."""
-        market = self._market
+        """For each want the sales that it is bought from, of those within limits."""
+        sales = range(len(self._market.sales))
         is_open = {
-            project: np.array([self._excess(place, project) is None for place in range(len(market.sales))], np.bool_)
+            project: np.array([self._excess(place, project) is None for place in sales], np.bool_)
             for project in {want.item.project for want in wants}
         }
-        accepts = np.zeros((len(wants), len(market.sales)), dtype=np.bool_)
-        for number, want in enumerate(wants):
-            accepted = (market.members(want.item.shape) > 0) & is_open[want.item.project]
-            if accepted.any():
-                accepts[number] = accepted & (market.pool_priorities == market.pool_priorities[accepted].max())
-        return accepts
+        return self._choice.accepts(wants, [is_open[want.item.project] for want in wants])
 
     def _within_limits_count(self, wants: Sequence[Lacking], fleet: Sequence[FleetNode]) -> int:
         """Return how many nodes of the fleet may be bought before the first that passes a limit."""
@@ -316,18 +266,14 @@ class Basket:
         return len(counted)
 
     def _choose(self, buyer: DemandItem, members: Ints, missing: int) -> tuple[int | None, HoldReason | None]:
-        """The sale of least price for each member it would serve, from the first pool that has one within limits."""
-        market, places = self._market, np.flatnonzero(members)
-        if not places.size:
-            return None, market.why_nothing(buyer.shape)
-        prices = market.prices_micro_usd_per_hour[places]
-        has_gpus_for_nobody = market.has_gpus[places] & (not buyer.shape.resources.has_gpus)
-        each = prices * _PRICE_PRECISION // np.minimum(members[places], missing)
+        """The best sale within limits for the members that are missing."""
+        if not members.any():
+            return None, self._market.why_nothing(buyer.shape)
         reason: HoldReason | None = None
-        for place in places[np.lexsort((places, prices, each, -market.pool_priorities[places], has_gpus_for_nobody))]:
-            excess = self._excess(int(place), buyer.project)
+        for place in self._choice.ranked(buyer, members, missing).tolist():
+            excess = self._excess(place, buyer.project)
             if excess is None:
-                return int(place), None
+                return place, None
             reason = reason or excess
         return None, reason
 
@@ -341,15 +287,28 @@ class Basket:
 
     def _count(self, pool: str, offer: Offer, project: str | None, count: int = 1) -> None:
         self._account.add(pool, offer, project, count)
+        self._choice.add(offer, count)
         self._excesses.clear()
 
-    def _order(self, sale: Sale, buyer: DemandItem) -> Bin:
-        """Put one node in the basket; the room is the caller's to add."""
-        action_id = self._draft.next_action_id()
+    def _order(self, place: int, buyer: DemandItem, load: Resources) -> Bin:
+        """Put one node in the basket, for this load at least; the room is the caller's to add."""
+        action_id, sale = self._draft.next_action_id(), self._market.sales[place]
         node = msgspec.structs.replace(sale.node, key=f"action/{action_id}", name=action_id)
+        instead_of = self._instead_of(place, buyer, load)
         self._count(sale.pool.name, sale.offer, buyer.project)
-        self._orders[node.key] = _Order(action_id=action_id, sale=sale, buyer=buyer, demand={}, needs=set())
+        self._orders[node.key] = _Order(
+            action_id=action_id, sale=sale, buyer=buyer, instead_of=instead_of, demand={}, needs=set()
+        )
         return node
+
+    def _instead_of(self, place: int, buyer: DemandItem, load: Resources) -> PassedOver | None:
+        cheaper = self._cheaper.than(place, buyer.shape, load)
+        if cheaper is None:
+            return None
+        is_within = self._excess(cheaper, buyer.project) is None
+        return passed_over(
+            cheaper, place, buyer.shape, buyer.priority, self._market, self._choice, is_within_limits=is_within
+        )
 
     def _take_out(self, key: str) -> None:
         self.room.remove(key)
@@ -382,9 +341,13 @@ class Basket:
         leaves = order.buyer.leaves
         if order.buyer.source is DemandSource.DOOMED_POD and leaves is not None and leaves in doomed:
             view = doomed[leaves]
-            return ReplacesDoomed(node_uid=leaves, node_name=view.name, reclaim_at=view.reclaim_at, demand=demand)
+            return ReplacesDoomed(
+                node_uid=leaves, node_name=view.name, reclaim_at=view.reclaim_at, demand=demand,
+                instead_of=order.instead_of,
+            )  # fmt: skip
         return UnmetDemand(
             demand=demand,
             offers_considered=len(self._market.sales),
             price_micro_usd_per_hour=order.sale.offer.price_micro_usd_per_hour or 0,
+            instead_of=order.instead_of,
         )

@@ -29,21 +29,37 @@ ASSUMED_TAKEN_COUNT, ASSUMED_COUNT = 1, 20
 
 
 def interruption_rate(state: ClusterState, offer: Offer, as_of: datetime) -> float:
-    """Return the share, 0 to 1, of nodes of this offer that the cloud takes before we let them go; 0 unless spot.
+    """Return the share, 0 to 1, of nodes of this offer that the cloud takes before we let them go; 0 unless spot."""
+    return rate_of(offer, ends_by_place(state, as_of))
+
+
+def ends_by_place(state: ClusterState, as_of: datetime) -> Mapping[str, tuple[int, int]]:
+    """Return by place, of those of which something is known, the weights of machines that were taken, and of all.
 
     Counted are those that ended lately, by their age, and those that live: a live one under notice counts as taken.
     """
+    living = _living(state.instances, state.notices)
+    hour_now = hour(as_of)
+    found: dict[str, tuple[int, int]] = {}
+    for place in living.keys() | state.spot_ends.keys():
+        here = living.get(place, _NONE)
+        taken, ended = _WHOLE * here.noticed_count, _WHOLE * here.count
+        for ended_in, ends in state.spot_ends.get(place, {}).items():
+            weight = _weight(hour_now - ended_in)
+            taken += weight * ends.taken_count
+            ended += weight * ends.count
+        found[place] = (taken, ended)
+    return found
+
+
+def rate_of(offer: Offer, ends: Mapping[str, tuple[int, int]]) -> float:
+    """Return the share of nodes of this offer that the cloud takes: what is known, on top of what is said of it."""
     if offer.capacity_type is not CapacityType.SPOT:
         return 0.0
-    place = place_of(offer.instance_type, offer.zone)
-    living = _living(state.instances, state.notices).get(place, _NONE)
-    taken, ended = _WHOLE * living.noticed_count, _WHOLE * living.count
-    hour_now = hour(as_of)
-    for ended_in, ends in state.spot_ends.get(place, {}).items():
-        weight = _weight(hour_now - ended_in)
-        taken += weight * ends.taken_count
-        ended += weight * ends.count
-    return (taken + _WHOLE * ASSUMED_TAKEN_COUNT) / (ended + _WHOLE * ASSUMED_COUNT)
+    taken, ended = ends.get(place_of(offer.instance_type, offer.zone), (0, 0))
+    said = offer.interruption_ratio
+    assumed = ASSUMED_TAKEN_COUNT if said is None else said * ASSUMED_COUNT
+    return (taken + _WHOLE * assumed) / (ended + _WHOLE * ASSUMED_COUNT)
 
 
 def place_of(instance_type: str, zone: str) -> str:

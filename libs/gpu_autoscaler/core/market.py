@@ -14,9 +14,10 @@ import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.acceptance import Acceptance, members_that_fit
-from gpu_autoscaler.core.amounts import Bools, Ints, gpu_parts, kinds_of, rows
+from gpu_autoscaler.core.amounts import Bools, Floats, Ints, gpu_parts, kinds_of, rows
 from gpu_autoscaler.core.bins import PodsByNode, node_free_of_work, offered_bin
 from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.interruptions import ends_by_place, place_of, rate_of
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.pools import allows
@@ -26,7 +27,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons import HoldReason, NoOfferFits, OffersRefused, PriceUnknown, WatchStale
 
 _UNKNOWN_PRICE = -1
@@ -58,6 +59,19 @@ class _Shelf:
         self.capacity = rows((sale.node.free for sale in self.sales), self.kinds)
         self.prices_micro_usd_per_hour = np.array([_known_price(sale.offer) for sale in self.sales], dtype=np.int64)
         self.pool_priorities = np.array([sale.pool.priority for sale in self.sales], dtype=np.int64)
+        self.gpu_counts = np.array([sale.offer.resources.gpu_count for sale in self.sales], dtype=np.int64)
+        self.boot_seconds = np.array([sale.offer.boot_seconds for sale in self.sales], dtype=np.float64)
+        self.is_spot = self._is_of(CapacityType.SPOT)
+        self.is_on_demand = self._is_of(CapacityType.ON_DEMAND)
+        self.is_reserved = self._is_of(CapacityType.RESERVED)
+        self.rates_unless_known = np.array([rate_of(sale.offer, {}) for sale in self.sales], dtype=np.float64)
+        self.spot_at: dict[str, list[int]] = {}  # by type and zone
+        for place in np.flatnonzero(self.is_spot).tolist():
+            offer = self.sales[place].offer
+            self.spot_at.setdefault(place_of(offer.instance_type, offer.zone), []).append(place)
+
+    def _is_of(self, capacity_type: CapacityType) -> Bools:
+        return np.array([sale.offer.capacity_type is capacity_type for sale in self.sales], dtype=np.bool_)
 
 
 _shelf = remembered(4)(_Shelf)
@@ -80,6 +94,10 @@ class Market:
         self.capacity = shelf.capacity
         self.prices_micro_usd_per_hour = shelf.prices_micro_usd_per_hour
         self.pool_priorities = shelf.pool_priorities
+        self.gpu_counts, self.boot_seconds = shelf.gpu_counts, shelf.boot_seconds
+        self.is_spot, self.is_on_demand, self.is_reserved = shelf.is_spot, shelf.is_on_demand, shelf.is_reserved
+        self.spot_at = shelf.spot_at
+        self.rates = _rates(shelf, state, draft.as_of)
         self._accepted_as_promised = shelf.acceptance
         self._came_at = np.array(list(came), dtype=np.int64)
         self._accepted_as_it_came = Acceptance(list(came.values()))
@@ -97,7 +115,7 @@ class Market:
 
     def members(self, shape: Shape) -> Ints:
         """Return how many members of the shape a new node of each sale takes; none where it cannot be had now."""
-        return np.where(self._is_buyable, self._members_in_principle(shape), 0)
+        return np.where(self._is_buyable, self.members_in_principle(shape), 0)
 
     def domains(self, shape: Shape, key: str) -> frozenset[str]:
         """Return the values of a label of all nodes that could be bought for the shape now; a new host has no name."""
@@ -110,7 +128,7 @@ class Market:
         """Return why no sale takes a member of this shape now; only for shapes for which that is so."""
         if self._offers is None:  # no list of offers is not an empty list
             return WatchStale(source="offers", age_seconds=None, age_seconds_max=self._watch_seconds_max)
-        fitting = [self.sales[place].offer for place in np.flatnonzero(self._members_in_principle(shape))]
+        fitting = [self.sales[place].offer for place in np.flatnonzero(self.members_in_principle(shape))]
         refused = {offer.key: until for offer in fitting if (until := self.refused_until(offer)) is not None}
         if refused:
             return OffersRefused(offers=tuple(sorted(refused)), retry_at=min(refused.values()))
@@ -118,7 +136,8 @@ class Market:
             return PriceUnknown(offers=tuple(sorted({offer.key for offer in fitting})))
         return NoOfferFits(detail=self._what_is_missing(shape))
 
-    def _members_in_principle(self, shape: Shape) -> Ints:
+    def members_in_principle(self, shape: Shape) -> Ints:
+        """Return how many members a new node of each sale would take, whether or not it can be had now."""
         return members_that_fit(shape, self.capacity, self._accepted_by(shape), self.kinds)
 
     def _accepted_by(self, shape: Shape) -> Bools:
@@ -150,6 +169,16 @@ class Market:
         if not self._accepted_by(shape).any():
             return "no offer has the labels, taints, GPU memory and capacity type that this asks for"
         return "no offer that is otherwise right has this much CPU, memory, disk and GPUs on one node"
+
+
+def _rates(shelf: _Shelf, state: ClusterState, as_of: datetime) -> Floats:
+    """Return for each sale the share of such nodes that the cloud takes."""
+    ends = ends_by_place(state, as_of)
+    rates = shelf.rates_unless_known.copy()
+    for place in ends.keys() & shelf.spot_at.keys():
+        for sale in shelf.spot_at[place]:
+            rates[sale] = rate_of(shelf.sales[sale].offer, ends)
+    return rates
 
 
 def _known_price(offer: Offer) -> int:

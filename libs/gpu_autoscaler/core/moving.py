@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_autoscaler.core.basket import Basket, Lacking
+from gpu_autoscaler.core.basket import Basket
 from gpu_autoscaler.core.bins import bin_key
+from gpu_autoscaler.core.choice import Lacking
 from gpu_autoscaler.core.company import rules_of
 from gpu_autoscaler.core.demand import DemandItem, DemandSource, job_spec, pod_priority, pod_shape
 from gpu_autoscaler.core.draft import Draft, Purchase

@@ -13,6 +13,7 @@ from gpu_autoscaler.core.limits_policy import LimitsPolicy
 from gpu_autoscaler.core.ranges import Count, MicroUsdPerHour, Ratio, Seconds
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
+from gpu_autoscaler.core.spot_policy import SpotPolicy
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 
@@ -123,6 +124,9 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         RemovalPolicy,
         Meta(description="Nodes that go by our choice: their pace, and which are due. Source: S58, S103."),
     ] = RemovalPolicy()
+    spot: Annotated[
+        SpotPolicy, Meta(description="Capacity that the cloud may take back, and the mix. Source: S67, S78, S80.")
+    ] = SpotPolicy()
     headrooms: Annotated[
         tuple[Headroom, ...], Meta(description="GPUs that are kept free, always or at times. Source: S71.")
     ] = ()

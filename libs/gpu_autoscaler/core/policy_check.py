@@ -50,7 +50,7 @@ def mistakes(policy: ScalingPolicy, offers: tuple[Offer, ...] | None = None) -> 
             found += _on_sale(pool, f"pools[{index}]", offers)
         if pool.sharing is not None:
             found += sharing_mistakes(pool.sharing, f"pools[{index}].sharing", _sold_whole(pool, offers))
-    return (*found, *budget_mistakes(policy.removal), *_ahead(policy))
+    return (*found, *budget_mistakes(policy.removal), *policy.spot.mistakes(), *_ahead(policy))
 
 
 def _ahead(policy: ScalingPolicy) -> Iterator[str]:

@@ -10,8 +10,9 @@ from itertools import groupby
 import msgspec
 
 from gpu_autoscaler.core.acceptance import fits
-from gpu_autoscaler.core.basket import Basket, Lacking
+from gpu_autoscaler.core.basket import Basket
 from gpu_autoscaler.core.bins import bin_key, node_bin
+from gpu_autoscaler.core.choice import Lacking
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch

@@ -9,6 +9,7 @@ from gpu_autoscaler.core.wording import counted, instant, named, percent, price,
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.directives import Word
+from gpu_autoscaler.model.passed import PassedBecause, PassedOver
 
 ActionReason = reasons.BuyReason | reasons.DrainReason | reasons.ReleaseReason | reasons.KeepReason
 AnyReason = ActionReason | reasons.HoldReason
@@ -52,11 +53,12 @@ def _why_done(reason: ActionReason) -> str:
             return (
                 f"{_capital(waiting)} cannot run on anything that runs, boots or is ordered; of "
                 f"{counted(reason.offers_considered, 'offer')} considered this was the choice, at "
-                f"{price(reason.price_micro_usd_per_hour)}."
+                f"{price(reason.price_micro_usd_per_hour)}.{_passed_over(reason.instead_of)}"
             )
         case reasons.ReplacesDoomed():
             when = "soon" if reason.reclaim_at is None else f"at {instant(reason.reclaim_at)}"
-            return f"Node {reason.node_name} will be gone {when}, and its work needs another place."
+            why = f"Node {reason.node_name} will be gone {when}, and its work needs another place."
+            return why + _passed_over(reason.instead_of)
         case reasons.ReplacesNodes():
             nodes = counted(len(reason.node_names), "node")
             return (
@@ -89,6 +91,25 @@ def _why_done(reason: ActionReason) -> str:
             return _why_drained(reason)
         case _:
             return _why_released(reason)
+
+
+_BECAUSE = {
+    PassedBecause.REFUSED: "the cloud had none lately",
+    PassedBecause.NEVER_ON_SPOT: "this work must not be on spot",
+    PassedBecause.LIMIT: "it would pass a limit",
+    PassedBecause.RESERVED_FIRST: "what is reserved is paid already",
+    PassedBecause.POOL_PRIORITY: "its pool comes later",
+    PassedBecause.INTERRUPTIONS: "too many nodes are taken there",
+    PassedBecause.STORM_SHARE: "one storm there would take too much of the work",
+    PassedBecause.EXPECTED_COST: "it would cost more with its boot and what interruptions undo",
+    PassedBecause.WHOLE_FLEET: "for all that is bought together this is cheaper",
+}
+
+
+def _passed_over(passed: PassedOver | None) -> str:
+    if passed is None:
+        return ""
+    return f" {passed.offer} at {price(passed.price_micro_usd_per_hour)} was not taken: {_BECAUSE[passed.because]}."
 
 
 def _why_released(reason: reasons.ReleaseReason) -> str:

@@ -26,6 +26,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     gpu_memory_bytes: int | None = None  # of one GPU
     price_micro_usd_per_hour: int | None = None  # None: unknown, which is not free; such an offer is not bought
     boot_seconds: float = 120.0  # expected, from order to GPUs allocatable
+    interruption_ratio: float | None = None  # of spot: the share that is taken, as the cloud publishes it; None: unsaid
 
     def cut_into(self, slices: Slices) -> Resources:
         """What the node holds once its GPUs are shared as these slices; none: they stay whole."""

@@ -9,6 +9,7 @@ import msgspec
 from gpu_autoscaler.model.directives import Word
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.passed import PassedOver
 
 
 class Reason(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="reason"):
@@ -29,6 +30,7 @@ class UnmetDemand(Reason, frozen=True, kw_only=True, tag="unmet_demand"):
     demand: tuple[str, ...]  # keys of the demand items that this node is for, e.g. job/<id>, pod/<uid>
     offers_considered: int
     price_micro_usd_per_hour: int
+    instead_of: PassedOver | None = None  # None: nothing for sale that would do has less price
 
 
 class ReplacesDoomed(Reason, frozen=True, kw_only=True, tag="replaces_doomed"):
@@ -38,6 +40,7 @@ class ReplacesDoomed(Reason, frozen=True, kw_only=True, tag="replaces_doomed"):
     node_name: str
     reclaim_at: Instant | None
     demand: tuple[str, ...] = ()
+    instead_of: PassedOver | None = None  # as with unmet demand
 
 
 class BelowMinimum(Reason, frozen=True, kw_only=True, tag="below_minimum"):

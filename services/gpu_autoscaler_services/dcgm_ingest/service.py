@@ -1,7 +1,6 @@
 """Reads the DCGM exporter of every GPU node and says what it says. Decides nothing; silence is never idleness."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import ClassVar, Protocol
 
@@ -34,21 +33,12 @@ class DcgmIngest:
     starts_from_snapshot: ClassVar[bool] = False  # folds three types of facts, which are read soon
     tick_seconds: ClassVar[float | None] = 1.0  # the shortest interval that may be set; most ticks find nothing due
 
-    def __init__(
-        self,
-        view: StateView,
-        exporters: Exporters,
-        *,
-        dcgm_url: str,
-        scrape_seconds: float = 10.0,
-        tell_up: Callable[[float], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, view: StateView, exporters: Exporters, *, dcgm_url: str, scrape_seconds: float = 10.0) -> None:
         """`dcgm_url` is a template of `NodeUrl`; `scrape_seconds` is cluster time (S127). Raises ConfigError."""
         self._view = view
         self._exporters = exporters
         self._url = NodeUrl(dcgm_url)
         self._interval = timedelta(seconds=scrape_seconds)
-        self._tell_up = tell_up
         self._due_at: datetime | None = None
         self._windows: dict[NodeUid, Window] = {}
 
@@ -64,9 +54,7 @@ class DcgmIngest:
         nodes = {node.node_uid: node for node in self._view.state.nodes.values() if _has_exporter(node)}
         urls = {str(uid): url for uid, node in nodes.items() if (url := self._url.of(node)) is not None}
         facts: list[Fact] = []
-        pages = await self._exporters.scrape(urls)
-        self._tell_up(float(all(page is not None for page in pages.values())) if pages else math.nan)
-        for uid, page in pages.items():
+        for uid, page in (await self._exporters.scrape(urls)).items():
             node = nodes[NodeUid(uid)]
             window = self._windows.get(node.node_uid)
             if window is None:
