@@ -7,7 +7,7 @@ ARGS ?=
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check format schemas bench peers controlplane sim score sim-mutants lock clean
+.PHONY: help demo up test check format schemas secrets bench peers controlplane sim score sim-mutants lock clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -48,9 +48,13 @@ format: $(VENV)/.dev ## Put the code into its form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-schemas: $(VENV)/.dev ## Write schemas/ and the default policy again from the code
+schemas: $(VENV)/.dev ## Write schemas/, the default policy and the broker's users again from the code
 	$(BIN)/python -m gpu_autoscaler_services.contracts
 	$(BIN)/python -m gpu_autoscaler.tools.policy_file > deploy/policies/default.toml
+	$(BIN)/python -m gpu_autoscaler_services.permissions > deploy/nats/users.conf
+
+secrets: $(VENV)/.local ## Write .env: a token for the gateway and a password for each user of the broker
+	$(BIN)/python -m gpu_autoscaler_services.permissions --secrets .env
 
 bench: $(VENV)/.dev ## Measure as ratios in one run (CASE=name for one)
 	$(BIN)/python -m tests.bench $(if $(CASE),--case $(CASE))

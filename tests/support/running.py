@@ -96,6 +96,10 @@ async def started(
     await system.start(say)
     try:
         yield system
+        refused = [
+            line for line in (folder / "nats" / "nats-server.log").read_text().splitlines() if "iolation" in line
+        ]
+        assert refused == [], "a service wants more of the broker than it may"
     finally:
         await system.stop()
 

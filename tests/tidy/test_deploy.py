@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
+from gpu_autoscaler.bus.permissions import password_variable
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.core.policy import DEFAULT_POLICY
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.tools.policy_file import default_policy_file
 from gpu_autoscaler_services.local.system import PROCESSES
+from gpu_autoscaler_services.permissions import users, users_file
 from gpu_autoscaler_services.registry import SERVICES
 from gpu_autoscaler_services.wiring import COMPOSE
 
@@ -63,7 +65,7 @@ def test_a_container_runs_what_the_launcher_runs(name: str) -> None:
     assert COMPOSE_SERVICES[name]["command"] == [*SERVE, service]
     assert settings.sensing.role == (role or Settings().sensing.role)
     assert f"127.0.0.1:{settings.http.port}/readyz" in COMPOSE_SERVICES[name]["healthcheck"]["test"][-1]
-    assert settings.nats.url == "nats://nats:4222"
+    assert settings.nats.url == f"nats://{service}:{password_variable(service)}@nats:4222"
     assert settings.kube.url == settings.provider.url == "http://simcluster:8001"
 
 
@@ -108,6 +110,15 @@ def test_the_broker_takes_what_we_send() -> None:
     """The largest message in the mounted file is the one in the code."""
     words = (ROOT / "deploy/nats/nats.conf").read_text(encoding="utf-8").split()
     assert words[words.index("max_payload:") + 1] == str(SERVER_PAYLOAD_BYTES_MAX)
+
+
+def test_the_broker_knows_the_users_of_the_code() -> None:
+    """`make schemas` leaves no difference, the server includes the file, and is given each password from outside."""
+    assert (ROOT / "deploy/nats/users.conf").read_text(encoding="utf-8") == users_file(), "run `make schemas`"
+    assert 'include "users.conf"' in (ROOT / "deploy/nats/nats.conf").read_text(encoding="utf-8")
+    given = COMPOSE_SERVICES["nats"]["environment"]
+    assert list(given) == [password_variable(user) for user in users()]
+    assert all(value == f"${{{name}:?run make secrets}}" for name, value in given.items())
 
 
 def _copied() -> Iterator[str]:

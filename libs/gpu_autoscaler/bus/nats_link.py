@@ -182,6 +182,7 @@ class NatsLink:
             self.refusal = self.last_error  # the broken connection that follows would hide it
         if "permissions violation" in str(error).lower():
             # The server only says so here; the request itself just never gets its answer.
+            self.failed("permissions", self.last_error)
             _log.error("broker refuses a subject to this user, extend its permissions", error=self.last_error)
         else:
             _log.debug("broker connection error", error=self.last_error)

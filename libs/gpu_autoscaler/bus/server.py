@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -62,7 +62,8 @@ class NatsServer:
 
     `port` 0 takes a free one, which a restart keeps. The folder's lock is held by the server process itself, so that
     two servers never write the same store, and a crash of either side frees it. `settings` are further lines of the
-    server's configuration: its routes in a cluster, its users, the size of its store.
+    server's configuration: its routes in a cluster, its users, the size of its store. `variables` are what these lines
+    name with a dollar: values that belong into no file.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class NatsServer:
         monitor: bool = False,
         binary: Path | None = None,
         settings: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.store = store
         self.port = port
@@ -84,6 +86,7 @@ class NatsServer:
         # Its name is how the others of a cluster know it, so a restart keeps it.
         self.name = f"gpu-autoscaler-{uuid4().hex}"
         self._settings = tuple(settings)
+        self._variables = dict(variables or {})
 
     @property
     def url(self) -> str:
@@ -150,6 +153,7 @@ class NatsServer:
             with self._log_path.open("wb") as log:
                 self._process = subprocess.Popen(  # noqa: S603 - binary as above, no shell
                     [str(binary), "-c", str(config)],
+                    env={**os.environ, **self._variables},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from gpu_autoscaler.bus.permissions import password_variable, server_text
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.clock import CLOCK_ENVIRONMENT, Clock
@@ -24,6 +25,7 @@ from gpu_autoscaler.runtime.config import (
 )
 from gpu_autoscaler_services.local.child import Child, free_port
 from gpu_autoscaler_services.local.guard import Guard
+from gpu_autoscaler_services.permissions import OPERATOR_USER, fresh_passwords, users
 
 Role = Literal["nodes", "central"]
 
@@ -80,7 +82,14 @@ class LocalSystem:
         """Ports that are 0 are free ones. `shadow`: a second policy that runs and acts on nothing."""
         self.folder = folder
         self.clock = clock
-        self.nats = NatsServer(folder / "nats", port=nats_port)
+        self._passwords = fresh_passwords()
+        # On this machine whoever gives no name may do everything; a service has a name, and no more than it needs.
+        self.nats = NatsServer(
+            folder / "nats",
+            port=nats_port,
+            settings=(server_text(users()), f"no_auth_user: {OPERATOR_USER}"),
+            variables=self._passwords,
+        )
         self._guard = Guard()
         self.simcluster_url = f"http://127.0.0.1:{free_port()}"
         self.gateway_url = f"http://127.0.0.1:{gateway_port or free_port()}"
@@ -93,6 +102,10 @@ class LocalSystem:
     def nats_url(self) -> str:
         """Where the NATS server listens."""
         return self.nats.url
+
+    def nats_url_of(self, user: str) -> str:
+        """The server's address with the name and password of one of its users (`permissions.py`)."""
+        return self.nats.url.replace("://", f"://{user}:{self._passwords[password_variable(user)]}@")
 
     async def start(self, say: Callable[[str], None]) -> None:
         """Start everything; returns when all of it is ready. What was started is ended again if anything fails.
@@ -159,7 +172,7 @@ class LocalSystem:
         return child
 
     def _process(self, name: str, service: str, role: Role | None) -> Child:
-        settings = self._settings(name, role)
+        settings = self._settings(name, service, role)
         return Child(
             name,
             [sys.executable, "-m", "gpu_autoscaler_services.serve", service],
@@ -169,14 +182,14 @@ class LocalSystem:
             process_group=self._guard.process_group,
         )
 
-    def _settings(self, name: str, role: Role | None) -> Settings:
+    def _settings(self, name: str, service: str, role: Role | None) -> Settings:
         sensing = SensingSettings(
             dcgm_url=self.simcluster_url + "/nodes/{node_name}/metrics",
             metadata_url=self.simcluster_url + "/nodes/{node_name}",
             role=role or "central",
         )
         return Settings(
-            nats=NatsSettings(url=self.nats_url),
+            nats=NatsSettings(url=self.nats_url_of(service)),
             kube=KubeSettings(url=self.simcluster_url),
             provider=ProviderSettings(name="sim", url=self.simcluster_url),
             store=StoreSettings(url=f"sqlite:///{(self.folder / 'store.db').absolute()}"),

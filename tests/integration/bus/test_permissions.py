@@ -1,0 +1,134 @@
+"""The broker's users (`deploy/nats/users.conf`) on a real server: what each may publish, and what nobody may touch."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import nats
+import pytest
+import pytest_asyncio
+
+from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.permissions import password_variable
+from gpu_autoscaler.bus.server import NatsServer
+from gpu_autoscaler.bus.streams import BUCKETS, Declared, consumers_of_process, streams
+from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.demand import DemandReported
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+from gpu_autoscaler.events.spot import SpotNoticeReceived
+from gpu_autoscaler_services.permissions import CLIENT, OPERATOR_USER, READER, fresh_passwords, users
+from gpu_autoscaler_services.registry import SERVICES
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+ROOT = Path(__file__).resolve().parents[3]
+PASSWORDS = fresh_passwords()
+LAST = "nobody.may"  # is refused to all, so that whoever hears it has heard of all before
+SUBJECTS = frozenset(
+    fact.subject_root() + (".n1" if fact.subject_root().startswith("gpu.node_") else "") for fact in FACTS
+)
+OURS = {service.name: service for service in SERVICES}
+
+
+def subjects(facts: Iterable[type[Fact]]) -> set[str]:
+    """Subjects of these facts, as they are published."""
+    roots = {fact.subject_root() for fact in facts}
+    return {subject for subject in SUBJECTS if ".".join(subject.split(".")[:2]) in roots}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NatsServer]:
+    """A server with the users of the repository's file, and all that services declare."""
+    text = (ROOT / "deploy/nats/users.conf").read_text(encoding="utf-8")
+    server = NatsServer(tmp_path_factory.mktemp("nats"), settings=(text,), variables=PASSWORDS)
+    await server.start()
+    for service in SERVICES:  # each makes its own, as at its start
+        bus = await NatsBus.connect(
+            url(server, service.name),
+            name=service.name,
+            declared=Declared(
+                streams=streams(), consumers=consumers_of_process(service.name, service.consumes), buckets=BUCKETS
+            ),
+        )
+        await bus.ensure()
+        await bus.close()
+    yield server
+    await server.stop()
+
+
+def url(server: NatsServer, user: str) -> str:
+    """The server's address for a user."""
+    return server.url.replace("://", f"://{user}:{PASSWORDS[password_variable(user)]}@")
+
+
+async def refused(server: NatsServer, user: str, published: Iterable[str] = (), heard: Iterable[str] = ()) -> set[str]:
+    """Of these subjects, those that the server does not let the user publish on, or subscribe to."""
+    said: list[str] = []
+    last = asyncio.Event()
+
+    async def hear(error: Exception) -> None:
+        said.append(str(error))
+        if LAST.lower() in str(error).lower():
+            last.set()
+
+    tried = [*published, *heard]
+    connection = await nats.connect(url(server, user), error_cb=hear)
+    try:
+        for subject in heard:
+            await connection.subscribe(subject)
+        for subject in (*published, LAST):
+            await connection.publish(subject, b"{}")
+        await connection.flush()
+        if user != OPERATOR_USER:  # who may do everything; all others are told in order
+            async with asyncio.timeout(30):
+                await last.wait()
+    finally:
+        await connection.close()
+    words = " ".join(said).lower()  # as the client library hands them on
+    assert all("permissions violation" in each.lower() for each in said), said
+    return {subject for subject in tried if f'"{subject.lower()}"' in words}
+
+
+@pytest.mark.parametrize("name", OURS)
+async def test_a_service_publishes_its_own_facts_and_no_others(server: NatsServer, name: str) -> None:
+    """What it declares it may say; every other fact of the catalogue is refused by the server."""
+    assert await refused(server, name, SUBJECTS) == SUBJECTS - subjects(OURS[name].publishes)
+
+
+async def test_notices_come_from_the_spot_watcher_alone(server: NatsServer) -> None:
+    """Nobody else can have a node drained by a word: no service, nobody who asks for jobs, nobody who looks."""
+    subject = SpotNoticeReceived.subject_root()
+    may = {user for user in users() if not await refused(server, user, [subject])}
+    assert may == {"spot_watcher", OPERATOR_USER}
+
+
+async def test_who_asks_may_ask_and_who_looks_may_look(server: NatsServer) -> None:
+    """People and programs publish requests alone; readers publish no fact."""
+    asked = subjects((JobRequested, JobCancelRequested, DemandReported))
+    assert await refused(server, CLIENT, SUBJECTS) == SUBJECTS - asked
+    assert await refused(server, READER, SUBJECTS) == SUBJECTS
+    assert await refused(server, OPERATOR_USER, SUBJECTS) == set()
+
+
+@pytest.mark.parametrize("name", [*OURS, CLIENT, READER])
+async def test_nobody_touches_what_is_not_his(server: NatsServer, name: str) -> None:
+    """Streams are neither changed nor emptied; deliveries of another service are neither taken nor acknowledged."""
+    tried = {f"$JS.API.STREAM.{action}.{spec.name}" for action in ("UPDATE", "DELETE", "PURGE") for spec in streams()}
+    tried |= {f"$JS.API.STREAM.MSG.DELETE.{spec.name}" for spec in streams()}
+    for service in SERVICES:
+        for spec in consumers_of_process(service.name, service.consumes):
+            place = f"{spec.stream}.{spec.durable}"
+            tried.add(f"$JS.API.CONSUMER.DELETE.{place}")
+            if spec not in consumers_of_process(name, OURS[name].consumes if name in OURS else ()):
+                tried |= {f"$JS.API.CONSUMER.{action}.{place}" for action in ("CREATE", "MSG.NEXT")}
+                tried.add(f"$JS.ACK.{place}.1.1.1.1.0")
+    assert await refused(server, name, tried) == tried
+
+
+async def test_nobody_hears_the_answers_of_another(server: NatsServer) -> None:
+    """A service is subscribed to its own inbox alone; readers hear facts, and no answers to services."""
+    wanted = ["_INBOX_scaler.>", "_INBOX.>", "scaling.>", ">"]
+    assert await refused(server, "dcgm_ingest", heard=wanted) == set(wanted)
+    assert await refused(server, READER, heard=wanted) == {"_INBOX_scaler.>", ">"}
+    assert await refused(server, CLIENT, heard=wanted) == {"_INBOX_scaler.>", "scaling.>", ">"}
