@@ -11,6 +11,7 @@ from datetime import timedelta
 import msgspec
 
 from gpu_autoscaler.core.check_directives import directive_mistakes
+from gpu_autoscaler.core.check_neighbours import neighbour_mistakes
 from gpu_autoscaler.core.check_removals import removal_mistakes
 from gpu_autoscaler.core.cron import schedule
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -33,6 +34,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, 
         _everything_accounted,
         lambda plan, state, _: directive_mistakes(plan, state),
         removal_mistakes,
+        neighbour_mistakes,
     )
     return tuple(sentence for rule in rules for sentence in rule(plan, state, policy))
 

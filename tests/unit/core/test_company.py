@@ -6,6 +6,7 @@ from typing import Any
 from tests.support.stories import HOUR, MINUTE, T0, given, node, offer, on_sale, pod, policy
 from tests.support.told import Story
 
+from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.explain import held_back_sentence
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.model import labels
@@ -49,7 +50,10 @@ def in_zones(*zones: str, **changes: Any) -> Story:  # noqa: ANN401 - of `offer`
 
 def planned(*stories: Story) -> Plan:
     """What is planned at noon."""
-    return plan(given(*stories, as_of=NOON), policy(), NOON)
+    state = given(*stories, as_of=NOON)
+    made = plan(state, policy(), NOON)
+    assert check(made, state, policy()) == ()
+    return made
 
 
 def zones_bought(made: Plan) -> Counter[str]:
