@@ -131,10 +131,13 @@ class Replay:
         self.compare(name, capture["response"], Answer(200, body, {}))
         return body
 
-    async def watch(self, name: str, path: str) -> None:
-        """Replay a watch at this path and compare the types of its lines, and the shape of the first of each."""
+    async def watch(self, name: str, path: str, *, more_count: int = 0) -> None:
+        """Replay a watch at this path and compare the types of its lines, and the shape of the first of each.
+
+        The recording stopped after its lines; `more_count` is how many more there may be before they are all heard.
+        """
         real = recorded(name)["response"]["lines"]
-        ours = await self.kube.watch(path, lines=len(real) or 1)  # the recording stopped there, too
+        ours = await self.kube.watch(path, lines=(len(real) or 1) + more_count)
         self.done.add(name)
         kinds = [{line["type"] for line in lines} for lines in (real, ours)]
         if kinds[0] != kinds[1]:

@@ -24,6 +24,8 @@ from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, Transie
 WATCH_SECONDS = 60
 SILENCE_SECONDS_MAX = 90.0  # longer without a byte: the connection is dead, whatever TCP says
 WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.1, 10.0  # back-off while the server is away; doubled each time, with jitter
+EMPTY_SECONDS_MAX = 1.0  # a watch that ends sooner and said nothing was not closed for its time
+RETRY_AFTER_SECONDS_MAX = 60.0  # a server that wants to be left alone for longer is asked all the same
 LINE_BYTES_MAX = 16 * 2**20  # etcd refuses objects above 1.5 MiB; encodings differ, hence the margin
 
 _event_decoder = msgspec.json.Decoder(wire.WatchEvent)
@@ -53,26 +55,33 @@ async def read_for_ever(reader: Reader, kind: Kind[Any], *, label_selector: str,
     version: int | None = None  # None: nothing listed yet, or history lost
     wait_seconds = WAIT_SECONDS_MIN
     while True:
+        told_seconds = 0.0  # how long the server wants to be left alone
         try:
             if version is None:
                 listed = await _list(reader, kind, selector, now)
                 version = listed.version
                 yield listed
+            opened_at, is_empty = asyncio.get_running_loop().time(), True
             # Explicit closing: a generator that is dropped half-way would keep the connection until collected.
             async with contextlib.aclosing(_watch(reader, kind, selector, version, now)) as items:
                 async for item in items:
                     version = item.version if isinstance(item, Bookmark) else item.object.version
-                    wait_seconds = WAIT_SECONDS_MIN
+                    wait_seconds, is_empty = WAIT_SECONDS_MIN, False
                     yield item
-            continue  # closed in good order: go on from the last version
+            if not is_empty or asyncio.get_running_loop().time() - opened_at >= EMPTY_SECONDS_MAX:
+                continue  # closed in good order at its time: go on from the last version
+            # Something between us and the server closes watches at once; asking on and on would be a storm.
+            log.warning("watch closed without a word, trying again", kind=kind.plural, wait_seconds=wait_seconds)
         except HistoryLost as exc:
             log.info("watch history lost, listing again", kind=kind.plural, version=version, error=str(exc))
             version = None
         except AutoscalerError as exc:
             # The state ages meanwhile, and what depends on its freshness holds still by itself.
             log.warning("watch interrupted, trying again", kind=kind.plural, wait_seconds=wait_seconds, error=str(exc))
+            told_seconds = min(getattr(exc, "retry_after_seconds", None) or 0.0, RETRY_AFTER_SECONDS_MAX)
         # Jitter: after an outage all watches of all replicas come back; not in the same instant.
-        await asyncio.sleep(wait_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, decides nothing
+        jitter = random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, decides nothing
+        await asyncio.sleep(told_seconds + wait_seconds * jitter)
         wait_seconds = min(wait_seconds * 2, WAIT_SECONDS_MAX)
 
 

@@ -12,7 +12,16 @@ from datetime import datetime, timedelta
 
 from gpu_autoscaler.simcluster import answers, defaults, patch, validation
 from gpu_autoscaler.simcluster.kinds import BUDGETS, JOBS, NAMESPACES, NODES, PODS, PRIORITY_CLASSES, Kind, Registry
-from gpu_autoscaler.simcluster.objects import Json, clone, is_finished, is_terminating, key_of, stamp, without_nulls
+from gpu_autoscaler.simcluster.objects import (
+    Json,
+    clone,
+    is_finished,
+    is_terminating,
+    key_of,
+    moment_of,
+    stamp,
+    without_nulls,
+)
 from gpu_autoscaler.simcluster.shapes import require_types
 from gpu_autoscaler.simcluster.store import Record, Store
 
@@ -152,14 +161,10 @@ class Api:
         if finalizer and finalizer not in new["metadata"].setdefault("finalizers", []):
             new["metadata"]["finalizers"].append(finalizer)
         grace = _grace_seconds(kind, new, options.grace_seconds)
-        metadata = new["metadata"]
-        if not is_terminating(new) or grace < metadata.get("deletionGracePeriodSeconds", 0):
-            metadata["deletionTimestamp"] = stamp(self.now() + timedelta(seconds=grace))
-            metadata["deletionGracePeriodSeconds"] = grace
-            if kind is NAMESPACES:
-                new["status"]["phase"] = "Terminating"
-            if "generation" in metadata:
-                metadata["generation"] += 1
+        _begin_deletion(kind, new, grace, self.now())
+        if kind is PODS and not grace and new != record.object:
+            record = self.store.put(kind.table, key, new)  # told as a change first: pods are deleted in two steps
+            new = clone(new)
         last = self._commit(kind, record, new)
         return last, key not in self.store.table(kind.table).records
 
@@ -249,6 +254,24 @@ class Api:
         if new == old:
             return record
         return self.store.put(kind.table, record.key, new)
+
+
+def _begin_deletion(kind: Kind, new: Json, grace_seconds: int, now: datetime) -> None:
+    """Write that the object is going, or goes sooner than was said; a later end changes nothing."""
+    metadata = new["metadata"]
+    old_seconds = metadata.get("deletionGracePeriodSeconds", 0)
+    if is_terminating(new):
+        if grace_seconds < old_seconds:
+            sooner = timedelta(seconds=old_seconds - grace_seconds)
+            metadata["deletionTimestamp"] = stamp(moment_of(metadata["deletionTimestamp"]) - sooner)
+            metadata["deletionGracePeriodSeconds"] = grace_seconds
+        return
+    metadata["deletionTimestamp"] = stamp(now + timedelta(seconds=grace_seconds))
+    metadata["deletionGracePeriodSeconds"] = grace_seconds
+    if kind is NAMESPACES:
+        new["status"]["phase"] = "Terminating"
+    if "generation" in metadata:
+        metadata["generation"] += 1
 
 
 def _typed(kind: Kind, item: Json) -> Json:

@@ -123,6 +123,11 @@ async def test_an_evicted_pod_says_why_and_goes(kube: KubeHttp, namespace: str, 
     marks = [condition(line["object"], "DisruptionTarget").get("reason") for line in lines]
     assert "EvictionByEvictionAPI" in marks
     assert any(line["object"]["metadata"].get("deletionGracePeriodSeconds") == 5 for line in lines)
+    # Its kubelet lets it go by a deletion without grace, which moves the end to the moment when it was asked for.
+    asked = next(line["object"]["metadata"] for line in lines if "deletionTimestamp" in line["object"]["metadata"])
+    last = lines[-1]["object"]["metadata"]
+    assert (last["deletionGracePeriodSeconds"], last["generation"]) == (0, asked["generation"])
+    assert last["deletionTimestamp"] < asked["deletionTimestamp"]
 
 
 async def test_a_budget_refuses_an_eviction(kube: KubeHttp, namespace: str, nodes: Nodes) -> None:

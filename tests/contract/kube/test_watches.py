@@ -27,8 +27,9 @@ async def test_a_watch_replays_what_came_after_its_version(kube: KubeHttp, names
     await kube.send("DELETE", f"{path}/a")
     lines = await kube.watch(f"{path}?watch=1&resourceVersion={version}&timeoutSeconds=2")
 
-    assert story(lines)[:2] == [("ADDED", "a"), ("MODIFIED", "a")]
-    assert story(lines)[-1] == ("DELETED", "a")
+    assert story(lines) == [("ADDED", "a"), ("MODIFIED", "a"), ("MODIFIED", "a"), ("DELETED", "a")]
+    marks = [line["object"]["metadata"].get("deletionGracePeriodSeconds") for line in lines]
+    assert marks == [None, None, 0, 0], "a pod is marked as going before it is gone, also where nobody has to stop it"
     versions = [int(line["object"]["metadata"]["resourceVersion"]) for line in lines]
     assert versions == sorted(set(versions))
     assert lines[0]["object"]["kind"] == "Pod"

@@ -1,0 +1,283 @@
+"""List-then-watch against a real API server on which everything goes wrong: nothing is missed, nothing is invented."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Iterable
+
+import aiohttp
+import pytest
+from tests.controlplane.fixtures import plane
+from tests.controlplane.plane import ControlPlane
+from tests.support.cluster import until
+from tests.support.faulty_proxy import Fault, FaultyProxy, Kind, faulty_proxy
+from tests.support.kube_http import KubeHttp
+from tests.support.kube_objects import pod
+
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.client import KubeClient
+from gpu_autoscaler.kube.connection import Connection
+from gpu_autoscaler.kube.protocol import PODS, Bookmark, Changed, Deleted, Listed, WatchItem
+from gpu_autoscaler.runtime.clock import Clock
+
+__all__ = ["plane"]
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+
+PATH = "/api/v1/namespaces/default/pods"
+SETTLE_SECONDS_MAX = 40.0  # an API server that starts again on a busy machine takes several seconds
+_PAGE_COUNT = 4
+
+
+class Writer:
+    """Makes, changes and deletes pods, and knows every version that it made."""
+
+    def __init__(self, kube: KubeHttp) -> None:
+        self._kube = kube
+        self.alive: dict[str, int] = {}  # name -> version
+        self.written: set[tuple[str, int]] = set()
+        self._count = 0
+
+    async def make(self) -> str:
+        """Make one."""
+        self._count += 1
+        name = f"p{self._count:04}"
+        self._note(await self._kube.made(PATH, pod(name, schedulingGates=[{"name": "example.invalid/hold"}])))
+        return name
+
+    async def change(self, name: str) -> None:
+        """Label one anew."""
+        self._count += 1
+        self._note(await self._kube.patched(f"{PATH}/{name}", {"metadata": {"labels": {"step": str(self._count)}}}))
+
+    async def delete(self, name: str) -> None:
+        """Delete one: it runs nowhere, so it goes at once."""
+        answer = await self._kube.send("DELETE", f"{PATH}/{name}?gracePeriodSeconds=0")
+        assert answer.status == 200, answer
+        del self.alive[name]
+
+    async def busy(self, steps_count: int, chance: random.Random) -> None:
+        """Do any of it, so many times."""
+        for _ in range(steps_count):
+            names = sorted(self.alive)
+            act = chance.choice(("make", "change", "delete")) if names else "make"
+            if act == "make":
+                await self.make()
+            else:
+                await (self.change if act == "change" else self.delete)(chance.choice(names))
+
+    async def clear(self) -> None:
+        """Delete all."""
+        for name in sorted(self.alive):
+            await self.delete(name)
+
+    def _note(self, item: dict[str, dict[str, str]]) -> None:
+        name, version = item["metadata"]["name"], int(item["metadata"]["resourceVersion"])
+        self.alive[name] = version
+        self.written.add((name, version))
+
+
+class Watcher:
+    """Reads one watch for ever and keeps what it was told, as the pod watcher's state would."""
+
+    def __init__(self, kube: KubeClient) -> None:
+        self.known: dict[str, int] = {}  # name -> version
+        self.seen: set[tuple[str, int]] = set()  # every version of an object that was told
+        self.lists_count = 0
+        self.deleted: list[str] = []
+        self.version = 0
+        self._task = asyncio.create_task(self._read(kube.watch(PODS)))
+
+    async def _read(self, items: AsyncIterator[WatchItem]) -> None:
+        async for item in items:
+            self._take(item)
+
+    def _take(self, item: WatchItem) -> None:
+        if isinstance(item, Listed):
+            self.lists_count += 1
+            self.known = {one.metadata.name: one.version for one in item.objects}
+            self.seen |= set(self.known.items())
+            self.version = item.version
+            return
+        version = item.version if isinstance(item, Bookmark) else item.object.version
+        assert version > self.version or (isinstance(item, Bookmark) and version == self.version), "told twice"
+        self.version = version
+        if isinstance(item, Changed):
+            self._changed(item.object)
+        elif isinstance(item, Deleted):
+            self.deleted.append(item.object.metadata.name)
+            self.known.pop(item.object.metadata.name)
+
+    def _changed(self, thing: wire.Object) -> None:
+        self.known[thing.metadata.name] = thing.version
+        if thing.metadata.deletion_timestamp is None:  # the mark that comes before the end has a version of its own
+            self.seen.add((thing.metadata.name, thing.version))
+
+    async def until_knows(self, writer: Writer) -> None:
+        """Wait until it knows what is true, and fail with what it takes to be true instead."""
+        try:
+            await until(lambda: self._task.done() or self.known == writer.alive, SETTLE_SECONDS_MAX)
+        except TimeoutError:
+            raise AssertionError(f"known {self.known}, true {writer.alive}") from None
+        if self._task.done():
+            await self._task
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class Bench(contextlib.AsyncExitStack):
+    """A writer that goes straight to the server, and a watcher that goes through a faulty proxy."""
+
+    writer: Writer
+    watcher: Watcher
+    proxy: FaultyProxy
+
+    @classmethod
+    async def opened(cls, plane: ControlPlane, pods_count: int = 3) -> "Bench":
+        """With some pods there, and the watcher knowing them."""
+        bench = cls()
+        session = await bench.enter_async_context(aiohttp.ClientSession())
+        bench.writer = Writer(KubeHttp(session, plane.url, plane.admin_token, plane.tls))
+        bench.push_async_callback(bench.writer.clear)
+        for _ in range(pods_count):
+            await bench.writer.make()
+        url, bench.proxy = await bench.enter_async_context(faulty_proxy(plane.url, plane.admin_token, plane.tls))
+        kube = KubeClient(Connection(base_url=url), now=Clock().now)
+        bench.push_async_callback(kube.close)
+        bench.watcher = Watcher(kube)
+        bench.push_async_callback(bench.watcher.close)
+        await bench.watcher.until_knows(bench.writer)
+        await until(lambda: bench.proxy.open_count)
+        return bench
+
+    async def restart(self, plane: ControlPlane, *, is_compacted: bool = False) -> None:
+        """SIGKILL the API server, forget history meanwhile if asked, and start it again."""
+        await asyncio.to_thread(plane.kill, "kube-apiserver")
+        if is_compacted:
+            await asyncio.to_thread(plane.compact)
+        await asyncio.to_thread(plane.start_api)
+        await asyncio.to_thread(plane.wait_ready)
+
+    def check(self) -> None:
+        """What was told is what somebody wrote."""
+        assert not self.watcher.seen - self.writer.written
+
+
+async def test_a_server_that_is_killed_and_started_again(plane: ControlPlane) -> None:
+    """What happened before, while nobody could hear it and after is all known in the end."""
+    async with await Bench.opened(plane) as bench:
+        chance = random.Random(1)  # noqa: S311 - a story that comes again
+        await bench.writer.busy(10, chance)
+        await bench.restart(plane)
+        await bench.writer.busy(10, chance)
+        await bench.watcher.until_knows(bench.writer)
+        bench.check()
+
+
+async def test_history_that_is_compacted_under_a_watch(plane: ControlPlane) -> None:
+    """Too old (410) is a new list, and what was deleted meanwhile is not in it."""
+    async with await Bench.opened(plane) as bench:
+        await until(lambda: bench.proxy.cut() == 1)
+        bench.proxy.faults.extend([Fault(kind="refused", status=503)] * 3)  # away for a moment
+        gone, *_ = sorted(bench.writer.alive)
+        await bench.writer.delete(gone)
+        await bench.writer.make()
+        await bench.restart(plane, is_compacted=True)
+        await bench.watcher.until_knows(bench.writer)
+        assert bench.watcher.lists_count >= 2
+        assert gone not in bench.watcher.deleted, "nobody was there to tell; the list alone says so"
+        bench.check()
+
+
+async def test_a_page_that_is_too_old(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list whose second page has expired begins again: what is yielded is one moment, never two halves."""
+    monkeypatch.setattr("gpu_autoscaler.kube.client._LIST_PAGE_COUNT_MAX", _PAGE_COUNT)
+    async with await Bench.opened(plane, pods_count=_PAGE_COUNT * 2) as bench:
+
+        async def forget() -> None:
+            """The rest of the list is changed, and its version forgotten."""
+            await bench.writer.delete(max(bench.writer.alive))
+            await bench.writer.make()
+            await bench.restart(plane, is_compacted=True)
+
+        bench.proxy.between_pages = forget
+        lists_count = bench.watcher.lists_count
+        bench.proxy.faults.append(Fault(kind="refused", status=410))
+        await until(lambda: bench.proxy.cut() or bench.watcher.lists_count > lists_count, SETTLE_SECONDS_MAX)
+        await until(lambda: bench.proxy.between_pages is None, SETTLE_SECONDS_MAX)
+        await bench.watcher.until_knows(bench.writer)
+        bench.check()
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(kind="refused", status=429, retry_after_seconds=1)],
+        [Fault(kind="refused", status=429)],
+        [Fault(kind="refused", status=500), Fault(kind="refused", status=502)],
+        [Fault(kind="half_a_line")],
+        [Fault(kind="half_a_line_in_good_order")],
+        [Fault(kind="garbage")],
+        [Fault(kind="closed_at_once")] * 3,
+    ],
+    ids=lambda faults: "-".join(f"{one.kind}{one.status or ''}" for one in faults),
+)
+async def test_a_broken_watch_goes_on_where_it_was(plane: ControlPlane, faults: Iterable[Fault]) -> None:
+    """Every version that was written is told once, over each kind of break, and nothing is listed again."""
+    async with await Bench.opened(plane) as bench:
+        bench.proxy.faults.extend(faults)
+        await until(lambda: bench.proxy.cut() == 1)
+        await bench.writer.busy(12, random.Random(2))  # noqa: S311 - a story that comes again
+        await bench.watcher.until_knows(bench.writer)
+        assert not bench.proxy.faults
+        assert bench.watcher.lists_count == 1
+        assert bench.watcher.seen == bench.writer.written
+        bench.check()
+
+
+async def test_a_server_that_closes_every_watch_at_once_is_not_stormed(plane: ControlPlane) -> None:
+    """Each empty answer doubles the wait before the next question, as an outage does."""
+    async with await Bench.opened(plane) as bench:
+        bench.proxy.faults.extend([Fault(kind="closed_at_once")] * 1000)
+        await until(lambda: bench.proxy.cut() == 1)
+        before = bench.proxy.watches_count
+        await asyncio.sleep(2.0)
+        assert bench.proxy.watches_count - before < 12
+        bench.proxy.faults.clear()
+        await bench.writer.make()
+        await bench.watcher.until_knows(bench.writer)
+
+
+async def test_a_throttled_watch_waits_as_long_as_it_is_told(plane: ControlPlane) -> None:
+    """429 with Retry-After is a word about when; nobody asks before."""
+    async with await Bench.opened(plane) as bench:
+        bench.proxy.faults.append(Fault(kind="refused", status=429, retry_after_seconds=3))
+        await until(lambda: bench.proxy.cut() == 1)
+        await until(lambda: not bench.proxy.faults)
+        before = bench.proxy.watches_count
+        await asyncio.sleep(1.5)
+        assert bench.proxy.watches_count == before
+        await bench.writer.make()
+        await bench.watcher.until_knows(bench.writer)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_everything_at_once(plane: ControlPlane, seed: int) -> None:
+    """Cuts, refusals, half lines and a killed server in any order, while somebody writes without a pause."""
+    chance = random.Random(seed)  # noqa: S311 - a story that comes again
+    kinds: tuple[Kind, ...] = ("half_a_line", "half_a_line_in_good_order", "closed_at_once", "garbage")
+    async with await Bench.opened(plane) as bench:
+        for step in range(12):
+            fault = Fault(kind=chance.choice(kinds))
+            refused = Fault(kind="refused", status=chance.choice((410, 429, 500)), is_watch=chance.random() < 0.7)
+            bench.proxy.faults.append(chance.choice((fault, refused)))
+            bench.proxy.cut()
+            await bench.writer.busy(5, chance)
+            if step == 6:
+                await bench.restart(plane, is_compacted=chance.random() < 0.5)
+        bench.proxy.faults.clear()
+        bench.proxy.cut()
+        await bench.watcher.until_knows(bench.writer)
+        bench.check()
