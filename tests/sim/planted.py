@@ -5,6 +5,7 @@ numbers are those of the design notes, "Promises"; what a promise does not name,
 """
 
 import msgspec
+from tests.sim.searching import SWARM
 
 
 class Planted(msgspec.Struct, frozen=True):
@@ -15,6 +16,7 @@ class Planted(msgspec.Struct, frozen=True):
     path: str  # from the repository's root
     right: str
     wrong: str
+    world: str = SWARM  # where it shows best; see `searching.py`
 
 
 _SCALER = "services/gpu_autoscaler_services/scaler"
@@ -44,6 +46,7 @@ _JOBS = (
         f"{_SCHEDULER}/service.py",
         "if row is not None and row.outcome is not None:\n            return ()  # a late repeat",
         "if row is not None:\n            return ()  # a late repeat",
+        world="crashes",
     ),
     Planted(
         "a released Job is left suspended",
@@ -126,6 +129,7 @@ _LAUNCHES = (
         f"{_CORE}/joins.py",
         '        is_refuted = joined.instance is not None and joined.instance.state != "terminated"\n',
         "        is_refuted = False\n",
+        world="launches",
     ),
     Planted(
         "what never came up is never given back",
@@ -161,6 +165,7 @@ _LAUNCHES = (
         f"{_CORE}/life.py",
         "        return self.phase is NodePhase.READY\n",
         "        return self.phase in (NodePhase.READY, NodePhase.CORDONED)\n",
+        world="operators",
     ),
 )
 
@@ -172,6 +177,7 @@ _REMOVALS = (
         f"{_SCALER}/drains.py",
         "        if not started.is_voluntary and self._clock.now() >= eviction_order",
         "        if True or self._clock.now() >= eviction_order",
+        world="operators",
     ),
     Planted(
         "disruption budgets are ignored",
@@ -237,6 +243,7 @@ _NOTICES = (
         f"{_CORE}/spot.py",
         "if notice is None or view.node_uid",
         "if True or view.node_uid",
+        world="notices",
     ),
     Planted(
         "a notice is answered after its time",
@@ -244,6 +251,7 @@ _NOTICES = (
         f"{_CORE}/spot.py",
         "        return notice.notice.reclaim_at\n",
         "        return notice.notice.reclaim_at + timedelta(seconds=300.0)\n",
+        world="notices",
     ),
     Planted(
         "the job is not told of the notice",
@@ -251,6 +259,7 @@ _NOTICES = (
         f"{_SCALER}/drains.py",
         "            await self._kube.annotate_pod(pod, deadline)\n",
         "                pass\n",
+        world="notices",
     ),
     Planted(
         "who saves its work is not left to it",
@@ -258,6 +267,7 @@ _NOTICES = (
         f"{_SCALER}/eviction_order.py",
         "    return asked_at is not None and can_save(told)",
         "    return asked_at is None and can_save(told)",
+        world="notices",
     ),
     Planted(
         "a notice taken back is carried out all the same",
@@ -265,6 +275,7 @@ _NOTICES = (
         f"{_CORE}/spot.py",
         "    if notice is None or notice.withdrawn is None or",
         "    if True or notice.withdrawn is None or",
+        world="notices",
     ),
 )
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.sim.mutants import ROOT, hunt, hunt_all, plant, search
+from tests.sim.mutants import ROOT, hunt, hunt_all, known_places, plant, search
 from tests.sim.planted import PLANTED, Planted
+from tests.sim.searching import Place
 
 HOURS = 0.5
-SEEDS = "1-4"
+PLACES = tuple(Place(seed, HOURS) for seed in range(1, 5))
 QUICK = ("the fence is dropped", "launched again without the token", "a released Job is left suspended")
 
 
@@ -16,10 +17,11 @@ def test_planted_bugs_are_found_and_the_code_as_it_is_keeps_the_same_seeds() -> 
     """Else `make sim-mutants` would prove nothing about the simulator."""
     bugs = [bug for bug in PLANTED if bug.name in QUICK]
     before = {bug.path: (ROOT / bug.path).read_bytes() for bug in bugs}
-    hunts = hunt_all(bugs, SEEDS, hours=HOURS, found_count=1, processes_count=2, console=Console(quiet=True))
-    assert {one.name: bool(one.promise) for one in hunts} == dict.fromkeys((bug.name for bug in bugs), True)
+    console = Console(quiet=True)
+    hunts = hunt_all(bugs, PLACES, known={}, seconds=300.0, processes_count=2, console=console)
+    assert {one.name: bool(one.by_world and one.by_all) for one in hunts} == dict.fromkeys(QUICK, True)
     assert not any(one.exceptions for one in hunts)
-    assert [one for one in search(None, SEEDS, hours=HOURS, found_count=1) if one.promise or one.error] == []
+    assert [one for one in search((), PLACES) if one.promise or one.error] == []
     assert {path: (ROOT / path).read_bytes() for path in before} == before
 
 
@@ -32,9 +34,10 @@ def test_a_bug_that_only_raises_is_not_found() -> None:
         "def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:\n",
         "def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:\n    raise KeyError(as_of)\n\n",
     )
-    looked = hunt(crash, "1", hours=HOURS, found_count=1)
-    assert looked.seeds_found == ()
-    assert looked.exceptions == 1
+    looked = hunt(crash, PLACES[:1])
+    assert looked.by_world is None
+    assert looked.by_all is None
+    assert looked.exceptions == 1 + 1  # without the second opinion, and with it
     assert "KeyError" in looked.exception
 
 
@@ -50,3 +53,8 @@ def test_every_promise_is_attacked() -> None:
     """Promises 1 to 6 are kept step by step, so each has bugs that would break it; names say which is which."""
     assert {bug.promise for bug in PLANTED} >= {1, 2, 3, 4, 5, 6}
     assert len({bug.name for bug in PLANTED}) == len(PLANTED) >= 25
+
+
+def test_places_are_kept_of_bugs_that_are_planted() -> None:
+    """Where a bug was found is looked at first; of others nobody keeps anything."""
+    assert known_places().keys() <= {bug.name for bug in PLANTED}

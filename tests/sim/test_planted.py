@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.sim.mutants import ROOT, plant
+from tests.sim.mutants import ROOT, UNCHECKED, plant
 from tests.sim.planted import PLANTED, Planted
 
 
-@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [*PLANTED, UNCHECKED], ids=lambda bug: bug.name)
 def test_a_planted_bug_has_its_place(bug: Planted, tmp_path: Path) -> None:
     """Its text is in the code exactly once; a change that moved it has to plant it anew."""
     copy = tmp_path / bug.path

@@ -159,21 +159,21 @@ class SimStore(MemoryStore):
         self._trouble = trouble
 
     async def accept_job(self, spec: JobSpec, *, request_digest: str, accepted_at: datetime) -> Acceptance:
-        """See Store; the row is there, and who asked may be dead."""
+        """See Store; the row is there, and who asked may be dead, or not hear of it."""
         acceptance = await super().accept_job(spec, request_digest=request_digest, accepted_at=accepted_at)
-        await self._gate.back()
+        await self._gate.back("store_answer_lost")
         return acceptance
 
     async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:
         """As above."""
         is_known = await super().finish_job(job_id, outcome=outcome, finished_at=finished_at)
-        await self._gate.back()
+        await self._gate.back("store_answer_lost")
         return is_known
 
     async def charge(self, spans: Sequence[CostAccrued]) -> int:
         """As above."""
         new_count = await super().charge(spans)
-        await self._gate.back()
+        await self._gate.back("store_answer_lost")
         return new_count
 
     async def keep_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:

@@ -55,6 +55,7 @@ class Machine:
     reclaimed_at: datetime | None = None  # when the cloud took it, of its own accord
     telemetry: Telemetry = "true"
     sickness: Mapping[str, Any] = field(default_factory=dict)  # what its first GPU shows instead, by field of a sample
+    was_broken: bool = False  # whatever its first GPU shows since
     is_usable: bool = False
     is_ordered: bool = True  # False: with our tags, and by nobody of ours
 
@@ -70,8 +71,13 @@ class Machine:
 
     @property
     def has_broken_gpu(self) -> bool:
-        """True where work on it is lost anyway: a GPU that is gone, or whose memory is past repair."""
-        return self.sickness.get("xid") == 79 or bool(self.sickness.get("is_row_remap_failed"))
+        """True where work on it is lost anyway: a GPU that is gone, or whose memory is past repair, now or before."""
+        return self.was_broken or self.sickness.get("xid") == 79 or bool(self.sickness.get("is_row_remap_failed"))
+
+    def fall_ill(self, sickness: Mapping[str, Any]) -> None:
+        """From now on its first GPU shows this."""
+        self.was_broken = self.has_broken_gpu
+        self.sickness = sickness
 
     def shown(self) -> Instance:
         """The machine as the cloud's API shows it."""

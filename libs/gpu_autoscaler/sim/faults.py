@@ -23,6 +23,7 @@ class Kind(msgspec.Struct, frozen=True):
     ratio: float = 0.0
     per_hour: float = 0.0
     place: str = ""
+    is_newer: bool = False  # than seeds that were kept: drawn by itself, so that their mix stays what it was
 
 
 PROCESS = "process"  # the one that it strikes
@@ -83,10 +84,11 @@ KINDS: Mapping[str, Kind] = {
         Kind("telemetry_all_zero", per_hour=0.2),
         Kind("telemetry_absurd", per_hour=0.2),
         # one GPU: broken, hot, worn, or only said to have failed an application
-        Kind("worn_gpu", per_hour=0.3),
+        Kind("worn_gpu", per_hour=0.3, is_newer=True),
         # the store of record
         Kind("store_full", per_hour=0.12, place=STORE),
         Kind("store_slow", ratio=0.02, place=PROCESS),
+        Kind("store_answer_lost", ratio=0.01, place=PROCESS, is_newer=True),
         # snapshots of the state, as they are found
         Kind("snapshot_corrupt", ratio=0.1),
         Kind("snapshot_of_old_version", ratio=0.1),
@@ -105,9 +107,15 @@ class Faults:
     """The faults of one run."""
 
     def __init__(
-        self, seed: int, *, kinds: Collection[str] | None = None, only: Collection[Occurrence] | None = None
+        self,
+        seed: int,
+        *,
+        kinds: Collection[str] | None = None,
+        only: Collection[Occurrence] | None = None,
+        times: float = 1.0,
     ) -> None:
-        """`kinds`: those switched on, None: the seed's own choice; `only`: the occurrences that happen, None: all."""
+        """`kinds`: those switched on, None: the seed's own choice; `only`: the occurrences that happen, None: all;
+        `times`: as often as usual."""
         self.kinds = frozenset(swarm(seed) if kinds is None else kinds)
         self.counts: dict[str, int] = {}
         self.happened: list[Occurrence] = []
@@ -115,6 +123,7 @@ class Faults:
         self.clock: Callable[[], float] = float  # the world's, once there is one
         self._disturbed_until: dict[str, float] = {}  # by place, in the loop's seconds
         self._only = None if only is None else frozenset(only)
+        self._times = times
         self._numbers: dict[str, int] = {}
         self._random = {name: random.Random(f"{seed}/{name}") for name in sorted(KINDS)}
 
@@ -122,7 +131,7 @@ class Faults:
         """True when this opportunity goes wrong; counted. `role`: of the process that it would strike."""
         if self.is_over or name not in self.kinds:
             return False
-        return self._random[name].random() < KINDS[name].ratio and self.happens(name, role)
+        return self._random[name].random() < KINDS[name].ratio * self._times and self.happens(name, role)
 
     def happens(self, name: str, role: str = "") -> bool:
         """A fault of this kind occurs now, unless that very one is left out."""
@@ -156,11 +165,15 @@ class Faults:
         per_hour = KINDS[name].per_hour
         if name not in self.kinds or per_hour <= 0:
             return None
-        return self._random[name].expovariate(per_hour / 3600.0)
+        return self._random[name].expovariate(per_hour * self._times / 3600.0)
 
 
 def swarm(seed: int) -> frozenset[str]:
     """The kinds that a seed switches on: none at all once in a while, each by a chance that the seed chooses."""
     chance = random.Random(f"{seed}/swarm")
     share = chance.choice((0.0, 0.1, 0.25, 0.5, 0.75, 1.0))
-    return frozenset(name for name in sorted(KINDS) if chance.random() < share)
+    return frozenset(
+        name
+        for name in sorted(KINDS)
+        if (random.Random(f"{seed}/swarm/{name}") if KINDS[name].is_newer else chance).random() < share
+    )

@@ -6,17 +6,15 @@ from typing import Protocol
 
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policy import NodePool
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS
-from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons import BudgetLimit, GpusLimit, NodesLimit, NoOfferFits
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.kubernetes import Kubernetes
+from gpu_autoscaler.sim.patience import servable
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.store import Tables
@@ -66,8 +64,8 @@ class Settling:
             self._moved, self._moved_at = moved, now
         if self._unrest():
             self._rest_since = None
-            if now - self._moved_at > STANDSTILL_SECONDS and (stuck := self._served_by_nobody()):
-                self._run.witness.breaks("settling", f"nothing moves any more, and {stuck} could be served")
+            if now - self._moved_at > STANDSTILL_SECONDS and (stuck := servable(self._run)):
+                self._run.witness.breaks("settling", f"nothing moves any more, and job {stuck[0]} could be served")
                 return True
         elif self._rest_since is None:
             self._rest_since = now
@@ -118,38 +116,6 @@ class Settling:
             and (machine.provider_id not in charged or charged[machine.provider_id].last.to_at < machine.terminated_at)
         ]
         return found
-
-    def _served_by_nobody(self) -> str:
-        """Name a job that waits although a node for each of its members is for sale within all limits."""
-        run = self._run
-        standing = [machine for machine in run.cloud.machines if machine.state != "terminated"]
-        gpus = sum(machine.offer.resources.gpu_count for machine in standing)
-        price = sum(machine.price_micro_usd_per_hour for machine in standing)
-        policy = run.policies.now
-        at_work = Counter(pod.metadata.labels.get(labels.JOB_ID) for pod in run.cluster.all(PODS) if pod.spec.node_name)
-        for row in run.tables.jobs.values():
-            wanted = row.spec
-            waits = row.outcome is None and at_work[wanted.job_id] < wanted.member_count
-            is_limited = wanted.project_id in {part.name for part in policy.limits.projects}
-            if not waits or is_limited or len(standing) + wanted.member_count > policy.nodes_count_max:
-                continue
-            for offer in run.cloud.offers:
-                is_right = (
-                    any(_allows(pool, offer) for pool in policy.pools)
-                    and offer.zone not in {part.name for part in policy.limits.zones}
-                    and wanted.member_resources.fits_in(offer.resources)
-                    and wanted.gpu_model in (None, offer.gpu_model)
-                    and (wanted.gpu_memory_bytes_min or 0) <= (offer.gpu_memory_bytes or 0)
-                    and (wanted.is_preemptible or offer.capacity_type is not CapacityType.SPOT)
-                )
-                gpus_then = gpus + wanted.member_count * offer.resources.gpu_count
-                price_then = price + wanted.member_count * (offer.price_micro_usd_per_hour or 0)
-                is_allowed = (policy.gpu_count_max is None or gpus_then <= policy.gpu_count_max) and (
-                    policy.price_micro_usd_per_hour_max is None or price_then <= policy.price_micro_usd_per_hour_max
-                )
-                if is_right and is_allowed:
-                    return f"job {wanted.job_id}"
-        return ""
 
     def _held_by_the_policy(self) -> set[str]:
         """Jobs that the last plan says a limit keeps from ever starting, in a cluster that is as small as it may be."""
@@ -298,17 +264,3 @@ class Settling:
         for facts in self._run.record.facts.values():
             state = fold(state, facts)
         return state
-
-
-def _allows(pool: NodePool, offer: Offer) -> bool:
-    """True where the pool takes the offer, and sets no limit of its own."""
-    is_unlimited = pool.nodes_count_max is None and pool.gpu_count_max is None
-    return is_unlimited and all(
-        not wanted or value in wanted
-        for wanted, value in (
-            (pool.instance_types, offer.instance_type),
-            (pool.gpu_models, offer.gpu_model),
-            (pool.zones, offer.zone),
-            (pool.capacity_types, offer.capacity_type),
-        )
-    )

@@ -121,7 +121,7 @@ class Trouble:
         self._policies.freeze(is_frozen=False)
         for machine in self._cloud.machines:
             machine.telemetry = "true"
-            machine.sickness = {}
+            machine.fall_ill({})
             self._annotate(machine, {})
 
     def _await(self, name: str) -> None:
@@ -317,7 +317,7 @@ class Trouble:
     def _wear(self) -> None:
         """What has befallen a GPU stays with it."""
         machine = self._pick("worn_gpu", [one for one in self._cloud.alive() if one.is_usable])
-        machine.sickness = ILLS[int(self._faults.seconds("worn_gpu", 0, len(ILLS)))]
+        machine.fall_ill(ILLS[int(self._faults.seconds("worn_gpu", 0, len(ILLS)))])
 
     def _lie(self, how: Telemetry) -> None:
         name = f"telemetry_{how}"

@@ -242,7 +242,9 @@ class Witness:
 
     def _see_drained(self, node_name: str) -> None:
         machine, withdrawn_at = self._cloud.of_node(node_name), self._withdrawn_at.get(node_name)
-        if machine is None or not machine.is_alive or machine.notice is not None or withdrawn_at is None:
+        if machine is None or not machine.is_alive or withdrawn_at is None:
+            return
+        if machine.notice is not None or machine.has_broken_gpu:
             return
         known_seconds = self._loop.time() - max(withdrawn_at, self._calm_since())
         if node_name not in self._left_by_choice and known_seconds > HEARD_SECONDS:

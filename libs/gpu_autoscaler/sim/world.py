@@ -23,6 +23,7 @@ from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.operators import Operators
 from gpu_autoscaler.sim.outside import Outside, glances_of
+from gpu_autoscaler.sim.patience import Patience
 from gpu_autoscaler.sim.policies import Policies, policy_of, sharing_of
 from gpu_autoscaler.sim.process import BUG, Process
 from gpu_autoscaler.sim.rebuilding import Rebuilding
@@ -51,6 +52,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     hours: float = HOURS
     kinds: tuple[str, ...] | None = None  # of faults; None: the seed's own choice
     only: tuple[Occurrence, ...] | None = None  # of faults; None: all that come
+    faults_times: float = 1.0  # as often as usual
     jobs_per_hour: float | None = None  # None: the seed's own choice
     ends_at_hours: float | None = None  # whatever is still open then is not judged; None: when all is settled
     skips_ticks: bool = True  # whose inputs did not change; the facts are the same either way
@@ -93,7 +95,7 @@ class World:
     def __init__(self, setting: Setting, roles: Roles) -> None:
         self.setting = setting
         self.loop = VirtualLoop()
-        self.faults = Faults(setting.seed, kinds=setting.kinds, only=setting.only)
+        self.faults = Faults(setting.seed, kinds=setting.kinds, only=setting.only, times=setting.faults_times)
         self.faults.clock = self.loop.time
         self.record = Record(self.loop, is_coded=setting.is_coded)
         self._roles = roles
@@ -145,6 +147,7 @@ class World:
         )
         rebuilding.crew = self.crew
         self.witness.lost_listeners.append(rebuilding.lost)
+        self._patience = Patience(self, self.witness.breaks)
         self.trouble = Trouble(self, self._chance("trouble"))
         self._settling = Settling(self)
         self._node_seconds = 0.0
@@ -158,6 +161,7 @@ class World:
             self.serving.begin()
             self.coverage.begin()
             self._operators.begin()
+            self._patience.begin()
             self.trouble.begin()
             self._let_pass(min(self.setting.hours, self._ends_at_hours) * 3600.0)
             hours_seconds = self.loop.time()

@@ -1,0 +1,128 @@
+"""Work that could be served is not left waiting: held against what is for sale and what the policy allows.
+
+Part of the witness: while the run goes on where no fault is in force, and by `settling.py` at its end.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.sim.cloud import Cloud
+from gpu_autoscaler.sim.faults import Faults
+from gpu_autoscaler.sim.kubernetes import Kubernetes
+from gpu_autoscaler.sim.policies import Policies
+from gpu_autoscaler.sim.store import Tables
+from gpu_autoscaler.sim.timeline import VirtualLoop
+
+LOOKED_SECONDS = 60.0
+WAITING_SECONDS_MAX = 1800.0  # two of the longest boots of a run's policies: the first purchase may fail
+PROMISE = "work is served"
+
+
+class Run(Protocol):
+    """What is looked at."""
+
+    loop: VirtualLoop
+    faults: Faults
+    cluster: Kubernetes
+    cloud: Cloud
+    policies: Policies
+    tables: Tables
+
+
+class Patience:
+    """Knows since when each job waits that could be served all the while."""
+
+    def __init__(self, run: Run, breaks: Callable[[str, str], None]) -> None:
+        self._run = run
+        self._breaks = breaks
+        self._since: dict[JobId, float] = {}
+
+    def begin(self) -> None:
+        """Look every minute."""
+        self._run.loop.call_later(LOOKED_SECONDS, self._look)
+
+    def _look(self) -> None:
+        now, run = self._run.loop.time(), self._run
+        calm_at = max(run.faults.disturbed_until() + LOOKED_SECONDS, now if run.policies.now.is_frozen else 0.0)
+        self._since = {job_id: max(self._since.get(job_id, now), calm_at) for job_id in servable(run)}
+        for job_id, since in self._since.items():
+            if now - since > WAITING_SECONDS_MAX:
+                self._breaks(PROMISE, f"job {job_id} has waited for {now - since:.0f} s, and could have been served")
+                return
+        run.loop.call_later(LOOKED_SECONDS, self._look)
+
+
+class Asked(Protocol):
+    """What servability is read from."""
+
+    cluster: Kubernetes
+    cloud: Cloud
+    policies: Policies
+    tables: Tables
+
+
+def servable(run: Asked) -> list[JobId]:
+    """Return jobs that wait although a node for each of their members is for sale within all limits."""
+    standing = [machine for machine in run.cloud.machines if machine.state != "terminated"]
+    gpus = sum(machine.offer.resources.gpu_count for machine in standing)
+    price = sum(machine.price_micro_usd_per_hour for machine in standing)
+    policy = run.policies.now
+    at_work = Counter(pod.metadata.labels.get(labels.JOB_ID) for pod in run.cluster.all(PODS) if pod.spec.node_name)
+    found: list[JobId] = []
+    for row in run.tables.jobs.values():
+        wanted = row.spec
+        waits = row.outcome is None and at_work[wanted.job_id] < wanted.member_count
+        is_limited = wanted.project_id in {part.name for part in policy.limits.projects}
+        if not waits or is_limited or len(standing) + wanted.member_count > policy.nodes_count_max:
+            continue
+        if any(
+            _is_allowed(policy, gpus, price, wanted, offer)
+            for offer in _right_for(wanted, policy, run.cloud)
+            if not run.cloud.is_out_of(offer)
+        ):
+            found.append(wanted.job_id)
+    return found
+
+
+def _right_for(wanted: JobSpec, policy: ScalingPolicy, cloud: Cloud) -> Iterator[Offer]:
+    for offer in cloud.offers:
+        if (
+            any(_allows(pool, offer) for pool in policy.pools)
+            and offer.zone not in {part.name for part in policy.limits.zones}
+            and wanted.member_resources.fits_in(offer.resources)
+            and wanted.gpu_model in (None, offer.gpu_model)
+            and (wanted.gpu_memory_bytes_min or 0) <= (offer.gpu_memory_bytes or 0)
+            and (wanted.is_preemptible or offer.capacity_type is not CapacityType.SPOT)
+        ):
+            yield offer
+
+
+def _is_allowed(policy: ScalingPolicy, gpus: int, price: int, wanted: JobSpec, offer: Offer) -> bool:
+    """True where a node of the offer for each member stays within the cluster's own limits."""
+    gpus_then = gpus + wanted.member_count * offer.resources.gpu_count
+    price_then = price + wanted.member_count * (offer.price_micro_usd_per_hour or 0)
+    price_max = policy.price_micro_usd_per_hour_max
+    return (policy.gpu_count_max is None or gpus_then <= policy.gpu_count_max) and (
+        price_max is None or price_then <= price_max
+    )
+
+
+def _allows(pool: NodePool, offer: Offer) -> bool:
+    """True where the pool takes the offer, and sets no limit of its own."""
+    is_unlimited = pool.nodes_count_max is None and pool.gpu_count_max is None
+    return is_unlimited and all(
+        not wanted or value in wanted
+        for wanted, value in (
+            (pool.instance_types, offer.instance_type),
+            (pool.gpu_models, offer.gpu_model),
+            (pool.zones, offer.zone),
+            (pool.capacity_types, offer.capacity_type),
+        )
+    )
