@@ -1,5 +1,7 @@
 """One reason of each kind, for tests that hold for all kinds."""
 
+from typing import get_args
+
 import msgspec
 from tests.support.told import T0
 
@@ -23,6 +25,8 @@ def sample(reason: type[Reason]) -> Reason:
             values[field.name] = T0
         elif "tuple" in kind:
             values[field.name] = ("job/a", "job/b")
+        elif "Literal" in kind:
+            values[field.name] = get_args(field.type)[0]
         elif "float" in kind:
             values[field.name] = 0.5 if field.name.endswith(("ratio", "ratio_min")) else 700.0
         elif field.type is bool:

@@ -5,37 +5,30 @@ A scratch pad of one step of `plan`. What a gang puts in can be taken out again,
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import timedelta
 
 import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.amounts import Bools, Ints
-from gpu_autoscaler.core.bins import ordered_labels, slices_in
 from gpu_autoscaler.core.choice import Choice, Lacking
 from gpu_autoscaler.core.company import rules_told
-from gpu_autoscaler.core.demand import DemandItem, DemandSource
+from gpu_autoscaler.core.demand import Customer, DemandItem, longest_of
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.fleet.problem import FleetNode
-from gpu_autoscaler.core.life import NodeView
-from gpu_autoscaler.core.limits import Account, project_of
-from gpu_autoscaler.core.market import Market, Sale
+from gpu_autoscaler.core.limits import account_of, customer_of
+from gpu_autoscaler.core.market import Market
+from gpu_autoscaler.core.money import caps
+from gpu_autoscaler.core.ordering import Counted, Order, decision_of
 from gpu_autoscaler.core.passed_over import Cheaper, passed_over
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.shapes import Bin
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode
-from gpu_autoscaler.model.ids import ActionId, NodeUid
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.passed import PassedOver
 from gpu_autoscaler.model.reasons import (
-    BelowMinimum,
-    BuyReason,
     HoldReason,
     NeighboursForbid,
-    ReplacesDoomed,
-    UnmetDemand,
 )
 from gpu_autoscaler.model.resources import NO_RESOURCES, Resources
 
@@ -45,25 +38,6 @@ _TRIES_COUNT_MAX = 6
 _ROUNDS_COUNT_MAX = 3
 
 
-class _Order(msgspec.Struct, kw_only=True):
-    """One node in the basket, and who counts on it."""
-
-    action_id: ActionId
-    sale: Sale
-    buyer: DemandItem
-    instead_of: PassedOver | None
-    demand: dict[str, None]  # keys of all items with a member here, in the order in which they came
-    needs: set[str]
-
-    @property
-    def gang(self) -> str | None:
-        return self.buyer.gang
-
-    @property
-    def transaction(self) -> str:
-        return self.gang or self.action_id
-
-
 class Basket:
     """Buys within the limits: for all at once at the least price of the whole, or for one shape after the other."""
 
@@ -71,14 +45,15 @@ class Basket:
         self._draft = draft
         self._market = market
         self._policy = policy
-        self._account = Account(draft.views, policy, draft.directives)
+        self._account = account_of(draft, policy)
+        self._are_times_minded = bool(caps(policy))
         self._choice = Choice(market, draft.views, policy)
         self._cheaper = Cheaper(market)
-        self._excesses: dict[tuple[int, str | None], HoldReason | None] = {}  # while nothing more is counted
+        self._excesses: dict[tuple[int, Customer], HoldReason | None] = {}  # while nothing more is counted
         for purchase in draft.purchases:
-            self._count(purchase.decision.pool, purchase.decision.offer, project_of(purchase.decision))
+            self._count(purchase.decision.pool, purchase.decision.offer, customer_of(purchase.decision))
         self._nodes_count_before = self._account.nodes_count
-        self._orders: dict[str, _Order] = {}  # by bin key, in the order of buying
+        self._orders: dict[str, Order] = {}  # by bin key, in the order of buying
         self.room.look_elsewhere(market.domains)
 
     @property
@@ -149,7 +124,7 @@ class Basket:
         while covered < members_count and reason is None:
             missing = members_count - covered
             # The best offer stays the best while it is filled whole and within limits.
-            if place is None or members[place] > missing or self._excess(place, buyer.project) is not None:
+            if place is None or members[place] > missing or self._excess(place, buyer.customer) is not None:
                 place, reason = self._choose(buyer, members, missing)
             if place is not None:
                 entry = self._order(place, buyer, buyer.shape.resources)
@@ -199,17 +174,25 @@ class Basket:
         orders = [self._orders[key] for key in dict.fromkeys(keys) if key in self._orders]
         for order in orders:
             order.demand[item.key] = None
+            self._serve(order, longest_of(order.customer, item))
         own = [order for order in orders if order.gang is not None and order.gang == item.gang]
         shared = {order.transaction for order in orders} - {order.transaction for order in own}
         for order in own:
             order.needs |= shared
 
+    def _serve(self, order: Order, customer: Customer) -> None:
+        """The node is for this from now on."""
+        if customer != order.customer:
+            self._count(order.sale.pool.name, order.sale.offer, order.customer, -1)
+            self._count(order.sale.pool.name, order.sale.offer, customer)
+            order.customer = customer
+
     def purchases(self) -> tuple[Purchase, ...]:
         """What is in the basket, as decisions, in the order of buying."""
-        doomed = {view.node_uid: view for view in self._draft.views if view.notice is not None and view.node_uid}
+        counted = Counted(nodes_count_before=self._nodes_count_before, offers_count=len(self._market.sales))
         return tuple(
             Purchase(
-                decision=self._decision(order, doomed),
+                decision=decision_of(order, self._draft, self._policy, counted),
                 transaction=order.transaction,
                 needs=frozenset(order.needs),
             )
@@ -247,22 +230,22 @@ class Basket:
         """For each want the sales that it is bought from, of those within limits."""
         sales = range(len(self._market.sales))
         is_open = {
-            project: np.array([self._excess(place, project) is None for place in sales], np.bool_)
-            for project in {want.item.project for want in wants}
+            customer: np.array([self._excess(place, customer) is None for place in sales], np.bool_)
+            for customer in {self._as_limits_see(want.item.customer) for want in wants}
         }
-        return self._choice.accepts(wants, [is_open[want.item.project] for want in wants])
+        return self._choice.accepts(wants, [is_open[self._as_limits_see(want.item.customer)] for want in wants])
 
     def _within_limits_count(self, wants: Sequence[Lacking], fleet: Sequence[FleetNode]) -> int:
         """Return how many nodes of the fleet may be bought before the first that passes a limit."""
-        counted: list[tuple[str, Offer, str | None]] = []
+        counted: list[tuple[str, Offer, Customer]] = []
         for node in fleet:
-            sale, project = self._market.sales[node.offer], wants[node.pods[0]].item.project
-            if self._account.excess(sale.pool.name, sale.offer, project) is not None:
+            sale, customer = self._market.sales[node.offer], _customer_of([wants[each].item for each in node.pods])
+            if self._account.excess(sale.pool.name, sale.offer, customer) is not None:
                 break
-            self._account.add(sale.pool.name, sale.offer, project)
-            counted.append((sale.pool.name, sale.offer, project))
-        for pool, offer, project in counted:
-            self._account.add(pool, offer, project, -1)
+            self._account.add(sale.pool.name, sale.offer, customer)
+            counted.append((sale.pool.name, sale.offer, customer))
+        for pool, offer, customer in counted:
+            self._account.add(pool, offer, customer, -1)
         return len(counted)
 
     def _choose(self, buyer: DemandItem, members: Ints, missing: int) -> tuple[int | None, HoldReason | None]:
@@ -271,22 +254,26 @@ class Basket:
             return None, self._market.why_nothing(buyer.shape)
         reason: HoldReason | None = None
         for place in self._choice.ranked(buyer, members, missing).tolist():
-            excess = self._excess(place, buyer.project)
+            excess = self._excess(place, buyer.customer)
             if excess is None:
                 return place, None
             reason = reason or excess
         return None, reason
 
-    def _excess(self, place: int, project: str | None) -> HoldReason | None:
+    def _excess(self, place: int, customer: Customer) -> HoldReason | None:
         """The limit that one more node of the sale would pass, found once for as long as nothing is bought."""
-        asked = (place, project)
+        asked = (place, self._as_limits_see(customer))
         if asked not in self._excesses:
             sale = self._market.sales[place]
-            self._excesses[asked] = self._account.excess(sale.pool.name, sale.offer, project)
+            self._excesses[asked] = self._account.excess(sale.pool.name, sale.offer, customer)
         return self._excesses[asked]
 
-    def _count(self, pool: str, offer: Offer, project: str | None, count: int = 1) -> None:
-        self._account.add(pool, offer, project, count)
+    def _as_limits_see(self, customer: Customer) -> Customer:
+        """Without limits of money by time all work of a project is alike."""
+        return customer if self._are_times_minded else Customer(customer.project)
+
+    def _count(self, pool: str, offer: Offer, customer: Customer, count: int = 1) -> None:
+        self._account.add(pool, offer, customer, count)
         self._choice.add(offer, count)
         self._excesses.clear()
 
@@ -295,9 +282,9 @@ class Basket:
         action_id, sale = self._draft.next_action_id(), self._market.sales[place]
         node = msgspec.structs.replace(sale.node, key=f"action/{action_id}", name=action_id)
         instead_of = self._instead_of(place, buyer, load)
-        self._count(sale.pool.name, sale.offer, buyer.project)
-        self._orders[node.key] = _Order(
-            action_id=action_id, sale=sale, buyer=buyer, instead_of=instead_of, demand={}, needs=set()
+        self._count(sale.pool.name, sale.offer, buyer.customer)
+        self._orders[node.key] = Order(
+            action_id=action_id, sale=sale, buyer=buyer, customer=buyer.customer, instead_of=instead_of
         )
         return node
 
@@ -305,7 +292,7 @@ class Basket:
         cheaper = self._cheaper.than(place, buyer.shape, load)
         if cheaper is None:
             return None
-        is_within = self._excess(cheaper, buyer.project) is None
+        is_within = self._excess(cheaper, buyer.customer) is None
         return passed_over(
             cheaper, place, buyer.shape, buyer.priority, self._market, self._choice, is_within_limits=is_within
         )
@@ -316,38 +303,12 @@ class Basket:
 
     def _forget(self, key: str) -> None:
         order = self._orders.pop(key)
-        self._count(order.sale.pool.name, order.sale.offer, order.buyer.project, -1)
+        self._count(order.sale.pool.name, order.sale.offer, order.customer, -1)
 
-    def _decision(self, order: _Order, doomed: dict[NodeUid, NodeView]) -> BuyNode:
-        pool, offer = order.sale.pool, order.sale.offer
-        return BuyNode(
-            action_id=order.action_id,
-            pool=pool.name,
-            offer=offer,
-            labels=tuple(sorted(ordered_labels(pool, offer, order.action_id, order.buyer.project).items())),
-            taints=pool.taints,
-            deadline_at=self._draft.as_of + timedelta(seconds=self._policy.boot_seconds_max),
-            reason=self._reason(order, doomed),
-            gang=order.gang,
-            slices=slices_in(pool, offer),
-        )
 
-    def _reason(self, order: _Order, doomed: dict[NodeUid, NodeView]) -> BuyReason:
-        if order.buyer.ahead is not None:
-            return order.buyer.ahead
-        if order.buyer.source is DemandSource.MINIMUM:
-            return BelowMinimum(nodes_count=self._nodes_count_before, nodes_count_min=self._policy.nodes_count_min)
-        demand = tuple(order.demand)
-        leaves = order.buyer.leaves
-        if order.buyer.source is DemandSource.DOOMED_POD and leaves is not None and leaves in doomed:
-            view = doomed[leaves]
-            return ReplacesDoomed(
-                node_uid=leaves, node_name=view.name, reclaim_at=view.reclaim_at, demand=demand,
-                instead_of=order.instead_of,
-            )  # fmt: skip
-        return UnmetDemand(
-            demand=demand,
-            offers_considered=len(self._market.sales),
-            price_micro_usd_per_hour=order.sale.offer.price_micro_usd_per_hour or 0,
-            instead_of=order.instead_of,
-        )
+def _customer_of(items: Sequence[DemandItem]) -> Customer:
+    """Who buys a node for all of these: the first, for as long as the longest of them takes."""
+    customer = items[0].customer
+    for item in items[1:]:
+        customer = longest_of(customer, item)
+    return customer

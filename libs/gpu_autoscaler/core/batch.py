@@ -152,6 +152,10 @@ class Batch:
         self.demand_history = Table(state.demand_history)
         self.forecast_scores = Table(state.forecast_scores)
         self.restored_at = state.restored_at
+        self.spent = Table(state.spent)
+        self.charges = Table(state.charges)
+        self.spent_by_job = Table(state.spent_by_job)
+        self.ledger_told_at = state.ledger_told_at
         self.newest = Table(state.newest)
 
     def follow(self, before: GpuNodeSummarised | None, window: GpuNodeSummarised) -> None:
@@ -194,6 +198,10 @@ class Batch:
             "demand_history": self.demand_history.now,
             "forecast_scores": self.forecast_scores.now,
             "restored_at": self.restored_at,
+            "spent": self.spent.now,
+            "charges": self.charges.now,
+            "spent_by_job": self.spent_by_job.now,
+            "ledger_told_at": self.ledger_told_at,
             "newest": self.newest.now,
         }
         is_same = all(value is getattr(self._state, name) for name, value in now.items())

@@ -11,6 +11,7 @@ from datetime import timedelta
 import msgspec
 
 from gpu_autoscaler.core.check_directives import directive_mistakes
+from gpu_autoscaler.core.check_money import unpaid
 from gpu_autoscaler.core.check_neighbours import neighbour_mistakes
 from gpu_autoscaler.core.check_removals import removal_mistakes
 from gpu_autoscaler.core.cron import schedule
@@ -30,6 +31,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, 
         _identity,
         _offers,
         _limits,
+        unpaid,
         _gangs,
         _everything_accounted,
         lambda plan, state, _: directive_mistakes(plan, state),

@@ -7,6 +7,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,6 +56,13 @@ _BOUGHT_FOR = frozenset(
 )
 
 
+class Customer(NamedTuple):
+    """Whom a node is bought for, as far as limits mind."""
+
+    project: str | None = None
+    work_seconds_max: float | None = None  # how long the work may take at most; None: nobody knows
+
+
 class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     """Members of one shape. Items with one `gang` are placed all together or not at all; their shapes may differ."""
 
@@ -66,6 +74,7 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     since: Instant
     job_id: JobId | None = None
     project: str | None = None
+    work_seconds_max: float | None = None  # None: nobody knows
     gang: str | None = None  # job/<id> or group/<namespace>/<name>: its items are placed all together or not at all
     leaves: NodeUid | None = None  # the doomed or drained node that it has to leave
     prefers: tuple[str, ...] = ()  # keys of the bins that it was released for
@@ -75,6 +84,18 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     def is_bought_for(self) -> bool:
         """False for work that only keeps room from others: it has a place, or may get one without us."""
         return self.source in _BOUGHT_FOR
+
+    @property
+    def customer(self) -> Customer:
+        """As limits see it."""
+        return Customer(self.project, self.work_seconds_max)
+
+
+def longest_of(customer: Customer, item: DemandItem) -> Customer:
+    """The same customer, for as long as the item's work takes as well; nobody knows where that of one is unknown."""
+    if customer.work_seconds_max is None or item.work_seconds_max is None:
+        return customer._replace(work_seconds_max=None)
+    return customer._replace(work_seconds_max=max(customer.work_seconds_max, item.work_seconds_max))
 
 
 def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) -> tuple[DemandItem, ...]:
@@ -253,6 +274,7 @@ def _pod_item(
         since=pod.unschedulable_since or pod.created_at,
         job_id=pod.job_id,
         project=dict(pod.labels).get(labels.PROJECT_ID) if spec is None else spec.project_id,
+        work_seconds_max=None if spec is None else spec.duration_seconds_max,
         leaves=None if view is None else view.node_uid,
         prefers=_placed_on(job) if source is DemandSource.ARRIVING_POD else (),
     )
@@ -277,6 +299,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
                 since=job.queued.queued_at,
                 job_id=job_id,
                 project=spec.project_id,
+                work_seconds_max=spec.duration_seconds_max,
                 prefers=() if is_queued else _placed_on(job),
             )
 

@@ -35,6 +35,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """Everything decided and held back so far, and the picture it was decided on."""
 
     as_of: datetime
+    state: ClusterState  # what it is decided on
     parent_sequence: int
     views: tuple[NodeView, ...]  # sorted by name
     pods: Mapping[str, tuple[PodObserved, ...]]  # unfinished, by node name
@@ -56,6 +57,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         views, pods = node_views(state, as_of), pods_by_node(state)
         return cls(
             as_of=as_of,
+            state=state,
             parent_sequence=state.last_plan_sequence,
             views=views,
             pods=pods,

@@ -15,6 +15,7 @@ from gpu_autoscaler.core.admission import job_id_of
 from gpu_autoscaler.core.batch import Batch, version_of
 from gpu_autoscaler.core.directives import keep_directive
 from gpu_autoscaler.core.interruptions import place_of, with_end
+from gpu_autoscaler.core.ledger import remember_money
 from gpu_autoscaler.core.pruning import forget_pod, hour, hour_end, is_long_idle, is_outlived, notice_ended_at, prune
 from gpu_autoscaler.core.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
 from gpu_autoscaler.core.remembering import keep_wish, remember_demand
@@ -94,9 +95,10 @@ class _Folding:
         elif isinstance(fact, PolicyFact):
             self._advance("policy", at)
             keep_directive(self._batch, fact)
-        elif isinstance(fact, CostFact | ShadowFact):
-            pass  # money and what another policy would do follow from state and never lead to it
-        else:
+        elif isinstance(fact, CostFact):
+            self._advance("cost", at)
+            remember_money(self._batch, fact, at)
+        elif not isinstance(fact, ShadowFact):  # what another policy would do never leads to state
             assert_never(fact)
 
     def finish(self) -> ClusterState:

@@ -11,9 +11,12 @@ from typing import NamedTuple
 import msgspec
 
 from gpu_autoscaler.core.bounds import Headcount, bought_gpu_count, word_of
+from gpu_autoscaler.core.demand import Customer
 from gpu_autoscaler.core.directives import NOTHING_IN_FORCE, InForce
 from gpu_autoscaler.core.draft import Draft, Purchase, is_chosen
+from gpu_autoscaler.core.ledger import CLUSTER, owners_of
 from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.money import Books, Promises, books_of, caps
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.model import labels
@@ -28,8 +31,6 @@ from gpu_autoscaler.model.reasons import (
     NodesLimit,
     PriceUnknown,
 )
-
-_CLUSTER = "cluster"
 
 
 class _Counted(NamedTuple):
@@ -48,7 +49,7 @@ def _counted(views: tuple[NodeView, ...]) -> _Counted:
     gpus: Counter[str] = Counter()
     for view in counted:
         gpu_count = bought_gpu_count(view)
-        for owner in _owners(view.pool, view.zone, view.labels.get(labels.PROJECT_ID)):
+        for owner in owners_of(view.pool, view.zone, view.labels.get(labels.PROJECT_ID)):
             nodes[owner] += 1
             gpus[owner] += gpu_count
     return _Counted(
@@ -63,10 +64,16 @@ class Account:
     """How much of each limit is used up. A scratch pad, like the room: what is bought is added, or taken back."""
 
     def __init__(
-        self, views: tuple[NodeView, ...], policy: ScalingPolicy, directives: InForce = NOTHING_IN_FORCE
+        self,
+        views: tuple[NodeView, ...],
+        policy: ScalingPolicy,
+        directives: InForce = NOTHING_IN_FORCE,
+        books: Books | None = None,
     ) -> None:
+        """`books` are needed where the policy limits money by day or month."""
         self._policy = policy
         self._headcount = Headcount(views, directives)
+        self._promises = None if books is None else Promises(books)
         self._maxima = _maxima(policy)
         counted = _counted(views)
         self._nodes = counted.nodes.copy()
@@ -77,19 +84,23 @@ class Account:
     @property
     def nodes_count(self) -> int:
         """Nodes of ours, orders in flight counted."""
-        return self._nodes[_CLUSTER]
+        return self._nodes[CLUSTER]
 
-    def add(self, pool: str, offer: Offer, project: str | None, count: int = 1) -> None:
+    def add(self, pool: str, offer: Offer, customer: Customer, count: int = 1) -> None:
         """Count this many nodes of the offer more; a negative count takes them back."""
-        for owner in _owners(pool, offer.zone, project):
+        owners = owners_of(pool, offer.zone, customer.project)
+        for owner in owners:
             self._nodes[owner] += count
             self._gpus[owner] += count * offer.resources.gpu_count
         self._headcount.add(pool, offer, count)
+        if self._promises is not None:
+            self._promises.add(owners, offer, customer, count)
         self._price_micro_usd_per_hour += count * (offer.price_micro_usd_per_hour or 0)
 
-    def excess(self, pool: str, offer: Offer, project: str | None) -> HoldReason | None:
+    def excess(self, pool: str, offer: Offer, customer: Customer) -> HoldReason | None:
         """Return the limit that one more node of the offer would pass; None: it may be bought."""
-        for owner in _owners(pool, offer.zone, project):
+        owners = owners_of(pool, offer.zone, customer.project)
+        for owner in owners:
             nodes_max, gpus_max = self._maxima.get(owner, (None, None))
             if nodes_max is not None and self._nodes[owner] + 1 > nodes_max:
                 return NodesLimit(nodes_count=self._nodes[owner], nodes_count_max=nodes_max, owner=owner)
@@ -97,9 +108,10 @@ class Account:
             more = offer.resources.gpu_count
             if gpus_max is not None and more and self._gpus[owner] + more > gpus_max:
                 return GpusLimit(gpu_count=self._gpus[owner], gpu_count_max=gpus_max, owner=owner)
-        return self._headcount.excess(pool, offer) or self._excess_of_money(offer)
+        promised = None if self._promises is None else self._promises.excess(owners, offer, customer)
+        return self._headcount.excess(pool, offer) or self._excess_of_price(offer) or promised
 
-    def _excess_of_money(self, offer: Offer) -> HoldReason | None:
+    def _excess_of_price(self, offer: Offer) -> HoldReason | None:
         price_max, price = self._policy.price_micro_usd_per_hour_max, offer.price_micro_usd_per_hour
         if price_max is None:
             return None
@@ -110,15 +122,16 @@ class Account:
         return None
 
 
-def project_of(decision: BuyNode) -> str | None:
-    """The project that a node is bought for, as its labels say wherever it is seen."""
-    return next((value for key, value in decision.labels if key == labels.PROJECT_ID), None)
+def account_of(draft: Draft, policy: ScalingPolicy) -> Account:
+    """What is used up before this draft buys anything."""
+    books = books_of(draft.state, draft.views, draft.pods, policy, draft.as_of) if caps(policy) else None
+    return Account(draft.views, policy, draft.directives, books)
 
 
-def _owners(pool: str | None, zone: str | None, project: str | None) -> tuple[str, ...]:
-    """Everything whose limits a node counts against, the whole cluster first."""
-    parts = (("pool", pool), ("zone", zone), ("project", project))
-    return (_CLUSTER, *(f"{kind}/{name}" for kind, name in parts if name is not None))
+def customer_of(decision: BuyNode) -> Customer:
+    """Whom a node is bought for, as its order says wherever it is seen."""
+    project = next((value for key, value in decision.labels if key == labels.PROJECT_ID), None)
+    return Customer(project, decision.work_seconds_max)
 
 
 @remembered(4)
@@ -128,7 +141,7 @@ def _maxima(policy: ScalingPolicy) -> Mapping[str, tuple[int | None, int | None]
     for kind, parts in (("zone", policy.limits.zones), ("project", policy.limits.projects)):
         maxima |= {f"{kind}/{part.name}": (part.nodes_count_max, part.gpu_count_max) for part in parts}
     maxima |= {f"pool/{pool.name}": (pool.nodes_count_max, pool.gpu_count_max) for pool in policy.pools}
-    return maxima | {_CLUSTER: (policy.nodes_count_max, policy.gpu_count_max)}
+    return maxima | {CLUSTER: (policy.nodes_count_max, policy.gpu_count_max)}
 
 
 def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
@@ -137,8 +150,7 @@ def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
     Involuntary drains stay: what the cloud takes is not ours to keep. So do cancelled drains, which change nothing.
     """
     frozen = _frozen(draft, policy)
-    account = Account(draft.views, policy, draft.directives)
-    kept, dropped = _within_limits(draft.purchases, account, frozen)
+    kept, dropped = _within_limits(draft.purchases, account_of(draft, policy), frozen)
     held = [
         HeldBack(step="trim", subject=subject, reason=reason)
         for purchase, reason in dropped
@@ -195,14 +207,14 @@ def _excess_of_all(members: list[Purchase], account: Account, beyond: Mapping[st
     counted: list[BuyNode] = []
     for purchase in members:
         decision = purchase.decision
-        reason = reason or account.excess(decision.pool, decision.offer, project_of(decision))
+        reason = reason or account.excess(decision.pool, decision.offer, customer_of(decision))
         if reason is not None:
             break
-        account.add(decision.pool, decision.offer, project_of(decision))
+        account.add(decision.pool, decision.offer, customer_of(decision))
         counted.append(decision)
     if reason is not None:
         for decision in counted:
-            account.add(decision.pool, decision.offer, project_of(decision), -1)
+            account.add(decision.pool, decision.offer, customer_of(decision), -1)
     return reason
 
 

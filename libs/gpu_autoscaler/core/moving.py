@@ -213,4 +213,5 @@ def _item(pod: PodObserved, state: ClusterState) -> DemandItem:
         since=pod.created_at,
         job_id=pod.job_id,
         project=None if spec is None else spec.project_id,
+        work_seconds_max=None if spec is None else spec.duration_seconds_max,
     )

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from gpu_autoscaler.core.ahead_policy import ForecastPolicy, Headroom, Size
 from gpu_autoscaler.core.limits_policy import LimitsPolicy
+from gpu_autoscaler.core.money_policy import MoneyPolicy
 from gpu_autoscaler.core.ranges import Count, MicroUsdPerHour, Ratio, Seconds
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
@@ -43,6 +44,7 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         GpuSharing | None,
         Meta(description="How its GPUs are shared by pods; none: they are whole. Source: S104, S106."),
     ] = None
+    money: Annotated[MoneyPolicy, Meta(description="Money by day and month at most. Source: S5, S116.")] = MoneyPolicy()
     labels: Annotated[dict[str, str], Meta(description="Labels of each node of the pool. Source: S68.")] = {}
     taints: Annotated[tuple[Taint, ...], Meta(description="Taints of each node of the pool. Source: S70.")] = ()
 

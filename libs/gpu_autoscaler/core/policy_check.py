@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gpu_autoscaler.core.ahead_policy import Timed
+from gpu_autoscaler.core.money_policy import money_mistakes
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.pools import allows
 from gpu_autoscaler.core.removal_policy import budget_mistakes
@@ -50,7 +51,13 @@ def mistakes(policy: ScalingPolicy, offers: tuple[Offer, ...] | None = None) -> 
             found += _on_sale(pool, f"pools[{index}]", offers)
         if pool.sharing is not None:
             found += sharing_mistakes(pool.sharing, f"pools[{index}].sharing", _sold_whole(pool, offers))
-    return (*found, *budget_mistakes(policy.removal), *policy.spot.mistakes(), *_ahead(policy))
+    return (
+        *found,
+        *budget_mistakes(policy.removal),
+        *policy.spot.mistakes(),
+        *_ahead(policy),
+        *_money(policy),
+    )
 
 
 def _ahead(policy: ScalingPolicy) -> Iterator[str]:
@@ -68,6 +75,16 @@ def _ahead(policy: ScalingPolicy) -> Iterator[str]:
         least, most = size.nodes_count_min, policy.nodes_count_max
         if least is not None and least > most:
             yield f"sizes[{index}].nodes_count_min: {least} is above the cluster's nodes_count_max {most}; lower it"
+
+
+def _money(policy: ScalingPolicy) -> Iterator[str]:
+    """What cannot be meant of limits by day and month."""
+    owned = [("limits.money", policy.limits.money)]
+    owned += [(f"pools[{index}].money", pool.money) for index, pool in enumerate(policy.pools)]
+    for name, parts in (("zones", policy.limits.zones), ("projects", policy.limits.projects)):
+        owned += [(f"limits.{name}[{index}].money", part.money) for index, part in enumerate(parts)]
+    for at, money in owned:
+        yield from money_mistakes(money, at)
 
 
 def _orders(table: msgspec.Struct, at: str) -> Iterator[str]:

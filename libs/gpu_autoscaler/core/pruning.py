@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from gpu_autoscaler.core.batch import Batch
+from gpu_autoscaler.core.ledger import forget_money
 from gpu_autoscaler.core.state import DrainRecord, JobRecord, NoticeRecord, OrderRecord
 from gpu_autoscaler.model.ids import PodUid
 
@@ -74,6 +75,8 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
         case "job":
             batch.jobs.forget(lambda job: is_old(job_ended_at(job)))
             _mark_strays(batch, newest)
+        case "cost":
+            forget_money(batch, newest, lambda said_at: is_outlived(said_at, newest))
         case "scaling":
             batch.orders.forget(lambda order: is_old(order_ended_at(order)))
             batch.drains.forget(lambda drain: is_old(drain_ended_at(drain)))

@@ -5,7 +5,7 @@ A reason without a remedy is an error of the type checker. Used by `core/headlin
 
 from typing import assert_never
 
-from gpu_autoscaler.core.wording import counted, instant, named, percent, price, span, thing
+from gpu_autoscaler.core.wording import counted, instant, money, named, percent, price, span, thing
 from gpu_autoscaler.model import reasons
 
 _Keeping = (
@@ -20,7 +20,7 @@ _Keeping = (
     | reasons.KeptAhead
 )
 _Overruling = reasons.Frozen | reasons.PoolPaused | reasons.OverrideReached | reasons.KeptByOverride
-_Limiting = reasons.NodesLimit | reasons.GpusLimit | reasons.BudgetLimit | reasons.Cooldown
+_Limiting = reasons.NodesLimit | reasons.GpusLimit | reasons.BudgetLimit | reasons.MoneyLimit | reasons.Cooldown
 
 
 def remedy(reason: reasons.HoldReason) -> str:
@@ -66,6 +66,10 @@ def _of_limiting(reason: _Limiting) -> str:
         case reasons.BudgetLimit():
             most = price(reason.price_micro_usd_per_hour_max)
             return f"something dear goes, or price_micro_usd_per_hour_max ({most}) is raised"
+        case reasons.MoneyLimit():
+            most = f"{reason.period}_micro_usd_max ({money(reason.limit_micro_usd)}){_whose(reason.owner)}"
+            begins = f"the next {reason.period} begins at {instant(reason.until)}"
+            return f"{begins}, something that runs ends early, or {most} is raised"
         case reasons.Cooldown():
             return f"the cooldown is over, in {span(reason.remaining_seconds)}"
         case _:

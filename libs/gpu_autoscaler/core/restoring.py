@@ -11,7 +11,8 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from gpu_autoscaler.core.life import NodePhase, node_views
-from gpu_autoscaler.core.limits import Account, project_of
+from gpu_autoscaler.core.limits import Account, customer_of
+from gpu_autoscaler.core.money import books_of, caps
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState, OrderRecord
 from gpu_autoscaler.core.views import counts_for_idleness, pods_by_node
@@ -70,14 +71,17 @@ def _have_room(
     none is asked for again: those that do exist show, and the others are given back when they are late.
     """
     seen = [each for each in found if each.decision.action_id not in unseen]
-    account = Account(node_views(_with_orders(seen, state), as_of), policy)
+    known = _with_orders(seen, state)
+    views = node_views(known, as_of)
+    books = books_of(known, views, pods_by_node(known), policy, as_of) if caps(policy) else None
+    account = Account(views, policy, books=books)
     for past in found:
         decision = past.decision
         if isinstance(decision, BuyNode) and decision.action_id in unseen:
-            project = project_of(decision)
-            if account.excess(decision.pool, decision.offer, project) is not None:
+            customer = customer_of(decision)
+            if account.excess(decision.pool, decision.offer, customer) is not None:
                 return False
-            account.add(decision.pool, decision.offer, project)
+            account.add(decision.pool, decision.offer, customer)
     return True
 
 

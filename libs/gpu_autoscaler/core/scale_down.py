@@ -29,6 +29,7 @@ from gpu_autoscaler.model.reasons import (
     GpusLimit,
     HoldReason,
     KeptAhead,
+    MoneyLimit,
     NeighboursForbid,
     NodeIdle,
     NodeLost,
@@ -54,6 +55,7 @@ _NOTHING_TO_BUY = (
     NodesLimit,
     GpusLimit,
     BudgetLimit,
+    MoneyLimit,
     PoolPaused,
     OverrideReached,
 )

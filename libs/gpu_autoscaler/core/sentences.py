@@ -5,7 +5,7 @@ A reason without a sentence is an error of the type checker. Used through `core/
 
 from typing import assert_never
 
-from gpu_autoscaler.core.wording import counted, instant, named, percent, price, span, thing, told
+from gpu_autoscaler.core.wording import counted, instant, money, named, percent, price, span, thing, told
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.directives import Word
@@ -179,9 +179,8 @@ def _why_held(reason: reasons.HoldReason) -> str:
             return _limit(reason.owner, reason.nodes_count, reason.nodes_count_max, "node")
         case reasons.GpusLimit():
             return _limit(reason.owner, reason.gpu_count, reason.gpu_count_max, "GPU")
-        case reasons.BudgetLimit():
-            limit = price(reason.price_micro_usd_per_hour_max)
-            return f"Another {price(reason.price_micro_usd_per_hour)} would pass the fleet's limit of {limit}."
+        case reasons.BudgetLimit() | reasons.MoneyLimit():
+            return _why_not_paid(reason)
         case reasons.Cooldown():
             return f"It is too soon after the last change; {span(reason.remaining_seconds)} remain."
         case reasons.Frozen() | reasons.PoolPaused() | reasons.OverrideReached() | reasons.KeptByOverride():
@@ -283,6 +282,18 @@ def _of(said: Word) -> str:
 def _limit(owner: str, count: int, count_max: int, noun: str) -> str:
     where = "there" if owner == "cluster" else f"in {thing(owner)} there"
     return f"Orders on their way counted, {where} would be more than {counted(count_max, noun)} (now: {count})."
+
+
+def _why_not_paid(reason: reasons.BudgetLimit | reasons.MoneyLimit) -> str:
+    if isinstance(reason, reasons.BudgetLimit):
+        limit = price(reason.price_micro_usd_per_hour_max)
+        return f"Another {price(reason.price_micro_usd_per_hour)} would pass the fleet's limit of {limit}."
+    left = max(0, reason.limit_micro_usd - reason.spent_micro_usd - reason.reserved_micro_usd)
+    return (
+        f"It may cost {money(reason.needed_micro_usd)} until {instant(reason.until)}, and {money(left)} are left of the"
+        f" {money(reason.limit_micro_usd)} that {thing(reason.owner)} may spend in the {reason.period}"
+        f" ({money(reason.spent_micro_usd)} spent, {money(reason.reserved_micro_usd)} promised)."
+    )
 
 
 def _capital(text: str) -> str:

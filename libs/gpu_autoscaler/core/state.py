@@ -149,6 +149,22 @@ class DirectiveRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     lifted: PolicyDirectiveLifted | None = None
 
 
+class Charge(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How far the ledger has charged an instance."""
+
+    until_at: Instant  # nothing is charged after this
+    said_at: Instant  # when the last span was told
+    gaps: tuple[tuple[Instant, Instant], ...] = ()  # before that: spans that have not been heard of yet
+    is_corrected: bool = False  # too much was charged, and given back: the instance is paid to its end
+
+
+class JobSpent(msgspec.Struct, frozen=True, gc=False):
+    """What a job's members were allocated of nodes' cost so far, over all attempts."""
+
+    micro_usd: int
+    last_at: Instant
+
+
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """All that the record says, folded. Empty to begin with."""
 
@@ -191,6 +207,11 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     demand_history: Mapping[str, DemandHistory] = {}  # by GPU model, or any
     forecast_scores: Mapping[str, tuple[Score, ...]] = {}  # the same; oldest hour first
     restored_at: Instant | None = None  # when the stream began anew, and what was open before was told
+    # COST
+    spent: Mapping[str, Mapping[str, int]] = {}  # by day or month of UTC, then by owner: micro-dollars charged
+    charges: Mapping[ProviderId, Charge] = {}
+    spent_by_job: Mapping[JobId, JobSpent] = {}
+    ledger_told_at: Instant | None = None  # None: nobody said what was charged before, which is not nothing
     # The newest instant of each domain: how old a tombstone is, is told by its own stream, never by a clock.
     newest: Mapping[str, Instant] = {}
 

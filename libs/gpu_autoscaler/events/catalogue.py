@@ -58,7 +58,7 @@ ScalingFact = (
     | scaling.ScalingDemandSampled
     | scaling.ScalingForecastScored
 )
-CostFact = cost.CostAccrued | cost.CostBudgetCrossed
+CostFact = cost.CostAccrued | cost.CostBudgetCrossed | cost.CostLedgerTold
 ShadowFact = shadow.ShadowPlanMade
 DemandFact = demand.DemandReported
 PolicyFact = policy.PolicyDirectiveGiven | policy.PolicyDirectiveLifted | policy.PolicyChanged

@@ -294,6 +294,16 @@ def _money() -> Iterator[Fact]:
         provider_id=INSTANCE, node_name=NODE_NAME, instance_type="p4d.24xlarge", capacity_type=CapacityType.SPOT,
         from_at=_at(180), to_at=_at(240), total_micro_usd=164_000, idle_micro_usd=0, shares=(share,),
         price_micro_usd_per_hour=9_840_000, price_source="sim", price_at=_at(2),
+        pool="default", zone="sim-a", bought_for="research",
+    )  # fmt: skip
+    yield cost.CostLedgerTold(
+        spent=(
+            cost.Spent(period="2026-11", owner="cluster", micro_usd=1_840_250_000),
+            cost.Spent(period="2026-11-21", owner="cluster", micro_usd=98_400_000),
+        ),
+        charged=(cost.ChargedUntil(provider_id=INSTANCE, until_at=_at(240)),),
+        jobs=(cost.SpentByJob(job_id=JOB, micro_usd=164_000),),
+        told_at=_at(245),
     )  # fmt: skip
     yield cost.CostBudgetCrossed(
         scope="job", scope_id=JOB, mark_ratio=0.8, spent_micro_usd=200_100_000, limit_micro_usd=250_000_000,

@@ -30,6 +30,7 @@ class BuyNode(Decision, frozen=True, kw_only=True, tag="buy_node"):
     reason: BuyReason
     gang: str | None = None  # purchases with one gang stand or fall together
     slices: Slices = ()  # what the node's GPUs are to be cut into, all of them; none: they stay whole
+    work_seconds_max: float | None = None  # how long the work it is for may take at most; None: nobody knows
 
     @property
     def promised(self) -> Resources:

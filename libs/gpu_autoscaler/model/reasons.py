@@ -4,6 +4,8 @@
 A new reason is a struct here, its sentence in `core/explain.py`, and its name in one of the unions below.
 """
 
+from typing import Literal
+
 import msgspec
 
 from gpu_autoscaler.model.directives import Word
@@ -214,6 +216,18 @@ class BudgetLimit(Reason, frozen=True, kw_only=True, tag="budget_limit"):
     price_micro_usd_per_hour_max: int
 
 
+class MoneyLimit(Reason, frozen=True, kw_only=True, tag="money_limit"):
+    """What the purchase may cost while the period lasts would pass its limit, with all that is spent and promised."""
+
+    owner: str  # whose limit it is: cluster, pool/<name>, zone/<name> or project/<name>
+    period: Literal["day", "month"]
+    spent_micro_usd: int  # charged, and time that is over and not charged yet
+    reserved_micro_usd: int  # promised to what runs, is on order, or is bought by this plan
+    needed_micro_usd: int
+    limit_micro_usd: int
+    until: Instant  # the period's end
+
+
 class Cooldown(Reason, frozen=True, kw_only=True, tag="cooldown"):
     """Too soon after the last action of this direction."""
 
@@ -363,6 +377,7 @@ HoldReason = (
     | NodesLimit
     | GpusLimit
     | BudgetLimit
+    | MoneyLimit
     | Cooldown
     | Frozen
     | PoolPaused

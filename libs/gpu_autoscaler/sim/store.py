@@ -7,7 +7,8 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gpu_autoscaler.events.cost import CostAccrued
+from gpu_autoscaler.core.ledger import period_name, spent_in
+from gpu_autoscaler.events.cost import CostAccrued, Spent
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
@@ -38,6 +39,7 @@ class Tables:
         self.unconfirmed: dict[_SpanKey, CostAccrued] = {}
         self.charges: dict[ProviderId, LastCharge] = {}
         self.spent: dict[JobId, int] = {}
+        self.periods: dict[tuple[str, str], int] = {}
         self.requests: dict[str, RequestRow] = {}
         self.snapshots: dict[int, tuple[SnapshotRow, bytes]] = {}
         self.snapshots_count = 0  # ever kept
@@ -123,6 +125,8 @@ class MemoryStore:
         for share in span.shares:
             if share.job_id is not None:
                 tables.spent[share.job_id] = tables.spent.get(share.job_id, 0) + share.allocated_micro_usd
+        for period, owner, amount in spent_in(span):
+            tables.periods[period, owner] = tables.periods.get((period, owner), 0) + amount
         return 1
 
     async def ledger(
@@ -152,6 +156,17 @@ class MemoryStore:
         """See Store."""
         await self._reached()
         return dict(self._tables.spent)
+
+    async def spent_by_period(self, since: datetime) -> Sequence[Spent]:
+        """See Store."""
+        await self._reached()
+        oldest = period_name("day", since)
+        rows = sorted(self._tables.periods.items())
+        return [
+            Spent(period=period, owner=owner, micro_usd=amount)
+            for (period, owner), amount in rows
+            if period >= oldest[: len(period)]
+        ]
 
     async def begin_request(self, key: str, *, request_digest: str, begun_at: datetime) -> RequestRow | None:
         """See Store."""

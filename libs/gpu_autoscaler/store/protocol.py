@@ -9,7 +9,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from gpu_autoscaler.events.cost import CostAccrued
+from gpu_autoscaler.events.cost import CostAccrued, Spent
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
@@ -146,6 +146,10 @@ class Store(Protocol):
 
     async def spent_by_job(self) -> Mapping[JobId, int]:
         """Return what each job was allocated so far, in micro-dollars."""
+        ...
+
+    async def spent_by_period(self, since: datetime) -> Sequence[Spent]:
+        """Return what was charged in each day and month of UTC from that of `since` on, by owner, in that order."""
         ...
 
     async def begin_request(self, key: str, *, request_digest: str, begun_at: datetime) -> RequestRow | None:

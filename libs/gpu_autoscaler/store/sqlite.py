@@ -16,11 +16,13 @@ from typing import TypeVar
 
 import msgspec
 
-from gpu_autoscaler.events.cost import CostAccrued
+from gpu_autoscaler.core.ledger import period_name
+from gpu_autoscaler.events.cost import CostAccrued, Spent
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.store.charging import charge
 from gpu_autoscaler.store.protocol import (
     PAGE_COUNT_MAX,
     Acceptance,
@@ -154,7 +156,7 @@ class SqliteStore:
 
     async def charge(self, spans: Sequence[CostAccrued]) -> int:
         """See Store."""
-        return await self._write(lambda connection: sum(_charge(connection, span) for span in spans))
+        return await self._write(lambda connection: sum(charge(connection, span) for span in spans))
 
     async def ledger(
         self, *, provider_id: ProviderId | None = None, cursor: str | None = None, count_max: int = 100
@@ -193,6 +195,16 @@ class SqliteStore:
         """See Store."""
         rows = await self._rows("SELECT job_id, allocated_micro_usd FROM charged_jobs", ())
         return {JobId(str(job_id)): _integer(spent) for job_id, spent in rows}
+
+    async def spent_by_period(self, since: datetime) -> Sequence[Spent]:
+        """See Store."""
+        names = (period_name("month", since), period_name("day", since))
+        query = (
+            "SELECT period, owner, micro_usd FROM charged_periods "
+            "WHERE period >= CASE length(period) WHEN 7 THEN ? ELSE ? END ORDER BY period, owner"
+        )
+        rows = await self._rows(query, names)
+        return [Spent(period=str(period), owner=str(owner), micro_usd=_integer(spent)) for period, owner, spent in rows]
 
     async def begin_request(self, key: str, *, request_digest: str, begun_at: datetime) -> RequestRow | None:
         """See Store."""
@@ -321,36 +333,6 @@ def _connect(path: Path, is_read_only: bool) -> sqlite3.Connection:  # noqa: FBT
         connection.close()
         raise
     return connection
-
-
-def _charge(connection: sqlite3.Connection, span: CostAccrued) -> int:
-    """Add the span to the ledger and its sums; 1 when it is new, else 0."""
-    added = connection.execute(
-        "INSERT INTO ledger (provider_id, from_at, to_at, total_micro_usd, idle_micro_usd, fact) "
-        "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-        (
-            span.provider_id,
-            _number(span.from_at),
-            _number(span.to_at),
-            span.total_micro_usd,
-            span.idle_micro_usd,
-            _encode(span).decode(),
-        ),
-    )
-    if not added.rowcount:
-        return 0
-    connection.execute(
-        "INSERT INTO charged_instances (provider_id, from_at, last_number, total_micro_usd) VALUES (?, ?, ?, ?) "
-        "ON CONFLICT (provider_id) DO UPDATE SET last_number = excluded.last_number, "
-        "total_micro_usd = total_micro_usd + excluded.total_micro_usd",
-        (span.provider_id, _number(span.from_at), added.lastrowid, span.total_micro_usd),
-    )
-    connection.executemany(
-        "INSERT INTO charged_jobs (job_id, allocated_micro_usd) VALUES (?, ?) ON CONFLICT (job_id) "
-        "DO UPDATE SET allocated_micro_usd = allocated_micro_usd + excluded.allocated_micro_usd",
-        [(share.job_id, share.allocated_micro_usd) for share in span.shares if share.job_id is not None],
-    )
-    return 1
 
 
 def _job(row: Row) -> JobRow:

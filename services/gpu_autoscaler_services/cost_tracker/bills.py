@@ -12,8 +12,14 @@ from gpu_autoscaler.core.slicing import gpu_units
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
-from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeTerminated
-from gpu_autoscaler.model.ids import NodeUid, ProviderId
+from gpu_autoscaler.events.scaling import (
+    ScalingLaunchRefused,
+    ScalingNodeLaunched,
+    ScalingNodeOrdered,
+    ScalingNodeTerminated,
+)
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import Resources
@@ -36,6 +42,16 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
     launched_at: Instant
     terminated_at: Instant | None = None
     price: Price | None = None  # None: nobody said it, which is not free
+    action_id: ActionId | None = None  # the order that it came of
+    zone: str | None = None
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose limits an instance counts against."""
+
+    pool: str | None = None
+    zone: str | None = None
+    project: str | None = None  # that it was bought for
 
 
 class NodeShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +62,8 @@ class NodeShape(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Resources  # whole ones and parts of them
     gpu_memory_bytes: int | None
     cpu_milli: int
+    pool: str | None = None
+    project: str | None = None
 
     @property
     def units(self) -> int:
@@ -66,6 +84,7 @@ class Bills:
         self._bills: dict[ProviderId, Bill] = {}
         self._ends: dict[ProviderId, datetime] = {}  # our own steps' word, where the cloud has not spoken yet
         self._shapes: dict[ProviderId, NodeShape] = {}
+        self._orders: dict[ActionId, Account] = {}
         self._in_order: tuple[Bill, ...] | None = None  # as `all` said last; None: something was said since
 
     def note(self, recorded: Iterable[Recorded]) -> None:
@@ -75,6 +94,11 @@ class Bills:
                 case NodeInstanceObserved() as fact:
                     self._in_order = None
                     self._observed(fact, item.envelope.time)
+                case ScalingNodeOrdered() as fact:
+                    told = dict(fact.labels)
+                    self._orders[fact.action_id] = Account(pool=fact.pool, project=told.get(labels.PROJECT_ID))
+                case ScalingLaunchRefused(action_id=action_id):
+                    self._orders.pop(action_id, None)
                 case ScalingNodeLaunched() as fact:
                     self._in_order = None
                     self._launched(fact, item.envelope.time)
@@ -105,9 +129,24 @@ class Bills:
         """Return the node that the instance became; None: it never registered."""
         return self._shapes.get(provider_id)
 
+    def account(self, bill: Bill) -> Account:
+        """Return whose limits it counts against: as it was ordered, else as its node says."""
+        order = None if bill.action_id is None else self._orders.get(bill.action_id)
+        if order is not None:
+            return msgspec.structs.replace(order, zone=bill.zone)
+        shape = self.shape(bill.provider_id)
+        return (
+            Account(zone=bill.zone)
+            if shape is None
+            else Account(pool=shape.pool, zone=bill.zone, project=shape.project)
+        )
+
     def close(self, provider_id: ProviderId) -> None:
         """Forget an instance that is charged to its end."""
         self._in_order = None
+        bill = self._bills.get(provider_id)
+        if bill is not None and bill.action_id is not None:
+            self._orders.pop(bill.action_id, None)
         for words in (self._bills, self._ends, self._shapes):
             words.pop(provider_id, None)
 
@@ -124,6 +163,8 @@ class Bills:
             launched_at=fact.launched_at,
             terminated_at=fact.terminated_at or (None if known is None else known.terminated_at),
             price=price,
+            action_id=fact.action_id or (None if known is None else known.action_id),
+            zone=fact.zone,
         )
 
     def _launched(self, fact: ScalingNodeLaunched, at: datetime) -> None:
@@ -140,12 +181,15 @@ class Bills:
             capacity_type=fact.capacity_type,
             launched_at=fact.launched_at,
             price=price,
+            action_id=fact.action_id,
+            zone=fact.zone,
         )
 
     def _shape(self, fact: NodeObserved) -> None:
         if fact.provider_id is None:
             return
         known, gpus = self._shapes.get(fact.provider_id), fact.allocatable.gpus
+        told = dict(fact.labels)
         self._shapes[fact.provider_id] = NodeShape(
             node_uid=fact.node_uid,
             name=fact.name,
@@ -153,6 +197,8 @@ class Bills:
             gpus=known.gpus if known is not None and gpus.gpus_fit_in(known.gpus) else gpus,
             gpu_memory_bytes=fact.gpu_memory_bytes,
             cpu_milli=max(fact.allocatable.cpu_milli, 0 if known is None else known.cpu_milli),
+            pool=told.get(labels.POOL),
+            project=told.get(labels.PROJECT_ID),
         )
 
 

@@ -11,14 +11,20 @@ import structlog
 from prometheus_client import Gauge
 
 from gpu_autoscaler.core.accrual import busy_gpus, marks_crossed, span_micro_usd, split
-from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed
+from gpu_autoscaler.core.ledger import period_start
+from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostBudgetCrossed, CostLedgerTold, SpentByJob
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.job import JobFinished, JobQueued
 from gpu_autoscaler.events.node import NodeGone, NodeInstanceListed, NodeInstanceObserved, NodeListed, NodeObserved
 from gpu_autoscaler.events.pod import PodGone, PodListed, PodObserved
-from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeTerminated
+from gpu_autoscaler.events.scaling import (
+    ScalingLaunchRefused,
+    ScalingNodeLaunched,
+    ScalingNodeOrdered,
+    ScalingNodeTerminated,
+)
 from gpu_autoscaler.model.ids import JobId, ProviderId
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.store.protocol import LastCharge, Store
@@ -51,11 +57,14 @@ class CostTracker:
         JobQueued,
         JobFinished,
         GpuNodeSummarised,
+        ScalingNodeOrdered,
         ScalingNodeLaunched,
+        ScalingLaunchRefused,
         ScalingNodeTerminated,
         CostBudgetCrossed,
+        CostLedgerTold,
     )
-    publishes: ClassVar[tuple[type[Fact], ...]] = (CostAccrued, CostBudgetCrossed)
+    publishes: ClassVar[tuple[type[Fact], ...]] = (CostAccrued, CostBudgetCrossed, CostLedgerTold)
     urgent: ClassVar[tuple[type[Fact], ...]] = (ScalingNodeTerminated,)
     tick_seconds: ClassVar[float | None] = 5.0
     starts_from_snapshot: ClassVar[bool] = False  # bills are remembered longer than the state remembers instances
@@ -73,6 +82,7 @@ class CostTracker:
         self._marks_told: set[str | None] = set()  # by condition
         self._to_look_at: set[JobId] = set()  # jobs whose budget may be crossed, and nobody was told of
         self._tidied_at: datetime | None = None
+        self._ledger_told_at: datetime | None = None
 
     def on_folded(self, recorded: Sequence[Recorded]) -> None:
         """Remember instances and pods that the state forgets before they are charged, and marks that were told."""
@@ -81,6 +91,8 @@ class CostTracker:
         for item in recorded:
             if isinstance(item.fact, CostBudgetCrossed):
                 self._marks_told.add(item.fact.condition())
+            elif isinstance(item.fact, CostLedgerTold):
+                self._ledger_told_at = item.fact.told_at
             elif isinstance(item.fact, JobQueued):  # its budget is known from now on
                 self._to_look_at.add(item.fact.job_id)
 
@@ -105,7 +117,30 @@ class CostTracker:
                 self._charged(spans)
                 self._is_loaded = True
         self._forget(now)
-        return [*await self._store.unconfirmed_charges(TOLD_COUNT_MAX), *self._budgets(now)]
+        # A span that the sums have in them already is known to be, whichever of the two is heard first.
+        told = await self._ledger_told(now) if self._is_loaded else ()
+        return [*told, *await self._store.unconfirmed_charges(TOLD_COUNT_MAX), *self._budgets(now)]
+
+    async def _ledger_told(self, now: datetime) -> tuple[CostLedgerTold, ...]:
+        """All sums of the ledger, once a day, for whoever never heard them; nothing where today they were told."""
+        if self._ledger_told_at is not None and period_start("day", self._ledger_told_at) >= period_start("day", now):
+            return ()
+        jobs = self._view.state.jobs
+        told = CostLedgerTold(
+            spent=tuple(await self._store.spent_by_period(period_start("month", now) - timedelta(days=1))),
+            charged=tuple(
+                ChargedUntil(provider_id=provider_id, until_at=max(charge.last.from_at, charge.last.to_at))
+                for provider_id, charge in sorted(self._charges.items())
+                if now - charge.last.to_at < FORGOTTEN
+            ),
+            jobs=tuple(
+                SpentByJob(job_id=job_id, micro_usd=spent)
+                for job_id, spent in sorted(self._spent.items())
+                if job_id in jobs
+            ),
+            told_at=now,
+        )
+        return (told,)
 
     def _due(self, bill: Bill, now: datetime) -> CostAccrued | None:
         """The next span of an instance; None where nothing is due yet, or nobody knows the price."""
@@ -139,6 +174,7 @@ class CostTracker:
             to_at=to_at,
             used_units=None if shape is None else self._used_units(shape, from_at, to_at),
         )
+        account = self._bills.account(bill)
         return CostAccrued(
             provider_id=bill.provider_id,
             node_name=None if shape is None else shape.name,
@@ -152,6 +188,9 @@ class CostTracker:
             price_micro_usd_per_hour=price.micro_usd_per_hour,
             price_source=price.source,
             price_at=price.at,
+            pool=account.pool,
+            zone=account.zone,
+            bought_for=account.project,
         )
 
     def _used_units(self, shape: NodeShape, from_at: datetime, to_at: datetime) -> float | None:

@@ -4,7 +4,6 @@ from datetime import datetime, timedelta
 from typing import ClassVar
 
 from gpu_autoscaler.events.catalogue import FACTS
-from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSampled
@@ -14,8 +13,8 @@ from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler.store.protocol import Store
 
-# No part of the folded state: the tail (`tail.py`) and the ledger read them.
-_NOT_FOLDED = frozenset({GpuNodeSampled, CostAccrued, CostBudgetCrossed, ShadowPlanMade})
+# No part of the folded state: the tail (`tail.py`) reads them.
+_NOT_FOLDED = frozenset({GpuNodeSampled, ShadowPlanMade})
 
 
 # How long an Idempotency-Key stands for its request: a client that has not asked again within a day has given up.

@@ -52,7 +52,7 @@ from gpu_autoscaler_services.scaler.past import Past
 
 # An instance's life is the cloud's to count and never starts over, whatever becomes of the cluster.
 INSTANCE_EPOCH = 0
-_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling"})
+_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"})
 
 NOT_YET = datetime.max.replace(tzinfo=UTC)
 

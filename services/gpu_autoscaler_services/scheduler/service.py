@@ -45,7 +45,7 @@ ACCEPTANCE_SECONDS = 0.5
 ACCEPTANCE_SECONDS_MAX = 60.0
 # The gateway commits its row milliseconds after the request: one this young, in cluster time, may still get it.
 PROMISE_AGE_MAX = timedelta(seconds=10)
-_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling"})
+_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"})
 log = structlog.get_logger()
 
 

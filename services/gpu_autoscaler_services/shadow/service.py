@@ -38,7 +38,9 @@ from gpu_autoscaler_services.shadow.recent import Recent
 # A real plan that is older is history (a start reads all of it), and `replay` tells of that.
 REAL_PLAN_AGE_MAX = timedelta(seconds=120)
 REAL_PLANS_COUNT_MAX = 64
-_FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling"})  # what the scaler folds
+_FOLDED_DOMAINS = frozenset(
+    {"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"}
+)  # what the scaler folds
 
 log = structlog.get_logger()
 

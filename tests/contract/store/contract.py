@@ -171,6 +171,17 @@ class StoreContract:
         assert charges[ProviderId("sim:///a/i-2")].total_micro_usd == 100
         assert await store.spent_by_job() == {"job-1": 150, "job-2": 75}
 
+    async def test_the_ledger_is_added_up_by_day_and_month(self, store: Store) -> None:
+        """For the cluster, and for each whose limit a span counts against; a repeat changes nothing."""
+        of_pool = msgspec.structs.replace(span(1), pool="gpu")
+        await store.charge([span(0), of_pool])
+        await store.charge([of_pool])
+        names = [(T0.strftime("%Y-%m"), "cluster", 200), (T0.strftime("%Y-%m"), "pool/gpu", 100)]
+        names += [(T0.strftime("%Y-%m-%d"), "cluster", 200), (T0.strftime("%Y-%m-%d"), "pool/gpu", 100)]
+        sums = [(each.period, each.owner, each.micro_usd) for each in await store.spent_by_period(T0)]
+        assert sums == names
+        assert list(await store.spent_by_period(T0 + timedelta(days=40))) == []
+
     async def test_a_charge_is_whole_or_not_at_all(self, store: Store) -> None:
         """Spans of one call are one transaction."""
         broken = msgspec.structs.replace(span(1), shares=(object(),))

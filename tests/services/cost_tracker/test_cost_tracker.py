@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.stories import job, pod
+from tests.support.stories import bought, job, pod, purchase
 from tests.support.told import HOUR, MINUTE, SECOND, T0, Told, record, resources
 
 from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed
+from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed, CostLedgerTold
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSummarised, GpuSummary
@@ -18,6 +18,7 @@ from gpu_autoscaler.events.node import InstanceState, NodeInstanceListed, NodeIn
 from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid, ProviderId
+from gpu_autoscaler.model.labels import PROJECT_ID
 from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.runtime.metrics import Metrics
@@ -82,6 +83,7 @@ class World:
         self.metrics = Metrics("cost_tracker")
         self.told: list[Told] = []
         self.said: dict[str | None, Fact] = {}
+        self.sums: list[CostLedgerTold] = []
         self.start()
 
     def start(self) -> None:
@@ -102,8 +104,10 @@ class World:
         self.tracker.on_folded(recorded)
 
     async def tick(self, now: datetime) -> list[Fact]:
-        """One tick; what is said is in the stream, once for each condition."""
-        facts = await self.tracker.on_tick(now)
+        """One tick; what is said is in the stream, once for each condition. The day's sums are kept apart."""
+        said = await self.tracker.on_tick(now)
+        self.sums += [fact for fact in said if isinstance(fact, CostLedgerTold)]
+        facts = [fact for fact in said if not isinstance(fact, CostLedgerTold)]
         for fact in facts:
             self.said.setdefault(fact.condition(), fact)
         return facts
@@ -326,3 +330,25 @@ def test_the_first_price_stays_for_an_instances_life() -> None:
     (bill,) = bills.all()
     assert bill.price is not None
     assert bill.price.micro_usd_per_hour == PRICE
+
+
+async def test_the_sums_of_the_ledger_are_told_once_a_day_and_on_a_new_stream(world: World) -> None:
+    """Who never heard them learns what was spent before; spans that they have in them are told besides, and say whose
+    limits they count against."""
+    order = purchase("buy", pool="gpu", labels={PROJECT_ID: "speech"})
+    world.tell(bought(order), instance(), node(), listed(T0 + HOUR))
+    await world.tick(T0 + HOUR)
+    (sums,) = world.sums
+    (span,) = await world.spans()
+    assert (span.pool, span.zone, span.bought_for) == ("gpu", "a", "speech")
+    owners = ("cluster", "pool/gpu", "project/speech", "zone/a")
+    names = [(period, owner) for period in ("2026-11", "2026-11-21") for owner in owners]
+    assert [(each.period, each.owner, each.micro_usd) for each in sums.spent] == [(*name, PRICE) for name in names]
+    assert [(each.provider_id, each.until_at) for each in sums.charged] == [(INSTANCE, T0 + HOUR)]
+    world.tell([Told(sums, T0 + HOUR)])
+    await world.tick(T0 + HOUR + MINUTE)
+    assert len(world.sums) == 1
+    world.told = [told for told in world.told if not isinstance(told.fact, CostLedgerTold)]
+    world.start()
+    await world.tick(T0 + 2 * HOUR)
+    assert world.sums[1].spent == sums.spent

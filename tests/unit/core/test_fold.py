@@ -29,13 +29,13 @@ from gpu_autoscaler.core.admission import job_id_of
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.pruning import TOMBSTONE_HOURS
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
-from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.examples import examples
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested
 from gpu_autoscaler.events.node import NodeInstanceListed
 from gpu_autoscaler.events.pod import PodGone, PodListed, PodObserved, PodWatched
+from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeWithdrawn
 from gpu_autoscaler.model.ids import JobId, PodUid
 
@@ -80,15 +80,8 @@ def test_a_fact_that_this_version_does_not_know_changes_nothing() -> None:
 
 
 def test_facts_without_effect_leave_the_very_same_state() -> None:
-    """Money follows from state and never leads to it."""
-    fact = CostBudgetCrossed(
-        scope="cluster",
-        scope_id="",
-        mark_ratio=0.8,
-        spent_micro_usd=8,
-        limit_micro_usd=10,
-        crossed_at=T0,
-    )
+    """What another policy would do follows from state and never leads to it."""
+    fact = next(each.fact for each in examples() if isinstance(each.fact, ShadowPlanMade))
 
     assert told((Told(fact, T0),)) is EMPTY_STATE
 

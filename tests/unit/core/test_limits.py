@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from tests.support.stories import T0, given, node, offer, policy, purchase
 
+from gpu_autoscaler.core.demand import Customer
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.limits import Account, trim
 from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
@@ -86,14 +87,14 @@ def test_each_limit_is_named_with_its_figures(limits: dict[str, object], reason:
     """One node of eight GPUs runs; one more passes the limit."""
     account = Account(Draft.start(given(node("n1")), T0).views, policy(**limits))
 
-    assert account.excess("default", offer(), "research") == reason
+    assert account.excess("default", offer(), Customer("research")) == reason
 
 
 def test_a_limit_of_gpus_is_no_limit_for_nodes_without() -> None:
     """Even where it is passed already."""
     account = Account(Draft.start(given(node("n1")), T0).views, policy(gpu_count_max=4))
 
-    assert account.excess("default", offer("m5.large", model=None), None) is None
+    assert account.excess("default", offer("m5.large", model=None), Customer()) is None
 
 
 def test_a_node_of_unknown_price_is_not_free() -> None:
@@ -102,7 +103,7 @@ def test_a_node_of_unknown_price_is_not_free() -> None:
     unpriced = tuple(msgspec.structs.replace(view, price_micro_usd_per_hour=None) for view in views)
     account = Account(unpriced, policy(price_micro_usd_per_hour_max=100_000_000))
 
-    assert account.excess("default", offer(), None) == PriceUnknown(offers=("n1",))
+    assert account.excess("default", offer(), Customer()) == PriceUnknown(offers=("n1",))
 
 
 def test_what_is_taken_back_is_not_counted() -> None:
@@ -110,5 +111,5 @@ def test_what_is_taken_back_is_not_counted() -> None:
     for order in itertools.permutations((1, 2, -3)):
         account = Account((), policy(nodes_count_max=1))
         for count in order:
-            account.add("default", offer(), None, count)
-        assert account.excess("default", offer(), None) is None
+            account.add("default", offer(), Customer(), count)
+        assert account.excess("default", offer(), Customer()) is None
