@@ -7,7 +7,7 @@ from tests.support.told import T0
 
 from gpu_autoscaler.model.directives import Word
 from gpu_autoscaler.model.passed import PassedBecause, PassedOver
-from gpu_autoscaler.model.reasons import Reason
+from gpu_autoscaler.model.reason import Reason
 
 _PASSED_OVER = PassedOver(offer="a/b/spot", price_micro_usd_per_hour=3, because=PassedBecause.NEVER_ON_SPOT)
 

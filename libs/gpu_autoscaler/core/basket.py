@@ -66,6 +66,10 @@ class Basket:
         """Nodes of ours with those in the basket, as limits count them."""
         return self._account.nodes_count
 
+    def told_now(self, reason: HoldReason) -> HoldReason:
+        """Return why something is not bought, as limits stand with what is in the basket."""
+        return self._account.told_now(reason)
+
     def mark(self) -> int:
         """A point to come back to with `rollback`."""
         return len(self._orders)

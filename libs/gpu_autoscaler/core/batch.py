@@ -147,6 +147,7 @@ class Batch:
         self.policy_changed = state.policy_changed
         self.orders = Table(state.orders)
         self.drains = Table(state.drains)
+        self.gangs = Table(state.gangs)
         self.last_plan_sequence = state.last_plan_sequence
         self.last_plan_at = state.last_plan_at
         self.demand_history = Table(state.demand_history)
@@ -192,6 +193,7 @@ class Batch:
             "directives": self.directives.now,
             "policy_changed": self.policy_changed,
             "orders": self.orders.now,
+            "gangs": self.gangs.now,
             "drains": self.drains.now,
             "last_plan_sequence": self.last_plan_sequence,
             "last_plan_at": self.last_plan_at,

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import msgspec
 
+from gpu_autoscaler.core.check_choice import choice_mistakes
 from gpu_autoscaler.core.check_directives import directive_mistakes
 from gpu_autoscaler.core.check_money import unpaid
 from gpu_autoscaler.core.check_neighbours import neighbour_mistakes
@@ -33,6 +34,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, 
         _limits,
         unpaid,
         _gangs,
+        choice_mistakes,
         _everything_accounted,
         lambda plan, state, _: directive_mistakes(plan, state),
         removal_mistakes,

@@ -18,7 +18,7 @@ from gpu_autoscaler.core.interruptions import place_of, with_end
 from gpu_autoscaler.core.ledger import remember_money
 from gpu_autoscaler.core.pruning import forget_pod, hour, hour_end, is_long_idle, is_outlived, notice_ended_at, prune
 from gpu_autoscaler.core.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
-from gpu_autoscaler.core.remembering import keep_wish, remember_demand
+from gpu_autoscaler.core.remembering import keep_wish, remember_demand, remember_given_up
 from gpu_autoscaler.core.state import (
     ClusterState,
     DrainRecord,
@@ -373,6 +373,7 @@ class _Folding:
                 drain = self._drain(decision.action_id, plan_id)
                 if drain.decision is None:
                     self._batch.drains.set(decision.action_id, replace(drain, decision=decision, planned_at=planned_at))
+                    remember_given_up(self._batch, decision.reason, planned_at)
             case CancelDrain():
                 drain = self._drain(decision.drain_action_id, plan_id)
                 if drain.cancel is None:

@@ -97,6 +97,14 @@ class Account:
             self._promises.add(owners, offer, customer, count)
         self._price_micro_usd_per_hour += count * (offer.price_micro_usd_per_hour or 0)
 
+    def told_now(self, reason: HoldReason) -> HoldReason:
+        """Return a limit with what counts against it now: what was counted for a try has been taken back."""
+        if isinstance(reason, NodesLimit):
+            return msgspec.structs.replace(reason, nodes_count=self._nodes[reason.owner])
+        if isinstance(reason, GpusLimit):
+            return msgspec.structs.replace(reason, gpu_count=self._gpus[reason.owner])
+        return reason
+
     def excess(self, pool: str, offer: Offer, customer: Customer) -> HoldReason | None:
         """Return the limit that one more node of the offer would pass; None: it may be bought."""
         owners = owners_of(pool, offer.zone, customer.project)

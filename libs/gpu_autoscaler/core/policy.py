@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from gpu_autoscaler.core.ahead_policy import ForecastPolicy, Headroom, Size
+from gpu_autoscaler.core.gang_policy import GangPolicy
 from gpu_autoscaler.core.limits_policy import LimitsPolicy
 from gpu_autoscaler.core.money_policy import MoneyPolicy
 from gpu_autoscaler.core.ranges import Count, MicroUsdPerHour, Ratio, Seconds
@@ -129,6 +130,9 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     spot: Annotated[
         SpotPolicy, Meta(description="Capacity that the cloud may take back, and the mix. Source: S67, S78, S80.")
     ] = SpotPolicy()
+    gangs: Annotated[
+        GangPolicy, Meta(description="Deadline and waits of what is bought whole or not at all. Source: S31.")
+    ] = GangPolicy()
     headrooms: Annotated[
         tuple[Headroom, ...], Meta(description="GPUs that are kept free, always or at times. Source: S71.")
     ] = ()

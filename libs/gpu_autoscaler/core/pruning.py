@@ -80,6 +80,7 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
         case "scaling":
             batch.orders.forget(lambda order: is_old(order_ended_at(order)))
             batch.drains.forget(lambda drain: is_old(drain_ended_at(drain)))
+            batch.gangs.forget(lambda gang: is_old(gang.given_up_at))
 
 
 def _forget_missing_instances(batch: Batch) -> None:

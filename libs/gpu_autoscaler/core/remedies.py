@@ -5,6 +5,7 @@ A reason without a remedy is an error of the type checker. Used by `core/headlin
 
 from typing import assert_never
 
+from gpu_autoscaler.core.waiting import Waiting, over_when
 from gpu_autoscaler.core.wording import counted, instant, money, named, percent, price, span, thing
 from gpu_autoscaler.model import reasons
 
@@ -25,6 +26,8 @@ _Limiting = reasons.NodesLimit | reasons.GpusLimit | reasons.BudgetLimit | reaso
 
 def remedy(reason: reasons.HoldReason) -> str:
     """Return what has to change, as the end of `it starts when ...` or `it goes when ...`."""
+    if isinstance(reason, Waiting):
+        return over_when(reason)
     if isinstance(reason, _Keeping):
         return _of_keeping(reason)
     if isinstance(reason, _Overruling):
@@ -40,14 +43,8 @@ def remedy(reason: reasons.HoldReason) -> str:
             return f"the cloud has capacity again, which it is asked for after {instant(reason.retry_at)}"
         case reasons.PriceUnknown():
             return f"a price of {named(reason.offers)} is known"
-        case reasons.RoomExpected():
-            when = "" if reason.expected_at is None else f", about {instant(reason.expected_at)}"
-            return f"{reason.node} takes it{when}"
         case reasons.WatchStale():
             return f"the list of {reason.source} is read again"
-        case reasons.GangIncomplete():
-            missing = reason.members_count - reason.members_placed
-            return f"the other {counted(missing, 'member')} {'has' if missing == 1 else 'have'} a place as well"
         case reasons.ForecastUnsure():
             least = percent(reason.confidence_ratio_min)
             return f"forecasts have been right enough for long enough ({least}), or confidence_ratio_min is lowered"

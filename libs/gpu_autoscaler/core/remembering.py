@@ -1,13 +1,15 @@
-"""What facts about demand and forecasts make of what is remembered of them. Used by `core/fold.py`."""
+"""What facts about demand, forecasts and gangs make of what is remembered of them. Used by `core/fold.py`."""
 
 from datetime import datetime
 
 from gpu_autoscaler.core.batch import Batch
 from gpu_autoscaler.core.reports import SOURCES_COUNT_MAX, mistakes_of
 from gpu_autoscaler.core.rises import EMPTY_HISTORY, HOURS_COUNT_MAX, sampled
-from gpu_autoscaler.core.state import WishRecord
+from gpu_autoscaler.core.state import GangRecord, WishRecord
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
+from gpu_autoscaler.model.reasons import DrainReason, GangGivenUp, ReleaseReason
+from gpu_autoscaler.model.waits import GangBackoff
 
 
 def remember_demand(batch: Batch, fact: ScalingDemandSampled | ScalingForecastScored) -> None:
@@ -23,6 +25,16 @@ def remember_demand(batch: Batch, fact: ScalingDemandSampled | ScalingForecastSc
     scores = batch.forecast_scores.get(fact.kind) or ()
     if not scores or fact.score.hour > scores[-1].hour:
         batch.forecast_scores.set(fact.kind, (*scores, fact.score)[-HOURS_COUNT_MAX:])
+
+
+def remember_given_up(batch: Batch, reason: DrainReason | ReleaseReason, planned_at: datetime) -> None:
+    """Count a gang that was given up, once a plan; what comes late for one that waits already is no new try."""
+    if not isinstance(reason, GangGivenUp) or reason.hold_reason == GangBackoff.tag():
+        return
+    before = batch.gangs.get(reason.gang)
+    if before is None or planned_at > before.given_up_at:
+        count = 1 if before is None else before.given_up_count + 1
+        batch.gangs.set(reason.gang, GangRecord(given_up_count=count, given_up_at=planned_at))
 
 
 def keep_wish(batch: Batch, fact: DemandReported, at: datetime) -> None:

@@ -45,9 +45,12 @@ from gpu_autoscaler.model.reasons import (
     PriceUnknown,
     SavingTooSmall,
 )
+from gpu_autoscaler.model.waits import GangBackoff, GangLate
 
 # Why a gang is not bought that will not be bought a moment later either. A cooldown passes; an old list says nothing.
 _NOTHING_TO_BUY = (
+    GangBackoff,
+    GangLate,
     NoOfferFits,
     NeighboursForbid,
     OffersRefused,

@@ -16,16 +16,19 @@ from gpu_autoscaler.core.choice import Lacking
 from gpu_autoscaler.core.demand import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
+from gpu_autoscaler.core.gangs import is_late, waits
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.parting import Want, parts_of
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Shape, Standing
+from gpu_autoscaler.core.sparing import awaits_spot
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, HeldBack
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons import DemandReturned, HoldReason, ReplacesDoomed, RoomExpected, UnmetDemand
+from gpu_autoscaler.model.waits import GangLate
 
 _STEP = "cover_demand"
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -34,7 +37,7 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Every waiting item has room, is bought for, or is held back with the reason; gangs whole or not at all."""
     market = Market(draft, state, policy)
-    cover = _Cover(draft, market, Basket(draft, market, policy), stale_watch(state, policy, draft.as_of))
+    cover = _Cover(draft, state, policy, market)
     lots = tuple(_lots(draft.demand))
     for lot in lots:
         cover.keep(lot)
@@ -101,15 +104,16 @@ def _served_together(lots: tuple[_Lot, ...]) -> Iterator[tuple[_Lot, ...]]:
 class _Cover:
     """What became of the demand so far."""
 
-    def __init__(self, draft: Draft, market: Market, basket: Basket, closed_reason: HoldReason | None) -> None:
-        """`closed_reason` says why nothing is bought at all."""
-        self.basket = basket
+    def __init__(self, draft: Draft, state: ClusterState, policy: ScalingPolicy, market: Market) -> None:
+        self.basket = Basket(draft, market, policy)
+        self._state = state
+        self._policy = policy
         self._market = market
         self.returns: list[CancelDrain] = []
         self.held: list[HeldBack] = []
         self.claimed: set[str] = set()
         self.is_met = True
-        self._closed_reason = closed_reason
+        self._closed_reason: HoldReason | None = stale_watch(state, policy, draft.as_of)  # nothing is bought at all
         self._draft = draft
         self._room = draft.room
         self._ordered_for = _ordered_for(draft.views)
@@ -133,17 +137,23 @@ class _Cover:
         kept = [self._kept.get(lot.first.key, ()) for lot in lots]
         placed = [keys + self._place(lot, lot.members_count - len(keys)) for lot, keys in zip(lots, kept, strict=True)]
         short = [number for number, lot in enumerate(lots) if len(placed[number]) < lot.members_count]
+        gang = lots[0].first.gang if lots[0].first.is_bought_for else None
         reasons: dict[int, HoldReason] = {}
         if short and lots[short[0]].first.is_bought_for:
-            if self._closed_reason is None and all(lots[each].shape.company.is_plain for each in short):
-                self._buy_together(lots, short, placed)
             for each in short:
+                if (closed := self._closed(lots[each].first)) is not None:
+                    reasons[each] = closed
+            wanting = [each for each in short if each not in reasons]
+            if wanting and all(lots[each].shape.company.is_plain for each in wanting):
+                self._buy_together(lots, wanting, placed)
+            for each in wanting:
                 lacking_count = lots[each].members_count - len(placed[each])
                 reason = self._buy_alone(lots[each].first, lacking_count, placed, each) if lacking_count else None
                 if reason is not None:
                     reasons[each] = reason
-        gang = lots[0].first.gang if lots[0].first.is_bought_for else None
-        if gang is not None and any(len(placed[number]) < lot.members_count for number, lot in enumerate(lots)):
+        if gang is not None and (late := self._is_late(gang, placed)) is not None:
+            reasons = {0: late}
+        if gang is not None and (reasons or any(len(placed[each]) < lots[each].members_count for each in short)):
             self._room.rollback(mark)
             self.basket.rollback(bought_mark)
             del self.returns[returns_count:]
@@ -154,11 +164,26 @@ class _Cover:
         for number, lot in enumerate(lots):
             self._settle(lot, placed[number], reasons.get(number))
 
+    def _closed(self, item: DemandItem) -> HoldReason | None:
+        """Return why nothing is bought for it now, whatever could be had."""
+        if self._closed_reason is not None:
+            return self._closed_reason
+        as_of = self._draft.as_of
+        gang = None if item.gang is None else waits(item.gang, self._state, self._policy, as_of)
+        return gang or awaits_spot(item, self._market, self._policy, as_of)
+
+    def _is_late(self, gang: str, placed: list[tuple[str, ...]]) -> GangLate | None:
+        """Return why the gang's nodes go back: some of those that it counts on did not come in time."""
+        if all(self._room[key].standing is Standing.READY for keys in placed for key in keys):
+            return None
+        return is_late(gang, self._draft, self._policy)
+
     def _none_of(self, gang: str, lots: tuple[_Lot, ...], reasons: dict[int, HoldReason]) -> dict[int, HoldReason]:
         """What keeps one lot of a gang from its room keeps all; a group of pods is spoken of by its name as well."""
         reason = next(iter(reasons.values()), None)
         if reason is None:
             return {}
+        reason = self.basket.told_now(reason)
         if all(item.key != gang for lot in lots for item in lot.items):
             self.held.append(HeldBack(step=_STEP, subject=gang, reason=reason))
         return dict.fromkeys(range(len(lots)), reason)
@@ -186,8 +211,6 @@ class _Cover:
 
     def _buy_alone(self, item: DemandItem, count: int, placed: list[tuple[str, ...]], number: int) -> HoldReason | None:
         """Buy for this lot as far as limits let, and place it; return why no more."""
-        if self._closed_reason is not None:
-            return self._closed_reason
         if not item.shape.company.is_any:
             keys, reason = self.basket.buy_one_by_one(item, count)
             placed[number] += keys

@@ -18,6 +18,7 @@ from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.shapes import Standing
+from gpu_autoscaler.core.sparing import off_spot_if_worn
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import pods_by_node, queue
 from gpu_autoscaler.events.pod import PodObserved
@@ -57,7 +58,7 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     room = Room(current_bins(views, pods_by_node(state)))
     nodes = {f"node/{view.node_uid}": view for view in views}
     found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}
-    for item in demand(state, views, as_of):
+    for item in off_spot_if_worn(demand(state, views, as_of), state, policy):
         if item.source is DemandSource.REPORTED:
             continue  # room is wished to be free for work: what waits may have it
         if item.source is not DemandSource.QUEUED_JOB or item.job_id is None:

@@ -5,6 +5,7 @@ A reason without a sentence is an error of the type checker. Used through `core/
 
 from typing import assert_never
 
+from gpu_autoscaler.core.waiting import Waiting, why_waiting
 from gpu_autoscaler.core.wording import counted, instant, money, named, percent, price, span, thing, told
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, ReleaseInstance
@@ -164,6 +165,8 @@ def _why_drained(reason: _DrainedReason) -> str:
 
 
 def _why_held(reason: reasons.HoldReason) -> str:
+    if isinstance(reason, Waiting):
+        return why_waiting(reason)
     match reason:
         case reasons.NeighboursForbid():
             rules = named(reason.rules)
@@ -185,9 +188,6 @@ def _why_held(reason: reasons.HoldReason) -> str:
             return f"It is too soon after the last change; {span(reason.remaining_seconds)} remain."
         case reasons.Frozen() | reasons.PoolPaused() | reasons.OverrideReached() | reasons.KeptByOverride():
             return _why_overruled(reason)
-        case reasons.RoomExpected():
-            when = "soon" if reason.expected_at is None else f"about {instant(reason.expected_at)}"
-            return f"Room on {reason.node} is expected {when}."
         case reasons.KeptAhead() | reasons.ForecastUnsure():
             return _why_not_ahead(reason)
         case _:
@@ -201,7 +201,6 @@ _KeptReason = (
     | reasons.PodsFitNowhere
     | reasons.WatchStale
     | reasons.DisruptionBudget
-    | reasons.GangIncomplete
     | reasons.MinimumReached
     | reasons.SavingTooSmall
     | reasons.TooManySick
@@ -226,9 +225,6 @@ def _why_kept(reason: _KeptReason) -> str:
         case reasons.DisruptionBudget():
             leaving = counted(reason.disrupting_count, "node")
             return f"Already on the way out: {leaving}; at most {reason.disrupting_count_max} may be at a time."
-        case reasons.GangIncomplete():
-            placed = f"{reason.members_placed} of {counted(reason.members_count, 'member')}"
-            return f"Only {placed} of job {reason.job_id} have a place; it starts whole or not at all."
         case reasons.MinimumReached():
             least = counted(reason.nodes_count_min, "node")
             return f"The policy wants at least {least} (now: {reason.nodes_count})."

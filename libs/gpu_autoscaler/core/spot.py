@@ -5,9 +5,12 @@ Its pods are demand from now on (`core/demand.py`), so that the same plan places
 
 from datetime import datetime, timedelta
 
+import msgspec
+
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.sparing import off_spot_if_worn
 from gpu_autoscaler.core.state import ClusterState, NoticeRecord
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
 from gpu_autoscaler.model.ids import ActionId
@@ -22,6 +25,11 @@ def replace_doomed(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> 
         removals=[drain for drain in drains if drain is not None],
         returns=[each for each in returns if each is not None],
     )
+
+
+def spare_the_worn(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Work that spot has interrupted too often counts on no spot from here on."""
+    return msgspec.structs.replace(draft, demand=off_spot_if_worn(draft.demand, state, policy))
 
 
 def reclaim_deadline(notice: NoticeRecord, policy: ScalingPolicy) -> datetime:

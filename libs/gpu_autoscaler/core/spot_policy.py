@@ -70,6 +70,22 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="Work done again after an interruption: half a checkpoint interval. Source: S80."),
     ] = 450.0
 
+    losses_count_max: Annotated[
+        Count,
+        Meta(
+            description="A job that lost its place so often is bought on-demand; before its last retry it always is."
+            " Source: S80, Decisions."
+        ),
+    ] = 3
+    wait_seconds_low: Annotated[
+        Seconds,
+        Meta(description="Work of low priority waits so long for spot, at most; 0: not at all. Source: our own."),
+    ] = 300.0
+    wait_saving_ratio_min: Annotated[
+        Ratio,
+        Meta(description="It waits where spot costs at least this share less. Source: our own."),
+    ] = 0.3
+
     def mistakes(self) -> Iterator[str]:
         """Yield what cannot be meant."""
         yield from self.mix.mistakes()

@@ -165,6 +165,13 @@ class JobSpent(msgspec.Struct, frozen=True, gc=False):
     last_at: Instant
 
 
+class GangRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A gang for which nodes were bought and given back, because it could not be completed."""
+
+    given_up_count: int  # plans that gave it up, one after the other
+    given_up_at: Instant  # by the last of them
+
+
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """All that the record says, folded. Empty to begin with."""
 
@@ -202,6 +209,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     # SCALING
     orders: Mapping[ActionId, OrderRecord] = {}
     drains: Mapping[ActionId, DrainRecord] = {}
+    gangs: Mapping[str, GangRecord] = {}  # by key of the gang: job/<id> or group/<namespace>/<name>
     last_plan_sequence: int = 0
     last_plan_at: Instant | None = None
     demand_history: Mapping[str, DemandHistory] = {}  # by GPU model, or any

@@ -6,22 +6,12 @@ A new reason is a struct here, its sentence in `core/explain.py`, and its name i
 
 from typing import Literal
 
-import msgspec
-
 from gpu_autoscaler.model.directives import Word
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.passed import PassedOver
-
-
-class Reason(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="reason"):
-    """Base of all reasons; subclasses are tagged with a snake_case name."""
-
-    @classmethod
-    def tag(cls) -> str:
-        """The reason's name on the wire and in metric labels."""
-        return str(cls.__struct_config__.tag)
-
+from gpu_autoscaler.model.reason import Reason
+from gpu_autoscaler.model.waits import GangBackoff, GangLate, SpotAwaited
 
 # ---- why a node is bought
 
@@ -391,6 +381,9 @@ HoldReason = (
     | WatchStale
     | DisruptionBudget
     | GangIncomplete
+    | GangLate
+    | GangBackoff
+    | SpotAwaited
     | MinimumReached
     | SavingTooSmall
     | TooManySick

@@ -8,11 +8,13 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from gpu_autoscaler.core.gang_policy import GangPolicy
 from gpu_autoscaler.core.health_policy import GpuHealthPolicy
 from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
+from gpu_autoscaler.core.spot_policy import MixPolicy, SpotPolicy
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.runtime.digests import policy_digest
@@ -40,6 +42,17 @@ _LIMITS: tuple[LimitsPolicy, ...] = (
         zones=(PartLimit(name=ZONES[0], nodes_count_max=3), PartLimit(name=ZONES[1], gpu_count_max=9)),
         projects=(PartLimit(name="speech", gpu_count_max=8), PartLimit(name="ranking", nodes_count_max=4)),
     ),
+)
+
+
+_SPOT: tuple[SpotPolicy, ...] = (
+    SpotPolicy(),
+    SpotPolicy(storm_gpu_count_min=4, losses_count_max=1, wait_seconds_low=120.0),
+    SpotPolicy(mix=MixPolicy(spot_ratio=0.2, on_demand_ratio=0.8, reserved_ratio=0.0), interruption_ratio_max=0.06),
+)
+_GANGS: tuple[GangPolicy, ...] = (
+    GangPolicy(),
+    GangPolicy(complete_seconds_max=240.0, wait_seconds_min=30.0, wait_seconds_max=240.0),
 )
 
 
@@ -80,6 +93,8 @@ def policy_of(seed: int) -> ScalingPolicy:
         ),
         pools=(*chance.choice(_POOLS), *(() if sharing is None else (sharing,))),
         limits=random.Random(f"{seed}/limits").choice(_LIMITS),
+        spot=random.Random(f"{seed}/spot").choice(_SPOT),
+        gangs=random.Random(f"{seed}/gangs").choice(_GANGS),
     )
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gpu_autoscaler.model import reasons
+from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.sim.faults import KINDS, Occurrence
 from gpu_autoscaler.sim.shrinking import Run, shrink
 from gpu_autoscaler.sim.world import Result, Setting
@@ -256,11 +257,7 @@ def tell(summary: Summary, console: Console) -> None:
 def reason_tags() -> list[str]:
     """Return the tag of every reason that there is, for doing or for holding back."""
     found = (getattr(reasons, name) for name in dir(reasons))
-    return sorted(
-        one.tag()
-        for one in found
-        if isinstance(one, type) and issubclass(one, reasons.Reason) and one is not reasons.Reason
-    )
+    return sorted(one.tag() for one in found if isinstance(one, type) and issubclass(one, Reason) and one is not Reason)
 
 
 def _never(counts: Mapping[str, int]) -> tuple[str, ...]:

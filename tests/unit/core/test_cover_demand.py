@@ -28,9 +28,10 @@ from gpu_autoscaler.core.scale_up import cover_demand
 from gpu_autoscaler.model import labels, reasons
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, Plan
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.model.scheduling import NodeDemands, Taint, Toleration
 
-R = TypeVar("R", bound=reasons.Reason)
+R = TypeVar("R", bound=Reason)
 
 T4 = offer("g4dn.xlarge", gpus=1, model="T4", gpu_memory_gib=16, cpu=4, memory_gib=16, usd_per_hour=0.5)
 T4_FOUR = offer("g4dn.12xlarge", gpus=4, model="T4", gpu_memory_gib=16, cpu=48, memory_gib=192, usd_per_hour=1.4)

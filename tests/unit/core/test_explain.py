@@ -31,12 +31,13 @@ from gpu_autoscaler.events.scaling import ScalingNodeTerminated, ScalingPlanMade
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.decisions import Cut, HeldBack, Plan
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid
+from gpu_autoscaler.model.reason import Reason
 
 Why = Callable[[Sequence[Recorded], str], tuple[str, ...]]
 
 
 @pytest.mark.parametrize("reason", get_args(AnyReason), ids=lambda reason: reason.tag())
-def test_every_reason_has_a_sentence_of_its_own(reason: type[reasons.Reason]) -> None:
+def test_every_reason_has_a_sentence_of_its_own(reason: type[Reason]) -> None:
     """One sentence, begun and ended as one, without a trace of how it is stored."""
     text = sentence(sample(reason))  # type: ignore[arg-type]
 

@@ -26,6 +26,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remedies import remedy
 from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.model.reasons import (
     Frozen,
     GangIncomplete,
@@ -34,7 +35,6 @@ from gpu_autoscaler.model.reasons import (
     OffersRefused,
     OverrideReached,
     PoolPaused,
-    Reason,
     UnmetDemand,
 )
 

@@ -34,9 +34,10 @@ from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels, reasons
 from gpu_autoscaler.model.decisions import DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.model.scheduling import LabelRequirement
 
-R = TypeVar("R", bound=reasons.Reason)
+R = TypeVar("R", bound=Reason)
 NOW = T0 + HOUR
 
 

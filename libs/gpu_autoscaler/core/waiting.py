@@ -1,0 +1,59 @@
+"""What is said of work that waits for something to come, or to pass: why it waits, and when that is over.
+
+A wait without words is an error of the type checker. Used by `core/sentences.py` and `core/remedies.py`.
+"""
+
+from typing import assert_never
+
+from gpu_autoscaler.core.wording import counted, instant, named, percent, span, thing
+from gpu_autoscaler.model.reasons import GangIncomplete, RoomExpected
+from gpu_autoscaler.model.waits import GangBackoff, GangLate, SpotAwaited
+
+Waiting = RoomExpected | GangIncomplete | GangLate | GangBackoff | SpotAwaited
+
+
+def why_waiting(reason: Waiting) -> str:
+    """Return why it waits, as a sentence."""
+    match reason:
+        case RoomExpected():
+            when = "soon" if reason.expected_at is None else f"about {instant(reason.expected_at)}"
+            return f"Room on {reason.node} is expected {when}."
+        case GangIncomplete():
+            placed = f"{reason.members_placed} of {counted(reason.members_count, 'member')}"
+            return f"Only {placed} of job {reason.job_id} have a place; it starts whole or not at all."
+        case GangLate():
+            since, most = span(reason.bought_seconds), span(reason.complete_seconds_max)
+            return f"Nodes of {thing(reason.gang)} were bought {since} ago and are not all usable; {most} are allowed."
+        case GangBackoff():
+            tries = "once" if reason.given_up_count == 1 else f"{reason.given_up_count} times in a row"
+            return (
+                f"Nodes for {thing(reason.gang)} were given back {tries}, as the rest could not be had; nothing is "
+                f"bought for it before {instant(reason.retry_at)}."
+            )
+        case SpotAwaited():
+            saving = percent(reason.saving_ratio)
+            return (
+                f"Spot ({named(reason.offers)}) is not to be had now and costs {saving} less than what is; work of low "
+                f"priority waits for it until {instant(reason.until)}."
+            )
+        case _:
+            assert_never(reason)
+
+
+def over_when(reason: Waiting) -> str:
+    """Return what has to happen, as the end of `it starts when ...`."""
+    match reason:
+        case RoomExpected():
+            when = "" if reason.expected_at is None else f", about {instant(reason.expected_at)}"
+            return f"{reason.node} takes it{when}"
+        case GangIncomplete():
+            missing = reason.members_count - reason.members_placed
+            return f"the other {counted(missing, 'member')} {'has' if missing == 1 else 'have'} a place as well"
+        case GangLate():
+            return f"all its nodes come within {span(reason.complete_seconds_max)}, or complete_seconds_max is raised"
+        case GangBackoff():
+            return f"its wait is over at {instant(reason.retry_at)} and all of its nodes can be had"
+        case SpotAwaited():
+            return f"spot can be had again, or at {instant(reason.until)} on what is dearer"
+        case _:
+            assert_never(reason)

@@ -1,0 +1,31 @@
+"""Why work waits though something could be bought for it: it is better bought later, or elsewhere.
+
+Part of the reasons for what is held back (`model/reasons.py`).
+"""
+
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.reason import Reason
+
+
+class GangLate(Reason, frozen=True, kw_only=True, tag="gang_late"):
+    """The nodes of the gang were not all usable in time: what is there of them is given back."""
+
+    gang: str  # job/<id> or group/<namespace>/<name>
+    bought_seconds: float  # since the first of them was bought
+    complete_seconds_max: float
+
+
+class GangBackoff(Reason, frozen=True, kw_only=True, tag="gang_backoff"):
+    """Nodes for the gang were given back, as the rest could not be had: it waits before anything is bought again."""
+
+    gang: str
+    given_up_count: int  # tries that ended so, one after the other
+    retry_at: Instant
+
+
+class SpotAwaited(Reason, frozen=True, kw_only=True, tag="spot_awaited"):
+    """Only what is much dearer than spot can be had now, and the work is not in a hurry: it waits for spot a while."""
+
+    offers: tuple[str, ...]  # of spot, that would do and were refused
+    saving_ratio: float  # of the cheapest of them, for each member, against the cheapest that can be had
+    until: Instant
