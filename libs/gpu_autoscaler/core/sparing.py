@@ -40,7 +40,7 @@ def awaits_spot(item: DemandItem, market: Market, policy: ScalingPolicy, as_of: 
     Only where spot would do and was refused, and only in a pool that does not come after the one of what is dearer.
     """
     rules, shape = policy.spot, item.shape
-    until = item.since + timedelta(seconds=rules.wait_seconds_low)
+    until = item.since + timedelta(seconds=rules.low_priority_wait_seconds)
     if not shape.is_spot_allowed or item.priority > PRIORITY_NAMES["low"] or as_of >= until:
         return None
     members = market.members_in_principle(shape)

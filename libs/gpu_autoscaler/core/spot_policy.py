@@ -77,7 +77,7 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             " Source: S80, Decisions."
         ),
     ] = 3
-    wait_seconds_low: Annotated[
+    low_priority_wait_seconds: Annotated[
         Seconds,
         Meta(description="Work of low priority waits so long for spot, at most; 0: not at all. Source: our own."),
     ] = 300.0

@@ -47,7 +47,7 @@ _LIMITS: tuple[LimitsPolicy, ...] = (
 
 _SPOT: tuple[SpotPolicy, ...] = (
     SpotPolicy(),
-    SpotPolicy(storm_gpu_count_min=4, losses_count_max=1, wait_seconds_low=120.0),
+    SpotPolicy(storm_gpu_count_min=4, losses_count_max=1, low_priority_wait_seconds=120.0),
     SpotPolicy(mix=MixPolicy(spot_ratio=0.2, on_demand_ratio=0.8, reserved_ratio=0.0), interruption_ratio_max=0.06),
 )
 _GANGS: tuple[GangPolicy, ...] = (

@@ -110,7 +110,7 @@ def test_low_work_waits_for_spot_a_while() -> None:
 def test_other_work_does_not_wait() -> None:
     """Neither what is more urgent, nor what must not be on spot, nor where the policy says so."""
     sale = (refused(), on_sale(SPOT, ON_DEMAND))
-    at_once = policy(spot=SpotPolicy(wait_seconds_low=0.0))
+    at_once = policy(spot=SpotPolicy(low_priority_wait_seconds=0.0))
 
     assert outcome(job("train", priority=LOW + 1), *sale) == [ON_DEMAND.key]
     assert outcome(job("train", priority=LOW, is_preemptible=False), *sale) == [ON_DEMAND.key]
