@@ -27,6 +27,7 @@ from tests.bench import (
     sizing,
     starting,
     storm,
+    watching,
 )
 from tests.bench.line import Line
 
@@ -47,6 +48,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "STANDBY": recovering.measure_standby,
     "MEMORY": memory.measure,
     "V6": packing.measure,
+    "WATCH": watching.measure,
 }
 
 # Targets that are missed for a reason that is known: shown as missed, and no failure. Best figures and reasons:
