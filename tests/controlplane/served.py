@@ -35,7 +35,6 @@ def real_kubernetes() -> Iterator[Served]:
     if given:
         yield asyncio.run(_of_kubeconfig(given))
         return
-    # Not pytest's own folder: paths of sockets and keys have their limits, and a plane leaves nothing to look at.
     with (
         tempfile.TemporaryDirectory(prefix="plane-") as folder,
         running_plane(Path(folder), EVERYTHING) as plane,

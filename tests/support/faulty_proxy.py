@@ -16,7 +16,7 @@ _CHUNK_BYTES = 64 * 1024
 _HOP_HEADERS = frozenset({"transfer-encoding", "content-length", "connection", "content-encoding"})
 
 
-Kind = Literal["refused", "half_a_line", "half_a_line_in_good_order", "closed_at_once", "garbage"]
+FaultKind = Literal["refused", "half_a_line", "half_a_line_in_good_order", "closed_at_once", "garbage"]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     order or not. `closed_at_once`: 200 and nothing. `garbage`: a line that is no JSON.
     """
 
-    kind: Kind
+    kind: FaultKind
     is_watch: bool = True  # whose turn it is: a watch's, or a list's
     status: int = 0
     retry_after_seconds: int | None = None

@@ -88,11 +88,25 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def started(
-    folder: Path, say: Callable[[str], Any] = lambda _: None, *, shadow: Path | None = None
+    folder: Path,
+    say: Callable[[str], Any] = lambda _: None,
+    *,
+    clock_factor: float = CLOCK_FACTOR,
+    policy: Path = DEMO_POLICY,
+    shadow: Path | None = None,
+    offers: Path | None = None,
+    kubeconfig: Path | None = None,
 ) -> AsyncIterator[LocalSystem]:
-    """A system with the demo's policy and a fast clock; all of it is ended afterwards."""
-    clock = Clock(CLOCK_FACTOR)
-    system = LocalSystem(folder, clock=clock, policy=DEMO_POLICY, gateway_port=0, shadow=shadow)
+    """A system with the demo's policy and a fast clock, if not told otherwise; all of it is ended afterwards."""
+    system = LocalSystem(
+        folder,
+        clock=Clock(clock_factor),
+        policy=policy,
+        gateway_port=0,
+        offers=offers,
+        shadow=shadow,
+        kubeconfig=kubeconfig,
+    )
     await system.start(say)
     try:
         yield system
@@ -105,7 +119,9 @@ async def started(
 
 
 @asynccontextmanager
-async def followed(system: LocalSystem, say: Callable[[str], Any] = lambda _: None) -> AsyncIterator[Running]:
+async def followed(
+    system: LocalSystem, say: Callable[[str], Any] = lambda _: None, *, policy: Path = DEMO_POLICY
+) -> AsyncIterator[Running]:
     """The system, followed from the first fact that its streams have."""
     bus = await connect(system.nats_url)
     try:
@@ -117,7 +133,7 @@ async def followed(system: LocalSystem, say: Callable[[str], Any] = lambda _: No
                 world=world,
                 record=follower.record,
                 clock=system.clock,
-                policy=load_policy(DEMO_POLICY),
+                policy=load_policy(policy),
             )
     finally:
         await bus.close()

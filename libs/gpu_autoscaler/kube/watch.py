@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.kube import wire
-from gpu_autoscaler.kube.protocol import Bookmark, Changed, Deleted, Kind, Listed, Now, WatchItem
+from gpu_autoscaler.kube.protocol import Bookmark, Changed, Deleted, Kind, Listed, Now, WatchItem, decoded
 from gpu_autoscaler.kube.refusals import HistoryLost, read_status, refusal
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 
@@ -140,11 +140,11 @@ def _item(kind: Kind[Any], line: bytes, now: Now) -> Changed | Deleted | Bookmar
     if event.type == "ERROR":
         status = read_status(0, bytes(event.object))
         raise refusal(status.code, status, {}, f"watch {kind.plural}")
+    if event.type == "BOOKMARK":  # an empty object of the kind, whose parts are null: a pod's containers are
+        return Bookmark(kind=kind, version=decoded(wire.Object, event.object, "bookmark").version, seen_at=now())
     # An object that does not decode ends the watch: to skip it would make a pod or node invisible, which is worse
     # than a stale picture that says it is stale.
     thing = kind.decode(event.object, "watch")
-    if event.type == "BOOKMARK":
-        return Bookmark(kind=kind, version=thing.version, seen_at=now())
     if event.type == "DELETED":
         return Deleted(kind=kind, object=thing, seen_at=now())
     return Changed(kind=kind, object=thing, seen_at=now())

@@ -24,6 +24,16 @@ BOOKMARK_SECONDS = 5.0
 # Without timeoutSeconds the real server picks 30 to 60 minutes (`--min-request-timeout`, read 2026-11-21).
 TIMEOUT_SECONDS_MIN = 1800
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+# What is in a bookmark besides its version: an empty object of the kind, as a real server's encoder writes it.
+_BLANKS: dict[str, Json] = {
+    "pods": {"spec": {"containers": None}, "status": {}},
+    "nodes": {"spec": {}, "status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 0}}}},
+    "jobs.batch": {"spec": {"template": {"metadata": {}, "spec": {"containers": None}}}, "status": {}},
+    "poddisruptionbudgets.policy": {
+        "spec": {},
+        "status": dict.fromkeys(("disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"), 0),
+    },
+}
 
 
 def encoded(kind: Kind, record: Record, *, with_kind: bool = True) -> bytes:
@@ -130,6 +140,7 @@ class Watch:
             "kind": self._kind.kind,
             "apiVersion": self._kind.api_version,
             "metadata": {"resourceVersion": str(version), **(metadata or {})},
+            **_BLANKS.get(self._kind.table, {}),
         }
         return _line("BOOKMARK", msgspec.json.encode(body))
 

@@ -78,8 +78,10 @@ class LocalSystem:
         nats_port: int = 0,
         offers: Path | None = None,
         shadow: Path | None = None,
+        kubeconfig: Path | None = None,
     ) -> None:
-        """Ports that are 0 are free ones. `shadow`: a second policy that runs and acts on nothing."""
+        """Ports that are 0 are free ones. `shadow`: a second policy that runs and acts on nothing. `kubeconfig`: of a
+        real cluster, which takes the place of the simulated one; what is left of that is its cloud."""
         self.folder = folder
         self.clock = clock
         self._passwords = fresh_passwords()
@@ -97,6 +99,9 @@ class LocalSystem:
         self._policy = policy
         self._offers = offers
         self._shadow = shadow
+        self._kube = KubeSettings(url=self.simcluster_url)
+        if kubeconfig is not None:
+            self._kube = KubeSettings(kubeconfig_path=str(kubeconfig))
 
     @property
     def nats_url(self) -> str:
@@ -190,7 +195,7 @@ class LocalSystem:
         )
         return Settings(
             nats=NatsSettings(url=self.nats_url_of(service)),
-            kube=KubeSettings(url=self.simcluster_url),
+            kube=self._kube,
             provider=ProviderSettings(name="sim", url=self.simcluster_url),
             store=StoreSettings(url=f"sqlite:///{(self.folder / 'store.db').absolute()}"),
             gateway=GatewaySettings(port=int(self.gateway_url.rsplit(":", 1)[1])),

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from tests.support.kube_http import STRATEGIC, Json, KubeHttp
 from tests.support.kube_objects import node, pod
 
@@ -89,6 +90,29 @@ async def test_initial_events_end_with_a_bookmark(kube: KubeHttp, namespace: str
     metadata = lines[1]["object"]["metadata"]
     assert metadata["annotations"] == {"k8s.io/initial-events-end": "true"}
     assert int(metadata["resourceVersion"]) >= int(lines[0]["object"]["metadata"]["resourceVersion"])
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        ("/api/v1/pods", {"spec": {"containers": None}, "status": {}}),
+        ("/apis/batch/v1/jobs", {"spec": {"template": {"metadata": {}, "spec": {"containers": None}}}, "status": {}}),
+        (
+            "/apis/policy/v1/poddisruptionbudgets",
+            {
+                "spec": {},
+                "status": {"disruptionsAllowed": 0, "currentHealthy": 0, "desiredHealthy": 0, "expectedPods": 0},
+            },
+        ),
+    ],
+)
+async def test_a_bookmark_is_an_object_with_nothing_in_it(kube: KubeHttp, path: str, parts: Json) -> None:
+    """Not even a list where a list must be: who reads it as an object of its kind reads null."""
+    query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=1"
+    bookmark = (await kube.watch(f"{path}?{query}&labelSelector=nobody-has-this"))[0]
+
+    assert bookmark["type"] == "BOOKMARK"
+    assert {part: bookmark["object"][part] for part in ("spec", "status")} == parts
 
 
 async def test_initial_events_need_a_match_rule(kube: KubeHttp, namespace: str) -> None:

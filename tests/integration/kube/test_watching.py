@@ -4,20 +4,32 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import aiohttp
 import pytest
 from tests.controlplane.fixtures import plane
 from tests.controlplane.plane import ControlPlane
 from tests.support.cluster import until
-from tests.support.faulty_proxy import Fault, FaultyProxy, Kind, faulty_proxy
+from tests.support.faulty_proxy import Fault, FaultKind, FaultyProxy, faulty_proxy
 from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import pod
 
-from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube import watch, wire
 from gpu_autoscaler.kube.client import KubeClient
-from gpu_autoscaler.kube.connection import Connection
-from gpu_autoscaler.kube.protocol import PODS, Bookmark, Changed, Deleted, Listed, WatchItem
+from gpu_autoscaler.kube.connection import Connection, from_kubeconfig
+from gpu_autoscaler.kube.protocol import (
+    BUDGETS,
+    JOBS,
+    NODES,
+    PODS,
+    Bookmark,
+    Changed,
+    Deleted,
+    Kind,
+    Listed,
+    WatchItem,
+)
 from gpu_autoscaler.runtime.clock import Clock
 
 __all__ = ["plane"]
@@ -263,11 +275,30 @@ async def test_a_throttled_watch_waits_as_long_as_it_is_told(plane: ControlPlane
         await bench.watcher.until_knows(bench.writer)
 
 
+async def test_a_real_bookmark_is_a_sign_of_life(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bookmark that a real server sends at a watch's end is understood, of each kind that we watch."""
+    monkeypatch.setattr(watch, "WATCH_SECONDS", 5)
+    kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
+    try:
+        await asyncio.gather(*(_until_bookmark(kube, kind) for kind in (PODS, NODES, BUDGETS, JOBS)))
+    finally:
+        await kube.close()
+
+
+async def _until_bookmark(kube: KubeClient, kind: Kind[Any]) -> None:
+    async with asyncio.timeout(SETTLE_SECONDS_MAX), contextlib.aclosing(kube.watch(kind)) as items:  # type: ignore[type-var]  # it is a generator
+        assert isinstance(listed := await anext(items), Listed)
+        async for item in items:
+            if isinstance(item, Bookmark):
+                assert item.version >= listed.version
+                return
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_everything_at_once(plane: ControlPlane, seed: int) -> None:
     """Cuts, refusals, half lines and a killed server in any order, while somebody writes without a pause."""
     chance = random.Random(seed)  # noqa: S311 - a story that comes again
-    kinds: tuple[Kind, ...] = ("half_a_line", "half_a_line_in_good_order", "closed_at_once", "garbage")
+    kinds: tuple[FaultKind, ...] = ("half_a_line", "half_a_line_in_good_order", "closed_at_once", "garbage")
     async with await Bench.opened(plane) as bench:
         for step in range(12):
             fault = Fault(kind=chance.choice(kinds))
