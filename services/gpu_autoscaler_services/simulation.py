@@ -8,6 +8,7 @@ from datetime import datetime
 
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.scoring import is_to_be_scored
 from gpu_autoscaler.core.state import ClusterState, JobRecord, Tombstone
 from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.model.ids import JobId, PodUid
@@ -106,9 +107,10 @@ def scaler_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hash
 
 
 def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
-    """What the scheduler's tick depends on: a plan's inputs while somebody waits; a loss is asked about outside."""
+    """What the scheduler's tick depends on: a plan's inputs while somebody waits; a loss is asked about outside, and an
+    expectation is held against what came as soon as that is known."""
     what = _asked_of(view.state.jobs, view.state.pods_gone, policy)
-    if what == "a loss":
+    if what in ("a loss", "a score"):
         return object()  # equal to nothing
     return plan_inputs(view, policy, now) if what == "a place" else what
 
@@ -118,6 +120,8 @@ def _asked_of(jobs: Mapping[JobId, JobRecord], pods_gone: Mapping[PodUid, Tombst
     state = ClusterState(jobs=jobs, pods_gone=pods_gone)
     if losses(state, policy):
         return "a loss"
+    if any(is_to_be_scored(job) for job in jobs.values()):
+        return "a score"
     return "a place" if queue(state) else "nothing"
 
 

@@ -41,6 +41,10 @@ def job_after(record: JobRecord, fact: OneJobFact, at: datetime) -> JobRecord:
         case job.JobStarted():
             is_news = record.started is None or version_of(fact) > version_of(record.started)
             return replace(record, started=fact) if is_news else record
+        case job.JobEstimated():
+            return record if record.estimated else replace(record, estimated=fact)
+        case job.JobEstimateScored():
+            return record if record.scored else replace(record, scored=fact)
         case job.JobFinished():
             return record if record.finished else replace(record, finished=fact)
         case _:

@@ -15,6 +15,8 @@ from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
+    JobEstimated,
+    JobEstimateScored,
     JobFinished,
     JobPlaced,
     JobPreempted,
@@ -82,6 +84,8 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     placed: JobPlaced | None = None  # of the highest attempt
     preempted: JobPreempted | None = None  # of the highest attempt
     started: JobStarted | None = None  # of the highest version
+    estimated: JobEstimated | None = None  # the first one
+    scored: JobEstimateScored | None = None  # the same
     finished: JobFinished | None = None  # the first one: a job ends once
     stray_since: Instant | None = None  # when it was first found that nobody had asked for, nor accepted, such a job
 

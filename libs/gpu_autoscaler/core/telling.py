@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gpu_autoscaler.core.sentences import decision_sentence, held_back_sentence
-from gpu_autoscaler.core.wording import counted, instant, money, named, price
+from gpu_autoscaler.core.wording import counted, instant, money, named, price, span
 from gpu_autoscaler.events import job, node, pod, scaling, spot
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
@@ -68,7 +68,7 @@ class Teller:
         elif isinstance(fact, pod.PodObserved):
             text = f"Pod {fact.namespace}/{fact.name} {_pod_status(fact)}."
         else:
-            text = _job_sentence(fact) or _scaling_sentence(fact) or _other_sentence(fact)
+            text = _job_sentence(fact) or _estimate_sentence(fact) or _scaling_sentence(fact) or _other_sentence(fact)
         if text is not None and self._is_news(fact.entity() or "cluster", text):
             yield text
 
@@ -131,6 +131,17 @@ def _job_sentence(fact: Fact) -> str | None:
                 return f"Source {fact.source} does not know now what it needs; its word before that stands."
             room = f"{counted(fact.count, 'member')} with {shape} each until {instant(fact.until)}"
             return f"Source {fact.source} wants room for {room}."
+        case _:
+            return None
+
+
+def _estimate_sentence(fact: Fact) -> str | None:
+    match fact:
+        case job.JobEstimated(estimate=expected):
+            when = "" if expected.start_at is None else f"Its start is expected about {instant(expected.start_at)}. "
+            return f"{when}{expected.why}"
+        case job.JobEstimateScored(start_error_seconds=float(error)):
+            return f"It started {span(abs(error))} {'later' if error >= 0 else 'sooner'} than was expected."
         case _:
             return None
 

@@ -22,6 +22,8 @@ OneJobFact = (
     | job.JobPreempted
     | job.JobStarted
     | job.JobFinished
+    | job.JobEstimated
+    | job.JobEstimateScored
 )
 JobFact = OneJobFact | job.JobListed
 PodFact = (

@@ -9,6 +9,7 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import BuyNode, Cut, Difference, DrainNode, HeldBack, PastDecision, Plan, Side
 from gpu_autoscaler.model.demands import DemandShape
 from gpu_autoscaler.model.directives import Override
+from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import ActionId, FactId, JobId, NodeUid, PlanId, PodUid, ProviderId, derive_id
@@ -84,6 +85,16 @@ def _jobs() -> Iterator[Fact]:
     yield job.JobQueued(job_id=JOB, spec=SPEC, queued_at=_at(0.1))
     mistake = Mistake("gpu_requirements.gpu_type", "unknown GPU model 'A1000'; known: A100, H100")
     yield job.JobRejected(request_id="b7e2", mistakes=(mistake,), job_name="typo")
+    expected = Estimate(
+        basis="nodes_coming", why="2 nodes on the way will take it (boot times as the cloud's offers promise them).",
+        start_at=_at(160), start_at_earliest=_at(160), start_at_latest=_at(310), cost_micro_usd=118_080_000,
+        cost_micro_usd_max=118_080_000, run_seconds=12 * 3600.0,
+    )  # fmt: skip
+    yield job.JobEstimated(job_id=JOB, estimate=expected, estimated_at=_at(2))
+    yield job.JobEstimateScored(
+        job_id=JOB, basis="nodes_coming", start_error_seconds=12.0, was_within=True, cost_error_micro_usd=0,
+        scored_at=_at(173),
+    )  # fmt: skip
     yield job.JobPlaced(
         job_id=JOB, attempt=1, node_uids=(NODE, NODE), node_names=(NODE_NAME, NODE_NAME), placed_at=_at(170)
     )

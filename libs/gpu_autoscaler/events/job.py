@@ -4,6 +4,7 @@
 from typing import Literal
 
 from gpu_autoscaler.events.fact import Fact, Versioned
+from gpu_autoscaler.model.estimates import Basis, Estimate
 from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest
 from gpu_autoscaler.model.observed import Instant
@@ -123,6 +124,31 @@ class JobListed(Versioned, frozen=True, kw_only=True):
 
     job_ids: tuple[JobId, ...]
     listed_at: Instant
+
+
+class JobEstimated(_AboutJob, frozen=True, kw_only=True):
+    """What was expected of a job when it entered the queue: when it starts, and what it costs. Said once."""
+
+    estimate: Estimate
+    estimated_at: Instant
+
+    def condition(self) -> str | None:
+        """The first word is the one that is scored."""
+        return f"job_estimated/{self.job_id}"
+
+
+class JobEstimateScored(_AboutJob, frozen=True, kw_only=True):
+    """The estimate of a job beside what came of it, when it started."""
+
+    basis: Basis
+    start_error_seconds: float | None  # started so much later than expected, below zero: sooner; None: nothing was
+    was_within: bool | None  # of the range; None: there was none
+    cost_error_micro_usd: int | None  # at the prices of its nodes so much more, for the same time; None: not known
+    scored_at: Instant
+
+    def condition(self) -> str | None:
+        """A job is scored once."""
+        return f"job_estimate_scored/{self.job_id}"
 
 
 class JobFinished(_AboutJob, frozen=True, kw_only=True):

@@ -25,9 +25,11 @@ LOOP_REASONS = ("interrupted", "stood_still", "bug")
 SNAPSHOT_OUTCOMES = ("kept", "not_kept", "used")
 SET_ASIDE_REASONS = ("unknown_type", "invalid_fact", "permanent_error", "bug", "given_up", "ends_process")
 DIRECTIONS = ("up", "down")
+ESTIMATE_OUTCOMES = ("within", "outside", "unknown")  # of the range; unknown: none was given
 
 _FAST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _WAIT_SECONDS = (1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 3600.0)
+_USD = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 1000.0)
 _NAN = float("nan")
 
 
@@ -162,6 +164,13 @@ class Metrics:
         )
         self.cost = self._counter("cost_micro_usd", "Charged so far: allocated and idle add up.", "outcome")
         self.instances_without_price = self._gauge("instances_without_price", "Running, but nobody says the price.")
+        self.start_error = self._histogram(
+            "job_start_error_seconds", "How far off the expected start of a job was.", _WAIT_SECONDS
+        )
+        self.cost_error = self._histogram("job_cost_error_usd", "How far off its expected cost was.", _USD)
+        self.estimates = self._counter("job_estimates_scored", "Expected starts beside what came.", "outcome")
+        for outcome in ESTIMATE_OUTCOMES:
+            self.estimates.labels(outcome)
         for outcome in ("allocated", "idle"):
             self.cost.labels(outcome)
 

@@ -11,7 +11,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.job import JobPlaced, JobStarted
+from gpu_autoscaler.events.job import JobEstimateScored, JobPlaced, JobStarted
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeTerminated, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
@@ -53,6 +53,8 @@ class Observer:
                 requested_at = self._requested_at(fact.job_id)
                 if requested_at is not None:
                     self._metrics.queue_wait.observe(_seconds(requested_at, fact.placed_at))
+            case JobEstimateScored():
+                self._estimate_scored(fact)
             case CostAccrued():
                 self._metrics.cost.labels("idle").inc(fact.idle_micro_usd)
                 self._metrics.cost.labels("allocated").inc(fact.total_micro_usd - fact.idle_micro_usd)
@@ -76,6 +78,15 @@ class Observer:
         views = node_views(state, as_of)
         self._fleet(state, views)
         self._money(state, views)
+
+    def _estimate_scored(self, fact: JobEstimateScored) -> None:
+        metrics = self._metrics
+        outcome = "unknown" if fact.was_within is None else "within" if fact.was_within else "outside"
+        metrics.estimates.labels(outcome).inc()
+        if fact.start_error_seconds is not None:
+            metrics.start_error.observe(abs(fact.start_error_seconds))
+        if fact.cost_error_micro_usd is not None:
+            metrics.cost_error.observe(abs(fact.cost_error_micro_usd) / MICRO_USD_PER_USD)
 
     def _plan(self, fact: ScalingPlanMade) -> None:
         metrics, plan = self._metrics, fact.plan

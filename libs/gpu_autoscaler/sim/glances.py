@@ -16,6 +16,7 @@ from gpu_autoscaler.core.money import caps
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.state import (
+    DirectiveRecord,
     DrainRecord,
     OrderRecord,
     Usable,
@@ -36,10 +37,11 @@ def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashab
     return (
         _Same(
             state.pods, state.budgets, state.busy_until, state.nodes, state.nodes_gone, state.instances, state.usable,
-            state.amiss_since, state.notices, state.offers, state.jobs, state.orders, state.drains,
+            state.amiss_since, state.notices, state.offers, state.jobs, state.orders, state.drains, state.directives,
         ),
         bisect_right(turns, now),
         bisect_right(renewals, now),
+        bisect_right(_ends(state.directives), now),
         None if stale is None else stale.source,
         stale_instances(state, policy, now) is None,
         None if listed_at is None else _missing(state.instances_seen_at, state.orders, listed_at),
@@ -120,6 +122,12 @@ def _renewals(
     ends = (drain.cancelled for drain in drains.values())
     turns += [end.cancelled_at + timedelta(seconds=rules.retry_seconds) for end in ends if end is not None]
     return sorted(turns)
+
+
+@remembered(8)
+def _ends(directives: Mapping[str, DirectiveRecord]) -> list[datetime]:
+    """The instants at which what people overrule is over by itself, in order."""
+    return sorted(record.given.until for record in directives.values())
 
 
 @remembered(8)

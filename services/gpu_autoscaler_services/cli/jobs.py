@@ -28,6 +28,8 @@ _COLUMNS: Columns = (
     ("QUEUE", lambda row: row["queue_position"]),
     ("GPUS", lambda row: f"{row['members']}x{row['gpu_count']} {row['gpu_type'] or ''}".strip()),
     ("NODES", lambda row: row["node_names"]),
+    ("STARTS", lambda row: (row["estimated_start_time"] or "unknown")[:19]),
+    ("COST", lambda row: "-" if row["estimated_cost_usd"] is None else f"${row['estimated_cost_usd']:,.2f}"),
     ("CREATED", lambda row: row["created_at"][:19] + "Z"),
     ("MESSAGE", lambda row: row["message"]),
 )

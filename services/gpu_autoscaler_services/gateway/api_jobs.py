@@ -118,7 +118,7 @@ async def _accept(request: web.Request, asked: JobRequested, spec: JobSpec, dige
         spec, is_other = known.spec, known.request_digest != digest
     if is_other:
         raise Problem(HTTPStatus.CONFLICT, f"job_id {spec.job_id!r} {OTHER_BODY}")
-    scene = outlook.Scene.of(model.view.state, model.clock.now())
+    scene = outlook.Scene.of(model.view.state, model.policy, model.clock.now())
     return _accepted_response(msgspec.json.encode(outlook.job(spec, JobState.PENDING, scene)), spec.job_id)
 
 
@@ -155,7 +155,7 @@ async def show_handler(request: web.Request) -> web.Response:
     """One job."""
     row, status = await _known(request)
     model = request.app[READ_MODEL]
-    scene = outlook.Scene.of(model.view.state, model.clock.now())
+    scene = outlook.Scene.of(model.view.state, model.policy, model.clock.now())
     return answer(request, outlook.job(row.spec, status, scene, model.sight()))
 
 
@@ -168,7 +168,7 @@ async def cancel_handler(request: web.Request) -> web.Response:
     if status is not JobState.CANCELLED:
         caller = request.get(CALLER, "")
         await model.publish(JobCancelRequested(job_id=row.spec.job_id, requested_by=caller))
-    scene = outlook.Scene.of(model.view.state, model.clock.now())
+    scene = outlook.Scene.of(model.view.state, model.policy, model.clock.now())
     return answer(request, outlook.job(row.spec, status, scene), status=HTTPStatus.ACCEPTED)
 
 

@@ -36,7 +36,7 @@ class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 async def job_page(query: JobsQuery, model: ReadModel) -> wire.JobPage:
     """The page that the query asks for."""
-    scene = outlook.Scene.of(model.view.state, model.clock.now())
+    scene = outlook.Scene.of(model.view.state, model.policy, model.clock.now())
     if not query.state or FINAL_STATES.intersection(query.state):
         specs, cursor = await _stored(query, model, scene.state)
     else:

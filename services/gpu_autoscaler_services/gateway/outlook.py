@@ -1,17 +1,17 @@
 """When a job may start and what it may cost, from what is known now. None where nothing says: a guess is no answer."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 
+from gpu_autoscaler.core.estimates import Estimates
 from gpu_autoscaler.core.headline import Sight, job_line
-from gpu_autoscaler.core.life import NodeView, node_views
+from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState, JobRecord
-from gpu_autoscaler.core.views import queue
+from gpu_autoscaler.core.views import is_preempted, queue
+from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState
-from gpu_autoscaler.model.money import MICRO_USD_PER_USD, cost_micro_usd
-from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.model.reasons import UnmetDemand
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler_services.gateway import wire
 
 _WAITING_STATES = frozenset({JobState.PENDING, JobState.QUEUED, JobState.PROVISIONING, JobState.PREEMPTED})
@@ -22,13 +22,22 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
     state: ClusterState
     as_of: datetime
-    nodes: tuple[NodeView, ...]
     waiting: tuple[JobRecord, ...]  # the queue, next one first
+    estimates: Estimates
 
     @classmethod
-    def of(cls, state: ClusterState, as_of: datetime) -> "Scene":
+    def of(cls, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> "Scene":
         """The scene as the state shows it."""
-        return cls(state=state, as_of=as_of, nodes=node_views(state, as_of), waiting=queue(state))
+        return cls(state=state, as_of=as_of, waiting=queue(state), estimates=Estimates(state, policy, as_of))
+
+    def estimate(self, spec: JobSpec, status: JobState) -> Estimate | None:
+        """What is expected of the job; of one that runs or is over what was expected of it."""
+        if (found := self.estimates.of(spec.job_id)) is not None:
+            return found
+        record = self.state.jobs.get(spec.job_id)
+        if record is not None and record.estimated is not None:
+            return record.estimated.estimate
+        return self.estimates.of_new(spec) if status in _WAITING_STATES else None
 
     def position(self, spec: JobSpec, status: JobState) -> int | None:
         """The job's place in the queue; for one that is about to enter it, the place that it will get."""
@@ -46,7 +55,7 @@ def job(spec: JobSpec, status: JobState, scene: Scene, sight: Sight | None = Non
     """The job with its state and its outlook; with a sight also what it waits for."""
     record = scene.state.jobs.get(spec.job_id, JobRecord())
     placed, started, finished = record.placed, record.started, record.finished
-    preempted = record.preempted
+    preempted, expected = record.preempted, scene.estimate(spec, status)
     message = "" if finished is None else finished.message
     if status is JobState.PREEMPTED and preempted is not None:
         message = preempted.cause
@@ -56,8 +65,12 @@ def job(spec: JobSpec, status: JobState, scene: Scene, sight: Sight | None = Non
         job_id=spec.job_id,
         status=status,
         queue_position=scene.position(spec, status),
-        estimated_start_time=_start_at(spec, record, status, scene),
-        estimated_cost_usd=_cost_usd(spec, scene.state),
+        estimated_start_time=_start_at(expected, record, status, scene),
+        estimated_start_earliest=None if expected is None else expected.start_at_earliest,
+        estimated_start_latest=None if expected is None else expected.start_at_latest,
+        estimated_cost_usd=None if expected is None else _usd(expected.cost_micro_usd),
+        estimated_cost_usd_max=None if expected is None else _usd(expected.cost_micro_usd_max),
+        estimate_basis="" if expected is None else expected.why,
         created_at=spec.requested_at,
         job_name=spec.job_name,
         project_id=spec.project_id,
@@ -74,53 +87,14 @@ def job(spec: JobSpec, status: JobState, scene: Scene, sight: Sight | None = Non
     )
 
 
-def _start_at(spec: JobSpec, record: JobRecord, status: JobState, scene: Scene) -> datetime | None:
-    if record.started is not None:
+def _usd(micro_usd: int | None) -> float | None:
+    return None if micro_usd is None else round(micro_usd / MICRO_USD_PER_USD, 6)
+
+
+def _start_at(expected: Estimate | None, record: JobRecord, status: JobState, scene: Scene) -> datetime | None:
+    """When it started; for one that has not, when that is expected, and never in the past."""
+    if record.started is not None and not is_preempted(record):
         return record.started.started_at
-    if status in FINAL_STATES:
+    if status in FINAL_STATES or expected is None or expected.start_at is None:
         return None
-    key = f"job/{spec.job_id}"
-    coming = [view.expected_at for view in scene.nodes if view.expected_at is not None and key in _demand(view)]
-    if coming:
-        return max(*coming, scene.as_of)
-    offer = _cheapest(spec, scene.state)
-    return None if offer is None else scene.as_of + timedelta(seconds=offer.boot_seconds)
-
-
-def _demand(view: NodeView) -> tuple[str, ...]:
-    decision = None if view.order is None else view.order.decision
-    return decision.reason.demand if decision is not None and isinstance(decision.reason, UnmetDemand) else ()
-
-
-def _cost_usd(spec: JobSpec, state: ClusterState) -> float | None:
-    """For the longest it may run, by its share of the GPUs (of the node, for a job without GPUs)."""
-    offer = _cheapest(spec, state)
-    if offer is None or offer.price_micro_usd_per_hour is None:
-        return None
-    seconds = spec.duration_seconds_max if spec.run_seconds is None else spec.run_seconds
-    whole = cost_micro_usd(offer.price_micro_usd_per_hour, timedelta(seconds=seconds))
-    wanted, there = spec.member_resources.gpu_count, offer.resources.gpu_count
-    share = wanted / there if wanted and there else 1.0
-    return round(whole * share * spec.member_count / MICRO_USD_PER_USD, 6)
-
-
-def _cheapest(spec: JobSpec, state: ClusterState) -> Offer | None:
-    """The offer that a member fits on with the least price for its share; None: no priced offer fits."""
-    offers = () if state.offers is None else state.offers.offers
-    fitting = [offer for offer in offers if offer.price_micro_usd_per_hour is not None and _fits(spec, offer)]
-    return min(fitting, key=lambda offer: (_price_per_gpu(offer), offer.key), default=None)
-
-
-def _price_per_gpu(offer: Offer) -> float:
-    return (offer.price_micro_usd_per_hour or 0) / max(1, offer.resources.gpu_count)
-
-
-def _fits(spec: JobSpec, offer: Offer) -> bool:
-    if not spec.is_preemptible and offer.capacity_type is CapacityType.SPOT:
-        return False
-    if spec.gpu_model is not None and offer.gpu_model != spec.gpu_model:
-        return False
-    memory = spec.gpu_memory_bytes_min
-    if memory is not None and (offer.gpu_memory_bytes is None or offer.gpu_memory_bytes < memory):
-        return False
-    return spec.member_resources.fits_in(offer.resources)
+    return max(expected.start_at, scene.as_of)

@@ -19,7 +19,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     status: JobState
     queue_position: int | None  # 1 is next; None: not waiting
     estimated_start_time: Instant | None  # None: nothing that is known says when
-    estimated_cost_usd: float | None  # at the cheapest offer that fits, for the longest it may run; None: no price
+    estimated_cost_usd: float | None  # for as long as jobs of its name ran lately, else for the longest it may run
     created_at: Instant
     job_name: str
     project_id: str
@@ -33,6 +33,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     started_at: Instant | None = None
     finished_at: Instant | None = None
     message: str = ""  # why it waits, or why it ended
+    estimated_start_earliest: Instant | None = None  # a tenth of such jobs starts before
+    estimated_start_latest: Instant | None = None  # a tenth of such jobs starts after it
+    estimated_cost_usd_max: float | None = None  # for the longest it may run
+    estimate_basis: str = ""  # what the estimate is made of, or why there is none
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):

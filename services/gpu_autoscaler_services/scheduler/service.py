@@ -9,6 +9,7 @@ from gpu_autoscaler.core.admission import admit, supply
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.reports import mistakes_of
 from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.scoring import estimates_due
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.events.catalogue import FACTS
@@ -17,6 +18,8 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
+    JobEstimated,
+    JobEstimateScored,
     JobFinished,
     JobListed,
     JobPlaced,
@@ -63,7 +66,15 @@ class Scheduler:
         DemandReported,
     )
     folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
-    publishes: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobRejected, JobPlaced, JobPreempted, JobFinished)
+    publishes: ClassVar[tuple[type[Fact], ...]] = (
+        JobQueued,
+        JobRejected,
+        JobPlaced,
+        JobPreempted,
+        JobEstimated,
+        JobEstimateScored,
+        JobFinished,
+    )
     urgent: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobPreempted, JobFinished, NodeObserved, PodGone)
     tick_seconds: ClassVar[float | None] = 2.0
     starts_from_snapshot: ClassVar[bool] = True
@@ -110,7 +121,7 @@ class Scheduler:
             )
             for placement in schedule(self._view.state, self._policy, now).placements
         ]
-        return [*await self._lose(), *placed]
+        return [*await self._lose(), *placed, *estimates_due(self._view.state, self._policy, now)]
 
     async def _lose(self) -> list[Fact]:
         """Attempts end, but not where pods went because their Job ends: that is no loss, and has its own fact."""

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 import pytest
 from tests.support.front import Front, front
-from tests.support.stories import Told, job, node, offer, on_sale, policy
+from tests.support.stories import Told, job, node, offer, on_sale, policy, synced
 
 from gpu_autoscaler.events import door
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested
@@ -327,7 +327,8 @@ async def test_an_outlook_names_price_and_start_only_when_known(gate: Front, htt
     assert (blind["estimated_cost_usd"], blind["estimated_start_time"]) == (None, None)
     sold = offer(gpus=8, model="A100", gpu_memory_gib=40, usd_per_hour=10.0)
     room = msgspec.structs.replace(sold.resources, ephemeral_storage_bytes=2**40)
-    await gate.tell(on_sale(msgspec.structs.replace(sold, resources=room)))
+    now = gate.model.clock.now()
+    await gate.tell(on_sale(msgspec.structs.replace(sold, resources=room)), synced((), as_of=now))
 
     _, seeing, _ = await _post(http, gate, BODY)
 

@@ -29,6 +29,7 @@ from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
+    JobEstimated,
     JobFinished,
     JobListed,
     JobPlaced,
@@ -242,8 +243,8 @@ async def test_a_loss_waits_for_kubernetes_and_keeps_nobody_waiting(desk: Desk) 
         {},
     )
     desk.here.world.faults.refuse(Refusal(method="GET", path_prefix="/apis/batch", status=503, left_count=1))
-    assert [type(fact) for fact in await desk.scheduler.on_tick(LOST_AT)] == [JobPlaced]  # type: ignore[union-attr]
-    assert [type(fact) for fact in await desk.scheduler.on_tick(LOST_AT)] == [JobPreempted, JobPlaced]  # type: ignore[union-attr]
+    assert [type(fact) for fact in await desk.scheduler.on_tick(LOST_AT)] == [JobPlaced, JobEstimated]  # type: ignore[union-attr]
+    assert [type(fact) for fact in await desk.scheduler.on_tick(LOST_AT)] == [JobPreempted, JobPlaced, JobEstimated]  # type: ignore[union-attr]
 
 
 # ---- Jobs that went while nobody watched

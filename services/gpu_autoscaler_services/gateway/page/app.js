@@ -4,7 +4,7 @@ import { clockTime, usd } from "./format.js";
 import * as panels from "./panels.js";
 import { Refused, follow, read, rememberToken, subjectQuery } from "./stream.js";
 
-const LISTED = ["job.>", "scaling.>", "spot.notice_received", "spot.notice_withdrawn", "pod.observed", "pod.gone", "node.observed", "node.gone", "node.instance_observed"];
+const LISTED = ["job.>", "policy.>", "scaling.>", "spot.notice_received", "spot.notice_withdrawn", "pod.observed", "pod.gone", "node.observed", "node.gone", "node.instance_observed"];
 const SUBJECTS = [...LISTED, "shadow.>", "cost.>", "gpu.node_summarised.*"];
 const QUIET = /^(gpu|cost|shadow)\./; // drawn, but not worth a line in the list of facts
 const REFRESH_MILLISECONDS = 700;
@@ -79,6 +79,8 @@ function draw() {
   place("factor").hidden = status.clock_factor === 1;
   place("factor").textContent = `time runs × ${status.clock_factor}`;
   place("summary").replaceChildren(...panels.summary(status));
+  place("directives").hidden = !status.directives.length;
+  redraw("directives", panels.directives(status.directives, now()));
   place("nodes").classList.toggle("dense", panels.isDense(nodes));
   redraw("nodes", panels.nodes(nodes, now()));
   redraw("plans", panels.plans(plans, names(nodes, jobs)));

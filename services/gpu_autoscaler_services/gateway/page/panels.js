@@ -56,6 +56,32 @@ function tile(label, figure, detail, meter = null) {
   );
 }
 
+/** What people overrule now: who, why, and for how long still. */
+export function directives(items, now) {
+  return items.map((one) =>
+    h(
+      "li",
+      {},
+      h("span", { class: "chip boot" }, one.directive.directive),
+      h("span", {}, h("b", {}, directiveTold(one.directive)), ` by ${one.given_by}: ${one.reason}`),
+      h("span", { class: "note" }, `${span((new Date(one.until) - now) / 1000)} left, until ${shortTime(one.until)}`),
+    ),
+  );
+}
+
+function directiveTold(directive) {
+  if (directive.directive === "freeze") return "Nothing is bought, nothing is removed";
+  if (directive.directive === "pause") return `Pool ${directive.pool} stays as it is`;
+  const bounds = [["node", directive.nodes_count_min, directive.nodes_count_max], ["GPU", directive.gpu_count_min, directive.gpu_count_max]]
+    .filter(([, least, most]) => (least ?? most ?? null) !== null)
+    .map(([unit, least, most]) => {
+      if (least === most) return count(least, unit);
+      return [["at least", least], ["at most", most]].filter(([, number]) => (number ?? null) !== null).map(([word, number]) => `${word} ${count(number, unit)}`).join(", ");
+    });
+  const scope = [directive.pool && `of pool ${directive.pool}`, directive.gpu_model].filter(Boolean);
+  return [bounds.join(", "), ...(scope.length ? scope : ["in all"])].join(" ");
+}
+
 export function nodesLegend() {
   const kinds = [["busy", "busy"], ["", "free"], ["booting", "booting"], ["leaving", "leaving"]];
   return kinds.map(([name, label]) => h("li", {}, h("i", { class: `gpu ${name}`, "aria-hidden": "true" }), label));
@@ -129,9 +155,18 @@ function jobRow(job, now) {
     h("td", {}, h("span", { class: `chip ${JOB_TONE[job.status] || ""}` }, job.status), job.queue_position ? h("span", { class: "under" }, `number ${job.queue_position} in the queue`) : null),
     h("td", {}, gpus),
     h("td", { class: "grow" }, where || "—", job.message ? h("span", { class: "under" }, job.message) : null),
-    h("td", {}, jobTime(job, now)),
+    h("td", {}, jobTime(job, now), jobStart(job, now)),
     h("td", { class: "number" }, job.estimated_cost_usd === null ? "—" : usd(job.estimated_cost_usd * 1e6)),
   );
+}
+
+/** When a job that waits is expected to start; what that is known by is told on hover. */
+function jobStart(job, now) {
+  if (job.status === "running" || !job.queue_position) return null;
+  if (!job.estimated_start_time) return h("span", { class: "under", title: job.estimate_basis }, "start unknown");
+  const left = (new Date(job.estimated_start_time) - now) / 1000;
+  const latest = job.estimated_start_latest ? `, ${shortTime(job.estimated_start_latest)} at the latest` : "";
+  return h("span", { class: "under", title: `${job.estimate_basis}${latest}` }, left > 0 ? `starts in ${span(left)}` : "starts now");
 }
 
 function jobTime(job, now) {
@@ -250,6 +285,11 @@ const SAY = {
   "job.placed": (fact) => `placed on ${[...new Set(fact.node_names)].join(", ")}`,
   "job.preempted": (fact) => `lost its place: ${fact.cause}`,
   "job.finished": (fact) => `${fact.outcome}${fact.message ? `: ${fact.message}` : ""}`,
+  "job.estimated": (fact) => (fact.estimate.start_at ? `expected to start at ${clockTime(fact.estimate.start_at)}` : "nobody knows when it starts"),
+  "job.estimate_scored": (fact) => (fact.start_error_seconds === null ? "nothing was expected" : `started ${span(Math.abs(fact.start_error_seconds))} ${fact.start_error_seconds < 0 ? "sooner" : "later"} than expected`),
+  "policy.directive_given": (fact) => `${directiveTold(fact.directive)}, by ${fact.given_by}: ${fact.reason}`,
+  "policy.directive_lifted": (fact) => `${fact.key}, by ${fact.lifted_by}${fact.reason ? `: ${fact.reason}` : ""}`,
+  "policy.changed": (fact) => fact.differences.join("; ") || fact.policy_digest.slice(0, 8),
   "scaling.plan_made": (fact) => `${count(fact.plan.decisions.length, "decision")}, ${fact.plan.held_back.length} held back`,
   "scaling.node_ordered": (fact) => `${fact.offer.instance_type} in ${fact.offer.zone}, ${fact.offer.capacity_type}`,
   "scaling.node_launched": (fact) => `${fact.instance_type} in ${fact.zone}, ${fact.capacity_type}`,
