@@ -19,12 +19,13 @@ from gpu_autoscaler.kube.protocol import Bookmark, Changed, Deleted, Kind, Liste
 from gpu_autoscaler.kube.refusals import HistoryLost, read_status, refusal
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 
-# The server closes a watch after this long and sends a bookmark before it does, so a quiet watch gives a sign of
-# life at least this often even where the once-a-minute bookmarks fail to come (KEP-956, read 2026-11-21).
+# The server closes a watch after this long, so that a quiet one gives a sign of life at least this often. Bookmarks are
+# no matter of course: in kube-apiserver 1.36 a kind gets one a minute only where something happened since our list
+# (pkg/storage/cacher; read 2026-11-21).
 WATCH_SECONDS = 60
 SILENCE_SECONDS_MAX = 90.0  # longer without a byte: the connection is dead, whatever TCP says
 WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.1, 10.0  # back-off while the server is away; doubled each time, with jitter
-EMPTY_SECONDS_MAX = 1.0  # a watch that ends sooner and said nothing was not closed for its time
+CLOCK_SECONDS = 1.0  # how much sooner than ours the server's clock may say that a watch's time is over
 RETRY_AFTER_SECONDS_MAX = 60.0  # a server that wants to be left alone for longer is asked all the same
 LINE_BYTES_MAX = 16 * 2**20  # etcd refuses objects above 1.5 MiB; encodings differ, hence the margin
 
@@ -61,16 +62,22 @@ async def read_for_ever(reader: Reader, kind: Kind[Any], *, label_selector: str,
                 listed = await _list(reader, kind, selector, now)
                 version = listed.version
                 yield listed
-            opened_at, is_empty = asyncio.get_running_loop().time(), True
+            opened_at, is_empty = _seconds(), True
             # Explicit closing: a generator that is dropped half-way would keep the connection until collected.
             async with contextlib.aclosing(_watch(reader, kind, selector, version, now)) as items:
                 async for item in items:
                     version = item.version if isinstance(item, Bookmark) else item.object.version
                     wait_seconds, is_empty = WAIT_SECONDS_MIN, False
                     yield item
-            if not is_empty or asyncio.get_running_loop().time() - opened_at >= EMPTY_SECONDS_MAX:
-                continue  # closed in good order at its time: go on from the last version
-            # Something between us and the server closes watches at once; asking on and on would be a storm.
+            # Closed in good order: go on from the last version.
+            if _seconds() - opened_at >= WATCH_SECONDS - CLOCK_SECONDS:
+                # By the server itself, at the time that we asked for. That proves as much as a bookmark, and where
+                # nothing happened since our list there is none: its version would be older than the list's.
+                yield Bookmark(kind=kind, version=version, seen_at=now())
+                continue
+            if not is_empty:
+                continue
+            # Something between us and the server closes watches before their time; asking on and on would be a storm.
             log.warning("watch closed without a word, trying again", kind=kind.plural, wait_seconds=wait_seconds)
         except HistoryLost as exc:
             log.info("watch history lost, listing again", kind=kind.plural, version=version, error=str(exc))
@@ -83,6 +90,10 @@ async def read_for_ever(reader: Reader, kind: Kind[Any], *, label_selector: str,
         jitter = random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, decides nothing
         await asyncio.sleep(told_seconds + wait_seconds * jitter)
         wait_seconds = min(wait_seconds * 2, WAIT_SECONDS_MAX)
+
+
+def _seconds() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _list(reader: Reader, kind: Kind[Any], selector: Mapping[str, str], now: Now) -> Listed:
@@ -128,6 +139,8 @@ async def _lines(response: aiohttp.ClientResponse, kind: Kind[Any]) -> AsyncGene
                     yield line
             if len(rest) > LINE_BYTES_MAX:
                 raise PermanentError(f"watch {kind.plural}: a line longer than {LINE_BYTES_MAX} bytes")
+        if rest:  # closed in good order, and yet not by the server
+            raise TransientError(f"watch {kind.plural}: closed in the middle of a line")
     except (aiohttp.ClientError, TimeoutError) as exc:
         raise TransientError(f"watch {kind.plural}: connection lost: {exc!r}") from exc
 
