@@ -16,6 +16,7 @@ from gpu_autoscaler_services.simulate import run_one
         ("capacity_gone", "offers_refused", 14, 1.0),
         ("price_missing", "price_unknown", 3, 2.0),
         ("worn_gpu", "node_sick", 3, 2.0),
+        ("telemetry_silent", "telemetry_unsure", 3, 2.0),
     ],
 )
 def test_a_fault_brings_its_reason(kind: str, reason: str, seed: int, hours: float) -> None:

@@ -29,6 +29,8 @@ def sample(reason: type[Reason]) -> Reason:
             values[field.name] = get_args(field.type)[0]
         elif "float" in kind:
             values[field.name] = 0.5 if field.name.endswith(("ratio", "ratio_min")) else 700.0
+        elif field.name == "fault":
+            values[field.name] = "silent"
         elif field.type is bool:
             values[field.name] = True
         else:

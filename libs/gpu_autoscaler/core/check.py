@@ -15,6 +15,7 @@ from gpu_autoscaler.core.check_directives import directive_mistakes
 from gpu_autoscaler.core.check_money import unpaid
 from gpu_autoscaler.core.check_neighbours import neighbour_mistakes
 from gpu_autoscaler.core.check_removals import removal_mistakes
+from gpu_autoscaler.core.check_use import use_mistakes
 from gpu_autoscaler.core.cron import schedule
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -39,6 +40,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, 
         lambda plan, state, _: directive_mistakes(plan, state),
         removal_mistakes,
         neighbour_mistakes,
+        use_mistakes,
     )
     return tuple(sentence for rule in rules for sentence in rule(plan, state, policy))
 

@@ -26,6 +26,7 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons import OverrideWants, WantedAhead
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.model.scheduling import NO_DEMANDS, LabelRequirement, NodeDemands, NodeSelectorTerm, Toleration
+from gpu_autoscaler.model.use_reasons import UtilizationHigh
 
 # Kubernetes reserves priorities from here on for critical system pods
 # (Kubernetes documentation, "Pod Priority and Preemption", read 2026-11-21).
@@ -78,7 +79,7 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     gang: str | None = None  # job/<id> or group/<namespace>/<name>: its items are placed all together or not at all
     leaves: NodeUid | None = None  # the doomed or drained node that it has to leave
     prefers: tuple[str, ...] = ()  # keys of the bins that it was released for
-    ahead: WantedAhead | OverrideWants | None = None  # why nodes are bought before anybody waits
+    ahead: WantedAhead | OverrideWants | UtilizationHigh | None = None  # why nodes are bought before anybody waits
 
     @property
     def is_bought_for(self) -> bool:

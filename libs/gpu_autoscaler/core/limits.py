@@ -31,6 +31,7 @@ from gpu_autoscaler.model.reasons import (
     NodesLimit,
     PriceUnknown,
 )
+from gpu_autoscaler.model.use_reasons import UtilizationHigh
 
 
 class _Counted(NamedTuple):
@@ -185,7 +186,7 @@ def _frozen(draft: Draft, policy: ScalingPolicy) -> Frozen | None:
 
 def subjects(decision: BuyNode) -> tuple[str, ...]:
     """What a purchase is for, as subjects of what is held back with it."""
-    return ("cluster",) if isinstance(decision.reason, BelowMinimum) else decision.reason.demand
+    return ("cluster",) if isinstance(decision.reason, BelowMinimum | UtilizationHigh) else decision.reason.demand
 
 
 def _within_limits(

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from gpu_autoscaler.core import bounds, cheaper, forecast, limits, overriding, renewal, scale_down, scale_up, spot
+from gpu_autoscaler.core import bounds, cheaper, forecast, limits, overriding, renewal, scale_down, scale_up, spot, use
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -22,6 +22,7 @@ def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
     draft = scale_up.cover_demand(draft, state, policy)
     draft = overriding.keep_overrides(draft, state, policy)
     draft = forecast.prepare(draft, state, policy)
+    draft = use.answer_use(draft, state, policy)
     draft = renewal.renew(draft, state, policy)
     draft = scale_down.release_idle(draft, state, policy)
     draft = scale_down.consolidate(draft, state, policy)

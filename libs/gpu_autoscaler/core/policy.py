@@ -16,6 +16,7 @@ from gpu_autoscaler.core.ranges import Count, MicroUsdPerHour, Ratio, Seconds
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
 from gpu_autoscaler.core.spot_policy import SpotPolicy
+from gpu_autoscaler.core.use_policy import UtilizationPolicy, UtilizationTrigger
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 
@@ -139,6 +140,14 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sizes: Annotated[
         tuple[Size, ...], Meta(description="Least and most nodes at some times; the narrowest holds. Source: S71.")
     ] = ()
+    utilization_trigger: Annotated[
+        UtilizationTrigger,
+        Meta(description="gated: use alone moves no node; direct: one node a cooldown. Source: Decisions, S46, S55."),
+    ] = "gated"
+    utilization: Annotated[
+        UtilizationPolicy,
+        Meta(description="What high and low use is, and whom to believe. Source: S46, S55, Decisions."),
+    ] = UtilizationPolicy()
     forecast: Annotated[
         ForecastPolicy, Meta(description="Demand that is foreseen, and bought for ahead. Source: S48, S131, S173.")
     ] = ForecastPolicy()

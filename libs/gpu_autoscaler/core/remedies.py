@@ -7,7 +7,7 @@ from typing import assert_never
 
 from gpu_autoscaler.core.waiting import Waiting, over_when
 from gpu_autoscaler.core.wording import counted, instant, money, named, percent, price, span, thing
-from gpu_autoscaler.model import reasons
+from gpu_autoscaler.model import reasons, use_reasons
 
 _Keeping = (
     reasons.NotYetIdle
@@ -24,6 +24,9 @@ _Overruling = reasons.Frozen | reasons.PoolPaused | reasons.OverrideReached | re
 _Limiting = reasons.NodesLimit | reasons.GpusLimit | reasons.BudgetLimit | reasons.MoneyLimit | reasons.Cooldown
 
 
+_Doubting = reasons.ForecastUnsure | use_reasons.TelemetryUnsure | use_reasons.UtilizationAlone
+
+
 def remedy(reason: reasons.HoldReason) -> str:
     """Return what has to change, as the end of `it starts when ...` or `it goes when ...`."""
     if isinstance(reason, Waiting):
@@ -34,6 +37,8 @@ def remedy(reason: reasons.HoldReason) -> str:
         return _of_overruling(reason)
     if isinstance(reason, _Limiting):
         return _of_limiting(reason)
+    if isinstance(reason, _Doubting):
+        return _of_doubting(reason)
     match reason:
         case reasons.NoOfferFits():
             return "something that can hold it is for sale, or it asks for less"
@@ -45,9 +50,19 @@ def remedy(reason: reasons.HoldReason) -> str:
             return f"a price of {named(reason.offers)} is known"
         case reasons.WatchStale():
             return f"the list of {reason.source} is read again"
+        case _:
+            assert_never(reason)
+
+
+def _of_doubting(reason: _Doubting) -> str:
+    match reason:
         case reasons.ForecastUnsure():
             least = percent(reason.confidence_ratio_min)
             return f"forecasts have been right enough for long enough ({least}), or confidence_ratio_min is lowered"
+        case use_reasons.TelemetryUnsure():
+            return "their exporters answer again, with figures that can be"
+        case use_reasons.UtilizationAlone():
+            return "work waits for a node, a forecast is sure, or utilization_trigger is direct"
         case _:
             assert_never(reason)
 

@@ -20,6 +20,7 @@ from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, PastDecision, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons import BelowMinimum
+from gpu_autoscaler.model.use_reasons import UtilizationHigh
 
 
 def open_decisions(
@@ -145,7 +146,7 @@ def _replaces(buy: BuyNode, past: PastDecision, later: PastDecision) -> bool:
 
 
 def _demand(buy: BuyNode) -> frozenset[str]:
-    return frozenset(("cluster",) if isinstance(buy.reason, BelowMinimum) else buy.reason.demand)
+    return frozenset(("cluster",) if isinstance(buy.reason, BelowMinimum | UtilizationHigh) else buy.reason.demand)
 
 
 def _settles(drain: DrainNode, later: PastDecision) -> bool:

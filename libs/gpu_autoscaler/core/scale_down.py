@@ -3,7 +3,7 @@
 Only nodes that we bought are ever removed. That a node is empty comes from pods alone; telemetry has no say here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from gpu_autoscaler.core.bins import bin_key, requested_ratio
@@ -17,9 +17,11 @@ from gpu_autoscaler.core.patience import stake_gpu_seconds
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.use import little_used, too_soon_again
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import DrainNode, HeldBack, ReleaseInstance
+from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons import (
     BootTimedOut,
     BudgetLimit,
@@ -107,17 +109,23 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
     is_quiet = draft.is_demand_met and not draft.disturbing() and stale_watch(state, policy, draft.as_of) is None
     if not policy.is_consolidation_on or not is_quiet:
         return draft
-    for view in sorted(_underused(draft, policy), key=lambda view: _dearness(view, draft, policy)):
+    little = little_used(draft, state, policy)
+    for view in sorted(_underused(draft, little, policy), key=lambda view: _dearness(view, draft, policy)):
         pods = tuple(pod for pod in draft.pods.get(view.name, ()) if counts_for_idleness(pod))
         reason = _blocker(view, RemovalCause.UNDERUSED, draft, policy) or protected_pod(
             pods, state, policy, draft.as_of
         )
         saving_micro_usd_per_hour = 0
+        used_ratio = None if _asks_little(view, draft, policy) else little.get(view.node_uid or NodeUid(""))
+        if reason is None and used_ratio is not None:
+            reason = too_soon_again(state, policy, draft.as_of)
         if reason is None:
             reason, saving_micro_usd_per_hour = _move_all(view, pods, draft, state, policy)
         if reason is None:
             underused = NodeUnderused(
-                pods=tuple(pod.pod_uid for pod in pods), saving_micro_usd_per_hour=saving_micro_usd_per_hour
+                pods=tuple(pod.pod_uid for pod in pods),
+                saving_micro_usd_per_hour=saving_micro_usd_per_hour,
+                utilization_ratio=used_ratio,
             )
             return draft.adding(removals=_drain(view, draft, policy, underused))
         held = HeldBack(step=_CONSOLIDATE, subject=f"node/{view.node_uid}", reason=reason)
@@ -256,15 +264,19 @@ def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy, reason: DrainRea
 # ---- consolidation
 
 
-def _underused(draft: Draft, policy: ScalingPolicy) -> Iterator[NodeView]:
-    """Nodes with work on them, of which little is asked, and on which this plan counts for nothing more."""
+def _underused(draft: Draft, little: Mapping[NodeUid, float], policy: ScalingPolicy) -> Iterator[NodeView]:
+    """Nodes with work on them, of which little is asked or used, and on which this plan counts for nothing more."""
     for view in draft.views:
         if view.empty_since is not None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
             continue
         if bin_key(view) in draft.ahead:
             continue
-        if requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max:
+        if view.node_uid in little or _asks_little(view, draft, policy):
             yield view
+
+
+def _asks_little(view: NodeView, draft: Draft, policy: ScalingPolicy) -> bool:
+    return requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max
 
 
 def _move_all(
@@ -279,10 +291,11 @@ def _move_all(
         reason = PodsFitNowhere(pods=tuple(homeless or (pod.pod_uid for pod in pods)))
     prices = [each.price_micro_usd_per_hour for each in draft.views if each is view or bin_key(each) in places.hosts]
     saving = view.price_micro_usd_per_hour
-    if reason is None and (saving is None or None in prices):
+    is_direct = policy.utilization_trigger == "direct"
+    if reason is None and not is_direct and (saving is None or None in prices):
         reason = PriceUnknown(offers=(view.instance_type or view.name,))
     whole = sum(price for price in prices if price is not None)
-    if reason is None and (saving or 0) < policy.consolidation_saving_ratio_min * whole:
+    if reason is None and not is_direct and (saving or 0) < policy.consolidation_saving_ratio_min * whole:
         reason = SavingTooSmall(
             saving_ratio=(saving or 0) / whole, saving_ratio_min=policy.consolidation_saving_ratio_min
         )

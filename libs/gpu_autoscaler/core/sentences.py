@@ -7,7 +7,7 @@ from typing import assert_never
 
 from gpu_autoscaler.core.waiting import Waiting, why_waiting
 from gpu_autoscaler.core.wording import counted, instant, money, named, percent, price, span, thing, told
-from gpu_autoscaler.model import reasons
+from gpu_autoscaler.model import reasons, use_reasons
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.directives import Word
 from gpu_autoscaler.model.passed import PassedBecause, PassedOver
@@ -76,6 +76,9 @@ def _why_done(reason: ActionReason) -> str:
             wanted = counted(reason.wanted_gpu_count, "GPU")
             for_whom = named([thing(key) for key in reason.demand])
             return f"{wanted} are to be free for {for_whom} (free or on their way: {reason.free_gpu_count})."
+        case use_reasons.UtilizationHigh():
+            used, most = percent(reason.utilization_ratio), percent(reason.utilization_ratio_max)
+            return f"GPUs are used at {used}, above {most}, and the policy wants a node for that alone."
         case reasons.DemandReturned():
             return f"{_capital(named([thing(key) for key in reason.demand]))} can run here, which beats buying anew."
         case reasons.NoticeWithdrawn():
@@ -146,7 +149,9 @@ def _why_drained(reason: _DrainedReason) -> str:
             return f"No pod has used it for {span(reason.idle_seconds)}; {span(reason.idle_seconds_max)} are allowed."
         case reasons.NodeUnderused():
             saved = price(reason.saving_micro_usd_per_hour)
-            return f"Its {counted(len(reason.pods), 'pod')} may be moved and fit elsewhere, which saves {saved}."
+            ratio = reason.utilization_ratio
+            used = "" if ratio is None else f"Its GPUs are used at {percent(ratio)} for a while. "
+            return f"{used}Its {counted(len(reason.pods), 'pod')} may be moved and fit elsewhere, which saves {saved}."
         case reasons.NodeExpired():
             return f"It is {span(reason.age_seconds)} old; nodes go at {span(reason.age_seconds_max)}."
         case reasons.NodeDrifted():
@@ -188,7 +193,12 @@ def _why_held(reason: reasons.HoldReason) -> str:
             return f"It is too soon after the last change; {span(reason.remaining_seconds)} remain."
         case reasons.Frozen() | reasons.PoolPaused() | reasons.OverrideReached() | reasons.KeptByOverride():
             return _why_overruled(reason)
-        case reasons.KeptAhead() | reasons.ForecastUnsure():
+        case (
+            reasons.KeptAhead()
+            | reasons.ForecastUnsure()
+            | use_reasons.TelemetryUnsure()
+            | use_reasons.UtilizationAlone()
+        ):
             return _why_not_ahead(reason)
         case _:
             return _why_kept(reason)
@@ -238,7 +248,27 @@ def _why_kept(reason: _KeptReason) -> str:
             assert_never(reason)
 
 
-def _why_not_ahead(reason: reasons.KeptAhead | reasons.ForecastUnsure) -> str:
+_FAULTS: dict[use_reasons.TelemetryFault, str] = {
+    "silent": "say nothing",
+    "frozen": "show one page again and again",
+    "absurd": "show figures that cannot be",
+    "all_zero": "read zero although pods hold their GPUs",
+}
+
+
+def _why_use_says_nothing(reason: use_reasons.TelemetryUnsure | use_reasons.UtilizationAlone) -> str:
+    if isinstance(reason, use_reasons.UtilizationAlone):
+        used, most = percent(reason.utilization_ratio), percent(reason.utilization_ratio_max)
+        return f"GPUs are used at {used}, above {most}, but nobody waits and no forecast is sure: no node for that."
+    which = f"{reason.nodes_count} of {counted(reason.gpu_nodes_count, 'node')} with GPUs"
+    return f"How busy GPUs are cannot be told: {which} {_FAULTS[reason.fault]}; nothing is done for it."
+
+
+def _why_not_ahead(
+    reason: reasons.KeptAhead | reasons.ForecastUnsure | use_reasons.TelemetryUnsure | use_reasons.UtilizationAlone,
+) -> str:
+    if isinstance(reason, use_reasons.TelemetryUnsure | use_reasons.UtilizationAlone):
+        return _why_use_says_nothing(reason)
     if isinstance(reason, reasons.KeptAhead):
         return f"Its GPUs are kept free for {thing(reason.wanted_by)}."
     least = percent(reason.confidence_ratio_min)

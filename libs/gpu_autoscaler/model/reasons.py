@@ -11,6 +11,7 @@ from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.passed import PassedOver
 from gpu_autoscaler.model.reason import Reason
+from gpu_autoscaler.model.use_reasons import TelemetryUnsure, UtilizationAlone, UtilizationHigh
 from gpu_autoscaler.model.waits import GangBackoff, GangLate, SpotAwaited
 
 # ---- why a node is bought
@@ -84,6 +85,7 @@ class NodeUnderused(Reason, frozen=True, kw_only=True, tag="node_underused"):
 
     pods: tuple[PodUid, ...]
     saving_micro_usd_per_hour: int
+    utilization_ratio: float | None = None  # where its GPUs being used so little is why it was looked at
 
 
 class NodeExpired(Reason, frozen=True, kw_only=True, tag="node_expired"):
@@ -353,7 +355,7 @@ class ForecastUnsure(Reason, frozen=True, kw_only=True, tag="forecast_unsure"):
     confidence_ratio_min: float
 
 
-BuyReason = UnmetDemand | ReplacesDoomed | ReplacesNodes | BelowMinimum | WantedAhead | OverrideWants
+BuyReason = UnmetDemand | ReplacesDoomed | ReplacesNodes | BelowMinimum | WantedAhead | OverrideWants | UtilizationHigh
 DrainReason = (
     NodeIdle | NodeUnderused | NodeExpired | NodeDrifted | NodeSick | GangGivenUp | SpotReclaim | BeyondOverride
 )
@@ -388,5 +390,7 @@ HoldReason = (
     | SavingTooSmall
     | TooManySick
     | KeptAhead
+    | TelemetryUnsure
+    | UtilizationAlone
     | ForecastUnsure
 )

@@ -88,6 +88,7 @@ def policy_of(seed: int) -> ScalingPolicy:
         consolidation_requested_ratio_max=chance.choice((0.5, 0.8, 1.0)),
         consolidation_saving_ratio_min=chance.choice((0.05, 0.15, 0.6)),
         job_retries_count_max=chance.choice((1, 3)),
+        utilization_trigger=random.Random(f"{seed}/use").choice(("gated", "gated", "direct")),
         removal=RemovalPolicy(
             gpu=GpuHealthPolicy(evidence_seconds=random.Random(f"{seed}/health").choice((120.0, 600.0)))
         ),
