@@ -12,7 +12,7 @@ import numpy as np
 from gpu_autoscaler.core.amounts import Bools, Ints
 from gpu_autoscaler.core.choice import Choice, Lacking
 from gpu_autoscaler.core.company import rules_told
-from gpu_autoscaler.core.demand import Customer, DemandItem, longest_of
+from gpu_autoscaler.core.demand_items import Customer, DemandItem, longest_of
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.fleet.problem import FleetNode
 from gpu_autoscaler.core.limits import account_of, customer_of

@@ -26,6 +26,8 @@ from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import HoldReason, RoomExpected
 from gpu_autoscaler.model.resources import Resources
 
+_MINIMA = {*labels.POD_GROUP_MIN_AVAILABLE, labels.POD_GROUP_TOTAL_COUNT}
+
 
 def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, ...]:
     """Return sentences that say what is wrong with the plan; empty: nothing was found."""
@@ -36,6 +38,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, 
         unpaid,
         _gangs,
         choice_mistakes,
+        _volumes,
         _everything_accounted,
         lambda plan, state, _: directive_mistakes(plan, state),
         removal_mistakes,
@@ -211,6 +214,15 @@ def _nodes_max(plan: Plan, policy: ScalingPolicy) -> int:
     return min(bounds)
 
 
+def _volumes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
+    """Nothing is bought for a pod that no node would help."""
+    waiting = {f"pod/{uid}": pod for uid, pod in state.pods.items() if pod.volume_trouble and pod.node_name is None}
+    for decision in _bought(plan) if waiting else ():
+        for key in getattr(decision.reason, "demand", ()):
+            if key in waiting:
+                yield f"{decision.offer.key} is bought for pod {waiting[key].name}: {waiting[key].volume_trouble}"
+
+
 def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Part of a gang is never bought: with what is bought, and whatever is there, every member has room."""
     bought = _bought(plan)
@@ -233,7 +245,7 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
 
 
 def _group(key: str, state: ClusterState, held: Mapping[str, HoldReason]) -> Iterator[str]:
-    """No pod of a group for which nodes are bought is left without room."""
+    """Of a group for which nodes are bought as many pods have room as it needs; all of them where it does not say."""
     _, namespace, name = key.split("/", 2)
     names = {*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION}
     members = [
@@ -244,8 +256,12 @@ def _group(key: str, state: ClusterState, held: Mapping[str, HoldReason]) -> Ite
     ]
     if not members:
         yield f"nodes are bought for gang {key}, which does not wait"
-    for pod in members:
-        if f"pod/{pod.pod_uid}" in held:
+    asked = {value for pod in members for word, value in pod.labels + pod.annotations if word in _MINIMA}
+    minima = [each.group_count_min for each in members if each.group_count_min is not None]
+    least = max(minima or [int(value) for value in asked if value.isdigit()], default=len(members))
+    left_out = [pod for pod in members if f"pod/{pod.pod_uid}" in held]
+    if len(members) - len(left_out) < least:
+        for pod in left_out:
             yield f"nodes are bought for gang {key}, and its pod {pod.name} has no room: part of a gang is never bought"
 
 

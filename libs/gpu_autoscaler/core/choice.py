@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.amounts import Bools, Floats, Ints, rows
-from gpu_autoscaler.core.demand import DemandItem
+from gpu_autoscaler.core.demand_items import DemandItem
 from gpu_autoscaler.core.fleet.choosing import cheapest_fleet
 from gpu_autoscaler.core.fleet.problem import FleetNode, FleetProblem
 from gpu_autoscaler.core.interruptions import place_of

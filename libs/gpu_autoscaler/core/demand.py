@@ -3,16 +3,16 @@
 Computed from the state, in the order in which it is served: what is on its way first, then by priority, wait and key.
 """
 
-import enum
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import NamedTuple
 
 import msgspec
 
 from gpu_autoscaler.core.company import Rules, company_of, rules_of
+from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.pod_groups import in_groups
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.reports import spec_of
 from gpu_autoscaler.core.shapes import Shape
@@ -20,13 +20,11 @@ from gpu_autoscaler.core.state import ClusterState, JobRecord, WishRecord
 from gpu_autoscaler.core.views import counts_for_idleness, is_waiting, is_workload, pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
+from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT, PRIORITY_NAMES, JobSpec
-from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.reasons import OverrideWants, WantedAhead
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.model.scheduling import NO_DEMANDS, LabelRequirement, NodeDemands, NodeSelectorTerm, Toleration
-from gpu_autoscaler.model.use_reasons import UtilizationHigh
+from gpu_autoscaler.model.shape_reasons import VolumeNotReady
 
 # Kubernetes reserves priorities from here on for critical system pods
 # (Kubernetes documentation, "Pod Priority and Preemption", read 2026-11-21).
@@ -35,68 +33,6 @@ _CRITICAL_POD_PRIORITY_MIN = 2_000_000_000
 # The nodes' GPU taint, which the API server's ExtendedResourceToleration tolerates for pods that ask for GPUs
 # (Kubernetes documentation, "Admission Control in Kubernetes", read 2026-11-21).
 _GPU_DEMANDS = NodeDemands(tolerations=(Toleration(key=GPU_RESOURCE, operator="Exists"),))
-
-
-class DemandSource(enum.StrEnum):
-    """Where an item comes from, which says whether nodes are bought for it."""
-
-    QUEUED_JOB = "queued_job"  # waits for a place
-    PENDING_POD = "pending_pod"  # Kubernetes found no node for it
-    DOOMED_POD = "doomed_pod"  # runs on a node that the cloud takes; comes back as another pod
-    PLACED_JOB = "placed_job"  # released, but its pods do not exist yet
-    ARRIVING_POD = "arriving_pod"  # new: Kubernetes has not said yet whether it fits
-    MOVING_POD = "moving_pod"  # runs on a node that we drain by choice
-    REPORTED = "reported"  # nobody yet: somebody wants room to be free (`demand.reported`)
-    MINIMUM = "minimum"  # nobody yet: the policy wants a node
-    OVERRIDE = "override"  # nobody yet: somebody wants so many for a while
-    AHEAD = "ahead"  # nobody yet: headroom, or demand that is foreseen
-
-
-_BOUGHT_FOR = frozenset(
-    {DemandSource.QUEUED_JOB, DemandSource.PENDING_POD, DemandSource.DOOMED_POD, DemandSource.REPORTED}
-)
-
-
-class Customer(NamedTuple):
-    """Whom a node is bought for, as far as limits mind."""
-
-    project: str | None = None
-    work_seconds_max: float | None = None  # how long the work may take at most; None: nobody knows
-
-
-class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
-    """Members of one shape. Items with one `gang` are placed all together or not at all; their shapes may differ."""
-
-    key: str  # job/<id>, pod/<uid>, or demand/<source>/<number>
-    source: DemandSource
-    shape: Shape  # of each member
-    member_count: int
-    priority: int  # 0..1000, higher goes first
-    since: Instant
-    job_id: JobId | None = None
-    project: str | None = None
-    work_seconds_max: float | None = None  # None: nobody knows
-    gang: str | None = None  # job/<id> or group/<namespace>/<name>: its items are placed all together or not at all
-    leaves: NodeUid | None = None  # the doomed or drained node that it has to leave
-    prefers: tuple[str, ...] = ()  # keys of the bins that it was released for
-    ahead: WantedAhead | OverrideWants | UtilizationHigh | None = None  # why nodes are bought before anybody waits
-
-    @property
-    def is_bought_for(self) -> bool:
-        """False for work that only keeps room from others: it has a place, or may get one without us."""
-        return self.source in _BOUGHT_FOR
-
-    @property
-    def customer(self) -> Customer:
-        """As limits see it."""
-        return Customer(self.project, self.work_seconds_max)
-
-
-def longest_of(customer: Customer, item: DemandItem) -> Customer:
-    """The same customer, for as long as the item's work takes as well; nobody knows where that of one is unknown."""
-    if customer.work_seconds_max is None or item.work_seconds_max is None:
-        return customer._replace(work_seconds_max=None)
-    return customer._replace(work_seconds_max=max(customer.work_seconds_max, item.work_seconds_max))
 
 
 def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) -> tuple[DemandItem, ...]:
@@ -110,7 +46,7 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
     pods = (*unbound, *(pod for name in leaving for pod in bound.get(name, ())))
     sources = ((pod, _source(pod, leaving)) for pod in pods)
     items = [_pod_item(pod, source, state, leaving) for pod, source in sources if source is not None]
-    items = _in_groups(items, unbound)
+    items = in_groups(items, unbound, state.pods)
     items.extend(_job_items(state, pods_per_job))
     wishes = (each for each in state.wishes.values() if as_of < each.reported.until)
     items.extend(item for each in wishes for item in _wished(each))
@@ -120,45 +56,6 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
 def _as_served(item: DemandItem) -> tuple[bool, bool, int, datetime, str, str]:
     is_wish = item.source is DemandSource.REPORTED
     return item.is_bought_for, is_wish, -item.priority, item.since, item.gang or item.key, item.key
-
-
-def _in_groups(items: list[DemandItem], unbound: tuple[PodObserved, ...]) -> list[DemandItem]:
-    """Pending pods of one group (PodGroup, Kueue, Volcano) are a gang, which waits like its first and best member."""
-    of_pod = _pod_groups(unbound)
-    gangs: dict[str, list[DemandItem]] = {}
-    for item in items if of_pod else ():
-        gang = of_pod.get(PodUid(item.key.removeprefix("pod/")))
-        if gang is not None and item.source is DemandSource.PENDING_POD:
-            gangs.setdefault(gang, []).append(item)
-    if not gangs:
-        return items
-    together = {
-        one.key: msgspec.structs.replace(
-            one,
-            gang=gang,
-            priority=max(each.priority for each in members),
-            since=min(each.since for each in members),
-        )
-        for gang, members in gangs.items()
-        for one in members
-    }
-    return [together.get(item.key, item) for item in items]
-
-
-def _pod_groups(unbound: tuple[PodObserved, ...]) -> Mapping[PodUid, str]:
-    """The group of each of these pods that names one. Jobs of ours start together by themselves."""
-    found = {}
-    for pod in unbound:
-        if pod.job_id is None and (name := _group_name(pod)):
-            found[pod.pod_uid] = f"group/{pod.namespace}/{name}"
-    return found
-
-
-def _group_name(pod: PodObserved) -> str:
-    said = (*pod.labels, *pod.annotations)
-    keys = (*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION)
-    name = next((value for wanted in keys for key, value in said if key == wanted), "")
-    return "" if name.startswith(labels.POD_GROUP_GENERATED_PREFIX) else name
 
 
 @remembered(256)
@@ -278,6 +175,7 @@ def _pod_item(
         work_seconds_max=None if spec is None else spec.duration_seconds_max,
         leaves=None if view is None else view.node_uid,
         prefers=_placed_on(job) if source is DemandSource.ARRIVING_POD else (),
+        blocked=VolumeNotReady(detail=pod.volume_trouble) if pod.volume_trouble else None,
     )
 
 

@@ -11,7 +11,8 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.core.bins import current_bins
-from gpu_autoscaler.core.demand import DemandItem, demand
+from gpu_autoscaler.core.demand import demand
+from gpu_autoscaler.core.demand_items import DemandItem
 from gpu_autoscaler.core.directives import NOTHING_IN_FORCE, InForce, in_force
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.placement import Room

@@ -15,7 +15,8 @@ import numpy as np
 from gpu_autoscaler.core.amounts import Ints
 from gpu_autoscaler.core.bins import bin_key
 from gpu_autoscaler.core.bounds import word_of
-from gpu_autoscaler.core.demand import Customer, DemandSource, job_shape
+from gpu_autoscaler.core.demand import job_shape
+from gpu_autoscaler.core.demand_items import Customer, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.life import NodeView

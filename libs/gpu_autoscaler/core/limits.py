@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpu_autoscaler.core.bounds import Headcount, bought_gpu_count, word_of
-from gpu_autoscaler.core.demand import Customer
+from gpu_autoscaler.core.demand_items import Customer
 from gpu_autoscaler.core.directives import NOTHING_IN_FORCE, InForce
 from gpu_autoscaler.core.draft import Draft, Purchase, is_chosen
 from gpu_autoscaler.core.ledger import CLUSTER, owners_of

@@ -14,7 +14,7 @@ import msgspec
 
 from gpu_autoscaler.core.bins import PodsByNode
 from gpu_autoscaler.core.claims import Claim, claims_of, cost_rounded_up, tail_seconds
-from gpu_autoscaler.core.demand import Customer
+from gpu_autoscaler.core.demand_items import Customer
 from gpu_autoscaler.core.ledger import CLUSTER, Period, period_end, period_name, period_start
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.money_policy import MoneyPolicy

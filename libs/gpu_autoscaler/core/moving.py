@@ -11,7 +11,8 @@ from gpu_autoscaler.core.basket import Basket
 from gpu_autoscaler.core.bins import bin_key
 from gpu_autoscaler.core.choice import Lacking
 from gpu_autoscaler.core.company import rules_of
-from gpu_autoscaler.core.demand import DemandItem, DemandSource, job_spec, pod_priority, pod_shape
+from gpu_autoscaler.core.demand import job_spec, pod_priority, pod_shape
+from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.market import Market

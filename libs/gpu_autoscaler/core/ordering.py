@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpu_autoscaler.core.bins import ordered_labels, slices_in
-from gpu_autoscaler.core.demand import Customer, DemandItem, DemandSource
+from gpu_autoscaler.core.demand_items import Customer, DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.market import Sale
 from gpu_autoscaler.core.policy import ScalingPolicy

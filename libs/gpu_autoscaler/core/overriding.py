@@ -2,7 +2,7 @@
 
 from gpu_autoscaler.core.basket import Basket
 from gpu_autoscaler.core.bounds import Bound, in_scope, least, staying, with_purchases
-from gpu_autoscaler.core.demand import DemandItem, DemandSource
+from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.market import Market

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from gpu_autoscaler.core.waiting import Waiting, over_when
 from gpu_autoscaler.core.wording import counted, instant, money, named, percent, price, span, thing
-from gpu_autoscaler.model import reasons, use_reasons
+from gpu_autoscaler.model import reasons, shape_reasons, use_reasons
 
 _Keeping = (
     reasons.NotYetIdle
@@ -22,6 +22,7 @@ _Keeping = (
 )
 _Overruling = reasons.Frozen | reasons.PoolPaused | reasons.OverrideReached | reasons.KeptByOverride
 _Limiting = reasons.NodesLimit | reasons.GpusLimit | reasons.BudgetLimit | reasons.MoneyLimit | reasons.Cooldown
+_Unready = shape_reasons.VolumeNotReady | shape_reasons.GroupNotWhole | reasons.GangIncomplete
 
 
 _Doubting = reasons.ForecastUnsure | use_reasons.TelemetryUnsure | use_reasons.UtilizationAlone
@@ -39,6 +40,8 @@ def remedy(reason: reasons.HoldReason) -> str:
         return _of_limiting(reason)
     if isinstance(reason, _Doubting):
         return _of_doubting(reason)
+    if isinstance(reason, _Unready):
+        return _of_unready(reason)
     match reason:
         case reasons.NoOfferFits():
             return "something that can hold it is for sale, or it asks for less"
@@ -63,6 +66,21 @@ def _of_doubting(reason: _Doubting) -> str:
             return "their exporters answer again, with figures that can be"
         case use_reasons.UtilizationAlone():
             return "work waits for a node, a forecast is sure, or utilization_trigger is direct"
+        case _:
+            assert_never(reason)
+
+
+def _of_unready(reason: _Unready) -> str:
+    match reason:
+        case shape_reasons.VolumeNotReady():
+            return f"its volume is there ({reason.detail})"
+        case shape_reasons.GroupNotWhole():
+            missing = counted(reason.members_count_min - reason.members_there, "pod")
+            return f"the other {missing} that {thing(reason.group)} needs can be seen"
+        case reasons.GangIncomplete():
+            missing_count = reason.members_count - reason.members_placed
+            has = "has" if missing_count == 1 else "have"
+            return f"the other {counted(missing_count, 'member')} {has} a place as well"
         case _:
             assert_never(reason)
 

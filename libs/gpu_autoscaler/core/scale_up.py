@@ -13,7 +13,7 @@ from gpu_autoscaler.core.acceptance import fits
 from gpu_autoscaler.core.basket import Basket
 from gpu_autoscaler.core.bins import bin_key, node_bin
 from gpu_autoscaler.core.choice import Lacking
-from gpu_autoscaler.core.demand import DemandItem, DemandSource
+from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.gangs import is_late, waits
@@ -81,7 +81,7 @@ def _lots(demand: tuple[DemandItem, ...]) -> Iterator[_Lot]:
             key = (
                 item.key
                 if item.member_count > 1
-                else (item.gang, item.source, item.shape, item.leaves, item.prefers, item.project)
+                else (item.gang, item.source, item.shape, item.leaves, item.prefers, item.project, item.blocked)
             )
             alike.setdefault(key, []).append(item)
         for items in alike.values():
@@ -133,6 +133,15 @@ class _Cover:
 
     def serve(self, lots: tuple[_Lot, ...]) -> None:
         """Place the lots on what is there, then on what can be called back, then on what can be bought."""
+        blocked = [lot for lot in lots if lot.first.blocked is not None]
+        for lot in blocked:
+            self._settle(lot, (), lot.first.blocked)
+        if blocked:
+            lots = tuple(lot for lot in lots if lot.first.blocked is None)
+        if lots:
+            self._serve(lots)
+
+    def _serve(self, lots: tuple[_Lot, ...]) -> None:
         mark, bought_mark, returns_count = self._room.mark(), self.basket.mark(), len(self.returns)
         kept = [self._kept.get(lot.first.key, ()) for lot in lots]
         placed = [keys + self._place(lot, lot.members_count - len(keys)) for lot, keys in zip(lots, kept, strict=True)]

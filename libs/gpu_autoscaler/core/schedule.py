@@ -12,7 +12,8 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.core.bins import current_bins
-from gpu_autoscaler.core.demand import DemandItem, DemandSource, demand, is_member
+from gpu_autoscaler.core.demand import demand, is_member
+from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.placement import Room
@@ -61,6 +62,8 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     for item in off_spot_if_worn(demand(state, views, as_of), state, policy):
         if item.source is DemandSource.REPORTED:
             continue  # room is wished to be free for work: what waits may have it
+        if item.blocked is not None:
+            continue
         if item.source is not DemandSource.QUEUED_JOB or item.job_id is None:
             room.place_most(item.shape, item.member_count, item.prefers)
             continue

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from gpu_autoscaler.core.waiting import Waiting, why_waiting
 from gpu_autoscaler.core.wording import counted, instant, money, named, percent, price, span, thing, told
-from gpu_autoscaler.model import reasons, use_reasons
+from gpu_autoscaler.model import reasons, shape_reasons, use_reasons
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.directives import Word
 from gpu_autoscaler.model.passed import PassedBecause, PassedOver
@@ -201,7 +201,7 @@ def _why_held(reason: reasons.HoldReason) -> str:
         ):
             return _why_not_ahead(reason)
         case _:
-            return _why_kept(reason)
+            return _why_not_whole(reason) if isinstance(reason, _NotWhole) else _why_kept(reason)
 
 
 _KeptReason = (
@@ -215,6 +215,21 @@ _KeptReason = (
     | reasons.SavingTooSmall
     | reasons.TooManySick
 )
+
+
+_NotWhole = shape_reasons.VolumeNotReady | shape_reasons.GroupNotWhole | reasons.GangIncomplete
+
+
+def _why_not_whole(reason: _NotWhole) -> str:
+    match reason:
+        case shape_reasons.VolumeNotReady():
+            return f"No node would help: {reason.detail}."
+        case shape_reasons.GroupNotWhole():
+            there = f"{reason.members_there} of {counted(reason.members_count_min, 'pod')}"
+            return f"Only {there} that {thing(reason.group)} needs are there; it starts whole or not at all."
+        case reasons.GangIncomplete():
+            placed = f"{reason.members_placed} of {counted(reason.members_count, 'member')}"
+            return f"Only {placed} of job {reason.job_id} have a place; it starts whole or not at all."
 
 
 def _why_kept(reason: _KeptReason) -> str:

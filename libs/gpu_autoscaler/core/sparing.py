@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import msgspec
 import numpy as np
 
-from gpu_autoscaler.core.demand import DemandItem
+from gpu_autoscaler.core.demand_items import DemandItem
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpu_autoscaler.core.basket import Basket
-from gpu_autoscaler.core.demand import DemandItem, DemandSource
+from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.life import NodePhase, NodeView

@@ -45,6 +45,8 @@ class PodObserved(Versioned, frozen=True, kw_only=True):
     has_local_storage: bool = False  # emptyDir or hostPath that is lost with the node
     grace_seconds: float = 30.0
     job_id: JobId | None = None
+    volume_trouble: str = ""  # why no node helps before one of its volumes is there; empty: one would
+    group_count_min: int | None = None  # pods of its group that start together; None: the group does not say
 
     def condition(self) -> str | None:
         """A pod at a version is one fact."""

@@ -1,4 +1,4 @@
-"""What we ask of Kubernetes: four kinds to watch, a handful of writes. Implemented by `kube/client.py`.
+"""What we ask of Kubernetes: some kinds to watch, a handful of writes. Implemented by `kube/client.py`.
 
 All methods raise TransientError when the server is away, throttles or fails, NotFound and Conflict where the object
 says no, PermanentError for every other refusal. Every call has a time limit of its own.
@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube import wire, wire_storage
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.observed import Instant
 
@@ -33,6 +33,7 @@ class Kind(msgspec.Struct, Generic[ObjectT], frozen=True, kw_only=True):
     plural: str  # as in the path, e.g. pods
     api: str  # path prefix, e.g. /apis/batch/v1
     type: type[ObjectT]
+    is_optional: bool = False  # installed in some clusters alone: where it is not, there is none of it
 
     def path(self, namespace: str = "", name: str = "") -> str:
         """Path of the whole kind, of a namespace's, or of one object."""
@@ -62,6 +63,13 @@ PODS = Kind(plural="pods", api="/api/v1", type=wire.Pod)
 NODES = Kind(plural="nodes", api="/api/v1", type=wire.Node)
 BUDGETS = Kind(plural="poddisruptionbudgets", api="/apis/policy/v1", type=wire.PodDisruptionBudget)
 JOBS = Kind(plural="jobs", api="/apis/batch/v1", type=wire.Job)
+CLAIMS = Kind(plural="persistentvolumeclaims", api="/api/v1", type=wire_storage.Claim)
+VOLUMES = Kind(plural="persistentvolumes", api="/api/v1", type=wire_storage.PersistentVolume)
+CLASSES = Kind(plural="storageclasses", api="/apis/storage.k8s.io/v1", type=wire_storage.StorageClass)
+GROUPS = Kind(plural="podgroups", api="/apis/scheduling.x-k8s.io/v1alpha1", type=wire_storage.Group, is_optional=True)
+VOLCANO_GROUPS = Kind(
+    plural="podgroups", api="/apis/scheduling.volcano.sh/v1beta1", type=wire_storage.Group, is_optional=True
+)
 NAMESPACES = Kind(plural="namespaces", api="/api/v1", type=wire.Object)
 
 

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.kube import wire
-from gpu_autoscaler.kube.protocol import Bookmark, Changed, Deleted, Kind, Listed, Now, WatchItem, decoded
+from gpu_autoscaler.kube.protocol import Bookmark, Changed, Deleted, Kind, Listed, NotFound, Now, WatchItem, decoded
 from gpu_autoscaler.kube.refusals import HistoryLost, read_status, refusal
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 
@@ -27,6 +27,7 @@ SILENCE_SECONDS_MAX = 90.0  # longer without a byte: the connection is dead, wha
 WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.1, 10.0  # back-off while the server is away; doubled each time, with jitter
 CLOCK_SECONDS = 1.0  # how much sooner than ours the server's clock may say that a watch's time is over
 RETRY_AFTER_SECONDS_MAX = 60.0  # a server that wants to be left alone for longer is asked all the same
+ABSENT_SECONDS = 60.0  # between two looks for a kind that is not installed
 LINE_BYTES_MAX = 16 * 2**20  # etcd refuses objects above 1.5 MiB; encodings differ, hence the margin
 
 _event_decoder = msgspec.json.Decoder(wire.WatchEvent)
@@ -54,13 +55,14 @@ async def read_for_ever(reader: Reader, kind: Kind[Any], *, label_selector: str,
     """
     selector = {"labelSelector": label_selector} if label_selector else {}
     version: int | None = None  # None: nothing listed yet, or history lost
+    is_absent = False  # told that there is none of an optional kind
     wait_seconds = WAIT_SECONDS_MIN
     while True:
         told_seconds = 0.0  # how long the server wants to be left alone
         try:
             if version is None:
                 listed = await _list(reader, kind, selector, now)
-                version = listed.version
+                version, is_absent = listed.version, False
                 yield listed
             opened_at, is_empty = _seconds(), True
             # Explicit closing: a generator that is dropped half-way would keep the connection until collected.
@@ -79,6 +81,14 @@ async def read_for_ever(reader: Reader, kind: Kind[Any], *, label_selector: str,
                 continue
             # Something between us and the server closes watches before their time; asking on and on would be a storm.
             log.warning("watch closed without a word, trying again", kind=kind.plural, wait_seconds=wait_seconds)
+            continue  # closed in good order: go on from the last version
+        except NotFound as exc:
+            if not kind.is_optional:
+                log.warning("kind not found, trying again", kind=kind.path(), error=str(exc))
+            elif not is_absent:
+                is_absent = True
+                yield Listed(kind=kind, objects=(), version=0, seen_at=now())
+            version, wait_seconds = None, ABSENT_SECONDS if kind.is_optional else wait_seconds
         except HistoryLost as exc:
             log.info("watch history lost, listing again", kind=kind.plural, version=version, error=str(exc))
             version = None
@@ -89,7 +99,7 @@ async def read_for_ever(reader: Reader, kind: Kind[Any], *, label_selector: str,
         # Jitter: after an outage all watches of all replicas come back; not in the same instant.
         jitter = random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, decides nothing
         await asyncio.sleep(told_seconds + wait_seconds * jitter)
-        wait_seconds = min(wait_seconds * 2, WAIT_SECONDS_MAX)
+        wait_seconds = min(wait_seconds * 2, max(WAIT_SECONDS_MAX, wait_seconds))
 
 
 def _seconds() -> float:

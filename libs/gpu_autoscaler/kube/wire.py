@@ -159,11 +159,24 @@ class WireToleration(_Wire, frozen=True, kw_only=True):
     effect: str = ""
 
 
-class Volume(_Wire, frozen=True, kw_only=True):
-    """Only the kinds that die with the node."""
+class Present(_Wire, frozen=True, kw_only=True):
+    """Something of which only matters that it is there."""
 
-    empty_dir: msgspec.Raw | None = None
-    host_path: msgspec.Raw | None = None
+
+class ClaimSource(_Wire, frozen=True, kw_only=True):
+    """A volume by its claim."""
+
+    claim_name: str
+
+
+class Volume(_Wire, frozen=True, kw_only=True):
+    """The kinds that die with the node, and those that are claimed."""
+
+    name: str = ""
+    empty_dir: Present | None = None
+    host_path: Present | None = None
+    persistent_volume_claim: ClaimSource | None = None
+    ephemeral: Present | None = None  # claimed for this pod alone, under its name and the volume's
 
 
 class SchedulingGate(_Wire, frozen=True, kw_only=True):

@@ -33,6 +33,9 @@ POD_GROUP_LABELS = (
     "kueue.x-k8s.io/pod-group-name",
 )
 POD_GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
+# How many pods the group has, on each of them (Kueue), or how many start together (Coscheduling before its CRD).
+POD_GROUP_TOTAL_COUNT = "kueue.x-k8s.io/pod-group-total-count"
+POD_GROUP_MIN_AVAILABLE = ("pod-group.scheduling.sigs.k8s.io/min-available", "scheduling.x-k8s.io/min-available")
 # Volcano gives pods that name no group one of their controller's, with a minimum of one: they are no gang.
 POD_GROUP_GENERATED_PREFIX = "podgroup-"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"

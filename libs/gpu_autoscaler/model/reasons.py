@@ -11,6 +11,7 @@ from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.passed import PassedOver
 from gpu_autoscaler.model.reason import Reason
+from gpu_autoscaler.model.shape_reasons import GroupNotWhole, VolumeNotReady
 from gpu_autoscaler.model.use_reasons import TelemetryUnsure, UtilizationAlone, UtilizationHigh
 from gpu_autoscaler.model.waits import GangBackoff, GangLate, SpotAwaited
 
@@ -393,4 +394,6 @@ HoldReason = (
     | TelemetryUnsure
     | UtilizationAlone
     | ForecastUnsure
+    | VolumeNotReady
+    | GroupNotWhole
 )

@@ -3,7 +3,7 @@
 Written for the world and not shared with the core's placement: what the core believes to fit is put to the test here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.translate.common import amounts, condition
@@ -15,12 +15,19 @@ FINISHED = ("Succeeded", "Failed")
 
 
 def choose(
-    pod: wire.Pod, nodes: Iterable[wire.Node], free: Mapping[str, Resources], liked: frozenset[str]
+    pod: wire.Pod,
+    nodes: Iterable[wire.Node],
+    free: Mapping[str, Resources],
+    liked: frozenset[str],
+    reaches: Callable[[wire.Pod, wire.Node], bool],
 ) -> wire.Node | None:
-    """Return the node for the pod: one that is liked, else the fullest; None where it fits nowhere."""
+    """Return the node for the pod: one that is liked, else the fullest; None where it fits nowhere, or `reaches` says
+    that its volumes are not to be had there."""
     wanted = pod_requests(pod)
     fitting = [
-        node for node in nodes if is_open(node) and wanted.fits_in(free[node.metadata.name]) and accepts(pod.spec, node)
+        node
+        for node in nodes
+        if is_open(node) and wanted.fits_in(free[node.metadata.name]) and accepts(pod.spec, node) and reaches(pod, node)
     ]
     return min(fitting, key=lambda node: _rank(node, free, liked), default=None)
 

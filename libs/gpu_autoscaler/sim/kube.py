@@ -70,6 +70,9 @@ class SimKube:
     async def watch(self, kind: Kind[Any], *, label_selector: str = "") -> AsyncIterator[WatchItem]:
         """List, then watch, for ever."""
         cluster, gate = self._cluster, self._gate
+        if not cluster.has(kind):
+            yield Listed(kind=kind, objects=(), version=cluster.version, seen_at=self._clock.now())
+            await asyncio.Event().wait()  # there will be none
         history = cluster.history[kind.plural]
         ear = _Ear(cluster, kind.plural, gate)
         at = await self._place_of_list(len(history))

@@ -41,6 +41,16 @@ class Kubernetes:
         self._listeners: list[Callable[[str, Entry], None]] = []
         self._made_count = 0
 
+    def serve(self, *kinds: Kind[Any]) -> None:
+        """Have objects of these kinds as well; to be called before anybody watches."""
+        for kind in kinds:
+            self.history[kind.plural] = []
+            self._objects[kind.plural] = {}
+
+    def has(self, kind: Kind[Any]) -> bool:
+        """False for a kind of which this cluster never has an object."""
+        return kind.plural in self.history
+
     def listen(self, listener: Callable[[str, Entry], None]) -> None:
         """Have every change told, from now on."""
         self._listeners.append(listener)

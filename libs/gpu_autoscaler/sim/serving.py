@@ -7,6 +7,7 @@ from gpu_autoscaler.kube import wire
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.sim.groups import Groups
+from gpu_autoscaler.sim.storage import Storage
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
 FIRST_COUNT_MAX = 3
@@ -27,7 +28,11 @@ _SIZES = (("1", 1), ("1", 1), ("1", 1), ("2", 2), ("1", 0))
 class Serving:
     """Every service of a run."""
 
-    def __init__(self, loop: VirtualLoop, groups: Groups, chance: random.Random) -> None:
+    def __init__(
+        self, loop: VirtualLoop, groups: Groups, chance: random.Random, *, storage: Storage | None = None
+    ) -> None:
+        """`storage`: where services keep something; None: they keep nothing."""
+        self._storage = storage
         self._loop = loop
         self._groups = groups
         self._chance = chance
@@ -62,7 +67,7 @@ class Serving:
         replicas_count = chance.randint(1, REPLICAS_COUNT_MAX)
         uid = self._groups.start(
             f"service-{self._started_count}",
-            self._pod(),
+            self._pod(f"service-{self._started_count}"),
             replicas_count=replicas_count,
             annotations={
                 **(chance.choice(_PROTECTED) if chance.random() < 0.3 else _FREE),
@@ -75,7 +80,7 @@ class Serving:
         self._loop.call_later(chance.uniform(*LASTS_SECONDS), self._stop, uid)
         self._loop.call_later(chance.uniform(*RESCALED_SECONDS), self._rescale, uid)
 
-    def _pod(self) -> wire.PodSpec:
+    def _pod(self, service: str) -> wire.PodSpec:
         cpu, gpus_count = self._chance.choice(_SIZES)
         amounts = {"cpu": cpu, "memory": "2Gi"} | ({GPU_RESOURCE: str(gpus_count)} if gpus_count else {})
         container = wire.Container(name="main", resources=wire.ResourceList(requests=amounts, limits=amounts))
@@ -85,6 +90,7 @@ class Serving:
             node_selector={labels.GPU_MODEL: "H100"} if is_unsold else {},
             tolerations=(wire.WireToleration(key=GPU_RESOURCE, operator="Exists"),) if gpus_count else (),
             termination_grace_period_seconds=self._chance.choice(GRACE_SECONDS),
+            volumes=() if self._storage is None else self._storage.volumes_for(service),
         )
 
     def _rescale(self, uid: str) -> None:

@@ -55,6 +55,7 @@ class Workloads:
         self._chance = chance
         self.silent_since: dict[str, datetime] = {}  # by name of the nodes whose kubelet is dead
         self.saved_seconds: Callable[[wire.Pod], float] = nothing_saved  # of a new pod's work, by those before it
+        self.reaches: Callable[[wire.Pod, wire.Node], bool] = always_reaches  # the pod's volumes, from the node
         self._is_scheduling = False
         cluster.listen(self._heard)
 
@@ -169,8 +170,17 @@ class Workloads:
 
     # ---- the scheduler
 
+    def nodes(self) -> list[wire.Node]:
+        """Every node."""
+        return self.cluster.all(NODES)
+
     def _heard(self, plural: str, _: Entry) -> None:
-        if plural in (PODS.plural, NODES.plural) and not self._is_scheduling:
+        if plural in (PODS.plural, NODES.plural):
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Something changed that may let a pod be bound."""
+        if not self._is_scheduling:
             self._is_scheduling = True
             self.loop.call_later(NOTICED_SECONDS, self._schedule)
 
@@ -181,7 +191,7 @@ class Workloads:
             nodes = self.cluster.all(NODES)
             free = free_room(nodes, self.cluster.all(PODS))
             for pod in sorted(waiting, key=lambda pod: -pod.spec.priority):
-                node = choose(pod, nodes, free, self._liked(pod))
+                node = choose(pod, nodes, free, self._liked(pod), self.reaches)
                 if node is None:
                     self._unschedulable(pod)
                 else:
@@ -340,3 +350,8 @@ def is_ready(pod: wire.Pod) -> bool:
 def is_waiting(pod: wire.Pod) -> bool:
     """True for a pod that the scheduler is to bind."""
     return pod.spec.node_name is None and pod.metadata.deletion_timestamp is None and pod.status.phase == "Pending"
+
+
+def always_reaches(_pod: wire.Pod, _node: wire.Node) -> bool:
+    """There are no volumes."""
+    return True

@@ -32,6 +32,7 @@ from gpu_autoscaler.sim.saving import Savers, some_save
 from gpu_autoscaler.sim.seat import Roles
 from gpu_autoscaler.sim.serving import Serving
 from gpu_autoscaler.sim.settling import Settling
+from gpu_autoscaler.sim.storage import Storage, has_storage
 from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.timeline import ORIGIN, VirtualLoop
 from gpu_autoscaler.sim.trouble import Trouble
@@ -131,7 +132,8 @@ class World:
             jobs_per_hour=setting.jobs_per_hour,
             wants_parts=sharing is not None,
         )
-        self.serving = Serving(self.loop, self._groups, self._chance("serving"))
+        storage = Storage(self.workloads, self._chance("storage")) if has_storage(setting.seed) else None
+        self.serving = Serving(self.loop, self._groups, self._chance("serving"), storage=storage)
         self._operators = Operators(self.workloads, self._groups, self.cloud, self.faults, self._chance("operators"))
         self.coverage = Coverage(self.loop, self._known_to_the_scheduler, lambda: self.policies.now)
         self.record.listen(self.coverage.heard)

@@ -131,7 +131,28 @@ PRIORITY_CLASSES = Kind(
     has_generation=True,
 )
 
-KINDS = (NAMESPACES, NODES, PODS, EVENTS, NEW_EVENTS, JOBS, BUDGETS, LEASES, PRIORITY_CLASSES)
+CLAIMS = Kind(group="", kind="PersistentVolumeClaim", plural="persistentvolumeclaims", has_status=True)
+VOLUMES = Kind(group="", kind="PersistentVolume", plural="persistentvolumes", namespaced=False, has_status=True)
+CLASSES = Kind(group="storage.k8s.io", kind="StorageClass", plural="storageclasses", namespaced=False)
+GROUPS = Kind(
+    group="scheduling.x-k8s.io", version="v1alpha1", kind="PodGroup", plural="podgroups", has_status=True, custom=True
+)
+
+KINDS = (
+    NAMESPACES,
+    NODES,
+    PODS,
+    EVENTS,
+    NEW_EVENTS,
+    JOBS,
+    BUDGETS,
+    LEASES,
+    PRIORITY_CLASSES,
+    CLAIMS,
+    VOLUMES,
+    CLASSES,
+    GROUPS,
+)
 
 
 class Registry:

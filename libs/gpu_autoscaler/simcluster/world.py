@@ -15,6 +15,7 @@ from gpu_autoscaler.simcluster.controllers.kubelet import Kubelets
 from gpu_autoscaler.simcluster.controllers.nodes import LEASE_NAMESPACE, NodeLifecycle
 from gpu_autoscaler.simcluster.controllers.protocol import Controller
 from gpu_autoscaler.simcluster.controllers.scheduler import Scheduler
+from gpu_autoscaler.simcluster.controllers.volumes import Volumes
 from gpu_autoscaler.simcluster.faults import Faults
 from gpu_autoscaler.simcluster.kinds import NAMESPACES, PRIORITY_CLASSES, Registry
 from gpu_autoscaler.simcluster.store import HISTORY_CHANGES_MAX, Store
@@ -61,6 +62,7 @@ class World:
             Scheduler(self.api),
             self.kubelets,
             Budgets(self.api),
+            Volumes(self.api),
             NodeLifecycle(self.api),
             Garbage(self.api),
         ):

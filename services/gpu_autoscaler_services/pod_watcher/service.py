@@ -1,4 +1,4 @@
-"""The pod watcher: four watches in, facts out. Keeps nothing worth saving; its memory only avoids repeats."""
+"""The pod watcher: watches in, facts out. Keeps nothing worth saving; its memory only avoids repeats."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
@@ -29,6 +29,7 @@ from gpu_autoscaler.kube.protocol import (
     Changed,
     Cluster,
     Deleted,
+    Kind,
     KubeApi,
     Listed,
     WatchItem,
@@ -40,6 +41,7 @@ from gpu_autoscaler.kube.translate.pod import pod_gone, pod_observed
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import NodeUid, PodUid
+from gpu_autoscaler_services.pod_watcher.surroundings import AROUND_KINDS, Surroundings
 
 # Cluster time between two signs of life of a watch: often enough for any staleness limit, rare enough for the stream.
 WATCHED_SECONDS = 10.0
@@ -50,7 +52,7 @@ log = structlog.get_logger()
 class _Desk(msgspec.Struct):
     """One watched kind: how its objects become facts, and what was last said about each that lives."""
 
-    observed: Callable[..., Versioned]
+    observed: Callable[..., Versioned | None]  # None: there is nothing to be said of it yet
     gone: Callable[..., Versioned]
     alive: Callable[[tuple[str, ...], int, int, datetime], Versioned]  # uids, epoch, version, instant
     listed: Callable[[tuple[str, ...], int, int, datetime], Versioned]
@@ -108,30 +110,38 @@ class PodWatcher:
         self._kube = kube
         self._epoch = cluster.epoch
         self._desks = {
-            PODS.plural: _Desk(observed=pod_observed, gone=pod_gone, listed=_pod_listed, alive=_pod_watched),
+            PODS.plural: _Desk(observed=self._pod_observed, gone=pod_gone, listed=_pod_listed, alive=_pod_watched),
             NODES.plural: _Desk(observed=node_observed, gone=node_gone, listed=_node_listed, alive=_node_watched),
             # Budgets are few, and a whole list of them is as good a sign of life as any.
             BUDGETS.plural: _Desk(
                 observed=budget_observed, gone=budget_gone, listed=_budget_listed, alive=_budget_listed
             ),
         }
+        self._around = Surroundings()
         self._running: set[str] = set()  # uids of Jobs whose members all run, as last told
         # The last item of each kind and what it said: the runner asks again where the broker did not take it.
         self._last: dict[str, tuple[WatchItem, list[Fact]]] = {}
 
     def sources(self) -> Sequence[AsyncIterator[WatchItem]]:
-        """The four watches; of Jobs only those that the binder made."""
-        watched = [self._kube.watch(kind) for kind in (PODS, NODES, BUDGETS)]
+        """One watch a kind; of Jobs only those that the binder made."""
+        kinds: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, *AROUND_KINDS)
+        watched = [self._kube.watch(kind) for kind in kinds]
         return [*watched, self._kube.watch(JOBS, label_selector=labels.JOB_ID)]
 
     async def on_item(self, item: WatchItem) -> Sequence[Fact]:
         """Return what the item says that was not said before; the same again for the same item."""
-        last = self._last.get(item.kind.plural)
+        last = self._last.get(item.kind.path())
         if last is not None and last[0] is item:
             return last[1]
         desk = self._desks.get(item.kind.plural)
-        facts = self._on_job_item(item) if desk is None else self._on_desk_item(desk, item)
-        self._last[item.kind.plural] = (item, facts)
+        if desk is not None:
+            facts = self._on_desk_item(desk, item)
+        elif self._around.is_about(item):
+            pods = self._desks[PODS.plural]
+            facts = [fact for pod in self._around.take(item) for fact in self._observe(pods, pod)]
+        else:
+            facts = self._on_job_item(item)
+        self._last[item.kind.path()] = (item, facts)
         return facts
 
     def _on_desk_item(self, desk: _Desk, item: WatchItem) -> list[Fact]:
@@ -141,19 +151,33 @@ class PodWatcher:
             case Changed():
                 return [*self._observe(desk, item.object), *self._alive(desk, item.object.version, item.seen_at)]
             case Deleted():
-                desk.told.pop(item.object.metadata.uid, None)
-                gone = desk.gone(item.object, epoch=self._epoch)
-                return [gone, *self._alive(desk, item.object.version, item.seen_at)]
+                return [self._gone(desk, item.object), *self._alive(desk, item.object.version, item.seen_at)]
             case Bookmark():
                 return self._alive(desk, item.version, item.seen_at)
 
     def _on_listed(self, desk: _Desk, item: Listed) -> list[Fact]:
         """Everything new in the list, then the list: whatever is not in it is gone."""
         uids = tuple(sorted(one.metadata.uid for one in item.objects))
+        # Of a pod with surroundings something may have been said under a version of theirs, later than the list's.
+        absent = self._around.absent_from(frozenset(uids)) if item.kind is PODS else []
+        ended = [self._gone(desk, pod, item.version) for pod in absent]
         desk.told = {uid: fact for uid, fact in desk.told.items() if uid in set(uids)}
         facts = [fact for one in item.objects for fact in self._observe(desk, one)]
         desk.alive_at = item.seen_at
-        return [*facts, desk.listed(uids, self._epoch, item.version, item.seen_at)]
+        return [*facts, *ended, desk.listed(uids, self._epoch, item.version, item.seen_at)]
+
+    def _gone(self, desk: _Desk, thing: wire.Object, version: int = 0) -> Versioned:
+        """The object's end, at a version that nothing was said of it after."""
+        uid = thing.metadata.uid
+        desk.told.pop(uid, None)
+        gone = desk.gone(thing, epoch=self._epoch)
+        told = self._around.gone(uid) if isinstance(gone, PodGone) else 0
+        return msgspec.structs.replace(gone, version=max(gone.version, told, version))
+
+    def _pod_observed(self, pod: wire.Pod, *, epoch: int) -> PodObserved | None:
+        """The pod, None as long as nobody can say where it may run."""
+        around = self._around.of(pod)
+        return None if around is None else pod_observed(pod, epoch=epoch, around=around)
 
     def _observe(self, desk: _Desk, thing: wire.Object) -> list[Fact]:
         """The object as a fact, unless all that changed is what nobody reads (heartbeats, managed fields)."""
@@ -166,6 +190,8 @@ class PodWatcher:
                     "object not understood, decisions do not see it", object=thing.metadata.name, error=str(exc)
                 )
             desk.told[uid] = None
+            return []
+        if fact is None:
             return []
         content = msgspec.structs.replace(fact, version=0)
         if desk.told.get(uid) == content:

@@ -15,9 +15,14 @@ from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.protocol import (
     BUDGETS,
+    CLAIMS,
+    CLASSES,
+    GROUPS,
     JOBS,
     NODES,
     PODS,
+    VOLCANO_GROUPS,
+    VOLUMES,
     Bookmark,
     Changed,
     Cluster,
@@ -174,3 +179,55 @@ async def test_a_job_that_somebody_deletes_is_cancelled(watcher: PodWatcher) -> 
     assert end.outcome == "cancelled"
     assert "default/train" in end.message
     assert await watcher.on_item(changed(JOBS, thing(JOBS, job("other"), 7))) == []
+
+
+# ---- volumes and groups
+
+CLAIMED: dict[str, Any] = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
+BOUND = {"metadata": {"name": "data"}, "spec": {"volumeName": "v1"}, "status": {"phase": "Bound"}}
+IN_ZONE = {"matchExpressions": [{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a"]}]}
+VOLUME = {"metadata": {"name": "v1"}, "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [IN_ZONE]}}}}
+
+
+async def observed_pods(watcher: PodWatcher, item: Any) -> list[PodObserved]:  # noqa: ANN401 - an item of a watch
+    """The pods that an item says something of."""
+    return [fact for fact in await watcher.on_item(item) if isinstance(fact, PodObserved)]
+
+
+async def test_a_pod_with_a_claim_is_told_once_its_volume_is_known(watcher: PodWatcher) -> None:
+    """Not before: a node might be bought where its volume is not. Then with the zone, at a version of its own."""
+    claimed = thing(PODS, pod("a", **CLAIMED), 5)
+    assert await observed_pods(watcher, listed(PODS, claimed, thing(PODS, pod("b"), 6))) != []
+    assert await observed_pods(watcher, listed(CLAIMS, thing(CLAIMS, BOUND, 50))) == []
+    assert await observed_pods(watcher, listed(VOLUMES, thing(VOLUMES, VOLUME, 60, namespace=""))) == []
+    (told,) = await observed_pods(watcher, listed(CLASSES))
+    assert (told.name, told.version, told.volume_trouble) == ("a", 100, "")
+    assert [one.requirements[0].values for one in told.demands.node_affinity] == [("a",)]
+    assert await observed_pods(watcher, listed(CLASSES, version=101)) == []
+
+
+async def test_a_claim_that_goes_is_news_of_its_pod_and_the_pods_end_comes_after_it(watcher: PodWatcher) -> None:
+    """Whatever order the watches have: nothing may be said of a pod under a later version than its end."""
+    for item in (listed(CLAIMS, thing(CLAIMS, BOUND, 50)), listed(VOLUMES), listed(CLASSES)):
+        await watcher.on_item(item)
+    last = thing(PODS, pod("a", **CLAIMED), 5)
+    await watcher.on_item(listed(PODS, last))
+    (told,) = await observed_pods(watcher, Deleted(kind=CLAIMS, object=thing(CLAIMS, BOUND, 120), seen_at=T0))
+    assert (told.version, told.volume_trouble) == (120, "claim default/data does not exist")
+    (gone, *_) = await watcher.on_item(Deleted(kind=PODS, object=last, seen_at=T0))
+    assert isinstance(gone, PodGone)
+    assert gone.version == 120
+
+
+async def test_a_group_says_how_many_of_its_pods_start_together(watcher: PodWatcher) -> None:
+    """By whichever kind of group, where one is installed; a pod is told again when its group changes."""
+    member = thing(PODS, pod("a", labels={"scheduling.x-k8s.io/pod-group": "train"}), 5)
+    (told,) = await observed_pods(watcher, listed(PODS, member))
+    assert told.group_count_min is None
+    for kind, minimum in ((GROUPS, 3), (VOLCANO_GROUPS, 4)):
+        group = {"metadata": {"name": "train"}, "spec": {"minMember": minimum}}
+        (told,) = await observed_pods(watcher, changed(kind, thing(kind, group, 100 * minimum)))
+        assert told.group_count_min == minimum
+        gone = Deleted(kind=kind, object=thing(kind, group, 100 * minimum + 1), seen_at=T0)
+        (told,) = await observed_pods(watcher, gone)
+        assert told.group_count_min is None

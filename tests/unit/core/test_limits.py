@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.support.stories import T0, given, node, offer, policy, purchase
 
-from gpu_autoscaler.core.demand import Customer
+from gpu_autoscaler.core.demand_items import Customer
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.limits import Account, trim
 from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit

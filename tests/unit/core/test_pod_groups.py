@@ -10,6 +10,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.reasons import NodesLimit
+from gpu_autoscaler.model.shape_reasons import GroupNotWhole
 
 GANG = "group/default/train"
 NAMED = {labels.POD_GROUP_LABELS[0]: "train"}
@@ -76,3 +77,34 @@ def test_what_a_group_could_not_have_is_left_for_others() -> None:
     (decision,) = bought(planned(group(1, 8, 8), late, nodes_count_max=1))
     assert decision.gang is None
     assert decision.reason.demand == ("pod/uid-late",)  # type: ignore[union-attr]
+
+
+def test_a_group_waits_for_the_pods_that_it_needs() -> None:
+    """Two of three are there: nothing is bought before the third can be seen, and the reason counts them."""
+    made = planned(group(8, 8, labels=NAMED, group_count_min=3))
+    assert bought(made) == []
+    wanted = GroupNotWhole(group=GANG, members_there=2, members_count_min=3)
+    assert {held.subject: held.reason for held in made.held_back} == {f"pod/uid-m{number}": wanted for number in (0, 1)}
+
+
+def test_more_pods_than_the_group_needs_are_pods_like_any_other() -> None:
+    """Two of four start together; under a limit of three nodes the third is bought for, and the fourth is not."""
+    made = planned(group(8, 8, 8, 8, labels=NAMED, group_count_min=2), nodes_count_max=3)
+    assert [decision.gang for decision in bought(made)] == [GANG, GANG, None]
+    made = planned(group(8, 8, 8, 8, labels=NAMED, group_count_min=2), nodes_count_max=1)
+    assert {decision.gang for decision in bought(made)} <= {None}
+
+
+def test_members_that_run_count_towards_the_minimum() -> None:
+    """One of three runs: the two that wait are the gang that is left."""
+    there = (*node("n1"), *pod("m9", gpus=8, on="n1", labels=NAMED, group_count_min=3))
+    made = planned(there, group(8, 8, labels=NAMED, group_count_min=3), nodes_count_max=3)
+    assert [decision.gang for decision in bought(made)] == [GANG, GANG]
+
+
+@pytest.mark.parametrize("key", [*labels.POD_GROUP_MIN_AVAILABLE, labels.POD_GROUP_TOTAL_COUNT])
+def test_pods_may_say_themselves_how_many_they_are(key: str) -> None:
+    """As Kueue and the first Coscheduling have it: by annotation or label."""
+    made = planned(group(8, 8, labels=NAMED, annotations={key: "3"}))
+    assert bought(made) == []
+    assert any(isinstance(held.reason, GroupNotWhole) for held in made.held_back)

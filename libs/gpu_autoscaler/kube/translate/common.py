@@ -27,6 +27,7 @@ _ANNOTATIONS_HONOURED = frozenset(
         labels.SAFE_TO_EVICT,
         labels.SCALE_DOWN_DISABLED,
         labels.POD_GROUP_ANNOTATION,
+        labels.POD_GROUP_TOTAL_COUNT,
     }
 )
 
@@ -65,6 +66,13 @@ def amounts(quantities: Mapping[str, str], *, of: str) -> Resources:
         )
     except ValueError as exc:
         raise PermanentError(f"{of}: {exc}") from exc
+
+
+def group_name(metadata: wire.Metadata) -> str:
+    """Return the name of the group that the pod says to be of, whoever's label or annotation says it; empty: none."""
+    said = {**metadata.annotations, **metadata.labels}
+    keys = (*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION)
+    return next((said[key] for key in keys if said.get(key)), "")
 
 
 def condition(conditions: Iterable[wire.Condition], condition_type: str) -> wire.Condition | None:

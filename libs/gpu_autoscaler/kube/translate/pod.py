@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 
+import msgspec
+
 from gpu_autoscaler.events.pod import PodGone, PodObserved, PodPhase
 from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.translate.around import NOTHING_AROUND, Around, all_terms
 from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honoured, pairs
 from gpu_autoscaler.kube.translate.neighbours import neighbour_demands
 from gpu_autoscaler.kube.translate.requirements import requirements
@@ -28,8 +31,9 @@ _PHASES: dict[str, PodPhase] = {
 }
 
 
-def pod_observed(pod: wire.Pod, *, epoch: int) -> PodObserved:
-    """Return the pod as a fact. Raises PermanentError where a quantity cannot be read."""
+def pod_observed(pod: wire.Pod, *, epoch: int, around: Around = NOTHING_AROUND) -> PodObserved:
+    """Return the pod as a fact, with what its surroundings demand. Raises PermanentError where a quantity cannot be
+    read."""
     metadata, spec, status = pod.metadata, pod.spec, pod.status
     if metadata.creation_timestamp is None:
         raise PermanentError(f"pod {metadata.namespace}/{metadata.name} carries no creationTimestamp")
@@ -39,9 +43,11 @@ def pod_observed(pod: wire.Pod, *, epoch: int) -> PodObserved:
     owner = next((owner for owner in metadata.owner_references if owner.controller), None)
     demands = _demands(spec)
     models = _gpu_models(demands)
+    if around.alternatives:
+        demands = msgspec.structs.replace(demands, node_affinity=all_terms(demands.node_affinity, around.alternatives))
     return PodObserved(
         epoch=epoch,
-        version=pod.version,
+        version=max(pod.version, around.version),
         pod_uid=PodUid(metadata.uid),
         namespace=metadata.namespace,
         name=metadata.name,
@@ -68,6 +74,8 @@ def pod_observed(pod: wire.Pod, *, epoch: int) -> PodObserved:
         has_local_storage=any(volume.empty_dir or volume.host_path for volume in spec.volumes),
         grace_seconds=spec.termination_grace_period_seconds,
         job_id=_job_id(metadata),
+        volume_trouble=around.trouble,
+        group_count_min=around.group_count_min,
     )
 
 

@@ -1,7 +1,7 @@
 """Where a pod may run: one node's view, the scheduler's filters and scores. Pure; no store, no clock.
 
 Order and wording of the refusals: the filter plugins of kube-scheduler 1.36, `pkg/scheduler/framework/plugins`
-(read 2026-11-21). Left out, because no workload here uses them: ports, volumes, pod affinity, spread.
+(read 2026-11-21). Left out, because no workload here uses them: ports, pod affinity, spread.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from gpu_autoscaler.simcluster.selectors import requirement_met
 UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
 NOT_ENOUGH_PODS = "Too many pods"
 _UNSCHEDULABLE = "node(s) were unschedulable"
+_VOLUMES = "node(s) had volume node affinity conflict"
 _AFFINITY = "node(s) didn't match Pod's node affinity/selector"
 
 
@@ -60,10 +61,12 @@ class Needs:
     required_terms: tuple[Json, ...] | None  # None: no required affinity; any one term is enough
     preferred_terms: tuple[Json, ...]
     tolerations: tuple[Json, ...]
+    volume_terms: tuple[Json, ...] = ()  # conditions that hold together where its volumes are
+    hopeless: str = ""  # why no node will do for now
 
 
-def needs_of(pod: Json, requests: Mapping[str, int]) -> Needs:
-    """Return the needs of a pod."""
+def needs_of(pod: Json, requests: Mapping[str, int], volume_terms: tuple[Json, ...] = (), hopeless: str = "") -> Needs:
+    """Return the needs of a pod, with what its volumes add."""
     spec = pod["spec"]
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
@@ -73,6 +76,8 @@ def needs_of(pod: Json, requests: Mapping[str, int]) -> Needs:
         required_terms=tuple(required.get("nodeSelectorTerms") or ()) if required else None,
         preferred_terms=tuple(affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or ()),
         tolerations=tuple(spec.get("tolerations") or ()),
+        volume_terms=volume_terms,
+        hopeless=hopeless,
     )
 
 
@@ -94,6 +99,8 @@ def toleration_matches(toleration: Json, taint: Json) -> bool:
 
 def standing_refusal(needs: Needs, node: NodeView) -> str | None:
     """Return why the node is out whatever room it has; None where it is not."""
+    if needs.hopeless:
+        return needs.hopeless
     cordon = {"key": UNSCHEDULABLE_TAINT, "effect": "NoSchedule"}
     if node.unschedulable and not tolerates(needs.tolerations, cordon):
         return _UNSCHEDULABLE
@@ -104,6 +111,8 @@ def standing_refusal(needs: Needs, node: NodeView) -> str | None:
         return _AFFINITY
     if needs.required_terms is not None and not any(_term_met(term, node) for term in needs.required_terms):
         return _AFFINITY
+    if not all(requirement_met(entry, node.labels) for entry in needs.volume_terms):
+        return _VOLUMES
     return None
 
 

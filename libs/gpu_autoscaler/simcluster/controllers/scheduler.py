@@ -21,6 +21,7 @@ from gpu_autoscaler.simcluster.controllers.filters import (
 )
 from gpu_autoscaler.simcluster.controllers.recorder import Recorder
 from gpu_autoscaler.simcluster.controllers.shortlist import Shortlist
+from gpu_autoscaler.simcluster.controllers.volumes import STORAGE_TABLES, claims_of, reach
 from gpu_autoscaler.simcluster.kinds import NODES, PODS
 from gpu_autoscaler.simcluster.objects import (
     Json,
@@ -63,6 +64,7 @@ class Scheduler:
         self._queue: list[tuple[tuple[int, str, int], str]] = []
         self._waiting: dict[str, _Waiting] = {}  # by pod key: queued or parked
         self._parked: set[str] = set()
+        self._with_claims: set[str] = set()  # pods whose needs change with their volumes
         self._shortlists: dict[bytes, Shortlist] = {}
         self._touched: list[str] = []  # nodes on which use has changed, in order
         self._surveys_left = 0
@@ -75,6 +77,8 @@ class Scheduler:
             self._node_changed(change)
         elif change.table == PODS.table:
             self._pod_changed(change)
+        elif change.table in STORAGE_TABLES:
+            self._storage_changed()
 
     def step(self, now: datetime) -> None:
         """Try waiting pods, best first, up to the limits of a step."""
@@ -134,12 +138,21 @@ class Scheduler:
         if known is None or known.uid != pod["metadata"]["uid"] or spec_changed:
             self._enqueue(key, pod)
 
+    def _storage_changed(self) -> None:
+        self._with_claims &= self._waiting.keys()
+        for key in sorted(self._with_claims):
+            pod = self._api.find(PODS, key)
+            if pod is not None:
+                self._enqueue(key, pod)
+
     def _enqueue(self, key: str, pod: Json) -> None:
         requests = requests_milli(pod)
         metadata = pod["metadata"]
         since = known.rank[2] if (known := self._waiting.get(key)) else int(metadata["resourceVersion"])
         rank = (-int(pod["spec"].get("priority") or 0), metadata["creationTimestamp"], since)
-        needs = needs_of(pod, requests)
+        needs = needs_of(pod, requests, *reach(self._api, pod))
+        if any(claims_of(pod)):
+            self._with_claims.add(key)
         signature = msgspec.json.encode(needs, order="deterministic")
         self._waiting[key] = _Waiting(rank, metadata["uid"], needs, signature)
         self._parked.discard(key)

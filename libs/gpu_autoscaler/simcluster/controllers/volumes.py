@@ -1,0 +1,122 @@
+"""Claims get their volumes: at once in some zone, or where their first pod is; and what that means for the scheduler.
+
+One zone a volume, as cloud disks have it. Source: Kubernetes documentation, "Storage Classes", volume binding mode;
+wording of the refusals: kube-scheduler's volumebinding plugin (read 2026-11-21).
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.simcluster.api import Api
+from gpu_autoscaler.simcluster.kinds import CLAIMS, CLASSES, NODES, PODS, VOLUMES
+from gpu_autoscaler.simcluster.objects import Json, labels_of
+from gpu_autoscaler.simcluster.store import Change
+
+STORAGE_TABLES = frozenset({CLAIMS.table, VOLUMES.table, CLASSES.table})
+
+
+class Volumes:
+    """Makes a volume for each claim that may have one, and binds the claim to it."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._pods: dict[str, None] = {}  # that were bound to a node
+        self._claims: dict[str, None] = {}  # that came or changed
+
+    def hear(self, change: Change) -> None:
+        """Note new claims, and pods with claims that have a node now."""
+        key, item = change.record.key, change.record.object
+        if change.type == "DELETED":
+            return
+        if change.table == CLAIMS.table:
+            self._claims[key] = None
+        elif change.table == PODS.table and item["spec"].get("nodeName") and any(claims_of(item)):
+            self._pods[key] = None
+
+    def step(self, _now: datetime) -> None:
+        """Bind what is due."""
+        claims, self._claims = self._claims, {}
+        for key in claims:
+            claim = self._api.find(CLAIMS, key)
+            if claim is not None and _mode(self._api, claim) == "Immediate":
+                self._bind(key, _first_zone(self._api, claim))
+        pods, self._pods = self._pods, {}
+        for key in pods:
+            pod = self._api.find(PODS, key)
+            node = None if pod is None else self._api.find(NODES, pod["spec"]["nodeName"])
+            for claim_key in claims_of(pod) if pod is not None and node is not None else ():
+                self._bind(claim_key, labels_of(node or {}).get(labels.ZONE, ""))
+
+    def _bind(self, key: str, zone: str) -> None:
+        claim = self._api.find(CLAIMS, key)
+        if claim is None or claim["spec"].get("volumeName") or not zone:
+            return
+        name = f"pvc-{claim['metadata']['uid']}"
+        here = {"matchExpressions": [{"key": labels.ZONE, "operator": "In", "values": [zone]}]}
+        spec = {
+            "storageClassName": claim["spec"].get("storageClassName") or "",
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [here]}},
+        }
+        if self._api.find(VOLUMES, name) is None:
+            self._api.create(VOLUMES, None, {"metadata": {"name": name}, "spec": spec, "status": {"phase": "Bound"}})
+
+        def bind(new: Json) -> None:
+            new["spec"]["volumeName"] = name
+            new["status"] = {**(new.get("status") or {}), "phase": "Bound"}
+
+        self._api.modify(CLAIMS, key, bind)
+
+
+def claims_of(pod: Json) -> Iterator[str]:
+    """Keys of the claims that the pod's volumes name."""
+    metadata = pod["metadata"]
+    for volume in pod["spec"].get("volumes") or ():
+        if source := volume.get("persistentVolumeClaim"):
+            yield f"{metadata['namespace']}/{source['claimName']}"
+        elif volume.get("ephemeral"):
+            yield f"{metadata['namespace']}/{metadata['name']}-{volume['name']}"
+
+
+def reach(api: Api, pod: Json) -> tuple[tuple[Json, ...], str]:
+    """Return conditions on the node's labels that all hold where the pod's volumes are or may be made, and why the pod
+    can have no node at all for now; empty: it can."""
+    conditions: list[Json] = []
+    for key in claims_of(pod):
+        claim = api.find(CLAIMS, key)
+        if claim is None:
+            return (), f'persistentvolumeclaim "{key.partition("/")[2]}" not found'
+        volume_name = claim["spec"].get("volumeName")
+        if not volume_name:
+            if _mode(api, claim) != "WaitForFirstConsumer":
+                return (), "pod has unbound immediate PersistentVolumeClaims"
+            for term in (_class_of(api, claim) or {}).get("allowedTopologies") or ():
+                found = term.get("matchLabelExpressions") or ()
+                conditions += [{"key": one["key"], "operator": "In", "values": one["values"]} for one in found]
+            continue
+        volume = api.find(VOLUMES, volume_name)
+        if volume is None:
+            return (), f'persistentvolume "{volume_name}" not found'
+        required = ((volume["spec"].get("nodeAffinity") or {}).get("required") or {}).get("nodeSelectorTerms") or ()
+        for term in required:
+            conditions += term.get("matchExpressions") or ()
+    return tuple(conditions), ""
+
+
+def _class_of(api: Api, claim: Json) -> Json | None:
+    return api.find(CLASSES, claim["spec"].get("storageClassName") or "")
+
+
+def _mode(api: Api, claim: Json) -> str:
+    """How the claim's volume is bound; empty: nobody makes one."""
+    found = _class_of(api, claim)
+    return "" if found is None else found.get("volumeBindingMode") or "Immediate"
+
+
+def _first_zone(api: Api, claim: Json) -> str:
+    """The zone that a volume is made in when no pod says where: the first that its class allows, else of any node."""
+    for term in (_class_of(api, claim) or {}).get("allowedTopologies") or ():
+        for one in term.get("matchLabelExpressions") or ():
+            return str(one["values"][0])
+    zones = (labels_of(node).get(labels.ZONE, "") for node in api.objects(NODES))
+    return min(filter(None, zones), default="")
