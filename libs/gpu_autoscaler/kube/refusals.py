@@ -44,7 +44,8 @@ def refusal(code: int, status: wire.Status, headers: Mapping[str, str], what: st
     words = f"{what}: {code} {status.reason}: {status.message}".replace(" :", ":")
     if code == 404:
         return NotFound(words)
-    if code == 409:
+    # A patch that names another UID is 422 and not 409 (recorded): the UID is a field that may not change.
+    if code == 409 or (code == 422 and any(cause.field == "metadata.uid" for cause in status.details.causes)):
         return Conflict(words)
     if code == 410:
         return HistoryLost(words)

@@ -135,6 +135,12 @@ class Api:
             raise answers.bad_request("the patch does not leave an object with metadata")
         new.pop("apiVersion", None)
         new.pop("kind", None)
+        uid, given = record.object["metadata"]["uid"], new["metadata"].get("uid")
+        if given != uid:  # of a patch it is a field that changes, of a PUT a precondition
+            rule = f'Invalid value: "{given}": field is immutable'
+            raise answers.invalid(
+                kind, record.object["metadata"]["name"], [("metadata.uid", "FieldValueInvalid", rule)]
+            )
         return self._update(kind, record, _typed(kind, new), status=status)
 
     def modify(self, kind: Kind, key: str, change: Callable[[Json], None]) -> Record | None:

@@ -1,7 +1,7 @@
 """Objects over HTTP: versions, conflicts, patches, finalizers, and what is refused."""
 
 import pytest
-from tests.support.kube_http import STRATEGIC, Json, KubeHttp
+from tests.support.kube_http import MERGE, STRATEGIC, Json, KubeHttp
 from tests.support.kube_objects import binding, job, node, pod
 
 
@@ -50,6 +50,24 @@ async def test_a_stale_version_is_a_conflict(kube: KubeHttp, namespace: str) -> 
     assert (put.status, put.body["reason"]) == (409, "Conflict")
     assert (patch.status, patch.body["reason"]) == (409, "Conflict")
     assert (await kube.read(pods(namespace, "a")))["metadata"]["labels"]["step"] == "1"
+
+
+async def test_another_uid_is_another_object(kube: KubeHttp, namespace: str) -> None:
+    """A PUT with a uid of another object is a conflict; in a patch the uid is a field that may not change: 422."""
+    item = await kube.made(pods(namespace), pod("a", schedulingGates=[{"name": "example.invalid/hold"}]))
+    name = f"uid-{namespace}"
+    await kube.made("/api/v1/nodes", node(name))
+    other = {"metadata": {"uid": "00000000-0000-0000-0000-000000000000", "labels": {"step": "1"}}}
+    for path in (pods(namespace, "a"), f"/api/v1/nodes/{name}"):
+        for content_type in (MERGE, STRATEGIC):
+            answer = await kube.send("PATCH", path, other, content_type=content_type)
+            assert (answer.status, answer.body["reason"]) == (422, "Invalid"), path
+            assert answer.body["details"]["causes"][0]["field"] == "metadata.uid"
+    put = await kube.send("PUT", pods(namespace, "a"), item | {"metadata": item["metadata"] | other["metadata"]})
+    await kube.send("DELETE", f"/api/v1/nodes/{name}")
+
+    assert (put.status, put.body["reason"]) == (409, "Conflict")
+    assert "labels" not in (await kube.read(pods(namespace, "a")))["metadata"]
 
 
 async def test_a_current_version_is_taken(kube: KubeHttp, namespace: str) -> None:
