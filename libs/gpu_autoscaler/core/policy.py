@@ -16,7 +16,7 @@ from gpu_autoscaler.core.ranges import Count, MicroUsdPerHour, Ratio, Seconds
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
 from gpu_autoscaler.core.spot_policy import SpotPolicy
-from gpu_autoscaler.core.use_policy import UtilizationPolicy, UtilizationTrigger
+from gpu_autoscaler.core.use_policy import IdleJobsPolicy, UtilizationPolicy, UtilizationTrigger
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 
@@ -148,6 +148,9 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         UtilizationPolicy,
         Meta(description="What high and low use is, and whom to believe. Source: S46, S55, Decisions."),
     ] = UtilizationPolicy()
+    idle_jobs: Annotated[
+        IdleJobsPolicy, Meta(description="What becomes of jobs that hold GPUs and leave them idle. Source: S60.")
+    ] = IdleJobsPolicy()
     forecast: Annotated[
         ForecastPolicy, Meta(description="Demand that is foreseen, and bought for ahead. Source: S48, S131, S173.")
     ] = ForecastPolicy()

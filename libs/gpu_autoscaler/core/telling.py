@@ -114,7 +114,8 @@ def _job_sentence(fact: Fact) -> str | None:
             mistakes = "; ".join(f"{mistake.field} {mistake.reason}" for mistake in fact.mistakes)
             return f"Job {fact.job_id or fact.job_name} was refused: {mistakes}."
         case job.JobCancelRequested():
-            return f"{fact.requested_by or 'Somebody'} asked to cancel job {fact.job_id}."
+            why = f": {fact.note}" if fact.note else ""
+            return f"{fact.requested_by or 'Somebody'} asked to cancel job {fact.job_id}{why}."
         case job.JobPlaced():
             nodes = named(sorted(set(fact.node_names)))
             return f"Job {fact.job_id} got its place on {nodes} (attempt {fact.attempt})."

@@ -29,3 +29,13 @@ class UtilizationPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     known_ratio_min: Annotated[
         Ratio, Meta(description="Share of GPU nodes whose telemetry can be trusted, at least. Source: our own.")
     ] = 0.9
+
+
+class IdleJobsPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Jobs that hold GPUs and leave them idle are ended, where that is wanted."""
+
+    is_on: Annotated[bool, Meta(description="End idle jobs. Off: it ends people's work. Source: S60, our default.")] = (
+        False
+    )
+    idle_seconds: Annotated[Seconds, Meta(description="Idle for so long, a job is ended. Source: S60.")] = 1800.0
+    busy_ratio_max: Annotated[Ratio, Meta(description="Use of each GPU up to which it is idle. Source: S60.")] = 0.05

@@ -136,15 +136,20 @@ class SimExporters:
         machine = self._cloud.of_node(node_of(url))
         if machine is None or not machine.is_alive or machine.telemetry == "silent":
             return None
-        busy_count = sum(int(pod.spec.containers[0].resources.requests.get("nvidia.com/gpu", "0"))
-                         for pod in self._cloud.pods_on(machine))  # fmt: skip
+        holders = [
+            f"{pod.metadata.namespace}/{pod.metadata.name}"
+            for pod in self._cloud.pods_on(machine)
+            for _ in range(int(pod.spec.containers[0].resources.requests.get("nvidia.com/gpu", "0")))
+        ]
+        holders += [""] * (_gpus(machine) - len(holders))
         now = self._gate.loop.time()
-        true = Page(tuple(_sample(machine, index, now, index < busy_count) for index in range(_gpus(machine))), 0)
+        true = Page(tuple(_sample(machine, index, now, holders[index]) for index in range(_gpus(machine))), 0)
         if machine.telemetry == "frozen":
             return self._frozen.setdefault(machine.node_name, true)
         self._frozen.pop(machine.node_name, None)
         if machine.telemetry == "all_zero":
-            return Page(tuple(_sample(machine, index, now, False) for index in range(_gpus(machine))), 0)
+            zero = (_sample(machine, index, now, "") for index in range(_gpus(machine)))
+            return Page(tuple(replace(one, pod=holders[number] or None) for number, one in enumerate(zero)), 0)
         if machine.telemetry == "absurd":  # what the parser leaves of figures that cannot be
             return Page(tuple(GpuSample(gpu=one.gpu, gpu_uuid=one.gpu_uuid) for one in true.gpus), len(true.gpus))
         return true
@@ -206,7 +211,8 @@ def _gpus(machine: Machine) -> int:
     return machine.offer.resources.gpu_count if machine.is_usable else 0
 
 
-def _sample(machine: Machine, index: int, now: float, is_busy: bool) -> GpuSample:  # noqa: FBT001 - said where called
+def _sample(machine: Machine, index: int, now: float, holder: str) -> GpuSample:
+    is_busy = bool(holder)
     sample = GpuSample(
         gpu=str(index),
         gpu_uuid=f"GPU-{machine.node_name}-{index}",
@@ -216,6 +222,7 @@ def _sample(machine: Machine, index: int, now: float, is_busy: bool) -> GpuSampl
         memory_total_bytes=machine.offer.gpu_memory_bytes,
         temperature_celsius=65.0 if is_busy else 35.0,
         power_watts=(250.0 if is_busy else 60.0) + now // 10 % 7 / 10,  # a sensor never stands still
+        pod=holder or None,
         xid=0,
         is_row_remap_failed=False,
         ecc_double_bit_count=0,

@@ -15,6 +15,7 @@ from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
 from gpu_autoscaler.core.spot_policy import MixPolicy, SpotPolicy
+from gpu_autoscaler.core.use_policy import IdleJobsPolicy
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.runtime.digests import policy_digest
@@ -89,6 +90,8 @@ def policy_of(seed: int) -> ScalingPolicy:
         consolidation_saving_ratio_min=chance.choice((0.05, 0.15, 0.6)),
         job_retries_count_max=chance.choice((1, 3)),
         utilization_trigger=random.Random(f"{seed}/use").choice(("gated", "gated", "direct")),
+        # All work of this world works: whatever its telemetry says, none of it is to be ended as idle.
+        idle_jobs=IdleJobsPolicy(is_on=True, idle_seconds=600.0),
         removal=RemovalPolicy(
             gpu=GpuHealthPolicy(evidence_seconds=random.Random(f"{seed}/health").choice((120.0, 600.0)))
         ),

@@ -6,7 +6,9 @@ Numbers are those of the design notes, "Promises". What can only be said at the 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
+from gpu_autoscaler.core.idle_jobs import REQUESTED_BY as IDLE_JOBS_BY
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingLaunchRefused, ScalingNodeDrained, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube import wire
@@ -227,6 +229,8 @@ class Witness:
             self._see_drained(recorded.fact.node_name)
         if isinstance(recorded.fact, SpotNoticeReceived):
             self._see_answered(recorded.fact)
+        if isinstance(recorded.fact, JobCancelRequested) and recorded.fact.requested_by == IDLE_JOBS_BY:
+            self.breaks("no job is ended on what a sensor says", f"{recorded.fact.job_id}: {recorded.fact.note}")
 
     def _see_answered(self, notice: SpotNoticeReceived) -> None:
         """Look again when the time for each part of the answer is over."""

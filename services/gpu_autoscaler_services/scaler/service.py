@@ -9,6 +9,7 @@ import structlog
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.demand_levels import sample_due
+from gpu_autoscaler.core.idle_jobs import idle_jobs_cancelled
 from gpu_autoscaler.core.interruptions import is_taken
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -103,6 +104,7 @@ class Scaler:
         ScalingNodeTerminated,
         ScalingDemandSampled,
         ScalingForecastScored,
+        JobCancelRequested,
         PolicyChanged,
         NodeInstanceObserved,
         NodeInstanceListed,
@@ -184,7 +186,7 @@ class Scaler:
             log.error("plan refused by the second opinion, nothing is done", mistakes=mistakes, as_of=now.isoformat())
             return ()
         if not self._is_news(made, state):
-            return sample_due(state, self._policy, now)
+            return (*idle_jobs_cancelled(state, self._policy, now), *sample_due(state, self._policy, now))
         return Outcome(facts=(self._plan_made(made, cut),), expected_last_sequence=made.parent_sequence)
 
     def _change_to_say(self, state: ClusterState, now: datetime) -> PolicyChanged | None:
