@@ -141,6 +141,7 @@ class Batch:
         self.trails = Table(state.trails)
         self.notices = Table(state.notices)
         self.offers = state.offers
+        self.hints: Table[ProviderId, datetime] = Table(state.hints)
         self.jobs = Table(state.jobs)
         self.wishes = Table(state.wishes)
         self.directives = Table(state.directives)
@@ -188,6 +189,7 @@ class Batch:
             "trails": self.trails.now,
             "notices": self.notices.now,
             "offers": self.offers,
+            "hints": self.hints.now,
             "jobs": self.jobs.now,
             "wishes": self.wishes.now,
             "directives": self.directives.now,

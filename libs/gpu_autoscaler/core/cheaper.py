@@ -26,6 +26,7 @@ from gpu_autoscaler.core.pace import removals_left, too_many_go
 from gpu_autoscaler.core.patience import stake_gpu_seconds
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalCause
+from gpu_autoscaler.core.returning import leaves_for_a_storm, stands_in_for_spot
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import DrainNode, HeldBack
 from gpu_autoscaler.model.ids import NodeUid
@@ -78,7 +79,10 @@ def _may_be_replaced(
     if last is not None and (draft.as_of - last.planned_at).total_seconds() < rules.replacement_seconds_min:
         return False
     stands_seconds = 0.0 if view.usable_since is None else (draft.as_of - view.usable_since).total_seconds()
-    if stands_seconds < max(rules.horizon_hours * _HOUR_SECONDS, policy.scale_down_cooldown_seconds):
+    horizon_seconds = rules.horizon_hours * _HOUR_SECONDS
+    if stands_in_for_spot(view, draft, state):
+        horizon_seconds = min(horizon_seconds, policy.spot.return_seconds_min)
+    if stands_seconds < max(horizon_seconds, policy.scale_down_cooldown_seconds):
         return False
     return not _kept(view, draft, state, policy)
 
@@ -114,7 +118,7 @@ def _cheaper(
     if places.homeless and not places.coming:
         purchases, _ = fleet_for(places.homeless, group, RemovalCause.UNDERUSED, draft, state, policy)
     draft.room.rollback(mark)
-    if not purchases:
+    if not purchases or leaves_for_a_storm(group, purchases, state, policy, draft.as_of):
         return (), None
     overhead = policy.node_overhead_micro_usd_per_hour
     before = sum((view.price_micro_usd_per_hour or 0) + overhead for view in group)

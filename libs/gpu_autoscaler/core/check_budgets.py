@@ -11,6 +11,7 @@ from gpu_autoscaler.core.cron import schedule
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalBudget
 from gpu_autoscaler.model.decisions import DrainNode
+from gpu_autoscaler.model.hints import RebalanceHinted
 from gpu_autoscaler.model.reasons import NodeDrifted, NodeExpired, NodeSick, NodeUnderused
 
 _MINUTE = timedelta(minutes=1)
@@ -39,7 +40,13 @@ def beyond_budgets(
 
 
 def _cause(drain: DrainNode) -> str:
-    names = {NodeUnderused: "underused", NodeDrifted: "drifted", NodeExpired: "expired", NodeSick: "sick"}
+    names = {
+        NodeUnderused: "underused",
+        NodeDrifted: "drifted",
+        NodeExpired: "expired",
+        NodeSick: "sick",
+        RebalanceHinted: "hinted",
+    }
     return names.get(type(drain.reason), "empty")
 
 

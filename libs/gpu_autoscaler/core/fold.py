@@ -307,7 +307,10 @@ class _Folding:
                 if known is not None:  # without a notice there is nothing to take back
                     self._keep_notice(notice_withdrawn(known, fact))
             case spot.SpotRebalanceRecommended():
-                pass  # a hint without deadline or certainty: nothing is decided by it yet
+                known_at = self._batch.hints.get(fact.provider_id)
+                if known_at is None or fact.noticed_at > known_at:
+                    self._batch.hints.set(fact.provider_id, fact.noticed_at)
+                self._ended("spot", fact.noticed_at)
             case spot.SpotOffersSampled():
                 known_offers = self._batch.offers
                 if known_offers is None or version_of(fact) > version_of(known_offers):

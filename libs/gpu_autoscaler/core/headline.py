@@ -20,6 +20,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.waits import GangIncomplete
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +100,7 @@ def _waiting(job_id: JobId, sight: Sight) -> str:
     )
     scheduled = sight.scheduled.get(key)
     if planned is not None and not isinstance(planned, reasons.RoomExpected):
-        members = f" {sentence(scheduled)}" if isinstance(scheduled, reasons.GangIncomplete) else ""
+        members = f" {sentence(scheduled)}" if isinstance(scheduled, GangIncomplete) else ""
         return _because(planned) + members
     coming = _ordered_for((key, *_pod_keys(job_id, sight)), sight)
     if coming:

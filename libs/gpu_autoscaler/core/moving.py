@@ -22,6 +22,7 @@ from gpu_autoscaler.core.protection import covering_budgets, node_protection, po
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.core.shapes import Bin, Standing
+from gpu_autoscaler.core.sparing import is_worn
 from gpu_autoscaler.core.state import ClusterState, OrderRecord
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved
@@ -99,6 +100,8 @@ def protected_pod(
         if protection is None:
             job = None if pod.job_id is None else state.jobs.get(pod.job_id)
             protection = left_alone(pod, job, policy.removal.patience, policy.job_retries_count_max, as_of)
+            if protection is None and is_worn(job, policy):
+                protection = "its job was interrupted too often already"
         for budget in covering_budgets(pod, budgets):
             moved[budget.budget_uid] += 1
             if protection is None and moved[budget.budget_uid] > budget.disruptions_allowed:

@@ -18,6 +18,7 @@ def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
     draft = Draft.start(state, as_of)
     policy = bounds.overruled(policy, draft.directives)
     draft = spot.spare_the_worn(draft, state, policy)
+    draft = spot.avoid_hinted(draft, state, policy)
     draft = spot.replace_doomed(draft, state, policy)
     draft = scale_up.cover_demand(draft, state, policy)
     draft = overriding.keep_overrides(draft, state, policy)

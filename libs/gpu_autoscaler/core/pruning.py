@@ -72,6 +72,7 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
             batch.trails.forget(lambda trail: is_old(trail.seen_until))
         case "spot":
             batch.notices.forget(lambda record: is_old(notice_ended_at(record)))
+            batch.hints.forget(is_old)
         case "job":
             batch.jobs.forget(lambda job: is_old(job_ended_at(job)))
             _mark_strays(batch, newest)

@@ -22,6 +22,7 @@ class RemovalCause(enum.StrEnum):
     DRIFTED = "drifted"
     EXPIRED = "expired"
     SICK = "sick"
+    HINTED = "hinted"  # the cloud says that it may take them
 
 
 class RemovalBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Step `renew`: nodes that are sick, too old, or not what the policy would buy today make way for others.
+"""Step `renew`: nodes that are sick, too old, likely to be taken, or not what the policy would buy today make way.
 
 Their work moves to nodes that are ready; where there is no room, a replacement is bought and waited for first. Drift
 and expiry respect what must not be disturbed, expiry for as long as its overtime; sickness does not. With force only
@@ -29,10 +29,19 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.core.wear import drifted, expired, expires_at, is_overdue, sick, suspected
+from gpu_autoscaler.core.wear import drifted, expired, expires_at, hinted, is_overdue, sick, suspected
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import DrainNode, HeldBack
-from gpu_autoscaler.model.reasons import HoldReason, NodeDrifted, NodeExpired, NodeSick, RoomExpected, TooManySick
+from gpu_autoscaler.model.hints import RebalanceHinted
+from gpu_autoscaler.model.reasons import (
+    HoldReason,
+    NodeDrifted,
+    NodeExpired,
+    NodeSick,
+    PodsFitNowhere,
+    RoomExpected,
+    TooManySick,
+)
 
 _STEP = "renew"
 
@@ -42,7 +51,7 @@ class _Due(msgspec.Struct, frozen=True):
 
     view: NodeView
     cause: RemovalCause
-    reason: NodeSick | NodeExpired | NodeDrifted
+    reason: NodeSick | NodeExpired | NodeDrifted | RebalanceHinted
     is_forced: bool
 
 
@@ -75,6 +84,12 @@ def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_
             if view.node_uid in suspects and (reason := sick(view, state, policy, draft.as_of)) is not None:
                 is_sick.add(view.name)
                 yield _Due(view, RemovalCause.SICK, reason, is_forced=reason.is_fatal)
+    if state.hints:
+        for view in filter(_may_go, draft.views):
+            hint = hinted(view, state, policy, draft.as_of) if view.phase is NodePhase.READY else None
+            if hint is not None and view.name not in is_sick and bin_key(view) not in draft.claimed:
+                is_sick.add(view.name)
+                yield _Due(view, RemovalCause.HINTED, hint, is_forced=False)
     for view in (*ages.drifted, *(ages.by_age[: bisect_right(ages.expires_at, draft.as_of)])):
         if view.phase is not NodePhase.READY or bin_key(view) in draft.claimed or view.name in is_sick:
             continue
@@ -133,6 +148,8 @@ def _make_way(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolic
         draft = draft.adding(removals=[_drain(due, draft, policy)])
         return msgspec.structs.replace(draft, claimed=draft.claimed | places.hosts)
     draft.room.rollback(mark)
+    if due.cause is RemovalCause.HINTED and places.homeless:  # a hint is not worth another node
+        return _held(draft, view, PodsFitNowhere(pods=tuple(pod.pod_uid for pod in places.homeless)))
     if not places.homeless:
         last = max(places.coming, key=lambda each: (each.expected_at is None, each.expected_at, each.key))
         return _held(draft, view, RoomExpected(node=last.name, expected_at=last.expected_at))

@@ -22,10 +22,12 @@ from gpu_autoscaler.core.shapes import Standing
 from gpu_autoscaler.core.sparing import off_spot_if_worn
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import pods_by_node, queue
+from gpu_autoscaler.core.wear import hinted
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import HeldBack
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
-from gpu_autoscaler.model.reasons import GangIncomplete, HoldReason, RoomExpected
+from gpu_autoscaler.model.reasons import HoldReason, RoomExpected
+from gpu_autoscaler.model.waits import GangIncomplete
 
 _STEP = "schedule"
 
@@ -58,6 +60,9 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     views = node_views(state, as_of)
     room = Room(current_bins(views, pods_by_node(state)))
     nodes = {f"node/{view.node_uid}": view for view in views}
+    for key, view in nodes.items() if state.hints else ():
+        if key in room and hinted(view, state, policy, as_of) is not None:
+            room.remove(key)
     found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}
     for item in off_spot_if_worn(demand(state, views, as_of), state, policy):
         if item.source is DemandSource.REPORTED:

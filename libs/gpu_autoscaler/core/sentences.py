@@ -10,6 +10,7 @@ from gpu_autoscaler.core.wording import counted, instant, money, named, percent,
 from gpu_autoscaler.model import reasons, shape_reasons, use_reasons
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.directives import Word
+from gpu_autoscaler.model.hints import RebalanceHinted
 from gpu_autoscaler.model.passed import PassedBecause, PassedOver
 
 ActionReason = reasons.BuyReason | reasons.DrainReason | reasons.ReleaseReason | reasons.KeepReason
@@ -88,6 +89,7 @@ def _why_done(reason: ActionReason) -> str:
             | reasons.NodeUnderused()
             | reasons.NodeExpired()
             | reasons.NodeDrifted()
+            | RebalanceHinted()
             | reasons.NodeSick()
             | reasons.SpotReclaim()
             | reasons.BeyondOverride()
@@ -137,6 +139,7 @@ _DrainedReason = (
     | reasons.NodeUnderused
     | reasons.NodeExpired
     | reasons.NodeDrifted
+    | RebalanceHinted
     | reasons.NodeSick
     | reasons.SpotReclaim
     | reasons.BeyondOverride
@@ -154,6 +157,9 @@ def _why_drained(reason: _DrainedReason) -> str:
             return f"{used}Its {counted(len(reason.pods), 'pod')} may be moved and fit elsewhere, which saves {saved}."
         case reasons.NodeExpired():
             return f"It is {span(reason.age_seconds)} old; nodes go at {span(reason.age_seconds_max)}."
+        case RebalanceHinted():
+            said = instant(reason.noticed_at)
+            return f"The cloud said at {said} that it is likelier to take it, and its work has room elsewhere."
         case reasons.NodeDrifted():
             return f"The policy would not buy it like that today: {reason.difference}."
         case reasons.NodeSick():

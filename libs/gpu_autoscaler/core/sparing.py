@@ -8,7 +8,7 @@ import numpy as np
 from gpu_autoscaler.core.demand_items import DemandItem
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.waits import SpotAwaited
@@ -20,11 +20,15 @@ def off_spot_if_worn(
     demand: tuple[DemandItem, ...], state: ClusterState, policy: ScalingPolicy
 ) -> tuple[DemandItem, ...]:
     """Return the demand: jobs that lost their place often, or before their last retry, are to be on no spot."""
-    return tuple(_off_spot(item) if _is_worn(item, state, policy) else item for item in demand)
+    jobs = state.jobs
+    return tuple(
+        _off_spot(item) if item.job_id is not None and is_worn(jobs.get(item.job_id), policy) else item
+        for item in demand
+    )
 
 
-def _is_worn(item: DemandItem, state: ClusterState, policy: ScalingPolicy) -> bool:
-    job = None if item.job_id is None else state.jobs.get(item.job_id)
+def is_worn(job: JobRecord | None, policy: ScalingPolicy) -> bool:
+    """True for a job that was interrupted as often as the policy leaves it to spot."""
     if job is None or job.preempted is None:
         return False
     return job.preempted.attempt >= min(policy.spot.losses_count_max, policy.job_retries_count_max)

@@ -7,11 +7,13 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpu_autoscaler.core.bins import bin_key
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.sparing import off_spot_if_worn
 from gpu_autoscaler.core.state import ClusterState, NoticeRecord
+from gpu_autoscaler.core.wear import hinted
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons import NoticeWithdrawn, SpotReclaim
@@ -30,6 +32,14 @@ def replace_doomed(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> 
 def spare_the_worn(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Work that spot has interrupted too often counts on no spot from here on."""
     return msgspec.structs.replace(draft, demand=off_spot_if_worn(draft.demand, state, policy))
+
+
+def avoid_hinted(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Nodes that the cloud hints it may take are no room for anything more."""
+    for view in draft.views if state.hints else ():
+        if bin_key(view) in draft.room and hinted(view, state, policy, draft.as_of) is not None:
+            draft.room.remove(bin_key(view))
+    return draft
 
 
 def reclaim_deadline(notice: NoticeRecord, policy: ScalingPolicy) -> datetime:

@@ -86,6 +86,15 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="It waits where spot costs at least this share less. Source: our own."),
     ] = 0.3
 
+    return_seconds_min: Annotated[
+        Seconds,
+        Meta(description="An on-demand node that spot could replace stays at least so long. Source: our own."),
+    ] = 1800.0
+    hint_seconds: Annotated[
+        Seconds,
+        Meta(description="So long after a hint that it may be taken a node gets no new work. Source: our own."),
+    ] = 3600.0
+
     def mistakes(self) -> Iterator[str]:
         """Yield what cannot be meant."""
         yield from self.mix.mistakes()

@@ -203,6 +203,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     # SPOT
     notices: Mapping[str, NoticeRecord] = {}  # by notice id
     offers: SpotOffersSampled | None = None
+    hints: Mapping[ProviderId, Instant] = {}  # when the cloud said last that it is likelier to take the instance
     # JOB
     jobs: Mapping[JobId, JobRecord] = {}
     # DEMAND

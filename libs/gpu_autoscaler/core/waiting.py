@@ -6,8 +6,8 @@ A wait without words is an error of the type checker. Used by `core/sentences.py
 from typing import assert_never
 
 from gpu_autoscaler.core.wording import counted, instant, named, percent, span, thing
-from gpu_autoscaler.model.reasons import GangIncomplete, RoomExpected
-from gpu_autoscaler.model.waits import GangBackoff, GangLate, SpotAwaited
+from gpu_autoscaler.model.reasons import RoomExpected
+from gpu_autoscaler.model.waits import GangBackoff, GangIncomplete, GangLate, SpotAwaited
 
 Waiting = RoomExpected | GangIncomplete | GangLate | GangBackoff | SpotAwaited
 

@@ -8,6 +8,7 @@ from gpu_autoscaler.core.gpu_health import gpu_evidence, is_suspect
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.model.hints import RebalanceHinted
 from gpu_autoscaler.model.ids import NodeUid, derive_id
 from gpu_autoscaler.model.reasons import NodeDrifted, NodeExpired, NodeSick
 
@@ -76,6 +77,14 @@ def _sick_gpu(node_uid: NodeUid, state: ClusterState, policy: ScalingPolicy, as_
         sick_seconds_max=policy.removal.gpu.evidence_seconds,
         is_fatal=found.is_fatal,
     )
+
+
+def hinted(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> RebalanceHinted | None:
+    """Return that the cloud hinted lately that it may take the node. It says no more about when, nor takes it back."""
+    noticed_at = None if view.provider_id is None else state.hints.get(view.provider_id)
+    if noticed_at is None or (as_of - noticed_at).total_seconds() >= policy.spot.hint_seconds:
+        return None
+    return RebalanceHinted(noticed_at=noticed_at)
 
 
 def drifted(view: NodeView, policy: ScalingPolicy) -> NodeDrifted | None:

@@ -7,13 +7,14 @@ A new reason is a struct here, its sentence in `core/explain.py`, and its name i
 from typing import Literal
 
 from gpu_autoscaler.model.directives import Word
-from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
+from gpu_autoscaler.model.hints import RebalanceHinted
+from gpu_autoscaler.model.ids import NodeUid, PodUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.passed import PassedOver
 from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.model.shape_reasons import GroupNotWhole, VolumeNotReady
 from gpu_autoscaler.model.use_reasons import TelemetryUnsure, UtilizationAlone, UtilizationHigh
-from gpu_autoscaler.model.waits import GangBackoff, GangLate, SpotAwaited
+from gpu_autoscaler.model.waits import GangBackoff, GangIncomplete, GangLate, SpotAwaited
 
 # ---- why a node is bought
 
@@ -307,14 +308,6 @@ class DisruptionBudget(Reason, frozen=True, kw_only=True, tag="disruption_budget
     disrupting_count_max: int
 
 
-class GangIncomplete(Reason, frozen=True, kw_only=True, tag="gang_incomplete"):
-    """Not every member of the gang can be placed; part of a gang is never bought."""
-
-    job_id: JobId
-    members_placed: int
-    members_count: int
-
-
 class SavingTooSmall(Reason, frozen=True, kw_only=True, tag="saving_too_small"):
     """Moving the pods would save less than the policy asks of a disturbance."""
 
@@ -358,7 +351,15 @@ class ForecastUnsure(Reason, frozen=True, kw_only=True, tag="forecast_unsure"):
 
 BuyReason = UnmetDemand | ReplacesDoomed | ReplacesNodes | BelowMinimum | WantedAhead | OverrideWants | UtilizationHigh
 DrainReason = (
-    NodeIdle | NodeUnderused | NodeExpired | NodeDrifted | NodeSick | GangGivenUp | SpotReclaim | BeyondOverride
+    NodeIdle
+    | NodeUnderused
+    | NodeExpired
+    | NodeDrifted
+    | NodeSick
+    | GangGivenUp
+    | SpotReclaim
+    | RebalanceHinted
+    | BeyondOverride
 )
 ReleaseReason = BootTimedOut | NodeLost | NodeOrphaned | GangGivenUp
 KeepReason = DemandReturned | NoticeWithdrawn

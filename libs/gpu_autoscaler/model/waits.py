@@ -3,8 +3,17 @@
 Part of the reasons for what is held back (`model/reasons.py`).
 """
 
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reason import Reason
+
+
+class GangIncomplete(Reason, frozen=True, kw_only=True, tag="gang_incomplete"):
+    """Not every member of the gang can be placed; part of a gang is never bought."""
+
+    job_id: JobId
+    members_placed: int
+    members_count: int
 
 
 class GangLate(Reason, frozen=True, kw_only=True, tag="gang_late"):

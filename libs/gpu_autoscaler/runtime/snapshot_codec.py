@@ -31,7 +31,7 @@ STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("nodes", "nodes_gone", "nodes_synced", "usable", "amiss_since"), "NODE"),
     **dict.fromkeys(("instances", "instances_seen_at", "instances_listed_at", "spot_ends"), "NODE"),
     **dict.fromkeys(("telemetry", "trails"), "GPU"),
-    **dict.fromkeys(("notices", "offers"), "SPOT"),
+    **dict.fromkeys(("notices", "offers", "hints"), "SPOT"),
     "jobs": "JOB",
     "wishes": "DEMAND",
     **dict.fromkeys(("directives", "policy_changed"), "POLICY"),

@@ -29,7 +29,6 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.model.reasons import (
     Frozen,
-    GangIncomplete,
     HoldReason,
     KeptByOverride,
     OffersRefused,
@@ -37,6 +36,7 @@ from gpu_autoscaler.model.reasons import (
     PoolPaused,
     UnmetDemand,
 )
+from gpu_autoscaler.model.waits import GangIncomplete
 
 
 def seen(*stories: Story, under: ScalingPolicy | None = None, at: datetime = T0) -> Sight:

@@ -22,8 +22,9 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.job import JobPreempted
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import GangIncomplete, HoldReason, RoomExpected, WatchStale
+from gpu_autoscaler.model.reasons import HoldReason, RoomExpected, WatchStale
 from gpu_autoscaler.model.scheduling import Taint
+from gpu_autoscaler.model.waits import GangIncomplete
 
 
 def now(state: ClusterState) -> Schedule:
