@@ -22,7 +22,7 @@ _Keeping = (
 )
 _Overruling = reasons.Frozen | reasons.PoolPaused | reasons.OverrideReached | reasons.KeptByOverride
 _Limiting = reasons.NodesLimit | reasons.GpusLimit | reasons.BudgetLimit | reasons.MoneyLimit | reasons.Cooldown
-_Unready = shape_reasons.VolumeNotReady | shape_reasons.GroupNotWhole | reasons.GangIncomplete
+_Unready = shape_reasons.VolumeNotReady | shape_reasons.GroupNotWhole
 
 
 _Doubting = reasons.ForecastUnsure | use_reasons.TelemetryUnsure | use_reasons.UtilizationAlone
@@ -77,10 +77,6 @@ def _of_unready(reason: _Unready) -> str:
         case shape_reasons.GroupNotWhole():
             missing = counted(reason.members_count_min - reason.members_there, "pod")
             return f"the other {missing} that {thing(reason.group)} needs can be seen"
-        case reasons.GangIncomplete():
-            missing_count = reason.members_count - reason.members_placed
-            has = "has" if missing_count == 1 else "have"
-            return f"the other {counted(missing_count, 'member')} {has} a place as well"
         case _:
             assert_never(reason)
 

@@ -223,7 +223,7 @@ _KeptReason = (
 )
 
 
-_NotWhole = shape_reasons.VolumeNotReady | shape_reasons.GroupNotWhole | reasons.GangIncomplete
+_NotWhole = shape_reasons.VolumeNotReady | shape_reasons.GroupNotWhole
 
 
 def _why_not_whole(reason: _NotWhole) -> str:
@@ -233,9 +233,6 @@ def _why_not_whole(reason: _NotWhole) -> str:
         case shape_reasons.GroupNotWhole():
             there = f"{reason.members_there} of {counted(reason.members_count_min, 'pod')}"
             return f"Only {there} that {thing(reason.group)} needs are there; it starts whole or not at all."
-        case reasons.GangIncomplete():
-            placed = f"{reason.members_placed} of {counted(reason.members_count, 'member')}"
-            return f"Only {placed} of job {reason.job_id} have a place; it starts whole or not at all."
 
 
 def _why_kept(reason: _KeptReason) -> str:
