@@ -16,6 +16,7 @@ from gpu_autoscaler.core.check_money import unpaid
 from gpu_autoscaler.core.check_neighbours import neighbour_mistakes
 from gpu_autoscaler.core.check_removals import removal_mistakes
 from gpu_autoscaler.core.check_use import use_mistakes
+from gpu_autoscaler.core.check_waits import wait_mistakes
 from gpu_autoscaler.core.cron import schedule
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -41,6 +42,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, 
         _volumes,
         _everything_accounted,
         lambda plan, state, _: directive_mistakes(plan, state),
+        wait_mistakes,
         removal_mistakes,
         neighbour_mistakes,
         use_mistakes,

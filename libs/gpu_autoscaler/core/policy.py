@@ -58,6 +58,14 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         False
     )
 
+    pending_pod_timeout_seconds: Annotated[
+        Seconds,
+        Meta(description="A pod waits so long at most for room that running work surely gives back. Source: S45."),
+    ] = 120.0
+    queued_timeout_seconds: Annotated[
+        Seconds,
+        Meta(description="A queued job waits so long at most for such room; high priority never. Source: S44, S47."),
+    ] = 300.0
     boot_seconds_max: Annotated[
         Seconds,
         Meta(description="A bought node is usable by then or given back. Source: cluster-autoscaler."),

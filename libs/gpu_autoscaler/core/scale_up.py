@@ -1,6 +1,7 @@
 """Step `cover_demand`: waiting work gets room that is there or coming, else room that is bought.
 
 Room is never waited for unless it is expected: how long running work takes is unknown, so nothing is gained by hoping.
+What is certain to end within the wait that the policy allows is expected (`core/soon.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from gpu_autoscaler.core.parting import Want, parts_of
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Shape, Standing
+from gpu_autoscaler.core.soon import Soon
 from gpu_autoscaler.core.sparing import awaits_spot
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, HeldBack
@@ -115,6 +117,7 @@ class _Cover:
         self.is_met = True
         self._closed_reason: HoldReason | None = stale_watch(state, policy, draft.as_of)  # nothing is bought at all
         self._draft = draft
+        self._coming_free: Soon | None = None  # read where somebody waits, and then once
         self._room = draft.room
         self._ordered_for = _ordered_for(draft.views)
         self._kept: dict[str, tuple[str, ...]] = {}  # by the key of a lot's first item
@@ -152,6 +155,7 @@ class _Cover:
             for each in short:
                 if (closed := self._closed(lots[each].first)) is not None:
                     reasons[each] = closed
+            reasons |= self._patient(lots, [each for each in short if each not in reasons], placed)
             wanting = [each for each in short if each not in reasons]
             if wanting and all(lots[each].shape.company.is_plain for each in wanting):
                 self._buy_together(lots, wanting, placed)
@@ -180,6 +184,24 @@ class _Cover:
         as_of = self._draft.as_of
         gang = None if item.gang is None else waits(item.gang, self._state, self._policy, as_of)
         return gang or awaits_spot(item, self._market, self._policy, as_of)
+
+    def _patient(
+        self, lots: tuple[_Lot, ...], short: list[int], placed: list[tuple[str, ...]]
+    ) -> dict[int, HoldReason]:
+        """Return the lots that need no purchase: running work gives them room within the wait that they are allowed."""
+        found: dict[int, HoldReason] = {}
+        for each in short:
+            lot, missing_count = lots[each], lots[each].members_count - len(placed[each])
+            expected = self._soon().takes(lot.first, lot.shape, missing_count)
+            if expected is not None:
+                found[each] = expected
+        # Lots of one gang start together: to wait for a part of it gains nothing.
+        return found if len(found) == len(short) or all(lots[each].first.gang is None for each in short) else {}
+
+    def _soon(self) -> Soon:
+        if self._coming_free is None:
+            self._coming_free = Soon(self._draft, self._state, self._policy)
+        return self._coming_free
 
     def _is_late(self, gang: str, placed: list[tuple[str, ...]]) -> GangLate | None:
         """Return why the gang's nodes go back: some of those that it counts on did not come in time."""

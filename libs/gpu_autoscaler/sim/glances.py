@@ -15,15 +15,18 @@ from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.money import caps
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.soon import turns
 from gpu_autoscaler.core.state import (
     DirectiveRecord,
     DrainRecord,
+    JobRecord,
     OrderRecord,
     Usable,
 )
 from gpu_autoscaler.core.wear import expires_at
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
-from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PodUid, ProviderId
 from gpu_autoscaler.model.reasons import ReplacesNodes
 from gpu_autoscaler.runtime.projection import StateView
 
@@ -42,6 +45,7 @@ def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashab
         bisect_right(turns, now),
         bisect_right(renewals, now),
         bisect_right(_ends(state.directives), now),
+        bisect_right(_patience(policy, state.pods, state.jobs), now),
         None if stale is None else stale.source,
         stale_instances(state, policy, now) is None,
         None if listed_at is None else _missing(state.instances_seen_at, state.orders, listed_at),
@@ -128,6 +132,23 @@ def _renewals(
 def _ends(directives: Mapping[str, DirectiveRecord]) -> list[datetime]:
     """The instants at which what people overrule is over by itself, in order."""
     return sorted(record.given.until for record in directives.values())
+
+
+@remembered(8)
+def _patience(
+    policy: ScalingPolicy, pods: Mapping[PodUid, PodObserved], jobs: Mapping[JobId, JobRecord]
+) -> list[datetime]:
+    """The instants at which work ends that is certain to, and at which no more is waited for that, in order."""
+    found = [*turns(pods, jobs)]
+    if not found:
+        return found
+    pending, queued = policy.pending_pod_timeout_seconds, policy.queued_timeout_seconds
+    longest = timedelta(seconds=max(pending, queued))
+    found += [at - longest for at in found]
+    waiting = (pod.unschedulable_since for pod in pods.values() if pod.node_name is None)
+    found += [since + timedelta(seconds=pending) for since in waiting if since is not None]
+    accepted = (job.queued.queued_at for job in jobs.values() if job.queued is not None)
+    return sorted([*found, *(at + timedelta(seconds=queued) for at in accepted)])
 
 
 @remembered(8)
