@@ -18,10 +18,15 @@ def waits(gang: str, state: ClusterState, policy: ScalingPolicy, as_of: datetime
     record = state.gangs.get(gang)
     if record is None:
         return None
-    retry_at = record.given_up_at + timedelta(seconds=_wait_seconds(record, policy.gangs))
+    retry_at = tried_again_at(record, policy.gangs)
     if as_of >= retry_at:
         return None
     return GangBackoff(gang=gang, given_up_count=record.given_up_count, retry_at=retry_at)
+
+
+def tried_again_at(record: GangRecord, rules: GangPolicy) -> Instant:
+    """When a gang that was bought for in vain may be bought for again."""
+    return record.given_up_at + timedelta(seconds=_wait_seconds(record, rules))
 
 
 def _wait_seconds(record: GangRecord, rules: GangPolicy) -> float:

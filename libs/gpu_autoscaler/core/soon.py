@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpu_autoscaler.core.bins import node_bin
-from gpu_autoscaler.core.demand import DemandItem, DemandSource, job_spec
+from gpu_autoscaler.core.demand import job_spec
+from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import ScalingPolicy

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from operator import is_
 
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
+from gpu_autoscaler.core.gangs import tried_again_at
 from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.money import caps
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -19,6 +20,7 @@ from gpu_autoscaler.core.soon import turns
 from gpu_autoscaler.core.state import (
     DirectiveRecord,
     DrainRecord,
+    GangRecord,
     JobRecord,
     OrderRecord,
     Usable,
@@ -41,10 +43,12 @@ def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashab
         _Same(
             state.pods, state.budgets, state.busy_until, state.nodes, state.nodes_gone, state.instances, state.usable,
             state.amiss_since, state.notices, state.offers, state.jobs, state.orders, state.drains, state.directives,
+            state.gangs,
         ),
         bisect_right(turns, now),
         bisect_right(renewals, now),
         bisect_right(_ends(state.directives), now),
+        bisect_right(_gang_turns(policy, state.gangs, state.orders), now),
         bisect_right(_patience(policy, state.pods, state.jobs), now),
         None if stale is None else stale.source,
         stale_instances(state, policy, now) is None,
@@ -132,6 +136,17 @@ def _renewals(
 def _ends(directives: Mapping[str, DirectiveRecord]) -> list[datetime]:
     """The instants at which what people overrule is over by itself, in order."""
     return sorted(record.given.until for record in directives.values())
+
+
+@remembered(8)
+def _gang_turns(
+    policy: ScalingPolicy, gangs: Mapping[str, GangRecord], orders: Mapping[ActionId, OrderRecord]
+) -> list[datetime]:
+    """The instants at which a gang is tried again, or has had its time, in order."""
+    had = timedelta(seconds=policy.gangs.complete_seconds_max)
+    bought = (order for order in orders.values() if order.decision is not None and order.decision.gang is not None)
+    over = (order.planned_at + had for order in bought if order.planned_at is not None)
+    return sorted([*over, *(tried_again_at(record, policy.gangs) for record in gangs.values())])
 
 
 @remembered(8)
