@@ -16,6 +16,7 @@ from gpu_autoscaler.core.demand_items import DemandItem
 from gpu_autoscaler.core.directives import NOTHING_IN_FORCE, InForce, in_force
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.placement import Room
+from gpu_autoscaler.core.ranking import DEFAULT_PLACEMENT
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.views import pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
@@ -53,17 +54,18 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     numbers: Iterator[int] = msgspec.field(default_factory=itertools.count)
 
     @classmethod
-    def start(cls, state: ClusterState, as_of: datetime) -> "Draft":
-        """Nothing decided yet."""
+    def start(cls, state: ClusterState, as_of: datetime, placement: str = DEFAULT_PLACEMENT) -> "Draft":
+        """Nothing decided yet. `placement` names the policy by which nodes are filled."""
         views, pods = node_views(state, as_of), pods_by_node(state)
+        wanted = demand(state, views, as_of)
         return cls(
             as_of=as_of,
             state=state,
             parent_sequence=state.last_plan_sequence,
             views=views,
             pods=pods,
-            demand=demand(state, views, as_of),
-            room=Room(current_bins(views, pods)),
+            demand=wanted,
+            room=Room(current_bins(views, pods), placement, [item.shape for item in wanted]),
             directives=in_force(state.directives, as_of),
         )
 

@@ -45,7 +45,7 @@ class Estimates:
 
     def __init__(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
         self._state, self._policy, self._as_of = state, policy, as_of
-        self._draft = Draft.start(state, as_of)
+        self._draft = Draft.start(state, as_of, policy.placement)
         self._market = Market(self._draft, state, policy)
         self._account = account_of(self._draft, policy)
         self._stale, self._frozen = stale_watch(state, policy, as_of), _frozen(self._draft, policy)

@@ -156,8 +156,9 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
         A GPU label without GPUs is a plugin starting.
         """
-        if self.promised is not None:
-            return self.promised.gpus_fit_in(there)
+        promised = self.promised
+        if promised is not None:
+            return promised.gpus_fit_in(there)
         return there.has_gpus or self.node is None or self.node.gpu_model is None
 
 

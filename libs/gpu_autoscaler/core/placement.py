@@ -12,10 +12,7 @@ import numpy as np
 
 from gpu_autoscaler.core.acceptance import Acceptance, members_that_fit
 from gpu_autoscaler.core.amounts import (
-    CPU,
     FIRST_SLICE,
-    GPU,
-    MEMORY,
     Bools,
     Ints,
     Kinds,
@@ -26,6 +23,7 @@ from gpu_autoscaler.core.amounts import (
 )
 from gpu_autoscaler.core.company import Tally
 from gpu_autoscaler.core.neighbours import Neighbours
+from gpu_autoscaler.core.ranking import DEFAULT_PLACEMENT, Ranking
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Shape
 
@@ -55,6 +53,17 @@ class _Columns(NamedTuple):
 _columns = remembered(2)(_Columns.of)
 
 
+class _Fixed:
+    """Places in a given order, whatever fits there."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self._places = places
+
+    def __call__(self, _: Ints) -> Sequence[int]:
+        """The places."""
+        return self._places
+
+
 class Room:
     """Free room during one calculation: a scratch pad that is filled, and emptied again to where it was marked.
 
@@ -62,7 +71,8 @@ class Room:
     equal scores fall to the smallest key.
     """
 
-    def __init__(self, bins: Iterable[Bin]) -> None:
+    def __init__(self, bins: Iterable[Bin], placement: str = DEFAULT_PLACEMENT, waiting: Iterable[Shape] = ()) -> None:
+        """`placement` names the policy by which nodes are filled, `waiting` are the shapes that will want room."""
         self._bins: list[Bin] = []  # as they were put, by place
         self._places: dict[str, int] = {}
         self._kinds: Kinds = ()  # of slices, in order of their columns
@@ -76,6 +86,7 @@ class Room:
         self._elsewhere: Callable[[Shape, str], Collection[str]] = _nowhere
         self._undo: list[Callable[[], None]] = []
         there = tuple(bins)
+        self._ranking = Ranking(placement, there, waiting)
         self._put(there, _columns(there))
 
     def __getitem__(self, key: str) -> Bin:
@@ -164,7 +175,7 @@ class Room:
     def place_on(self, keys: Iterable[str], shape: Shape, count: int) -> tuple[str, ...]:
         """Place as many as fit on these bins alone, in their order; keys that are not in the room are passed over."""
         places = [self._places[key] for key in keys if key in self]
-        return self._place(shape, count, lambda _: places) if places else ()
+        return self._place(shape, count, _Fixed(places)) if places else ()
 
     def take_back(self, keys: Iterable[str], shape: Shape) -> None:
         """Members that were placed on these bins, one for each key, are there no more."""
@@ -173,7 +184,9 @@ class Room:
 
     def _place(self, shape: Shape, count: int, in_order: Callable[[Ints], Iterable[int]]) -> tuple[str, ...]:
         """Place as many as fit, at most `count`, on the places that `in_order` names for the members that fit."""
-        at_once_max = count if shape.company.is_any else 1  # each may close bins to the next one, and open others
+        # Each pod may close bins to the next one, and open others; or make its bin the worse for the next.
+        is_at_once = shape.company.is_any and (self._ranking.fills_up or isinstance(in_order, _Fixed))
+        at_once_max = count if is_at_once else 1
         placed: list[str] = []
         is_going_on = count > 0
         while is_going_on:
@@ -186,7 +199,8 @@ class Room:
                     placed += [self._bins[place].key] * taken
                 if len(placed) == count or len(placed) - before == at_once_max:
                     break
-            is_going_on = not shape.company.is_any and before < len(placed) < count
+            self._ranking.taken(len(placed) - before)
+            is_going_on = not is_at_once and before < len(placed) < count
         return tuple(placed)
 
     def note(self, key: str, shape: Shape) -> None:
@@ -238,30 +252,21 @@ class Room:
         return np.concatenate([part.by(shape) for part in self._acceptances]) & self._is_there
 
     def _best_first(self, shape: Shape, members: Ints) -> list[int]:
-        """Places that take a member, the best fit first: what is real before what is coming, then what is left least.
-
-        A bin that takes one only becomes a better fit, so each is filled before the next one is begun.
-        """
+        """Places that take a member, as the policy has it: what is real before what is coming, and nodes whose GPUs
+        nobody asks for last."""
         fitting = np.flatnonzero(members)
         if self._ranks is None:
             order = sorted(range(len(self._bins)), key=lambda place: self._bins[place].key)
             self._ranks = np.empty(len(order), dtype=np.int64)
             self._ranks[order] = np.arange(len(order))
-        free = self._free[fitting]
         is_blocked = self._has_gpus[fitting] & (not shape.resources.has_gpus)  # GPUs that would wait for nothing
-        # What has slices is kept for those that ask for them, and of these nodes the one with fewest left is filled.
-        slices = free[:, FIRST_SLICE:].sum(axis=1)
-        ranked = np.lexsort(
-            (
-                self._ranks[fitting],
-                free[:, MEMORY],
-                free[:, CPU],
-                slices,
-                free[:, GPU],
-                is_blocked,
-                self._standing[fitting],
-            )
+        keys = self._ranking.keys(
+            shape,
+            self._free[fitting],
+            lambda: np.array([self._bins[place].gpus_count for place in fitting], dtype=np.int64),
+            lambda: [self._bins[place].key for place in fitting],
         )
+        ranked = np.lexsort((self._ranks[fitting], *keys, is_blocked, self._standing[fitting]))
         return [int(place) for place in fitting[ranked]]
 
     def _fill(self, place: int, shape: Shape, count: int) -> None:

@@ -3,7 +3,7 @@
 A new threshold is one field here. Ratios run 0 to 1; durations are seconds of cluster time.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,10 @@ from gpu_autoscaler.core.spot_policy import SpotPolicy
 from gpu_autoscaler.core.use_policy import IdleJobsPolicy, UtilizationPolicy, UtilizationTrigger
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
+
+PlacementName = Literal[
+    "fragmentation-gradient", "best-fit", "packing", "spreading", "least-loaded", "round-robin", "random"
+]
 
 
 class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,6 +101,9 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     limits: Annotated[LimitsPolicy, Meta(description="Limits of zones and of projects. Source: S62, S96, S116.")] = (
         LimitsPolicy()
     )
+    placement: Annotated[
+        PlacementName, Meta(description="By which policy nodes are filled. Source: S89, S93, S94, S95.")
+    ] = "fragmentation-gradient"
     node_overhead_micro_usd_per_hour: Annotated[
         MicroUsdPerHour,
         Meta(description="What a node costs besides its price: agents, addresses, upkeep. Source: bench case V5."),

@@ -58,13 +58,14 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     if stale is not None:
         return Schedule(held_back=tuple(_held(job_id, stale) for job_id in waiting))
     views = node_views(state, as_of)
-    room = Room(current_bins(views, pods_by_node(state)))
+    items = off_spot_if_worn(demand(state, views, as_of), state, policy)
+    room = Room(current_bins(views, pods_by_node(state)), policy.placement, [item.shape for item in items])
     nodes = {f"node/{view.node_uid}": view for view in views}
     for key, view in nodes.items() if state.hints else ():
         if key in room and hinted(view, state, policy, as_of) is not None:
             room.remove(key)
     found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}
-    for item in off_spot_if_worn(demand(state, views, as_of), state, policy):
+    for item in items:
         if item.source is DemandSource.REPORTED:
             continue  # room is wished to be free for work: what waits may have it
         if item.blocked is not None:

@@ -47,3 +47,8 @@ class Bin(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_bytes: int | None = None
     capacity_type: CapacityType | None = None
     expected_at: Instant | None = None  # when a coming node should be usable
+
+    @property
+    def gpus_count(self) -> int:
+        """GPUs of the node, in use or not; more are not known than are free or asked for."""
+        return self.free.gpu_count + sum(pod.requests.gpu_count for pod in self.pods)

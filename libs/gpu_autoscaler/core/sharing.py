@@ -118,6 +118,16 @@ class Scores:
         wasted = idle[:, None] - np.where(hosts, used, 0)
         return np.asarray((wasted * self._counts).sum(axis=1), dtype=np.int64)
 
+    def fragments_of_whole(self, cpu_milli: Ints, gpus_count: Ints) -> Ints:
+        """The same where every free GPU is whole: then each is as good as the other for whoever fits."""
+        fits = (gpus_count[:, None] >= self._number) & (cpu_milli[:, None] >= self._cpu) & (self._number > 0)
+        missed = self._counts.sum() - (fits * self._counts).sum(axis=1)
+        return np.asarray(gpus_count * WHOLE * missed, dtype=np.int64)
+
+    def in_steps(self, gradient: Ints) -> Ints:
+        """In which of its hundred steps each gradient is."""
+        return _in_steps(gradient, self, _STEPS)
+
     def _scored(self, state: NodeState) -> tuple[Ints, Ints]:
         after = _Afters(state, self.shapes)
         scores = np.full(len(self.shapes), _NO, dtype=np.int64)
@@ -243,19 +253,32 @@ def _in_steps(gradient: Ints, scores: Scores, steps: Floats) -> Ints:
 
 
 def _best_fit(_scores: Scores, _state: NodeState, after: _Afters) -> Ints:
-    both = after.cpu_milli * _GPU_MILLI_OF_LARGEST + after.gpus_milli.sum(axis=1) * _CPU_MILLI_OF_LARGEST
+    return best_fit_scores(after.cpu_milli, after.gpus_milli.sum(axis=1))
+
+
+def best_fit_scores(cpu_milli: Ints, gpus_milli: Ints) -> Ints:
+    """Of what is left of CPU and, over all GPUs, of GPU."""
+    both = cpu_milli * _GPU_MILLI_OF_LARGEST + gpus_milli * _CPU_MILLI_OF_LARGEST
     whole = 2 * _CPU_MILLI_OF_LARGEST * _GPU_MILLI_OF_LARGEST
     return np.asarray((whole - both) * 100 // whole, dtype=np.int64)
 
 
 def _packing(_scores: Scores, state: NodeState, after: _Afters) -> Ints:
     idle_count = sum(1 for each in state.gpus_milli if each == WHOLE)
-    if idle_count == len(state.gpus_milli):
-        scores = np.full(after.shape.size, max(33 - idle_count, idle_count), dtype=np.int64)
-    else:
-        is_shared = (after.asked_count > 0) & (after.left < WHOLE)
-        scores = np.where(is_shared, 100 - after.left * 100 // WHOLE // 10, np.maximum(50 - after.asked_count, 33))
-    return np.where(after.asked_count > 0, scores, 0).astype(np.int64)
+    return packing_scores(
+        np.full(after.shape.size, idle_count, dtype=np.int64),
+        np.full(after.shape.size, len(state.gpus_milli), dtype=np.int64),
+        after.asked_count,
+        after.left,
+    )
+
+
+def packing_scores(idle_count: Ints, gpus_count: Ints, asked_count: Ints, left_milli: Ints) -> Ints:
+    """Of idle GPUs, all GPUs, those asked for, and what the GPU to be shared has left; before the pod is there."""
+    shared = 100 - left_milli * 100 // WHOLE // 10
+    in_use = np.where(left_milli < WHOLE, shared, np.maximum(50 - asked_count, 33))
+    scores = np.where(idle_count == gpus_count, np.maximum(33 - idle_count, idle_count), in_use)
+    return np.where(asked_count > 0, scores, 0).astype(np.int64)
 
 
 def _spreading(_scores: Scores, _state: NodeState, after: _Afters) -> Ints:
@@ -263,8 +286,13 @@ def _spreading(_scores: Scores, _state: NodeState, after: _Afters) -> Ints:
 
 
 def _least_loaded(_scores: Scores, state: NodeState, after: _Afters) -> Ints:
-    whole = max(len(state.gpus_milli) * WHOLE, 1)
-    return np.asarray(after.gpus_milli.sum(axis=1) * 1_000_000 // whole, dtype=np.int64)
+    gpus_count = np.full(after.shape.size, len(state.gpus_milli), dtype=np.int64)
+    return least_loaded_scores(after.gpus_milli.sum(axis=1), gpus_count)
+
+
+def least_loaded_scores(gpus_milli: Ints, gpus_count: Ints) -> Ints:
+    """Of what is left over all GPUs, and how many there are."""
+    return np.asarray(gpus_milli * 1_000_000 // np.maximum(gpus_count * WHOLE, 1), dtype=np.int64)
 
 
 def _equal(_scores: Scores, _state: NodeState, after: _Afters) -> Ints:

@@ -68,7 +68,7 @@ class Resources(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     def gpus_fit_in(self, room: "Resources") -> bool:
         """True when the whole GPUs and the parts of GPUs are at most the room's, whatever else."""
-        return self.gpu_count <= room.gpu_count and _are_in(self.slices, room.slices)
+        return self.gpu_count <= room.gpu_count and (not self.slices or _are_in(self.slices, room.slices))
 
 
 NO_RESOURCES = Resources()

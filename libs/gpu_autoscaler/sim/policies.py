@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpu_autoscaler.core.gang_policy import GangPolicy
 from gpu_autoscaler.core.health_policy import GpuHealthPolicy
 from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
-from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.policy import NodePool, PlacementName, ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
 from gpu_autoscaler.core.spot_policy import MixPolicy, SpotPolicy
@@ -71,6 +71,22 @@ def sharing_of(seed: int) -> NodePool | None:
     return chance.choice(_SHARING) if chance.random() < _SHARING_RATIO else None
 
 
+_PLACEMENTS: tuple[PlacementName, ...] = (
+    "best-fit",
+    "packing",
+    "spreading",
+    "least-loaded",
+    "round-robin",
+    "random",
+)
+_OTHER_PLACEMENT_RATIO = 0.2  # of runs: nodes are filled by another policy than the default
+
+
+def _placement(seed: int) -> PlacementName:
+    chance = random.Random(f"{seed}/placement policy")
+    return chance.choice(_PLACEMENTS) if chance.random() < _OTHER_PLACEMENT_RATIO else "fragmentation-gradient"
+
+
 def policy_of(seed: int) -> ScalingPolicy:
     """The policy that a run begins with."""
     chance = random.Random(f"{seed}/policy")
@@ -97,6 +113,7 @@ def policy_of(seed: int) -> ScalingPolicy:
         ),
         pools=(*chance.choice(_POOLS), *(() if sharing is None else (sharing,))),
         limits=random.Random(f"{seed}/limits").choice(_LIMITS),
+        placement=_placement(seed),
         spot=random.Random(f"{seed}/spot").choice(_SPOT),
         gangs=random.Random(f"{seed}/gangs").choice(_GANGS),
     )
