@@ -25,12 +25,13 @@ from gpu_autoscaler.core.moving import (
 from gpu_autoscaler.core.pace import removals_left, too_many_go
 from gpu_autoscaler.core.patience import stake_gpu_seconds
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.regret import gone_lately, too_soon_to_buy
 from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.core.returning import leaves_for_a_storm, stands_in_for_spot
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import DrainNode, HeldBack
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import NodeUnderused, SavingTooSmall
+from gpu_autoscaler.model.reasons import HoldReason, NodeUnderused, SavingTooSmall
 
 _STEP = "replace_dear"
 _HOUR_SECONDS = 3600.0
@@ -50,9 +51,11 @@ def replace_dear(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
             return draft.adding(removals=[drain])
     ready = [view for view in views if _may_be_replaced(view, bought, draft, state, policy)]
     ready.sort(key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name))
+    gone = gone_lately(state, policy, draft.as_of)
     for group in _groups(ready, draft, policy):
+        reason: HoldReason | None
         purchases, reason = _cheaper(group, draft, state, policy)
-        if purchases:
+        if purchases and (reason := too_soon_to_buy(tuple(each.decision for each in purchases), gone)) is None:
             return draft.adding(purchases=purchases)
         if reason is not None and len(group) == 1:
             draft = draft.adding(held_back=[HeldBack(step=_STEP, subject=f"node/{group[0].node_uid}", reason=reason)])

@@ -41,6 +41,7 @@ def vain_replacements(plan: Plan, state: ClusterState, policy: ScalingPolicy) ->
     for record in state.orders.values():
         if record.launched is not None:
             prices.setdefault(record.launched.provider_id, record.launched.price_micro_usd_per_hour)
+    yield from _bought_back(plan, state, policy)
     overhead = policy.node_overhead_micro_usd_per_hour
     spent: Counter[tuple[NodeUid, ...]] = Counter()
     for decision in plan.decisions:
@@ -57,3 +58,23 @@ def vain_replacements(plan: Plan, state: ClusterState, policy: ScalingPolicy) ->
             and price >= sum((each or 0) + overhead for each in known)
         ):
             yield f"nodes {', '.join(node_uids)} are replaced to save money by what costs {price} micro-dollars an hour"
+
+
+def _bought_back(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    """What went by choice within the cooldown is not bought again to save money."""
+    since = plan.as_of - timedelta(seconds=policy.scale_down_cooldown_seconds)
+    left = {
+        record.decision.provider_id
+        for record in state.drains.values()
+        if isinstance(record.decision, DrainNode)
+        and record.decision.is_voluntary
+        and record.cancelled is None
+        and record.planned_at is not None
+        and record.planned_at > since
+    }
+    kinds = {each.instance_type for each in state.instances.values() if each.provider_id in left}
+    for decision in plan.decisions:
+        reason = decision.reason
+        is_for_money = isinstance(reason, ReplacesNodes) and reason.cause == "underused"
+        if isinstance(decision, BuyNode) and is_for_money and decision.offer.instance_type in kinds:
+            yield f"{decision.offer.key} is bought to save money, and one of its kind went a moment ago"

@@ -1,8 +1,26 @@
 """Work moves to fewer or cheaper nodes when that pays for itself: bought first, drained when ready, never back."""
 
+from datetime import timedelta
+
 import msgspec
 import pytest
-from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, node, offer, on_sale, planned, pod, policy
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    T0,
+    Story,
+    Told,
+    drained,
+    given,
+    instance,
+    node,
+    offer,
+    on_sale,
+    planned,
+    pod,
+    policy,
+    purchase,
+)
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
@@ -141,3 +159,18 @@ def test_thrift_can_be_switched_off() -> None:
     state = given(node("n1", BIG), pod("a", on="n1", gpus=2), SALE, as_of=NOW)
 
     assert made_of(state, policy(is_consolidation_on=False)).decisions == ()
+
+
+@pytest.mark.parametrize(("ago", "is_bought"), [(5 * MINUTE, False), (11 * MINUTE, True)])
+def test_what_went_a_moment_ago_is_not_bought_back_to_save_money(ago: timedelta, *, is_bought: bool) -> None:
+    """A small one was idle and went; the work that would be cheaper on it waits for the cooldown."""
+    gone = drained("n0", at=NOW - ago, reason=reasons.NodeIdle(idle_seconds=700, idle_seconds_max=600))
+    there = (*gone, *instance(purchase("buy-n0", SMALL), state="terminated", at=NOW - ago + MINUTE))
+    state = given(node("n1", BIG), pod("a", on="n1", gpus=2), SALE, there, as_of=NOW)
+    made = made_of(state)
+    held = [each.reason for each in made.held_back if each.step == "replace_dear"]
+
+    assert bool(bought(made)) == is_bought
+    assert is_bought or held == [reasons.Cooldown(remaining_seconds=300.0)]
+    unhurried = plan(given(node("n1", BIG), pod("a", on="n1", gpus=2), SALE, as_of=NOW), policy(), NOW)
+    assert is_bought or "one of its kind went a moment ago" in str(check(unhurried, state, policy()))
