@@ -1,6 +1,7 @@
 """The running system on one screen: every service, by its class. How each is put together stands in `wiring.py`."""
 
 from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler_services.announcer.service import Announcer
 from gpu_autoscaler_services.cost_tracker.service import CostTracker
 from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
 from gpu_autoscaler_services.gateway.service import Gateway
@@ -17,6 +18,7 @@ SERVICES: tuple[type[Service], ...] = (
     Scheduler,  # which jobs are accepted, and when each may start
     Scaler,  # which nodes there are to be; its executor orders, drains and ends them
     Shadow,  # what another policy would decide; acts on nothing
+    Announcer,  # why pods wait and nodes come and go, said on them as Kubernetes Events
     CostTracker,  # who pays for what
     Gateway,  # the door for people and programs: REST, events, the live page
 )

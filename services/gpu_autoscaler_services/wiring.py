@@ -136,6 +136,18 @@ async def shadow(place: Workplace) -> tuple[Service, Bus]:
     return service, await _bus(place, Shadow)
 
 
+async def announcer(place: Workplace) -> tuple[Service, Bus]:
+    """State -> Kubernetes Events."""
+    from gpu_autoscaler.kube.announcing import EventWriter
+    from gpu_autoscaler_services.announcer.service import Announcer
+
+    policies = PolicyFile(_path(place.settings))
+    kube, _ = await _kube(place)
+    service = Announcer(place.view, policies.now, EventWriter(kube))
+    await _follow(place, policies, service.use_policy)
+    return service, await _bus(place, Announcer)
+
+
 async def cost_tracker(place: Workplace) -> tuple[Service, Bus]:
     """Instances and pods -> money."""
     from gpu_autoscaler_services.cost_tracker.service import CostTracker
@@ -199,6 +211,7 @@ COMPOSE: Mapping[str, Compose] = {
     "scaler": scaler,
     "scheduler": scheduler,
     "shadow": shadow,
+    "announcer": announcer,
     "cost_tracker": cost_tracker,
     "gateway": gateway,
 }

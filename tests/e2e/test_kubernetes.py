@@ -113,6 +113,9 @@ async def play(cluster: Running, kube: KubeHttp) -> None:
         ),
         "rest",
     )
+    about_pods = "/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind%3DPod,reason%3DScaleUpTriggered"
+    said = await kube.until(about_pods, lambda answer: answer.get("items"), 30.0)
+    assert "on the way; it starts when " in said["items"][0]["message"]
     before = placed(await kube.until(of_user, lambda answer: len(placed(answer)) == 2, 60.0))
     await cluster.until(lambda record: record.count(JobStarted) == 1, "the job of the queue runs")
 
@@ -136,3 +139,5 @@ async def play(cluster: Running, kube: KubeHttp) -> None:
     assert cluster.record.count(ScalingDrainStarted) >= report.nodes_bought
     assert cluster.record.count(ScalingNodeTerminated) >= report.nodes_bought
     await kube.until("/api/v1/nodes", lambda answer: answer.get("items") == [])
+    about_nodes = await kube.read("/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind%3DNode")
+    assert {"NodeRegistered", "SpotInterruption"} <= {event["reason"] for event in about_nodes["items"]}

@@ -80,7 +80,7 @@ def pod_line(name_or_id: str, sight: Sight) -> str:
         return f"Held at its gate until job {pod.job_id} may start. {job_line(pod.job_id, sight)}".rstrip()
     if pod.is_gated:
         return "Waiting because it has a scheduling gate; it starts when who set the gate takes it away."
-    return _of_pod(pod, sight)
+    return waiting_pod_line(pod, sight)
 
 
 def node_line(name_or_id: str, sight: Sight) -> str:
@@ -109,7 +109,8 @@ def _waiting(job_id: JobId, sight: Sight) -> str:
     return _because(reason) if reason is not None else "It may start: the scheduler places it with its next look."
 
 
-def _of_pod(pod: PodObserved, sight: Sight) -> str:
+def waiting_pod_line(pod: PodObserved, sight: Sight) -> str:
+    """Return what a pod without a node waits for and when it starts."""
     key = f"pod/{pod.pod_uid}"
     reason = sight.planned.get(key)
     if reason is not None and not isinstance(reason, reasons.RoomExpected):
@@ -129,6 +130,11 @@ def _because(reason: reasons.HoldReason) -> str:
     if not why[1:2].isupper():  # GPU, EC2
         why = why[:1].lower() + why[1:]
     return f"Waiting because {why}; it starts when {remedy(reason)}."
+
+
+def is_ordered_for(pod: PodObserved, sight: Sight) -> bool:
+    """Return whether a node that was bought for this pod is on its way."""
+    return bool(_ordered_for((f"pod/{pod.pod_uid}",), sight))
 
 
 def _ordered_for(keys: tuple[str, ...], sight: Sight) -> str:

@@ -185,9 +185,17 @@ class KubeClient:
         return await self._delete(JOBS, job, {"propagationPolicy": "Background"})
 
     async def create(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Create an object that is only asked about, such as a TokenReview, and return the server's answer."""
+        """Create an object of a kind that has no struct of its own (a TokenReview, an Event); return the answer."""
         kind = str(body.get("kind", "object"))
         return msgspec.json.decode(await self._call("POST", path, f"create {kind}", body=body), type=dict[str, Any])
+
+    async def read(self, path: str) -> Mapping[str, Any]:
+        """Return an object of a kind that has no struct of its own. Raises NotFound."""
+        return msgspec.json.decode(await self._call("GET", path, f"read {path}"), type=dict[str, Any])
+
+    async def patch(self, path: str, body: Mapping[str, Any]) -> None:
+        """Apply a merge patch to an object of a kind that has no struct of its own. Raises NotFound, Conflict."""
+        await self._call("PATCH", path, f"patch {path}", body=body, content_type=MERGE_PATCH)
 
     async def close(self) -> None:
         """Give back connections."""

@@ -30,6 +30,7 @@ from gpu_autoscaler_services.permissions import OPERATOR_USER, fresh_passwords, 
 Role = Literal["nodes", "central"]
 
 SHADOW = "shadow"  # runs only where there is a policy for it
+ANNOUNCER = "announcer"  # runs only on a real cluster: nobody runs kubectl on the simulated one
 # Process name -> (service, role of the spot watcher); one process each, as in deploy/ and docker-compose.yml.
 PROCESSES: dict[str, tuple[str, Role | None]] = {
     "scaler": ("scaler", None),
@@ -39,6 +40,7 @@ PROCESSES: dict[str, tuple[str, Role | None]] = {
     "spot-watcher-notices": ("spot_watcher", "nodes"),
     "dcgm-ingest": ("dcgm_ingest", None),
     SHADOW: ("shadow", None),
+    ANNOUNCER: ("announcer", None),
     "cost-tracker": ("cost_tracker", None),
     "gateway": ("gateway", None),
 }
@@ -167,7 +169,7 @@ class LocalSystem:
 
     def _services(self) -> Iterator[Child]:
         for name, (service, role) in PROCESSES.items():
-            if name == SHADOW and self._shadow is None:
+            if (name == SHADOW and self._shadow is None) or (name == ANNOUNCER and self._kube.url is not None):
                 continue
             yield self._process(name, service, role)
 

@@ -1,0 +1,1 @@
+"""Says on Kubernetes objects what becomes of them."""

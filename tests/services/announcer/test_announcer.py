@@ -1,0 +1,117 @@
+"""The announcer says what is new, once, and not more than anybody wants to read."""
+
+from datetime import datetime, timedelta
+
+from tests.support.stories import HOUR, MINUTE, SECOND, T0, given, on_sale, pod, policy
+
+from gpu_autoscaler.core.announcements import Announcement
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.events.envelope import Envelope, Recorded
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.decisions import Cut
+from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
+from gpu_autoscaler.model.ids import FactId, PlanId
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler_services.announcer.service import EVENTS_PER_TICK_MAX, Announcer
+
+
+class Wall:
+    """Where announcements hang; it can refuse them."""
+
+    def __init__(self) -> None:
+        self.said: list[Announcement] = []
+        self.refusal: AutoscalerError | None = None
+
+    async def say(self, said: Announcement, now: datetime) -> None:
+        """Hang it up."""
+        assert now >= T0
+        if self.refusal is not None:
+            raise self.refusal
+        self.said.append(said)
+
+    def taken(self) -> list[str]:
+        """The names of whom it was about, since last asked."""
+        names, self.said = [one.name for one in self.said], []
+        return names
+
+
+def waiting(count: int) -> ClusterState:
+    """So many pods that nothing on sale can hold."""
+    pods = [pod(f"p{number:03}", gpus=16, unschedulable_since=T0 + number * SECOND) for number in range(count)]
+    return given(*pods, on_sale(), as_of=T0 + MINUTE)
+
+
+def announcer(state: ClusterState, wall: Wall) -> Announcer:
+    """One that knows the state and the plan that is made of it."""
+    service = Announcer(StateView(state), policy(), wall)
+    made = ScalingPlanMade(
+        plan_id=PlanId("p1"),
+        plan=plan(state, policy(), T0 + MINUTE),
+        cut=Cut(),
+        policy_digest="policy",
+        core_digest="core",
+        service_version="0",
+    )
+    envelope = Envelope(id=FactId("f1"), source="/scaler", time=T0, fact=made)
+    service.on_folded([Recorded(envelope=envelope, stream=made.stream(), sequence=1)])
+    return service
+
+
+async def test_what_was_said_is_said_again_only_after_a_long_while() -> None:
+    """Not with each tick; but before Kubernetes forgets it."""
+    wall = Wall()
+    service = announcer(waiting(1), wall)
+    for after, names in ((0, ["p000"]), (10, []), (29 * 60, []), (30 * 60, ["p000"]), (31 * 60, [])):
+        await service.on_tick(T0 + MINUTE + timedelta(seconds=after))
+        assert wall.taken() == names, after
+
+
+async def test_other_words_are_news_but_not_every_few_seconds() -> None:
+    """A reason whose numbers move would else be an event a tick."""
+    wall = Wall()
+    service = announcer(waiting(1), wall)
+    await service.on_tick(T0 + MINUTE)
+    topic, (_, at) = next(iter(service._said.items()))
+    service._said[topic] = ("other words", at)
+    await service.on_tick(T0 + MINUTE + 50 * SECOND)
+    assert wall.taken() == ["p000"]
+    await service.on_tick(T0 + 2 * MINUTE)
+    assert wall.taken() == ["p000"]
+
+
+async def test_a_storm_of_waiting_pods_is_told_bit_by_bit() -> None:
+    """So many a tick, those that wait longest first, and each of them once."""
+    wall = Wall()
+    service = announcer(waiting(3 * EVENTS_PER_TICK_MAX), wall)
+    told = []
+    for number in range(4):
+        await service.on_tick(T0 + MINUTE + number * 10 * SECOND)
+        names = wall.taken()
+        assert len(names) <= EVENTS_PER_TICK_MAX
+        told += names
+    assert told == [f"p{number:03}" for number in range(3 * EVENTS_PER_TICK_MAX)]
+
+
+async def test_a_server_that_is_away_is_asked_once_a_tick() -> None:
+    """Nothing counts as said, and all of it comes when the server is back."""
+    wall = Wall()
+    service = announcer(waiting(3), wall)
+    wall.refusal = TransientError("away")
+    await service.on_tick(T0 + MINUTE)
+    wall.refusal = None
+    await service.on_tick(T0 + MINUTE + 10 * SECOND)
+    assert wall.taken() == ["p000", "p001", "p002"]
+
+
+async def test_an_event_that_is_refused_is_left_out() -> None:
+    """It is not asked for with every tick, and holds up no other."""
+    wall = Wall()
+    service = announcer(waiting(2), wall)
+    wall.refusal = PermanentError("403")
+    await service.on_tick(T0 + MINUTE)
+    wall.refusal = None
+    await service.on_tick(T0 + MINUTE + 10 * SECOND)
+    assert wall.taken() == []
+    await service.on_tick(T0 + HOUR)
+    assert wall.taken() == ["p000", "p001"]
