@@ -5,7 +5,7 @@ from statistics import geometric_mean
 
 import msgspec
 
-from gpu_autoscaler.sim.scores import OURS
+from gpu_autoscaler.sim.scores import OURS, UNTOLD
 from gpu_autoscaler.sim.tally import ALL, Score
 
 
@@ -192,7 +192,13 @@ def _judged(each: Round) -> Iterator[str]:
     if ours.interrupted_jobs_count:
         yield (
             f"- Of {ours.interrupted_jobs_count} jobs that the cloud interrupted under ours, "
-            f"{ours.recovered_jobs_count} ended well."
+            f"{ours.recovered_jobs_count} ended well ({ours.recovered_jobs_count / ours.interrupted_jobs_count:.1%})."
+        )
+    untold = next((one for one in each.scores if one.system == UNTOLD), None)
+    if untold is not None and untold.lost_gpu_hours:
+        yield (
+            f"- Asked to save, work lost {ours.lost_gpu_hours:,.1f} GPU-h; drained under its notice and not asked, "
+            f"{untold.lost_gpu_hours:,.1f}: {ours.lost_gpu_hours / untold.lost_gpu_hours:.0%} of it."
         )
     yield from (f"- **A promise of ours broke**: {what}." for what in ours.broken)
     bound = next((one for one in each.scores if one.node_hours is None), None)

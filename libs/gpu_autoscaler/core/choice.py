@@ -24,6 +24,7 @@ from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.parting import groups_of
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
@@ -54,10 +55,7 @@ class Choice:
     def __init__(self, market: Market, views: tuple[NodeView, ...], policy: ScalingPolicy) -> None:
         self._market = market
         self._policy = policy
-        self._gpus: Counter[str] = Counter()  # by capacity type, place of spot, and all under ""
-        for view in views:
-            if view.is_ours and view.is_counted and view.order is not None and view.order.decision is not None:
-                self.add(view.order.decision.offer)
+        self._gpus = _counted(views).copy()  # by capacity type, place of spot, and all under ""
         self._costs: dict[int, Ints] = {}
         rules = policy.spot
         self._is_risky = market.rates > rules.interruption_ratio_max
@@ -287,6 +285,13 @@ class Choice:
                 gpus[place] += more
             kept.append(node)
         return kept, apart
+
+
+@remembered(2)
+def _counted(views: tuple[NodeView, ...]) -> Counter[str]:
+    """GPUs that we bought and that count, by what they count as."""
+    decisions = (view.order.decision for view in views if view.is_ours and view.is_counted and view.order is not None)
+    return _gpus_of(decision.offer for decision in decisions if decision is not None)
 
 
 def _counted_as(offer: Offer) -> tuple[str, ...]:
