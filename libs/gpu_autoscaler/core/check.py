@@ -80,6 +80,12 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
         offer, pool = decision.offer, pools.get(decision.pool)
         if _sale(offer) not in on_sale:
             yield f"{offer.key} is bought, but is not for sale like that"
+        if offer.paid_from is not None and plan.as_of < offer.paid_from:
+            yield f"{offer.key} is bought before its paid period begins"
+        if offer.paid_until is not None and plan.as_of >= offer.paid_until - timedelta(
+            seconds=policy.paid_drain_seconds
+        ):
+            yield f"{offer.key} is bought when its paid period is over, or nearly"
         if offer.price_micro_usd_per_hour is None:
             yield f"{offer.key} is bought at an unknown price"
         if pool is None:

@@ -19,6 +19,7 @@ from gpu_autoscaler.core.bins import PodsByNode, node_free_of_work, offered_bin
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.interruptions import ends_by_place, place_of, rate_of
 from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.paid_periods import PaidPeriods
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.pools import allows
 from gpu_autoscaler.core.remembered import remembered
@@ -65,6 +66,7 @@ class _Shelf:
         self.is_on_demand = self._is_of(CapacityType.ON_DEMAND)
         self.is_reserved = self._is_of(CapacityType.RESERVED)
         self.rates_unless_known = np.array([rate_of(sale.offer, {}) for sale in self.sales], dtype=np.float64)
+        self.paid_periods = PaidPeriods(sale.offer for sale in self.sales)
         self.spot_at: dict[str, list[int]] = {}  # by type and zone
         for place in np.flatnonzero(self.is_spot).tolist():
             offer = self.sales[place].offer
@@ -112,10 +114,16 @@ class Market:
         if self._refusals:
             is_open = [self.refused_until(sale.offer) is None for sale in self.sales]
             self._is_buyable &= np.array(is_open, dtype=np.bool_)
+        self._paid_periods, self._as_of = shelf.paid_periods, draft.as_of
+        if shelf.paid_periods.any:
+            self._is_buyable &= shelf.paid_periods.are_open(draft.as_of, self.boot_seconds + policy.paid_drain_seconds)
 
     def members(self, shape: Shape) -> Ints:
         """Return how many members of the shape a new node of each sale takes; none where it cannot be had now."""
-        return np.where(self._is_buyable, self.members_in_principle(shape), 0)
+        is_buyable = self._is_buyable
+        if self._paid_periods.any and not shape.is_spot_allowed:
+            is_buyable = is_buyable & ~self._paid_periods.has_end  # what must not be interrupted outlives no period
+        return np.where(is_buyable, self.members_in_principle(shape), 0)
 
     def domains(self, shape: Shape, key: str) -> frozenset[str]:
         """Return the values of a label of all nodes that could be bought for the shape now; a new host has no name."""
@@ -132,6 +140,8 @@ class Market:
         refused = {offer.key: until for offer in fitting if (until := self.refused_until(offer)) is not None}
         if refused:
             return OffersRefused(offers=tuple(sorted(refused)), retry_at=min(refused.values()))
+        if (closed := self._paid_periods.told(fitting, self._as_of)) is not None:
+            return NoOfferFits(detail=closed)
         if fitting:
             return PriceUnknown(offers=tuple(sorted({offer.key for offer in fitting})))
         return NoOfferFits(detail=self._what_is_missing(shape))

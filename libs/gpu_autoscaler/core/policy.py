@@ -85,6 +85,10 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     notice_seconds_default: Annotated[
         Seconds, Meta(description="Deadline of a notice that carries none. Source: GCP's preemption notice, S75.")
     ] = 30.0
+    paid_drain_seconds: Annotated[
+        Seconds,
+        Meta(description="Nodes of a paid period drain so long before its end. Source: our own, as a voluntary drain."),
+    ] = 600.0
     watch_seconds_max: Annotated[
         Seconds,
         Meta(description="Older pictures of the world prove no absence. Source: Decisions, missing data."),

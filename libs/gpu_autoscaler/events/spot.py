@@ -7,7 +7,8 @@ from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
 
-NoticeKind = Literal["terminate", "stop", "hibernate", "maintenance"]
+# `paid_period_over`: nobody takes the instance, its time is up (a capacity block, a reservation with an end).
+NoticeKind = Literal["terminate", "stop", "hibernate", "maintenance", "paid_period_over"]
 
 
 def notice_id(provider_id: str, kind: str, provider_event: str) -> str:

@@ -4,6 +4,7 @@ import enum
 
 import msgspec
 
+from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.resources import Resources, Slices
 
 
@@ -26,6 +27,8 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     gpu_memory_bytes: int | None = None  # of one GPU
     price_micro_usd_per_hour: int | None = None  # None: unknown, which is not free; such an offer is not bought
     boot_seconds: float = 120.0  # expected, from order to GPUs allocatable
+    paid_from: Instant | None = None  # paid for from then on, used or not; None: paid while it runs
+    paid_until: Instant | None = None  # every node of it has to be gone by then
     interruption_ratio: float | None = None  # of spot: the share that is taken, as the cloud publishes it; None: unsaid
 
     def cut_into(self, slices: Slices) -> Resources:

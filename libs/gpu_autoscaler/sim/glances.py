@@ -28,6 +28,7 @@ from gpu_autoscaler.core.state import (
 from gpu_autoscaler.core.wear import expires_at
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PodUid, ProviderId
 from gpu_autoscaler.model.reasons import ReplacesNodes
 from gpu_autoscaler.runtime.projection import StateView
@@ -48,6 +49,7 @@ def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashab
         bisect_right(turns, now),
         bisect_right(renewals, now),
         bisect_right(_ends(state.directives), now),
+        bisect_right(_periods(policy, state.offers), now),
         bisect_right(_gang_turns(policy, state.gangs, state.orders), now),
         bisect_right(_patience(policy, state.pods, state.jobs), now),
         None if stale is None else stale.source,
@@ -136,6 +138,18 @@ def _renewals(
 def _ends(directives: Mapping[str, DirectiveRecord]) -> list[datetime]:
     """The instants at which what people overrule is over by itself, in order."""
     return sorted(record.given.until for record in directives.values())
+
+
+@remembered(8)
+def _periods(policy: ScalingPolicy, sampled: SpotOffersSampled | None) -> list[datetime]:
+    """The instants at which an offer's paid period opens, or is too near its end to be bought from, in order."""
+    found: list[datetime] = []
+    for offer in () if sampled is None else sampled.offers:
+        if offer.paid_from is not None:
+            found.append(offer.paid_from)
+        if offer.paid_until is not None:
+            found.append(offer.paid_until - timedelta(seconds=policy.paid_drain_seconds + offer.boot_seconds))
+    return sorted(found)
 
 
 @remembered(8)

@@ -49,6 +49,7 @@ from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.inventory import InstancesListed
+from gpu_autoscaler_services.scaler.paid import ends_due
 from gpu_autoscaler_services.scaler.past import Past
 
 # An instance's life is the cloud's to count and never starts over, whatever becomes of the cluster.
@@ -108,6 +109,7 @@ class Scaler:
         PolicyChanged,
         NodeInstanceObserved,
         NodeInstanceListed,
+        SpotNoticeReceived,  # that a paid period is nearly over
     )
     urgent: ClassVar[tuple[type[Fact], ...]] = (
         JobQueued,
@@ -261,4 +263,5 @@ class Scaler:
                 )
             )
         uids = tuple(sorted(one.provider_id for one in item.instances))
+        facts += ends_due(self._view.state, self._policy, item)
         return [*facts, NodeInstanceListed(provider_ids=uids, listed_at=item.listed_at)]

@@ -1,15 +1,31 @@
 """When the scaler speaks: behind the last plan's fence, and only when there is something to say."""
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+import msgspec
 from prometheus_client import CollectorRegistry
-from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, job, offer, on_sale, planned, policy, purchase
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    T0,
+    Story,
+    Told,
+    bought,
+    given,
+    job,
+    offer,
+    on_sale,
+    planned,
+    policy,
+    purchase,
+)
 
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved
 from gpu_autoscaler.events.policy import PolicyChanged
 from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
+from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.protocol import Instance
@@ -165,3 +181,23 @@ async def test_a_change_of_policy_is_said_before_the_first_plan_by_it() -> None:
     assert isinstance(made, ScalingPlanMade)
     assert made.policy_digest == said.policy_digest == policy_digest(other)
     assert not made.plan.decisions
+
+
+async def test_the_end_of_a_paid_period_is_said_once_and_in_time() -> None:
+    """As a notice with the end as its deadline, when the node is to drain; not before, and not again."""
+    until = T0 + HOUR
+    paid = msgspec.structs.replace(offer(), paid_from=T0 - HOUR, paid_until=until)
+    order = bought(purchase("buy-1", paid))
+    view = view_of(order)
+
+    async def said(at: datetime) -> list[SpotNoticeReceived]:
+        seen = msgspec.structs.replace(instance("running"), action_id=ActionId("buy-1"))
+        facts = await scaler(view).on_item(InstancesListed(instances=(seen,), listed_at=at))
+        assert isinstance(facts, list)
+        return [fact for fact in facts if isinstance(fact, SpotNoticeReceived)]
+
+    assert await said(until - 11 * MINUTE) == []
+    (notice,) = await said(until - 10 * MINUTE)
+    assert (notice.kind, notice.reclaim_at) == ("paid_period_over", until)
+    view.advance(given(order, (Told(notice, until - 10 * MINUTE),)), {"SPOT": 1})
+    assert await said(until - 9 * MINUTE) == []
