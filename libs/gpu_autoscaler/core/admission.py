@@ -18,6 +18,7 @@ from gpu_autoscaler.core.share_asked import is_share, memory_min, memory_to_ask_
 from gpu_autoscaler.core.slicing import Share, shares_of, shares_on
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS, gpu_model_name
 from gpu_autoscaler.model.ids import JobId, derive_id
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES, JobSpec, Mistake
@@ -34,6 +35,8 @@ PRIORITY_MAX = max(PRIORITY_NAMES.values())
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 # Values of labels (Kubernetes documentation, "Labels and Selectors", syntax; read 2026-11-21).
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+# Keys of labels: a DNS name before a slash, and a name as above (the same).
+_LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 # Names of environment variables (Kubernetes API reference, EnvVar; read 2026-11-21).
 _ENV_KEY = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 
@@ -146,6 +149,7 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         duration_seconds_max=hours * 3600.0,
         requested_at=at,
         run_seconds=request.run_seconds,
+        within=request.within,
     )
 
 
@@ -162,6 +166,8 @@ def _names(request: JobRequested) -> Iterator[Mistake]:
         yield Mistake("project_id", _label_rule(request.project_id))
     if request.workload_type is not None and not _LABEL_VALUE.fullmatch(request.workload_type):
         yield Mistake("workload_type", _label_rule(request.workload_type))
+    if request.within is not None and not _LABEL_KEY.fullmatch(request.within):
+        yield Mistake("within", f"{_quoted(request.within)} is no key of a label (example: {labels.ZONE})")
     job_id = request.job_id
     if job_id is not None and (len(job_id) > JOB_ID_LENGTH_MAX or not _DNS_LABEL.fullmatch(job_id)):
         yield Mistake(

@@ -40,6 +40,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, 
         _gangs,
         choice_mistakes,
         _volumes,
+        _domains,
         _everything_accounted,
         lambda plan, state, _: directive_mistakes(plan, state),
         wait_mistakes,
@@ -229,6 +230,34 @@ def _volumes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]
         for key in getattr(decision.reason, "demand", ()):
             if key in waiting:
                 yield f"{decision.offer.key} is bought for pod {waiting[key].name}: {waiting[key].volume_trouble}"
+
+
+def _domains(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
+    """What is bought for a gang whose members must be near each other is near each other."""
+    values: dict[tuple[str, str], set[str | None]] = {}
+    for decision in _bought(plan):
+        key = None if decision.gang is None else _domain_of(decision.gang, state)
+        if key is not None and decision.gang is not None:
+            carried = {**dict(decision.labels), labels.ZONE: decision.offer.zone}
+            values.setdefault((decision.gang, key), set()).add(carried.get(key))
+    for (gang, key), found in values.items():
+        if len(found) > 1 or None in found:
+            yield f"nodes for gang {gang} are bought in {len(found)} domains, and all of it must share one {key}"
+
+
+def _domain_of(gang: str, state: ClusterState) -> str | None:
+    job = state.jobs.get(JobId(gang.removeprefix("job/")))
+    if job is not None:
+        return None if job.queued is None else job.queued.spec.within
+    _, namespace, name = gang.split("/", 2)
+    names = {*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION}
+    for pod in state.pods.values():
+        said = pod.labels + pod.annotations
+        if pod.namespace == namespace and any(word in names and value == name for word, value in said):
+            found = [value for word, value in pod.annotations if word in labels.GANG_WITHIN]
+            if found:
+                return found[0]
+    return None
 
 
 def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:

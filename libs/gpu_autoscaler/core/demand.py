@@ -194,6 +194,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
                 shape=job_shape(spec),
                 member_count=missing_count,
                 gang=f"job/{job_id}" if missing_count > 1 else None,
+                within=spec.within,
                 priority=spec.priority,
                 since=job.queued.queued_at,
                 job_id=job_id,

@@ -33,6 +33,7 @@ from gpu_autoscaler.model.reasons import HoldReason, NoOfferFits, OffersRefused,
 
 _UNKNOWN_PRICE = -1
 _ANY_NEW_HOST = ""  # no node is called that
+_WORDS_OF_PLACES = ("topology", "clique", "rack", "ultraserver", "placement-group")
 _OF_ONE_NODE = frozenset({labels.HOSTNAME, labels.PROJECT_ID})  # labels that the next node of an offer has otherwise
 
 
@@ -219,9 +220,20 @@ def _as_it_came(promised: Bin, came: NodeView, pods: PodsByNode) -> Bin:
 
     Taints are taken from the promise: those that a node has besides are for a while, or for that node alone.
     """
-    own = {key: value for key, value in came.labels.items() if key not in _OF_ONE_NODE}
+    own = {key: value for key, value in came.labels.items() if key in promised.labels or not _is_of_one_node(key)}
     zone = promised.labels[labels.ZONE]  # where it is, it cannot come otherwise
     return msgspec.structs.replace(promised, free=node_free_of_work(came, pods), labels={**own, labels.ZONE: zone})
+
+
+def _is_of_one_node(key: str) -> bool:
+    """True for labels that the next node of the offer has otherwise: its name, and where in the building it stands.
+
+    Cliques of NVLink, racks and blocks go by `nvidia.com/gpu.clique`, `topology.k8s.aws/network-node-layer-1`,
+    `cloud.google.com/gce-topology-block` and the like (documentation of NVIDIA, EKS and GKE, read 2026-11-21).
+    """
+    if key in (labels.ZONE, labels.REGION):
+        return False
+    return key in _OF_ONE_NODE or any(word in key for word in _WORDS_OF_PLACES)
 
 
 def _standing_refusals(state: ClusterState, as_of: datetime) -> dict[tuple[str, str], Instant]:

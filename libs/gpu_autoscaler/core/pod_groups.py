@@ -55,9 +55,12 @@ def _as_gang(
             there = len(members) + bound_count
             blocked = GroupNotWhole(group=gang, members_there=there, members_count_min=count_min)
     first = sorted(members, key=lambda each: (-each.priority, each.since, each.key))[:needed_count]
+    within = next(filter(None, (_within(pods[PodUid(each.key.removeprefix("pod/"))]) for each in first)), None)
     blocked = blocked or next((each.blocked for each in first if each.blocked is not None), None)
     return {
-        each.key: msgspec.structs.replace(each, gang=gang, priority=priority, since=since, blocked=blocked)
+        each.key: msgspec.structs.replace(
+            each, gang=gang, priority=priority, since=since, blocked=blocked, within=within
+        )
         for each in first
     }
 
@@ -78,6 +81,12 @@ def _count_min(pod: PodObserved) -> int | None:
         return pod.group_count_min
     said = dict((*pod.annotations, *pod.labels))
     return next((int(said[key]) for key in _MINIMA if said.get(key, "").isdigit()), None)
+
+
+def _within(pod: PodObserved) -> str | None:
+    """The label whose value the nodes of all members share; None: they may be apart."""
+    said = dict(pod.annotations)
+    return next((said[key] for key in labels.GANG_WITHIN if said.get(key)), None)
 
 
 @remembered(4)

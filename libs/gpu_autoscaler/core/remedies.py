@@ -22,7 +22,7 @@ _Keeping = (
 )
 _Overruling = reasons.Frozen | reasons.PoolPaused | reasons.OverrideReached | reasons.KeptByOverride
 _Limiting = reasons.NodesLimit | reasons.GpusLimit | reasons.BudgetLimit | reasons.MoneyLimit | reasons.Cooldown
-_Unready = shape_reasons.VolumeNotReady | shape_reasons.GroupNotWhole
+_Unready = shape_reasons.NoDomainFits | shape_reasons.VolumeNotReady | shape_reasons.GroupNotWhole
 
 
 _Doubting = reasons.ForecastUnsure | use_reasons.TelemetryUnsure | use_reasons.UtilizationAlone
@@ -72,6 +72,8 @@ def _of_doubting(reason: _Doubting) -> str:
 
 def _of_unready(reason: _Unready) -> str:
     match reason:
+        case shape_reasons.NoDomainFits():
+            return f"one value of {reason.topology_key} has room for all {counted(reason.members_count, 'member')}"
         case shape_reasons.VolumeNotReady():
             return f"its volume is there ({reason.detail})"
         case shape_reasons.GroupNotWhole():

@@ -15,6 +15,7 @@ from gpu_autoscaler.core.basket import Basket
 from gpu_autoscaler.core.bins import bin_key, node_bin
 from gpu_autoscaler.core.choice import Lacking
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
+from gpu_autoscaler.core.domains import bound, domains_for
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.gangs import is_late, waits
@@ -30,6 +31,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, HeldBack
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons import DemandReturned, HoldReason, ReplacesDoomed, RoomExpected, UnmetDemand
+from gpu_autoscaler.model.shape_reasons import NoDomainFits
 from gpu_autoscaler.model.waits import GangLate
 
 _STEP = "cover_demand"
@@ -64,6 +66,11 @@ class _Lot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shape(self) -> Shape:
         return self.first.shape
+
+    def bound_to(self, key: str, value: str) -> "_Lot":
+        """The same for one domain alone."""
+        items = tuple(msgspec.structs.replace(item, shape=bound(item.shape, key, value)) for item in self.items)
+        return _Lot(items=items)
 
     @property
     def members_count(self) -> int:
@@ -141,10 +148,29 @@ class _Cover:
             self._settle(lot, (), lot.first.blocked)
         if blocked:
             lots = tuple(lot for lot in lots if lot.first.blocked is None)
-        if lots:
+        if lots and lots[0].first.gang is not None and lots[0].first.is_bought_for and lots[0].first.within:
+            self._serve_within(lots[0].first.within, lots)
+        elif lots:
             self._serve(lots)
 
-    def _serve(self, lots: tuple[_Lot, ...]) -> None:
+    def _serve_within(self, key: str, lots: tuple[_Lot, ...]) -> None:
+        """Serve a gang whose members share a value of this label, in the first domain that can have them all."""
+        coming: set[str] = set()
+        for lot in lots:
+            kept = self._kept.pop(lot.first.key, ())
+            coming.update(kept)
+            self._room.take_back(kept, lot.shape)
+        wanted = [(lot.shape, lot.members_count) for lot in lots]
+        values = domains_for(key, wanted, self._room, self._market, frozenset(coming))
+        if not any(self._serve(tuple(lot.bound_to(key, value) for lot in lots), is_last=False) for value in values):
+            count = sum(lot.members_count for lot in lots)
+            reason = NoDomainFits(topology_key=key, domains_count=len(values), members_count=count)
+            reasons = self._none_of(lots[0].first.gang or "", lots, {0: reason})
+            for number, lot in enumerate(lots):
+                self._settle(lot, (), reasons[number])
+
+    def _serve(self, lots: tuple[_Lot, ...], *, is_last: bool = True) -> bool:
+        """Return False where a gang cannot be had; unless that was the last try, nothing is said of it then."""
         mark, bought_mark, returns_count = self._room.mark(), self.basket.mark(), len(self.returns)
         kept = [self._kept.get(lot.first.key, ()) for lot in lots]
         placed = [keys + self._place(lot, lot.members_count - len(keys)) for lot, keys in zip(lots, kept, strict=True)]
@@ -173,9 +199,12 @@ class _Cover:
             for number, lot in enumerate(lots):
                 self._room.take_back(kept[number], lot.shape)
                 placed[number] = ()
+            if not is_last:
+                return False
             reasons = self._none_of(gang, lots, reasons)
         for number, lot in enumerate(lots):
             self._settle(lot, placed[number], reasons.get(number))
+        return True
 
     def _closed(self, item: DemandItem) -> HoldReason | None:
         """Return why nothing is bought for it now, whatever could be had."""

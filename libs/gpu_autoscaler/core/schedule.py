@@ -14,6 +14,7 @@ import msgspec
 from gpu_autoscaler.core.bins import current_bins
 from gpu_autoscaler.core.demand import demand, is_member
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
+from gpu_autoscaler.core.domains import place_in_one_domain
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.placement import Room
@@ -73,7 +74,7 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
         if item.source is not DemandSource.QUEUED_JOB or item.job_id is None:
             room.place_most(item.shape, item.member_count, item.prefers)
             continue
-        keys = room.place_gang(item.shape, item.member_count) or ()
+        keys = _placed(item, room)
         found[item.job_id] = _why_not_now(item.job_id, item, keys, room) or tuple(nodes[key] for key in keys)
     found.update(_released(state, waiting, {view.name: view for view in views if view.node is not None}))
     placements: list[Placement] = []
@@ -85,6 +86,13 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
         elif outcome is not None:
             held.append(_held(job_id, outcome))
     return Schedule(placements=tuple(placements), held_back=tuple(held))
+
+
+def _placed(item: DemandItem, room: Room) -> tuple[str, ...]:
+    """Place all members, near each other where they must be; none where they do not all fit."""
+    if item.within is None:
+        return room.place_gang(item.shape, item.member_count) or ()
+    return place_in_one_domain(item.within, item.shape, item.member_count, room)
 
 
 def _why_not_now(job_id: JobId, item: DemandItem, keys: tuple[str, ...], room: Room) -> HoldReason | None:

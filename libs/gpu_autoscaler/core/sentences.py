@@ -223,11 +223,14 @@ _KeptReason = (
 )
 
 
-_NotWhole = shape_reasons.VolumeNotReady | shape_reasons.GroupNotWhole
+_NotWhole = shape_reasons.NoDomainFits | shape_reasons.VolumeNotReady | shape_reasons.GroupNotWhole
 
 
 def _why_not_whole(reason: _NotWhole) -> str:
     match reason:
+        case shape_reasons.NoDomainFits():
+            tried, members = counted(reason.domains_count, "value"), counted(reason.members_count, "member")
+            return f"Its {members} must share a value of {reason.topology_key}; of {tried} none can have them all."
         case shape_reasons.VolumeNotReady():
             return f"No node would help: {reason.detail}."
         case shape_reasons.GroupNotWhole():

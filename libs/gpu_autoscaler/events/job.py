@@ -23,6 +23,9 @@ class JobRequested(Fact, frozen=True, kw_only=True):
     max_duration_hours: float | None = None  # None: the policy's default
     preemptible: bool = True
     members: int = 1  # pods that start together or not at all, each with these requirements
+    within: str | None = (
+        None  # label of nodes whose value all members share: topology.kubernetes.io/zone, nvidia.com/gpu.clique
+    )
     workload_type: str | None = None  # training, inference, batch, development ...
     job_id: JobId | None = None  # None: derived from the event's id
     run_seconds: float | None = None  # for simulated clusters: how long the work takes

@@ -82,3 +82,4 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     duration_seconds_max: float
     requested_at: Instant
     run_seconds: float | None = None  # how long the work takes where that is known (traces, demo); None in real life
+    within: str | None = None  # label of nodes whose value all members share; None: they may be apart

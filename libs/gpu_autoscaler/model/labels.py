@@ -36,6 +36,9 @@ POD_GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
 # How many pods the group has, on each of them (Kueue), or how many start together (Coscheduling before its CRD).
 POD_GROUP_TOTAL_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 POD_GROUP_MIN_AVAILABLE = ("pod-group.scheduling.sigs.k8s.io/min-available", "scheduling.x-k8s.io/min-available")
+# On pods of a gang: the label of nodes whose value all of them share, an NVLink domain, rack or zone. Ours, and Kueue's
+# (Kueue, "Topology Aware Scheduling"; read 2026-11-21).
+GANG_WITHIN = (f"{PREFIX}/gang-within", "kueue.x-k8s.io/podset-required-topology")
 # Volcano gives pods that name no group one of their controller's, with a minimum of one: they are no gang.
 POD_GROUP_GENERATED_PREFIX = "podgroup-"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"

@@ -12,7 +12,7 @@ from gpu_autoscaler.model.ids import NodeUid, PodUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.passed import PassedOver
 from gpu_autoscaler.model.reason import Reason
-from gpu_autoscaler.model.shape_reasons import GroupNotWhole, VolumeNotReady
+from gpu_autoscaler.model.shape_reasons import ShapeReason
 from gpu_autoscaler.model.use_reasons import TelemetryUnsure, UtilizationAlone, UtilizationHigh
 from gpu_autoscaler.model.waits import GangBackoff, GangIncomplete, GangLate, SpotAwaited
 
@@ -395,6 +395,5 @@ HoldReason = (
     | TelemetryUnsure
     | UtilizationAlone
     | ForecastUnsure
-    | VolumeNotReady
-    | GroupNotWhole
+    | ShapeReason
 )

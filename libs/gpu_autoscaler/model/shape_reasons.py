@@ -9,9 +9,20 @@ class VolumeNotReady(Reason, frozen=True, kw_only=True, tag="volume_not_ready"):
     detail: str  # in words: "claim default/data does not exist"
 
 
+class NoDomainFits(Reason, frozen=True, kw_only=True, tag="no_domain_fits"):
+    """All members must be near each other, and nowhere near each other can they all have a place."""
+
+    topology_key: str  # label of nodes whose value they share
+    domains_count: int  # that were tried, each with what could be bought there
+    members_count: int
+
+
 class GroupNotWhole(Reason, frozen=True, kw_only=True, tag="group_not_whole"):
     """The group needs more pods to start than there are: nothing is bought for a part of it."""
 
     group: str  # group/<namespace>/<name>
     members_there: int
     members_count_min: int
+
+
+ShapeReason = VolumeNotReady | GroupNotWhole | NoDomainFits

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import FactId, JobId, derive_id
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
@@ -78,7 +79,7 @@ class Users:
         chance = self._chance
         run_seconds = min(max(chance.lognormvariate(0.0, 1.0) * RUN_SECONDS_MEDIAN, RUN_SECONDS_MIN), RUN_SECONDS_MAX)
         name = f"work-{len(self.requests) + 1}"
-        return JobRequested(
+        request = JobRequested(
             job_name=name,
             job_id=JobId(name),
             project_id=chance.choice(("vision", "speech", "ranking")),
@@ -92,6 +93,8 @@ class Users:
             workload_type=chance.choice((None, "training", "batch")),
             run_seconds=round(run_seconds, 1),
         )
+        # Where some work is particular about GPUs, gangs are about zones.
+        return replace(request, within=labels.ZONE) if self._wants_parts and request.members > 1 else request
 
     def _gpus(self) -> GpuRequirements:
         chance = self._chance

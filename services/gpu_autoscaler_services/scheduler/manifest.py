@@ -98,7 +98,7 @@ def _amounts(spec: JobSpec) -> dict[str, str]:
 
 def _node_affinity(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> dict[str, Any]:
     """What the job needs of its nodes as required, the nodes of its placement as preferred."""
-    groups = [_models(spec, state), _memories(spec, state), _capacity_types(spec)]
+    groups = [_models(spec, state), _memories(spec, state), _capacity_types(spec), _domain(spec, state, node_names)]
     terms = [
         {"matchExpressions": [condition for part in parts for condition in part]}
         for parts in product(*(group for group in groups if group))
@@ -165,6 +165,21 @@ def _capacity_types(spec: JobSpec) -> list[_Term]:
         for key, words in CAPACITY_TYPE_LABELS.items()
     }
     return [(_in(key, words),) for key, words in lasting.items() if words]
+
+
+def _domain(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> list[_Term]:
+    """The domain of the placement, for members that must share one; before the placement there is none yet."""
+    if spec.within is None or not node_names:
+        return []
+    chosen = set(node_names)
+    values = {
+        value
+        for node in state.nodes.values()
+        if node.name in chosen
+        for key, value in node.labels
+        if key == spec.within
+    }
+    return [(_in(spec.within, sorted(values)),)] if len(values) == 1 else []
 
 
 def _in(key: str, values: Sequence[str]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _ANNOTATIONS_HONOURED = frozenset(
         labels.SCALE_DOWN_DISABLED,
         labels.POD_GROUP_ANNOTATION,
         labels.POD_GROUP_TOTAL_COUNT,
+        *labels.GANG_WITHIN,
     }
 )
 
