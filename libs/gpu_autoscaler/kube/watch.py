@@ -56,50 +56,72 @@ async def read_for_ever(reader: Reader, kind: Kind[Any], *, label_selector: str,
     selector = {"labelSelector": label_selector} if label_selector else {}
     version: int | None = None  # None: nothing listed yet, or history lost
     is_absent = False  # told that there is none of an optional kind
-    wait_seconds = WAIT_SECONDS_MIN
+    pace = _Pace()
     while True:
-        told_seconds = 0.0  # how long the server wants to be left alone
+        told_seconds, was_open = 0.0, False  # how long the server wants to be left alone; whether a watch was answered
         try:
             if version is None:
                 listed = await _list(reader, kind, selector, now)
-                version, is_absent = listed.version, False
+                version, is_absent, pace.heard_at = listed.version, False, _seconds()
                 yield listed
-            opened_at, is_empty = _seconds(), True
+            opened_at = _seconds()
             # Explicit closing: a generator that is dropped half-way would keep the connection until collected.
             async with contextlib.aclosing(_watch(reader, kind, selector, version, now)) as items:
                 async for item in items:
                     version = item.version if isinstance(item, Bookmark) else item.object.version
-                    wait_seconds, is_empty = WAIT_SECONDS_MIN, False
+                    pace.goes_well()
                     yield item
-            # Closed in good order: go on from the last version.
             if _seconds() - opened_at >= WATCH_SECONDS - CLOCK_SECONDS:
-                # By the server itself, at the time that we asked for. That proves as much as a bookmark, and where
-                # nothing happened since our list there is none: its version would be older than the list's.
+                # Closed by the server itself, at the time that we asked for. That proves as much as a bookmark, and
+                # where nothing happened since our list there is none: its version would be older than the list's.
+                pace.goes_well()
                 yield Bookmark(kind=kind, version=version, seen_at=now())
-                continue
-            if not is_empty:
-                continue
+            if pace.heard_at >= opened_at:
+                continue  # closed in good order: go on from the last version
             # Something between us and the server closes watches before their time; asking on and on would be a storm.
-            log.warning("watch closed without a word, trying again", kind=kind.plural, wait_seconds=wait_seconds)
-            continue  # closed in good order: go on from the last version
+            was_open = True
+            log.warning("watch closed without a word, trying again", kind=kind.plural, wait_seconds=pace.wait_seconds)
         except NotFound as exc:
             if not kind.is_optional:
                 log.warning("kind not found, trying again", kind=kind.path(), error=str(exc))
             elif not is_absent:
                 is_absent = True
                 yield Listed(kind=kind, objects=(), version=0, seen_at=now())
-            version, wait_seconds = None, ABSENT_SECONDS if kind.is_optional else wait_seconds
+            version, pace.wait_seconds = None, ABSENT_SECONDS if kind.is_optional else pace.wait_seconds
         except HistoryLost as exc:
             log.info("watch history lost, listing again", kind=kind.plural, version=version, error=str(exc))
             version = None
         except AutoscalerError as exc:
             # The state ages meanwhile, and what depends on its freshness holds still by itself.
-            log.warning("watch interrupted, trying again", kind=kind.plural, wait_seconds=wait_seconds, error=str(exc))
+            log.warning("watch interrupted, trying again", kind=kind.plural, error=str(exc))
             told_seconds = min(getattr(exc, "retry_after_seconds", None) or 0.0, RETRY_AFTER_SECONDS_MAX)
+            was_open = isinstance(exc, _BrokeOff)
+        if was_open and _seconds() - pace.heard_at > SILENCE_SECONDS_MAX:
+            version = None  # watches begin, say nothing and end before their time: a list says how things are
+        await pace.wait(told_seconds)
+
+
+class _BrokeOff(TransientError):
+    """A watch that was answered ended in the middle."""
+
+
+class _Pace:
+    """How long it was quiet, and how long to wait before the next question."""
+
+    def __init__(self) -> None:
+        self.heard_at = _seconds()
+        self.wait_seconds = WAIT_SECONDS_MIN
+
+    def goes_well(self) -> None:
+        """The server speaks."""
+        self.heard_at, self.wait_seconds = _seconds(), WAIT_SECONDS_MIN
+
+    async def wait(self, told_seconds: float) -> None:
+        """Wait, the next time for twice as long. `told_seconds` is what the server asked for on top."""
         # Jitter: after an outage all watches of all replicas come back; not in the same instant.
         jitter = random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, decides nothing
-        await asyncio.sleep(told_seconds + wait_seconds * jitter)
-        wait_seconds = min(wait_seconds * 2, max(WAIT_SECONDS_MAX, wait_seconds))
+        await asyncio.sleep(told_seconds + self.wait_seconds * jitter)
+        self.wait_seconds = min(self.wait_seconds * 2, max(WAIT_SECONDS_MAX, self.wait_seconds))
 
 
 def _seconds() -> float:
@@ -150,9 +172,9 @@ async def _lines(response: aiohttp.ClientResponse, kind: Kind[Any]) -> AsyncGene
             if len(rest) > LINE_BYTES_MAX:
                 raise PermanentError(f"watch {kind.plural}: a line longer than {LINE_BYTES_MAX} bytes")
         if rest:  # closed in good order, and yet not by the server
-            raise TransientError(f"watch {kind.plural}: closed in the middle of a line")
+            raise _BrokeOff(f"watch {kind.plural}: closed in the middle of a line")
     except (aiohttp.ClientError, TimeoutError) as exc:
-        raise TransientError(f"watch {kind.plural}: connection lost: {exc!r}") from exc
+        raise _BrokeOff(f"watch {kind.plural}: connection lost: {exc!r}") from exc
 
 
 def _item(kind: Kind[Any], line: bytes, now: Now) -> Changed | Deleted | Bookmark:

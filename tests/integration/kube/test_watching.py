@@ -262,6 +262,17 @@ async def test_a_server_that_closes_every_watch_at_once_is_not_stormed(plane: Co
         await bench.watcher.until_knows(bench.writer)
 
 
+async def test_watches_that_never_say_a_word_are_no_proof(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a way to the server closes each watch before its time, a list now and then says how things are."""
+    monkeypatch.setattr(watch, "SILENCE_SECONDS_MAX", 1.0)
+    async with await Bench.opened(plane) as bench:
+        bench.proxy.faults.extend([Fault(kind="closed_at_once")] * 1000)
+        await until(lambda: bench.proxy.cut() == 1)
+        await bench.writer.make()
+        await bench.watcher.until_knows(bench.writer)
+        assert bench.watcher.lists_count >= 2
+
+
 async def test_a_throttled_watch_waits_as_long_as_it_is_told(plane: ControlPlane) -> None:
     """429 with Retry-After is a word about when; nobody asks before."""
     async with await Bench.opened(plane) as bench:
