@@ -4,7 +4,7 @@ Shares no code with `plan`. Called by `core/check.py`.
 """
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState, JobRecord
@@ -25,7 +25,7 @@ def choice_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> I
             yield from _too_soon(bought.gang, plan, state, policy)
         if bought.offer.capacity_type is CapacityType.SPOT:
             for key in getattr(bought.reason, "demand", ()):
-                yield from _not_on_spot(key, state, policy)
+                yield from _not_on_spot(key, plan, state, policy)
 
 
 def _too_soon(gang: str, plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
@@ -38,7 +38,7 @@ def _too_soon(gang: str, plan: Plan, state: ClusterState, policy: ScalingPolicy)
         yield f"nodes are bought for gang {gang}, which waits until {until.isoformat()} after it was given up"
 
 
-def _not_on_spot(key: str, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+def _not_on_spot(key: str, plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     kind, _, name = key.partition("/")
     pod = state.pods.get(PodUid(name)) if kind == "pod" else None
     job_id = JobId(name) if kind == "job" else None if pod is None else pod.job_id
@@ -46,14 +46,16 @@ def _not_on_spot(key: str, state: ClusterState, policy: ScalingPolicy) -> Iterat
     if job is not None and job.queued is not None:
         if not job.queued.spec.is_preemptible:
             yield f"spot is bought for job {job_id}, which must not be interrupted"
-        elif _is_at_its_last(job, policy):
+        elif _is_at_its_last(job, policy, plan.as_of):
             yield f"spot is bought for job {job_id}, which it has interrupted too often"
     elif pod is not None and pod.priority >= _CRITICAL_MIN:
         yield f"spot is bought for pod {pod.namespace}/{pod.name}, which is critical to the cluster"
 
 
-def _is_at_its_last(job: JobRecord, policy: ScalingPolicy) -> bool:
-    if job.preempted is None:
+def _is_at_its_last(job: JobRecord, policy: ScalingPolicy, as_of: datetime) -> bool:
+    if job.preempted is None or all(set(pool.capacity_types) == {CapacityType.SPOT} for pool in policy.pools):
+        return False
+    if as_of >= job.preempted.preempted_at + timedelta(seconds=policy.spot.on_demand_wait_seconds):
         return False
     most = min(policy.spot.losses_count_max, policy.job_retries_count_max)
     return job.preempted.attempt >= most

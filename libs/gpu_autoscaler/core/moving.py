@@ -100,7 +100,7 @@ def protected_pod(
         if protection is None:
             job = None if pod.job_id is None else state.jobs.get(pod.job_id)
             protection = left_alone(pod, job, policy.removal.patience, policy.job_retries_count_max, as_of)
-            if protection is None and is_worn(job, policy):
+            if protection is None and is_worn(job, policy, as_of):
                 protection = "its job was interrupted too often already"
         for budget in covering_budgets(pod, budgets):
             moved[budget.budget_uid] += 1

@@ -59,7 +59,7 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     if stale is not None:
         return Schedule(held_back=tuple(_held(job_id, stale) for job_id in waiting))
     views = node_views(state, as_of)
-    items = off_spot_if_worn(demand(state, views, as_of), state, policy)
+    items = off_spot_if_worn(demand(state, views, as_of), state, policy, as_of)
     room = Room(current_bins(views, pods_by_node(state)), policy.placement, [item.shape for item in items])
     nodes = {f"node/{view.node_uid}": view for view in views}
     for key, view in nodes.items() if state.hints else ():

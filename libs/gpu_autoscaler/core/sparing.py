@@ -7,7 +7,7 @@ import numpy as np
 
 from gpu_autoscaler.core.demand_items import DemandItem
 from gpu_autoscaler.core.market import Market
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.offers import CapacityType
@@ -17,21 +17,31 @@ _PRECISION = 1_000_000
 
 
 def off_spot_if_worn(
-    demand: tuple[DemandItem, ...], state: ClusterState, policy: ScalingPolicy
+    demand: tuple[DemandItem, ...], state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> tuple[DemandItem, ...]:
     """Return the demand: jobs that lost their place often, or before their last retry, are to be on no spot."""
     jobs = state.jobs
     return tuple(
-        _off_spot(item) if item.job_id is not None and is_worn(jobs.get(item.job_id), policy) else item
+        _off_spot(item) if item.job_id is not None and is_worn(jobs.get(item.job_id), policy, as_of) else item
         for item in demand
     )
 
 
-def is_worn(job: JobRecord | None, policy: ScalingPolicy) -> bool:
-    """True for a job that was interrupted as often as the policy leaves it to spot."""
+def is_worn(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bool:
+    """True for a job that was interrupted as often as the policy leaves it to spot.
+
+    For a while after its last loss only, and where any pool has something else: spot is better than no place at all.
+    """
     if job is None or job.preempted is None:
         return False
-    return job.preempted.attempt >= min(policy.spot.losses_count_max, policy.job_retries_count_max)
+    if job.preempted.attempt < min(policy.spot.losses_count_max, policy.job_retries_count_max):
+        return False
+    waited_seconds = (as_of - job.preempted.preempted_at).total_seconds()
+    return waited_seconds < policy.spot.on_demand_wait_seconds and any(map(_has_other_than_spot, policy.pools))
+
+
+def _has_other_than_spot(pool: NodePool) -> bool:
+    return pool.capacity_types != (CapacityType.SPOT,)
 
 
 def _off_spot(item: DemandItem) -> DemandItem:

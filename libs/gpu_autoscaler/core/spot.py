@@ -31,7 +31,7 @@ def replace_doomed(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> 
 
 def spare_the_worn(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Work that spot has interrupted too often counts on no spot from here on."""
-    return msgspec.structs.replace(draft, demand=off_spot_if_worn(draft.demand, state, policy))
+    return msgspec.structs.replace(draft, demand=off_spot_if_worn(draft.demand, state, policy, draft.as_of))
 
 
 def avoid_hinted(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:

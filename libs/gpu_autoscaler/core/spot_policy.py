@@ -77,6 +77,10 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             " Source: S80, Decisions."
         ),
     ] = 3
+    on_demand_wait_seconds: Annotated[
+        Seconds,
+        Meta(description="Such a job waits so long for on-demand; then spot is better than no place. Source: our own."),
+    ] = 1800.0
     low_priority_wait_seconds: Annotated[
         Seconds,
         Meta(description="Work of low priority waits so long for spot, at most; 0: not at all. Source: our own."),

@@ -23,7 +23,7 @@ from tests.support.stories import (
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.schedule import schedule
 from gpu_autoscaler.core.spot_policy import SpotPolicy
 from gpu_autoscaler.events.job import JobPreempted
@@ -70,6 +70,16 @@ def test_fewer_losses_are_enough_where_the_policy_says_so_or_retries_are_few() -
 
     assert outcome(job("train"), lost(1), sale, under=policy(spot=SpotPolicy(losses_count_max=1))) == [ON_DEMAND.key]
     assert outcome(job("train"), lost(1), sale, under=policy(job_retries_count_max=1)) == [ON_DEMAND.key]
+
+
+def test_spot_is_better_than_no_place() -> None:
+    """After half an hour without on-demand, and at once where the policy has only spot, the job goes on spot."""
+    later = T0 + 30 * MINUTE
+    only_spot = policy(pools=(NodePool(name="default", capacity_types=(CapacityType.SPOT,)),))
+
+    assert outcome(job("train"), lost(3), on_sale(SPOT)) != [SPOT.key]
+    assert outcome(job("train"), lost(3), on_sale(SPOT, at=later), at=later) == [SPOT.key]
+    assert outcome(job("train"), lost(3), on_sale(SPOT, ON_DEMAND), under=only_spot) == [SPOT.key]
 
 
 def test_its_pods_are_spared_as_well() -> None:
