@@ -11,11 +11,13 @@ from gpu_autoscaler.core.life import NodePhase, NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.reasons import MoneyExhausted
 
 _ENDING_SECONDS = 120.0  # as the plan allows for the end of a machine
 _SECONDS_PER_HOUR = 3600
+_ROUNDINGS = 10_000  # micro-dollars
 _Limit = tuple[str, str, int]  # owner, period, micro-dollars
 
 
@@ -46,6 +48,42 @@ def unpaid(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[s
             total += _price(decision.offer.price_micro_usd_per_hour, seconds)
         if total > most:
             yield f"{owner} may spend {float(total):.0f} micro-dollars in the {period}, its limit is {most}"
+
+
+def unfounded_poverty(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    """Yield a sentence for each node that goes for want of money that is there, or against a mark on it."""
+    hard = {(owner, period): most for owner, period, most in limits_of_money(policy, only_hard=True)}
+    for decision in plan.decisions:
+        if not isinstance(decision, DrainNode | ReleaseInstance) or not isinstance(decision.reason, MoneyExhausted):
+            continue
+        owner, period = decision.reason.owner, decision.reason.period
+        most, (_, end) = hard.get((owner, period)), span_of(period, plan.as_of)
+        rest = spent(owner, period, plan.as_of, state) + sum(
+            _price(view.price_micro_usd_per_hour, (end - plan.as_of).total_seconds())
+            for view in ours(owner, state, plan.as_of)
+        )
+        # A little for roundings: what all of it may cost to the end of the period is far more where it matters.
+        if most is None or rest + _ROUNDINGS < most:
+            yield f"{decision.action_id} removes a node for want of money, and no hard limit of {owner} can be passed"
+        if isinstance(decision, DrainNode):
+            yield from _marked(decision, state)
+
+
+def _marked(drain: DrainNode, state: ClusterState) -> Iterator[str]:
+    """Work that somebody marked stays, whatever it costs."""
+    node = state.nodes.get(drain.node_uid)
+    keys = (labels.SCALE_DOWN_DISABLED, labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT)
+    if node is not None and any(key in keys and value == "true" for key, value in node.annotations):
+        yield f"node {drain.node_name} goes for want of money, but is marked to stay"
+    for pod in state.pods.values():
+        is_work = pod.phase not in ("succeeded", "failed") and pod.owner_kind not in ("DaemonSet", "Node")
+        if pod.node_name != drain.node_name or not is_work or pod.deleting_since is not None:
+            continue
+        marks, job = dict(pod.annotations), None if pod.job_id is None else state.jobs.get(pod.job_id)
+        is_kept = job is not None and job.queued is not None and not job.queued.spec.is_preemptible
+        is_marked = "true" in (marks.get(labels.DO_NOT_DISRUPT), marks.get(labels.KARPENTER_DO_NOT_DISRUPT))
+        if is_kept or is_marked or marks.get(labels.SAFE_TO_EVICT) == "false" or pod.owner_kind is None:
+            yield f"node {drain.node_name} goes for want of money, but pod {pod.namespace}/{pod.name} is protected"
 
 
 def limits_of_money(policy: ScalingPolicy, *, only_hard: bool = False) -> Iterator[_Limit]:

@@ -9,6 +9,7 @@ from datetime import datetime
 from gpu_autoscaler.core.check_budgets import beyond_budgets
 from gpu_autoscaler.core.check_force import unfounded_force, vain_replacements
 from gpu_autoscaler.core.check_health import unproven_sickness
+from gpu_autoscaler.core.check_money import unfounded_poverty
 from gpu_autoscaler.core.check_patience import hurried_moves
 from gpu_autoscaler.core.life import NodePhase, NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -19,7 +20,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.directives import Override
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import BeyondOverride, GangGivenUp, NodeIdle, SpotReclaim
+from gpu_autoscaler.model.reasons import BeyondOverride, GangGivenUp, MoneyExhausted, NodeIdle, SpotReclaim
 from gpu_autoscaler.model.resources import Resources
 
 
@@ -27,13 +28,16 @@ def removal_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     """Yield a sentence for each removal that must not happen, and for each doomed node that is left alone."""
     views = node_views(state, plan.as_of)
     drains = [decision for decision in plan.decisions if isinstance(decision, DrainNode)]
-    chosen = [drain for drain in drains if not isinstance(drain.reason, SpotReclaim)]
+    chosen = [drain for drain in drains if not isinstance(drain.reason, SpotReclaim | MoneyExhausted)]
     releases = [decision for decision in plan.decisions if isinstance(decision, ReleaseInstance)]
     pods = _pods_by_node(state)
-    if policy.is_frozen and (chosen or releases):
-        yield f"{len(chosen) + len(releases)} nodes are removed by choice while the policy is frozen"
-    if chosen or releases:
+    unpaid = [drain for drain in drains if isinstance(drain.reason, MoneyExhausted)]
+    ours_count = len(chosen) + len(unpaid) + len(releases)
+    if policy.is_frozen and ours_count:
+        yield f"{ours_count} nodes are removed by choice while the policy is frozen"
+    if ours_count:
         yield from _old_pictures(plan, state, policy)
+    yield from unfounded_poverty(plan, state, policy)
     for drain in drains:
         yield from _wrong_node(drain, state, plan.as_of)
     for drain in chosen:
@@ -217,7 +221,7 @@ def _wrong_releases(releases: list[ReleaseInstance], views: tuple[NodeView, ...]
             yield f"order {release.order_action_id} is given back, but it is not one of ours that is open"
         elif view.phase is NodePhase.READY:
             yield f"order {release.order_action_id} is given back, but its node {view.name} is in use"
-        elif isinstance(release.reason, GangGivenUp):
+        elif isinstance(release.reason, GangGivenUp | MoneyExhausted):
             continue
         elif view.usable_by is not None and as_of < view.usable_by and view.phase is not NodePhase.FAILED:
             yield f"order {release.order_action_id} is given back before its deadline"

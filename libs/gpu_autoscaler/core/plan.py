@@ -2,7 +2,19 @@
 
 from datetime import datetime
 
-from gpu_autoscaler.core import bounds, cheaper, forecast, limits, overriding, renewal, scale_down, scale_up, spot, use
+from gpu_autoscaler.core import (
+    bounds,
+    cheaper,
+    forecast,
+    limits,
+    overriding,
+    renewal,
+    scale_down,
+    scale_up,
+    solvency,
+    spot,
+    use,
+)
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -20,6 +32,7 @@ def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
     draft = spot.spare_the_worn(draft, state, policy)
     draft = spot.avoid_hinted(draft, state, policy)
     draft = spot.replace_doomed(draft, state, policy)
+    draft = solvency.keep_solvent(draft, state, policy)
     draft = scale_up.cover_demand(draft, state, policy)
     draft = overriding.keep_overrides(draft, state, policy)
     draft = forecast.prepare(draft, state, policy)

@@ -41,6 +41,18 @@ def pod_protection(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of
     )
 
 
+def marked_pod(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of: datetime) -> str | None:
+    """Return what protects the pod even where it costs more than is allowed: what somebody said of it, not what would
+    be lost with it. None: nothing does."""
+    annotations = dict(pod.annotations)
+    return (
+        _do_not_disrupt(annotations, pod.started_at or pod.created_at, as_of)
+        or _annotated(annotations, labels.SAFE_TO_EVICT, "false")
+        or _exhausted_budget(pod, budgets)
+        or ("no controller would make it again" if pod.owner_kind is None else None)
+    )
+
+
 def node_protection(node: NodeObserved, as_of: datetime) -> str | None:
     """Return what protects the node from being removed by choice, in words; None: nothing does."""
     annotations = dict(node.annotations)

@@ -19,6 +19,7 @@ _Keeping = (
     | reasons.SavingTooSmall
     | reasons.TooManySick
     | reasons.KeptAhead
+    | reasons.MoneyCrossed
 )
 _Overruling = reasons.Frozen | reasons.PoolPaused | reasons.OverrideReached | reasons.KeptByOverride
 _Limiting = reasons.NodesLimit | reasons.GpusLimit | reasons.BudgetLimit | reasons.MoneyLimit | reasons.Cooldown
@@ -136,6 +137,8 @@ def _of_keeping(reason: _Keeping) -> str:
             return f"it saves {percent(reason.saving_ratio_min)}, or consolidation_saving_ratio_min is lowered"
         case reasons.TooManySick():
             return f"somebody has looked at them, or sick_ratio_max ({percent(reason.sick_ratio_max)}) is raised"
+        case reasons.MoneyCrossed():
+            return "what protects its work is taken away"
         case reasons.KeptAhead():
             return f"its GPUs are not kept for {thing(reason.wanted_by)} any more"
         case _:

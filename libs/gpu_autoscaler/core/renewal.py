@@ -57,7 +57,8 @@ class _Due(msgspec.Struct, frozen=True):
 
 def renew(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Each node that is due drains, waits for its replacement, or is held back with what keeps it."""
-    due = list(_due(draft, state, policy))
+    leaving = draft.leaving()
+    due = [each for each in _due(draft, state, policy) if each.view.name not in leaving]
     if not due:
         return draft
     stale = stale_watch(state, policy, draft.as_of) or _too_many_sick(due, draft, policy)

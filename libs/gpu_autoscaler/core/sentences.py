@@ -130,6 +130,9 @@ def _why_released(reason: reasons.ReleaseReason) -> str:
         case reasons.GangGivenUp():
             why = reason.hold_reason.replace("_", " ")
             return f"It was bought for {thing(reason.gang)}, the rest of which cannot be had now ({why})."
+        case reasons.MoneyExhausted():
+            most = f"{money(reason.limit_micro_usd)} that {thing(reason.owner)} may spend in the {reason.period}"
+            return f"It goes before the {most} are passed ({money(reason.spent_micro_usd)} are spent)."
         case _:
             assert_never(reason)
 
@@ -193,7 +196,7 @@ def _why_held(reason: reasons.HoldReason) -> str:
             return _limit(reason.owner, reason.nodes_count, reason.nodes_count_max, "node")
         case reasons.GpusLimit():
             return _limit(reason.owner, reason.gpu_count, reason.gpu_count_max, "GPU")
-        case reasons.BudgetLimit() | reasons.MoneyLimit():
+        case reasons.BudgetLimit() | reasons.MoneyLimit() | reasons.MoneyCrossed():
             return _why_not_paid(reason)
         case reasons.Cooldown():
             return f"It is too soon after the last change; {span(reason.remaining_seconds)} remain."
@@ -331,7 +334,10 @@ def _limit(owner: str, count: int, count_max: int, noun: str) -> str:
     return f"Orders on their way counted, {where} would be more than {counted(count_max, noun)} (now: {count})."
 
 
-def _why_not_paid(reason: reasons.BudgetLimit | reasons.MoneyLimit) -> str:
+def _why_not_paid(reason: reasons.BudgetLimit | reasons.MoneyLimit | reasons.MoneyCrossed) -> str:
+    if isinstance(reason, reasons.MoneyCrossed):
+        most = f"the {money(reason.limit_micro_usd)} that {thing(reason.owner)} may spend in the {reason.period}"
+        return f"It will pass {most} ({money(reason.left_micro_usd)} are left) and stays: {reason.protection}."
     if isinstance(reason, reasons.BudgetLimit):
         limit = price(reason.price_micro_usd_per_hour_max)
         return f"Another {price(reason.price_micro_usd_per_hour)} would pass the fleet's limit of {limit}."

@@ -9,6 +9,10 @@ from typing import Literal
 from gpu_autoscaler.model.directives import Word
 from gpu_autoscaler.model.hints import RebalanceHinted
 from gpu_autoscaler.model.ids import NodeUid, PodUid
+from gpu_autoscaler.model.money_reasons import BudgetLimit as BudgetLimit  # noqa: PLC0414 - named here for all
+from gpu_autoscaler.model.money_reasons import MoneyCrossed as MoneyCrossed  # noqa: PLC0414 - named here for all
+from gpu_autoscaler.model.money_reasons import MoneyExhausted as MoneyExhausted  # noqa: PLC0414 - named here for all
+from gpu_autoscaler.model.money_reasons import MoneyLimit as MoneyLimit  # noqa: PLC0414 - named here for all
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.passed import PassedOver
 from gpu_autoscaler.model.reason import Reason
@@ -203,25 +207,6 @@ class GpusLimit(Reason, frozen=True, kw_only=True, tag="gpus_limit"):
     owner: str = "cluster"  # as with nodes
 
 
-class BudgetLimit(Reason, frozen=True, kw_only=True, tag="budget_limit"):
-    """The purchase would pass the money limit."""
-
-    price_micro_usd_per_hour: int
-    price_micro_usd_per_hour_max: int
-
-
-class MoneyLimit(Reason, frozen=True, kw_only=True, tag="money_limit"):
-    """What the purchase may cost while the period lasts would pass its limit, with all that is spent and promised."""
-
-    owner: str  # whose limit it is: cluster, pool/<name>, zone/<name> or project/<name>
-    period: Literal["day", "month"]
-    spent_micro_usd: int  # charged, and time that is over and not charged yet
-    reserved_micro_usd: int  # promised to what runs, is on order, or is bought by this plan
-    needed_micro_usd: int
-    limit_micro_usd: int
-    until: Instant  # the period's end
-
-
 class Cooldown(Reason, frozen=True, kw_only=True, tag="cooldown"):
     """Too soon after the last action of this direction."""
 
@@ -360,8 +345,9 @@ DrainReason = (
     | SpotReclaim
     | RebalanceHinted
     | BeyondOverride
+    | MoneyExhausted
 )
-ReleaseReason = BootTimedOut | NodeLost | NodeOrphaned | GangGivenUp
+ReleaseReason = BootTimedOut | NodeLost | NodeOrphaned | GangGivenUp | MoneyExhausted
 KeepReason = DemandReturned | NoticeWithdrawn
 HoldReason = (
     NoOfferFits
@@ -372,6 +358,7 @@ HoldReason = (
     | GpusLimit
     | BudgetLimit
     | MoneyLimit
+    | MoneyCrossed
     | Cooldown
     | Frozen
     | PoolPaused
