@@ -6,6 +6,7 @@ The simulator imports no service; it is handed ROLES.
 from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime
 
+from gpu_autoscaler.core.job_budgets import outlays
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.scoring import is_to_be_scored
@@ -112,7 +113,10 @@ def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Ha
     what = _asked_of(view.state.jobs, view.state.pods_gone, policy)
     if what in ("a loss", "a score"):
         return object()  # equal to nothing
-    return plan_inputs(view, policy, now) if what == "a place" else what
+    spent = outlays(view.state, now)
+    if any(each.is_nearly_spent for each in spent):
+        return object()  # somebody is told, or ends
+    return (spent, plan_inputs(view, policy, now) if what == "a place" else what)
 
 
 @remembered(8)

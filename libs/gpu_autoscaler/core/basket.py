@@ -36,6 +36,7 @@ from gpu_autoscaler.model.resources import NO_RESOURCES, Resources
 _TRIES_COUNT_MAX = 6
 # Fleets that are bought one after the other, each from the pools that the one before has not filled up.
 _ROUNDS_COUNT_MAX = 3
+_SECONDS_PER_HOUR = 3600.0
 
 
 class Basket:
@@ -266,15 +267,19 @@ class Basket:
 
     def _excess(self, place: int, customer: Customer) -> HoldReason | None:
         """The limit that one more node of the sale would pass, found once for as long as nothing is bought."""
-        asked = (place, self._as_limits_see(customer))
+        customer = self._as_limits_see(customer)
+        asked = (place, customer)
         if asked not in self._excesses:
             sale = self._market.sales[place]
             self._excesses[asked] = self._account.excess(sale.pool.name, sale.offer, customer)
         return self._excesses[asked]
 
     def _as_limits_see(self, customer: Customer) -> Customer:
-        """Without limits of money by time all work of a project is alike."""
-        return customer if self._are_times_minded else Customer(customer.project)
+        """Without limits of money by time all work of a project is alike; with them, what takes as many hours."""
+        seconds = customer.work_seconds_max
+        if not self._are_times_minded or seconds is None:
+            return Customer(customer.project)
+        return Customer(customer.project, -(-seconds // _SECONDS_PER_HOUR) * _SECONDS_PER_HOUR)
 
     def _count(self, pool: str, offer: Offer, customer: Customer, count: int = 1) -> None:
         self._account.add(pool, offer, customer, count)

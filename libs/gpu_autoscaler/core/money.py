@@ -8,7 +8,7 @@ within a limit when it is bought stays within it, whatever happens later.
 
 from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
@@ -27,6 +27,8 @@ from gpu_autoscaler.model.reasons import MoneyLimit, PriceUnknown, WatchStale
 # A span is charged once a minute, when the cloud's list confirms it; a ledger so far behind is not at work, and what it
 # will say of the time since may be something else than we think.
 LEDGER_SECONDS_MAX = 900.0
+# Money is counted to the end of the half minute that it is asked in: a little ahead, and the same for all of it.
+SLOT_SECONDS = 30
 
 
 class Cap(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,16 @@ def _caps_of(owner: str, money: MoneyPolicy) -> Iterator[Cap]:
         yield Cap(owner=owner, period="month", micro_usd_max=money.month_micro_usd_max, is_hard=money.is_hard)
 
 
+def slot(as_of: datetime) -> int:
+    """The number of the half minute, since 1970: while it lasts, what is spent and promised changes by facts alone."""
+    return int(as_of.timestamp()) // SLOT_SECONDS
+
+
+def counted_at(as_of: datetime) -> datetime:
+    """The end of the half minute."""
+    return datetime.fromtimestamp((slot(as_of) + 1) * SLOT_SECONDS, UTC)
+
+
 class Books:
     """What every limited owner has spent and promised at one instant. Read only."""
 
@@ -68,21 +80,27 @@ class Books:
     ) -> None:
         self.caps = caps(policy)
         self._as_of = as_of
-        self._claims = claims_of(state, views, pods, policy, as_of) if self.caps else ()
+        self.counted_at = counted_at(as_of)
+        self._claims = claims_of(state, views, pods, policy, self.counted_at) if self.caps else ()
         self._ledger_behind = _ledger_behind(state, self._claims, as_of)
         self._boot_seconds_max = policy.boot_seconds_max
         self._tail_seconds = tail_seconds(policy)
+        self._doubts = {cap: self._doubt(cap) for cap in self.caps}
         self.spent: dict[Cap, int] = {}  # charged, and what is to be charged for time that is over
         self.promised: dict[Cap, int] = {}
         for cap in self.caps:
             charged = state.spent.get(period_name(cap.period, as_of), {}).get(cap.owner, 0)
-            since = period_start(cap.period, as_of)
-            self.spent[cap] = charged + sum(claim.micro_usd(since, as_of) for claim in self.claims(cap))
-            self.promised[cap] = sum(claim.micro_usd(as_of, self.end(cap)) for claim in self.claims(cap))
+            since, now = period_start(cap.period, as_of), min(self.counted_at, self.end(cap))
+            self.spent[cap] = charged + sum(claim.micro_usd(since, now) for claim in self.claims(cap))
+            self.promised[cap] = sum(self.rest(claim, cap) for claim in self.claims(cap))
 
     def claims(self, cap: Cap) -> list[Claim]:
         """The claims that count against this limit."""
         return [claim for claim in self._claims if cap.owner in claim.owners]
+
+    def rest(self, claim: Claim, cap: Cap) -> int:
+        """What the claim may still cost in the limit's period."""
+        return claim.micro_usd(self.counted_at, self.end(cap))
 
     def end(self, cap: Cap) -> datetime:
         """When the limit's period is over, and the next begins with nothing spent."""
@@ -90,16 +108,19 @@ class Books:
 
     def doubt(self, cap: Cap) -> WatchStale | PriceUnknown | None:
         """Why nobody can say what the owner has spent; None: it is known."""
+        return self._doubts[cap]
+
+    def _doubt(self, cap: Cap) -> WatchStale | PriceUnknown | None:
         unpriced = sorted(claim.name for claim in self.claims(cap) if claim.price_micro_usd_per_hour is None)
         return PriceUnknown(offers=tuple(unpriced)) if unpriced else self._ledger_behind
 
     def needed(self, cap: Cap, price_micro_usd_per_hour: int, work_seconds_max: float | None) -> int:
         """What a node that is bought now may cost in the rest of the limit's period."""
-        end = self.end(cap)
+        begin, end = self.counted_at - timedelta(seconds=SLOT_SECONDS), self.end(cap)
         if work_seconds_max is not None and self._tail_seconds is not None:
             seconds = self._boot_seconds_max + work_seconds_max + self._tail_seconds
-            end = min(end, self._as_of + timedelta(seconds=seconds))
-        return cost_rounded_up(price_micro_usd_per_hour, self._as_of, end)
+            end = min(end, self.counted_at + timedelta(seconds=seconds))
+        return cost_rounded_up(price_micro_usd_per_hour, begin, end)
 
     def passed(self, cap: Cap, needed_micro_usd: int, promised_micro_usd: int) -> MoneyLimit | None:
         """Return the limit where a purchase that needs so much passes it; the plan promises so much besides."""

@@ -72,11 +72,11 @@ def _within(cap: Cap, books: Books, draft: Draft, state: ClusterState, policy: S
         if claim is None:
             continue
         if view.name in leaving or view.phase in _OVER or view.notice is not None:
-            left -= claim.micro_usd(draft.as_of, books.end(cap))
+            left -= books.rest(claim, cap)
         else:
             stakes.append(_stake(view, claim, draft, state, policy))
     stakes.sort(key=lambda stake: (stake.protection is not None, stake.worth))
-    left, running = _promised(stakes, left, draft, books, cap)
+    left, running = _promised(stakes, left, books, cap)
     due = _due(running, left)
     if not due:
         return draft
@@ -87,12 +87,12 @@ def _within(cap: Cap, books: Books, draft: Draft, state: ClusterState, policy: S
     return draft
 
 
-def _promised(stakes: Sequence[_Stake], left: int, draft: Draft, books: Books, cap: Cap) -> tuple[int, list[_Stake]]:
+def _promised(stakes: Sequence[_Stake], left: int, books: Books, cap: Cap) -> tuple[int, list[_Stake]]:
     """Set aside what is promised to the nodes that are dearest to lose, as far as money reaches; return what is left,
     and the nodes that run on it, cheapest to lose first."""
     running = list(stakes)
     for stake in reversed(stakes):
-        promised = stake.claim.micro_usd(draft.as_of, books.end(cap))
+        promised = books.rest(stake.claim, cap)
         if promised > left:
             break  # nobody who is cheaper to lose keeps more than this one
         left -= promised

@@ -13,7 +13,7 @@ from operator import is_
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.gangs import tried_again_at
 from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
-from gpu_autoscaler.core.money import caps
+from gpu_autoscaler.core.money import caps, slot
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.soon import turns
@@ -57,7 +57,7 @@ def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashab
         None if listed_at is None else _missing(state.instances_seen_at, state.orders, listed_at),
         state.last_plan_sequence,
         state.restored_at,
-        now if caps(policy) else None,  # what runs is spent: no instant is like another
+        slot(now) if caps(policy) else None,  # what runs is spent
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from gpu_autoscaler.core.money import caps
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.model import labels
@@ -74,6 +75,8 @@ def servable(run: Asked) -> list[JobId]:
     gpus = sum(machine.offer.resources.gpu_count for machine in standing)
     price = sum(machine.price_micro_usd_per_hour for machine in standing)
     policy = run.policies.now
+    if caps(policy):
+        return []  # whether there is money for it, nobody here foretells
     at_work = Counter(pod.metadata.labels.get(labels.JOB_ID) for pod in run.cluster.all(PODS) if pod.spec.node_name)
     found: list[JobId] = []
     for row in run.tables.jobs.values():

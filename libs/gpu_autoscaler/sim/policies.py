@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpu_autoscaler.core.gang_policy import GangPolicy
 from gpu_autoscaler.core.health_policy import GpuHealthPolicy
 from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
+from gpu_autoscaler.core.money_policy import MoneyPolicy
 from gpu_autoscaler.core.policy import NodePool, PlacementName, ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
@@ -87,6 +88,22 @@ def _placement(seed: int) -> PlacementName:
     return chance.choice(_PLACEMENTS) if chance.random() < _OTHER_PLACEMENT_RATIO else "fragmentation-gradient"
 
 
+# Money that is enough, and money that is not; a run is a few hours of one day.
+_MONEY: tuple[MoneyPolicy, ...] = (
+    MoneyPolicy(),
+    MoneyPolicy(),
+    MoneyPolicy(),
+    MoneyPolicy(day_micro_usd_max=30_000_000),
+    MoneyPolicy(day_micro_usd_max=80_000_000, month_micro_usd_max=200_000_000),
+    MoneyPolicy(month_micro_usd_max=60_000_000, is_hard=False),
+)
+
+
+def _limits_of(seed: int) -> LimitsPolicy:
+    limits = random.Random(f"{seed}/limits").choice(_LIMITS)
+    return replace(limits, money=random.Random(f"{seed}/money").choice(_MONEY))
+
+
 def policy_of(seed: int) -> ScalingPolicy:
     """The policy that a run begins with."""
     chance = random.Random(f"{seed}/policy")
@@ -112,7 +129,7 @@ def policy_of(seed: int) -> ScalingPolicy:
             gpu=GpuHealthPolicy(evidence_seconds=random.Random(f"{seed}/health").choice((120.0, 600.0)))
         ),
         pools=(*chance.choice(_POOLS), *(() if sharing is None else (sharing,))),
-        limits=random.Random(f"{seed}/limits").choice(_LIMITS),
+        limits=_limits_of(seed),
         placement=_placement(seed),
         spot=random.Random(f"{seed}/spot").choice(_SPOT),
         gangs=random.Random(f"{seed}/gangs").choice(_GANGS),

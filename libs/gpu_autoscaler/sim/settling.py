@@ -11,7 +11,7 @@ from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS
-from gpu_autoscaler.model.reasons import BudgetLimit, GpusLimit, NodesLimit, NoOfferFits
+from gpu_autoscaler.model.reasons import BudgetLimit, GpusLimit, MoneyLimit, NodesLimit, NoOfferFits
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.patience import servable
@@ -128,7 +128,7 @@ class Settling:
         return {
             held.subject.removeprefix("job/")
             for held in last.plan.held_back
-            if isinstance(held.reason, BudgetLimit | GpusLimit | NodesLimit | NoOfferFits)
+            if isinstance(held.reason, BudgetLimit | GpusLimit | MoneyLimit | NodesLimit | NoOfferFits)
         }
 
     # ---- no accepted job is lost; each ends in exactly one final state

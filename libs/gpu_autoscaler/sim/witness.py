@@ -22,6 +22,7 @@ from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, RECORD, STORE
 from gpu_autoscaler.sim.kubernetes import Entry
 from gpu_autoscaler.sim.policies import Policies
+from gpu_autoscaler.sim.purse import Purse
 from gpu_autoscaler.sim.thrift import Thrift
 from gpu_autoscaler.sim.timeline import VirtualLoop
 from gpu_autoscaler.sim.workloads import Workloads, controller_of
@@ -84,6 +85,7 @@ class Witness:
         self._left_by_choice: set[str] = set()  # names of nodes that once drained without a notice
         self._thrift = Thrift(workloads, cloud, policies, jobs, self.breaks)
         self._ceilings = Ceilings(cloud, policies, self.breaks)
+        self._purse = Purse(loop, cloud, policies, jobs, self.breaks, calm_since=calm_since)
         cloud.launch_listeners.append(self.launched)
         workloads.cluster.listen(self._changed)
 
@@ -121,6 +123,8 @@ class Witness:
             return
         if self._is_doomed(machine):
             self._see_whether_told(pod, machine)
+            return
+        if self._purse.may_disturb(machine, pod):
             return
         name = f"{pod.metadata.namespace}/{pod.metadata.name} on {machine.node_name}"
         if is_forced:
@@ -192,6 +196,7 @@ class Witness:
             )
         self._last_plan_sequence = sequence
         self._thrift.planned(plan, is_calm=self._was_calm_since(self._loop.time()))
+        self._purse.planned(plan)
         for decision in plan.decisions:
             if isinstance(decision, DrainNode) and decision.is_voluntary and isinstance(decision.reason, NodeIdle):
                 self._see_idle(decision.node_name)

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from gpu_autoscaler.core.admission import admit, job_id_of, supply
+from gpu_autoscaler.core.job_budgets import too_little
 from gpu_autoscaler.core.views import job_state, queue
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.ids import JobId
@@ -104,6 +105,8 @@ async def _accept(request: web.Request, asked: JobRequested, spec: JobSpec, dige
     model = request.app[READ_MODEL]
     known = await model.store.job(spec.job_id)
     if known is None:
+        if (mistake := too_little(spec, model.view.state)) is not None:
+            raise _invalid((mistake,))
         waiting_count = len(queue(model.view.state))
         if waiting_count >= model.policy.queue_count_max:
             raise Problem(

@@ -1,5 +1,8 @@
 """Makes, releases and takes back Kubernetes Jobs. Chooses nothing; every call bears repeating."""
 
+from collections.abc import Sequence
+from datetime import datetime
+
 import structlog
 
 from gpu_autoscaler.core.state import ClusterState
@@ -7,6 +10,7 @@ from gpu_autoscaler.events.job import JobPlaced
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import JOBS, Conflict, KubeApi, NotFound
 from gpu_autoscaler.kube.translate.job import is_ending, is_over, job_id_of
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
@@ -63,6 +67,13 @@ class Binder:
             return
         if not is_over(job):
             await self._kube.delete_job(job)
+
+    async def ask_to_save(self, job_id: JobId, node_names: Sequence[str], deadline_at: datetime) -> None:
+        """Tell the job's pods on these nodes to save their work by then. Raises TransientError."""
+        for node_name in node_names:
+            for pod in await self._kube.pods_on(node_name):
+                if pod.metadata.labels.get(labels.JOB_ID) == job_id:
+                    await self._kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
 
     async def _own(self, job_id: JobId) -> wire.Job:
         job = await self._kube.get(JOBS, self._namespace, job_id)

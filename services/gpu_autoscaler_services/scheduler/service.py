@@ -6,6 +6,7 @@ from typing import ClassVar
 import structlog
 
 from gpu_autoscaler.core.admission import admit, supply
+from gpu_autoscaler.core.job_budgets import too_little
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.reports import mistakes_of
 from gpu_autoscaler.core.schedule import schedule
@@ -41,6 +42,7 @@ from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.scheduler.absent import not_listed, was_made
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder
+from gpu_autoscaler_services.scheduler.budgets import Budgets
 from gpu_autoscaler_services.scheduler.past import Past
 
 # A job that is being accepted is soon in the store: asked again after so much wall time, within so much cluster time.
@@ -96,6 +98,7 @@ class Scheduler:
         self._binder = binder
         self._now = now
         self._past = Past(store, binder, seed)
+        self._budgets = Budgets(store, binder)
         self._cancels_since: dict[JobId, datetime] = {}  # cancels of jobs that may still be accepted
 
     def use_policy(self, policy: ScalingPolicy) -> None:
@@ -121,7 +124,10 @@ class Scheduler:
             )
             for placement in schedule(self._view.state, self._policy, now).placements
         ]
-        return [*await self._lose(), *placed, *estimates_due(self._view.state, self._policy, now)]
+        spent = await self._budgets.ends(self._view.state, now, self._is_ending)
+        ended = {each.job_id for each in spent}
+        placed = [each for each in placed if each.job_id not in ended]
+        return [*await self._lose(), *spent, *placed, *estimates_due(self._view.state, self._policy, now)]
 
     async def _lose(self) -> list[Fact]:
         """Attempts end, but not where pods went because their Job ends: that is no loss, and has its own fact."""
@@ -175,6 +181,8 @@ class Scheduler:
         if not isinstance(spec, JobSpec):
             return _refused(request, envelope.id, spec)
         row = await self._store.job(spec.job_id)
+        if row is None and (mistake := too_little(spec, self._view.state)) is not None:
+            return _refused(request, envelope.id, (mistake,))
         waiting_count = len(queue(self._view.state))
         # A row: the job is in already, or the gateway has promised it (202). No queue is too full for it.
         if row is None and waiting_count >= self._policy.queue_count_max:

@@ -1,0 +1,116 @@
+"""Money by day and month, held against the world's own invoice: no purchase passes a limit, and what runs passes a hard
+one only where its work is protected, or trouble kept everybody from acting. Part of the witness.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from gpu_autoscaler.core.ledger import period_start
+from gpu_autoscaler.core.money import Cap, caps
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.money import cost_micro_usd
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.reasons import MoneyExhausted
+from gpu_autoscaler.sim.cloud import Cloud, Machine
+from gpu_autoscaler.sim.policies import Policies
+from gpu_autoscaler.sim.timeline import VirtualLoop
+from gpu_autoscaler.store.protocol import JobRow
+
+PROMISE = "money"
+LOOKED_SECONDS = 60.0
+# A drain, its ending and a boot: what was decided in trouble, or for protected work, is felt for so long.
+EXCUSED_SECONDS = 3600.0
+# A pod that came so shortly before its node was told to go was not known to everybody.
+NEW_SECONDS = 60.0
+
+
+class Purse:
+    """Adds up what the cloud will ask for, by whose limit it counts against."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        cloud: Cloud,
+        policies: Policies,
+        jobs: Mapping[JobId, JobRow],
+        breaks: Callable[[str, str], None],
+        *,
+        calm_since: Callable[..., float],
+    ) -> None:
+        self._loop = loop
+        self._cloud = cloud
+        self._policies = policies
+        self._jobs = jobs
+        self._breaks = breaks
+        self._calm_since = calm_since
+        self._excused_at: dict[str, float] = {}  # by owner: when something spoke for passing its limit
+        self._told_to_go_at: dict[str, datetime] = {}  # by node name: for want of money
+        if caps(policies.now):
+            loop.call_later(LOOKED_SECONDS, self._look)
+
+    def planned(self, plan: Plan) -> None:
+        """Nothing is bought while a limit of its is passed; who goes for want of money is remembered."""
+        for decision in plan.decisions:
+            if isinstance(decision, DrainNode) and isinstance(decision.reason, MoneyExhausted):
+                self._told_to_go_at[decision.node_name] = self._loop.now()
+        bought = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
+        for cap in caps(self._policies.now) if bought else ():
+            mine = [each.offer for each in bought if _counts(cap, each.pool, each.offer, dict(each.labels))]
+            if mine and self._bill(cap) > cap.micro_usd_max:
+                self._breaks(PROMISE, f"{len(mine)} nodes are bought, and {self._said(cap)}")
+
+    def may_disturb(self, machine: Machine, pod: wire.Pod) -> bool:
+        """True where the node was told to go for want of money, and nobody had marked the pod."""
+        told_at = self._told_to_go_at.get(machine.node_name)
+        if told_at is None:
+            return False
+        started_at = pod.status.start_time
+        is_new = started_at is None or (told_at - started_at).total_seconds() < NEW_SECONDS
+        return is_new or not self._is_marked(pod)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        for cap in caps(self._policies.now):
+            machines = [each for each in self._cloud.machines if each.is_alive and self._is_of(cap, each)]
+            marked = any(self._is_marked(pod) for machine in machines for pod in self._cloud.pods_on(machine))
+            if marked or self._policies.now.is_frozen:
+                self._excused_at[cap.owner] = now
+            since = max(self._excused_at.get(cap.owner, 0.0), self._calm_since())
+            if cap.is_hard and now - since > EXCUSED_SECONDS and self._bill(cap) > cap.micro_usd_max:
+                self._breaks(PROMISE, self._said(cap))
+                return
+        self._loop.call_later(LOOKED_SECONDS, self._look)
+
+    def _bill(self, cap: Cap) -> int:
+        """What the cloud asks for up to now, of the limit's period."""
+        now = self._loop.now()
+        start, total = period_start(cap.period, now), 0
+        for machine in self._cloud.machines:
+            until = min(machine.terminated_at or now, now)
+            since = max(machine.launched_at, start)
+            if self._is_of(cap, machine) and until > since:
+                total += cost_micro_usd(machine.price_micro_usd_per_hour, until - since)
+        return total
+
+    def _is_of(self, cap: Cap, machine: Machine) -> bool:
+        return _counts(cap, machine.order.pool, machine.offer, dict(machine.order.labels))
+
+    def _is_marked(self, pod: wire.Pod) -> bool:
+        """True for work that stays whatever it costs: by a mark, a promise, or because nobody would make it again."""
+        marks = pod.metadata.annotations
+        row = self._jobs.get(JobId(pod.metadata.labels.get(labels.JOB_ID, "")))
+        is_promised = row is not None and not row.spec.is_preemptible
+        is_bare = not pod.metadata.owner_references
+        kept = (marks.get(labels.DO_NOT_DISRUPT), marks.get(labels.KARPENTER_DO_NOT_DISRUPT))
+        return is_promised or is_bare or any(kept) or marks.get(labels.SAFE_TO_EVICT) == "false"
+
+    def _said(self, cap: Cap) -> str:
+        bill = self._bill(cap)
+        return f"{cap.owner} has spent {bill} micro-dollars in the {cap.period}, its limit is {cap.micro_usd_max}"
+
+
+def _counts(cap: Cap, pool: str, offer: Offer, told: Mapping[str, str]) -> bool:
+    return cap.owner in ("cluster", f"pool/{pool}", f"zone/{offer.zone}", f"project/{told.get(labels.PROJECT_ID)}")

@@ -1,0 +1,56 @@
+"""Jobs with a budget of their own: told to save when it is nearly spent, ended when it is."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+import structlog
+
+from gpu_autoscaler.core.job_budgets import SAVING_SECONDS, Outlay, outlays
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.wording import money
+from gpu_autoscaler.events.job import JobFinished
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler_services.scheduler.binder import Binder
+
+log = structlog.get_logger()
+
+
+class Budgets:
+    """Looks at every tick. Who was told is remembered, so that nobody is told twice; after a start once more."""
+
+    def __init__(self, store: Store, binder: Binder) -> None:
+        self._store = store
+        self._binder = binder
+        self._told: set[JobId] = set()
+
+    async def ends(self, state: ClusterState, now: datetime, is_ending: Callable[[JobId], bool]) -> list[JobFinished]:
+        """Return the end of each job whose budget is spent; others are told to save where little is left."""
+        ended: list[JobFinished] = []
+        for outlay in outlays(state, now):
+            job_id = outlay.spec.job_id
+            if is_ending(job_id):
+                continue
+            if outlay.is_spent:
+                row = await self._store.job(job_id)
+                if row is not None and row.outcome is None:
+                    ended.append(_end(outlay, now))
+            elif outlay.is_nearly_spent and job_id not in self._told:
+                await self._tell(outlay, now)
+        return ended
+
+    async def _tell(self, outlay: Outlay, now: datetime) -> None:
+        deadline_at = now + timedelta(seconds=SAVING_SECONDS)
+        try:
+            await self._binder.ask_to_save(outlay.spec.job_id, outlay.node_names, deadline_at)
+        except TransientError as exc:
+            log.warning("cannot tell a job to save before its budget is spent; told with the next look", error=str(exc))
+            return
+        self._told.add(outlay.spec.job_id)
+
+
+def _end(outlay: Outlay, now: datetime) -> JobFinished:
+    limit, spent = money(outlay.limit_micro_usd), money(outlay.spent_micro_usd)
+    message = f"its budget of {limit} is spent ({spent} with the time that is not charged yet); ask with a larger one"
+    return JobFinished(job_id=outlay.spec.job_id, outcome="cancelled", finished_at=now, message=message)
