@@ -4,6 +4,7 @@ It reads the state and the views of nodes, counts by itself, and refuses only wh
 know (whether pods fit together, say) it checks what no arrangement could do without.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -119,9 +120,21 @@ def _is_refused(offer: Offer, plan: Plan, state: ClusterState) -> bool:
         if said.scope == "zone":
             return True
         same = (said.offer.instance_type, said.offer.capacity_type) == (offer.instance_type, offer.capacity_type)
-        if same or (said.scope == "region" and said.offer.capacity_type == offer.capacity_type):
+        if said.scope != "region" and same:
             return True
+        if said.scope == "region" and _quota(said.offer) == _quota(offer):
+            ends = (
+                one.terminated_at
+                for one in state.instances.values()
+                if one.terminated_at is not None and one.terminated_at > said.refused_at
+            )
+            return not any(ends)  # else something that counted against it may have ended
     return False
+
+
+def _quota(offer: Offer) -> tuple[str, str]:
+    """A region's quotas count families and capacity types for themselves; the zone is the same already."""
+    return re.split(r"[.-]", offer.instance_type)[0], offer.capacity_type
 
 
 class _InFlight:

@@ -1,7 +1,6 @@
 """What can be bought: every offer in every pool that allows it, and why an offer cannot be had now.
 
-A refusal reaches one offer, its zone, or its region: a zone out of addresses refuses everything there, a region's quota
-refuses the capacity type there. It is remembered until its `retry_at`.
+What the cloud refused lately is not asked for (`core/refusals.py`).
 
 An offer is a promise; the latest usable node that came of it is what the next one is taken to be. So a node that comes
 smaller than promised, or without a label, is not bought again and again for work that it cannot take.
@@ -22,6 +21,7 @@ from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.paid_periods import PaidPeriods
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.pools import allows
+from gpu_autoscaler.core.refusals import reaches, standing
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Shape
 from gpu_autoscaler.core.state import ClusterState
@@ -110,7 +110,7 @@ class Market:
             self.capacity = np.pad(shelf.capacity, ((0, 0), (0, len(self.kinds) - len(shelf.kinds))))
             self.capacity[self._came_at] = rows((node.free for node in came.values()), self.kinds)
         self.has_gpus = gpu_parts(self.capacity) > 0
-        self._refusals = _standing_refusals(state, draft.as_of)
+        self._refusals = standing(state, draft.as_of)
         self._is_buyable = self.prices_micro_usd_per_hour != _UNKNOWN_PRICE
         if self._refusals:
             is_open = [self.refused_until(sale.offer) is None for sale in self.sales]
@@ -160,8 +160,8 @@ class Market:
 
     def refused_until(self, offer: Offer) -> Instant | None:
         """Return when the offer may be asked for again; None: now."""
-        scopes = (("offer", offer.key), ("zone", offer.zone), ("region", _regional(offer)))
-        return max((self._refusals[scope] for scope in scopes if scope in self._refusals), default=None)
+        found = (self._refusals[scope].until for scope in reaches(offer) if scope in self._refusals)
+        return max(found, default=None)
 
     def _what_is_missing(self, shape: Shape) -> str:
         """Say what no offer has: the first thing that, taken alone, rules all of them out."""
@@ -234,25 +234,3 @@ def _is_of_one_node(key: str) -> bool:
     if key in (labels.ZONE, labels.REGION):
         return False
     return key in _OF_ONE_NODE or any(word in key for word in _WORDS_OF_PLACES)
-
-
-def _standing_refusals(state: ClusterState, as_of: datetime) -> dict[tuple[str, str], Instant]:
-    """The latest `retry_at` still ahead, by scope and name."""
-    standing: dict[tuple[str, str], Instant] = {}
-    for order in state.orders.values():
-        refused = order.refused
-        if refused is None or refused.retry_at <= as_of:
-            continue
-        names = {"offer": refused.offer.key, "zone": refused.offer.zone, "region": _regional(refused.offer)}
-        scope = (refused.scope, names[refused.scope])
-        standing[scope] = max(refused.retry_at, standing.get(scope, refused.retry_at))
-    return standing
-
-
-def _regional(offer: Offer) -> str:
-    """Region and capacity type of an offer: quotas count each capacity type of a region for itself.
-
-    Zones are named after their region plus one character, with or without a dash: `eu-west-1a`, `europe-west1-b`,
-    `westeurope-1` (documentation of AWS, Google Cloud and Azure on regions and zones, read 2026-11-21).
-    """
-    return f"{offer.zone[:-1].removesuffix('-')}/{offer.capacity_type}"

@@ -4,8 +4,6 @@
 A new reason is a struct here, its sentence in `core/explain.py`, and its name in one of the unions below.
 """
 
-from typing import Literal
-
 from gpu_autoscaler.model.directives import Word
 from gpu_autoscaler.model.hints import RebalanceHinted
 from gpu_autoscaler.model.ids import NodeUid, PodUid

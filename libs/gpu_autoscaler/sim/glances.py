@@ -15,6 +15,7 @@ from gpu_autoscaler.core.gangs import tried_again_at
 from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.money import caps, slot
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.refusals import refusals_of
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.soon import turns
 from gpu_autoscaler.core.state import (
@@ -100,6 +101,7 @@ def _turns(
             turns.append(order.ordered.deadline_at)
         if order.refused is not None:
             turns.append(order.refused.retry_at)
+    turns += [refusal.until for refusal in refusals_of(orders, instances).values()]
     for drain in drains.values():
         if drain.started is not None:
             turns.append(drain.started.deadline_at)

@@ -172,13 +172,13 @@ def test_a_refused_offer_is_left_alone_until_its_time() -> None:
 @pytest.mark.parametrize(
     ("scope", "bought_instead"),
     [
-        ("offer", "other/zone-a/spot"),
+        ("offer", "p4d.48xlarge/zone-a/spot"),
         ("zone", "p4d.24xlarge/zone-b/spot"),
         ("region", "p4d.24xlarge/zone-a/on-demand"),
     ],
 )
 def test_a_refusal_reaches_as_far_as_it_says(scope: str, bought_instead: str) -> None:
-    """An offer, its zone, or its capacity type in the whole region."""
+    """An offer, its zone, or its family and capacity type in the whole region."""
     story: Story = bought(purchase("order"), is_refused=True)
     refused = tuple(
         msgspec.structs.replace(told, fact=msgspec.structs.replace(told.fact, scope=scope))
@@ -186,7 +186,7 @@ def test_a_refusal_reaches_as_far_as_it_says(scope: str, bought_instead: str) ->
         else told
         for told in story
     )
-    other = offer("other", usd_per_hour=11.0)
+    other = offer("p4d.48xlarge", usd_per_hour=11.0)
     sale = on_sale(A100, other, offer(zone="zone-b", usd_per_hour=12.0), A100_ON_DEMAND)
 
     assert offers(plan(given(job("train"), refused, sale), policy(), T0)) == [bought_instead]
