@@ -93,7 +93,8 @@ def _refusal(
     last_at = max(tries)
     last = tries[last_at]
     since = sold_at.get(last.offer.key) if scope[0] == "offer" else None
-    count = sum(1 for at in tries if since is None or at > since)
+    # What was sold by the very plan that was refused the rest was the last that the cloud had.
+    count = sum(1 for at in tries if since is None or at >= since)
     if count == 0 or (freed_at is not None and freed_at > last.refused_at):
         return None
     wait = last.retry_at - last.refused_at

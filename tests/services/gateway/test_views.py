@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from openapi_spec_validator import validate
 from tests.support.front import Front, front
+from tests.support.money import clusters
 from tests.support.stories import HOUR, MINUTE, T0, Told, bought, job, node, notice, offer, on_sale, pod, purchase
 
 from gpu_autoscaler.events.cost import CostAccrued, CostShare
@@ -247,3 +248,23 @@ def test_a_short_token_is_refused_at_start() -> None:
     """A secret that can be guessed is none."""
     with pytest.raises(ConfigError, match="tokens"):
         SharedTokens(["short"])
+
+
+async def test_limits_of_money_show_what_is_spent_promised_and_left(gate: Front) -> None:
+    """By whose limit and period; where nobody can say, that is said."""
+    gate.model.use_policy(clusters(day=1000.0, month=5000.0, is_hard=False))
+    day, month = (await _get(gate, "/api/v1/budget"))[1]["items"]
+    assert (day["owner"], day["period"], day["limit_micro_usd"], day["is_hard"]) == ("cluster", "day", 10**9, False)
+    assert "never read" in day["doubt"]
+    assert month["left_micro_usd"] == 5 * 10**9 - month["spent_micro_usd"] - month["reserved_micro_usd"]
+
+
+async def test_offers_show_until_when_and_why_they_are_not_asked_for(gate: Front) -> None:
+    """The one that was refused, and the one that was not."""
+    now = gate.model.clock.now()
+    other = offer(zone="zone-b")
+    await gate.tell(on_sale(offer(), other, at=now), bought(purchase("no", at=now), at=now, is_refused=True))
+    refused, free = (await _get(gate, "/api/v1/offers"))[1]["items"]
+    assert refused["refused_because"].startswith("InsufficientInstanceCapacity for offer p4d.24xlarge/zone-a/spot")
+    assert refused["refused_until"] > now.isoformat()
+    assert (free["name"], free["refused_until"], free["refused_because"]) == (other.key, None, "")

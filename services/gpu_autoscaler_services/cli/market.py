@@ -1,0 +1,34 @@
+"""Commands that show what may still be spent, and what can be bought."""
+
+from gpu_autoscaler_services.cli.client import Gateway
+from gpu_autoscaler_services.cli.output import Output, show, usd
+from gpu_autoscaler_services.cli.views import HERE
+
+
+def budget(*, gateway: Gateway = HERE, output: Output = "table") -> None:
+    """What is spent, promised and left of each limit of money."""
+    document = gateway.read("budget")
+    columns = (
+        ("WHOSE", lambda row: row["owner"]),
+        ("PERIOD", lambda row: row["period"]),
+        ("LIMIT", lambda row: f"{usd(row['limit_micro_usd'])} {'hard' if row['is_hard'] else 'soft'}"),
+        ("SPENT", lambda row: usd(row["spent_micro_usd"])),
+        ("RESERVED", lambda row: usd(row["reserved_micro_usd"])),
+        ("LEFT", lambda row: usd(row["left_micro_usd"])),
+        ("UNTIL", lambda row: row["until"]),
+        ("DOUBT", lambda row: row["doubt"]),
+    )
+    show(document, document["items"], columns, lambda row: f"{row['owner']}/{row['period']}", output)
+
+
+def offers(*, gateway: Gateway = HERE, output: Output = "table") -> None:
+    """All that is for sale, and what the cloud would not sell lately: until when, and why."""
+    document = gateway.read("offers")
+    columns = (
+        ("OFFER", lambda row: row["name"]),
+        ("GPUS", lambda row: f"{row['gpu_count']} {row['gpu_model'] or ''}".strip()),
+        ("PRICE/H", lambda row: usd(row["price_micro_usd_per_hour"])),
+        ("REFUSED UNTIL", lambda row: row["refused_until"]),
+        ("WHY", lambda row: row["refused_because"]),
+    )
+    show(document, document["items"], columns, lambda row: str(row["name"]), output)
