@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support.cluster import RunningCluster, running_cluster
-from tests.support.money import ledger
 from tests.support.stories import (
     EPOCH,
     HOUR,
@@ -17,12 +16,10 @@ from tests.support.stories import (
     Story,
     Told,
     given,
-    instance,
     job,
     node,
     pod,
     policy,
-    purchase,
     record,
     request,
     synced,
@@ -393,21 +390,3 @@ async def test_a_wish_that_cannot_be_meant_is_set_aside_with_every_mistake(desk:
     assert said.set_aside_reason is not None
     assert "count: is -1" in said.set_aside_reason
     assert "until: is over already" in said.set_aside_reason
-
-
-async def test_a_job_is_told_to_save_and_ended_when_its_budget_is_spent(desk: Desk) -> None:
-    """It never goes on beyond it; what it says of its end is the reason."""
-    await desk.accepted()
-    running = (
-        *ledger(), *node("n1"), *instance(purchase("buy-n1")),
-        *job("train", placed_on=("n1",), is_running=True, budget_limit_micro_usd=5_000_000),
-        *pod("train-0", on="n1", gpus=8, job_id="train", owner_kind="Job", at=T0),
-    )  # fmt: skip
-    for minutes, ends in ((10, False), (31, True)):
-        at = T0 + minutes * MINUTE
-        desk.view.advance(given(running, as_of=at), {})
-        said = await desk.scheduler.on_tick(at)
-        facts = said.facts if isinstance(said, Outcome) else said
-        found = [fact for fact in facts if isinstance(fact, JobFinished)]
-        assert [fact.outcome for fact in found] == (["cancelled"] if ends else [])
-        assert not ends or "budget of $5.00 is spent" in found[0].message
