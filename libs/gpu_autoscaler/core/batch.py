@@ -135,6 +135,7 @@ class Batch:
         self.instances_seen_at: Table[ProviderId, datetime] = Table(state.instances_seen_at)
         self.instances_listed_at = state.instances_listed_at
         self.usable = Table(state.usable)
+        self.came = Table(state.came)
         self.spot_ends = Table(state.spot_ends)
         self.amiss_since: Table[NodeUid, datetime] = Table(state.amiss_since)
         self.telemetry = Table(state.telemetry)
@@ -183,6 +184,7 @@ class Batch:
             "instances_seen_at": self.instances_seen_at.now,
             "instances_listed_at": self.instances_listed_at,
             "usable": self.usable.now,
+            "came": self.came.now,
             "spot_ends": self.spot_ends.now,
             "amiss_since": self.amiss_since.now,
             "telemetry": self.telemetry.now,

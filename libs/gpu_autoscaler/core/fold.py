@@ -19,6 +19,7 @@ from gpu_autoscaler.core.ledger import remember_money
 from gpu_autoscaler.core.pruning import forget_pod, hour, hour_end, is_long_idle, is_outlived, notice_ended_at, prune
 from gpu_autoscaler.core.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
 from gpu_autoscaler.core.remembering import keep_wish, remember_demand, remember_given_up
+from gpu_autoscaler.core.shortfalls import came_of
 from gpu_autoscaler.core.state import (
     ClusterState,
     DrainRecord,
@@ -196,12 +197,12 @@ class _Folding:
                 provider_id = fact.provider_id or (None if known is None else known.provider_id)
                 if nodes.end(fact.node_uid, Tombstone(version_of(fact), at, provider_id)):
                     self._ended("node", at)
-                    self._forget_node(fact.node_uid)
+                    self._forget_node(fact.node_uid, known, at)
             case node.NodeListed():
                 for uid, absent in nodes.list(fact.node_uids, version_of(fact), fact.listed_at):
                     nodes.end(uid, Tombstone(version_of(fact), fact.listed_at, absent.provider_id))
                     self._ended("node", fact.listed_at)
-                    self._forget_node(uid)
+                    self._forget_node(uid, absent, fact.listed_at)
             case node.NodeWatched():
                 nodes.watch(version_of(fact), fact.watched_at)
             case node.NodeInstanceObserved():
@@ -223,7 +224,9 @@ class _Folding:
         if known is None or gpus != known.gpus:
             self._batch.usable.set(fact.node_uid, Usable(gpus, at))
 
-    def _forget_node(self, node_uid: NodeUid) -> None:
+    def _forget_node(self, node_uid: NodeUid, known: node.NodeObserved | None, at: datetime) -> None:
+        if (came := came_of(known, at)) is not None:
+            self._batch.came.set(*came)
         self._batch.usable.remove(node_uid)
         self._batch.amiss_since.remove(node_uid)
 

@@ -24,6 +24,7 @@ from gpu_autoscaler.core.pools import allows
 from gpu_autoscaler.core.refusals import reaches, standing
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Shape
+from gpu_autoscaler.core.shortfalls import Came, shortfall
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import ActionId
@@ -92,6 +93,7 @@ class Market:
             for key, view in _latest_of_each_offer(draft.views).items()
             if key in shelf.places
         }
+        came |= _as_they_went(shelf, came, state.came, draft.as_of)
         self.sales = shelf.sales if not came else _with(shelf.sales, came)
         self.kinds = shelf.kinds  # of slices, in order of their columns
         self.capacity = shelf.capacity
@@ -206,6 +208,17 @@ def _latest_of_each_offer(views: tuple[NodeView, ...]) -> dict[tuple[str, str], 
         if decision is not None:
             latest[decision.pool, decision.offer.key] = view
     return latest
+
+
+def _as_they_went(shelf: _Shelf, came: Mapping[int, Bin], went: Mapping[str, Came], as_of: datetime) -> dict[int, Bin]:
+    """Offers of which no node is there that could speak for them, and whose last one had less than was promised."""
+    found: dict[int, Bin] = {}
+    for (pool, offer), place in shelf.places.items() if went else ():
+        node = shelf.sales[place].node
+        least = None if place in came else shortfall(node.free, went, f"{pool}/{offer}", as_of)
+        if least is not None:
+            found[place] = msgspec.structs.replace(node, free=least)
+    return found
 
 
 def _with(sales: tuple[Sale, ...], came: Mapping[int, Bin]) -> tuple[Sale, ...]:

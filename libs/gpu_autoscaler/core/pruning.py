@@ -64,6 +64,7 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
             batch.busy_until.forget(lambda at: is_long_idle(at, newest))
         case "node":
             batch.nodes.gone.forget(lambda stone: is_old(stone.gone_at))
+            batch.came.forget(lambda each: is_old(each.gone_at))
             batch.instances.forget(lambda each: each.state == "terminated" and is_old(each.terminated_at))
             _forget_missing_instances(batch)
             _forget_spot_ends(batch, newest)

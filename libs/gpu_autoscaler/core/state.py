@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpu_autoscaler.core.rises import DemandHistory
+from gpu_autoscaler.core.shortfalls import Came
 from gpu_autoscaler.core.trails import NodeTrail
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
@@ -195,6 +196,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     instances_seen_at: Mapping[ProviderId, Instant] = {}  # the last word or list that had the instance
     instances_listed_at: Instant | None = None
     usable: Mapping[NodeUid, Usable] = {}
+    came: Mapping[str, Came] = {}  # by offer in its pool: what the last node of it had that went again
     amiss_since: Mapping[NodeUid, Instant] = {}  # not ready, or with fewer GPUs than it has offered
     spot_ends: Mapping[str, Mapping[int, Ends]] = {}  # by type and zone, then by hour since 1970
     # GPU

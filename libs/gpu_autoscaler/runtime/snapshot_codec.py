@@ -28,7 +28,7 @@ REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("pods", "pods_gone", "pods_synced", "busy_until"), "POD"),
     **dict.fromkeys(("budgets", "budgets_gone", "budgets_synced"), "POD"),
-    **dict.fromkeys(("nodes", "nodes_gone", "nodes_synced", "usable", "amiss_since"), "NODE"),
+    **dict.fromkeys(("nodes", "nodes_gone", "nodes_synced", "usable", "amiss_since", "came"), "NODE"),
     **dict.fromkeys(("instances", "instances_seen_at", "instances_listed_at", "spot_ends"), "NODE"),
     **dict.fromkeys(("telemetry", "trails"), "GPU"),
     **dict.fromkeys(("notices", "offers", "hints"), "SPOT"),

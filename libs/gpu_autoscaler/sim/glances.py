@@ -17,6 +17,7 @@ from gpu_autoscaler.core.money import caps, slot
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.refusals import refusals_of
 from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.shortfalls import REMEMBERED_SECONDS
 from gpu_autoscaler.core.soon import turns
 from gpu_autoscaler.core.state import (
     DirectiveRecord,
@@ -45,8 +46,9 @@ def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashab
         _Same(
             state.pods, state.budgets, state.busy_until, state.nodes, state.nodes_gone, state.instances, state.usable,
             state.amiss_since, state.notices, state.offers, state.jobs, state.orders, state.drains, state.directives,
-            state.gangs,
+            state.gangs, state.came,
         ),
+        sum(now - each.gone_at > timedelta(seconds=REMEMBERED_SECONDS) for each in state.came.values()),
         bisect_right(turns, now),
         bisect_right(renewals, now),
         bisect_right(_ends(state.directives), now),

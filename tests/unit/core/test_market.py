@@ -1,12 +1,29 @@
 """What an offer is worth: as promised, until a node that came of it says otherwise."""
 
 import msgspec
-from tests.support.stories import T0, Story, given, node, offer, on_sale, pod, policy
+from tests.support.stories import (
+    EPOCH,
+    HOUR,
+    MINUTE,
+    T0,
+    Story,
+    Told,
+    given,
+    node,
+    offer,
+    on_sale,
+    pod,
+    policy,
+    provider_id,
+)
 
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
-from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.events.node import NodeGone, NodeObserved
+from gpu_autoscaler.events.scaling import ScalingNodeTerminated
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import NodeDemands
 
@@ -52,6 +69,33 @@ def test_a_node_that_came_smaller_corrects_its_offer() -> None:
     """A pod that needs what was promised goes elsewhere, one that needs less does not."""
     assert bought(pod("a", cpu=90), came_with_cpu(80_000)) == [ON_DEMAND.key]
     assert bought(pod("a", cpu=70), came_with_cpu(80_000), pod("b", on="n1", gpus=8)) == [SPOT.key]
+
+
+def gave_up(gpus: int, *, minutes: float = 15) -> Story:
+    """A node of the spot offer that had so many GPUs, was ready for so long, and is gone."""
+    since = T0 - minutes * MINUTE
+    came = node("n1", gpus_allocatable=gpus, labels={labels.POOL: "default"}, at=since)
+    ended = ScalingNodeTerminated(
+        action_id=ActionId("buy-n1"), plan_id=PlanId("plan-buy-n1"), order_action_id=ActionId("buy-n1"),
+        provider_id=provider_id(ActionId("buy-n1")), node_name="n1", terminated_at=T0,
+    )  # fmt: skip
+    gone = NodeGone(epoch=EPOCH, version=2, node_uid=NodeUid("uid-n1"), name="n1")
+    return (*came, Told(ended, T0), Told(gone, T0))
+
+
+def test_the_same_purchase_is_not_made_again_for_a_node_that_never_had_its_gpus() -> None:
+    """Four GPUs of eight until it was given back: whoever needs eight goes elsewhere, for an hour."""
+    assert bought(pod("a", gpus=8), gave_up(4)) == [ON_DEMAND.key]
+    assert bought(pod("a", gpus=4), gave_up(4)) == [SPOT.key]
+    assert bought(pod("a", gpus=8), gave_up(8)) == [SPOT.key]
+    later = given(pod("a", gpus=8), gave_up(4), on_sale(SPOT, ON_DEMAND), as_of=T0 + 2 * HOUR)
+    made = plan(later, policy(), T0 + 2 * HOUR)
+    assert [each.offer.key for each in made.decisions if isinstance(each, BuyNode)] == [SPOT.key]
+
+
+def test_a_node_that_went_before_it_could_show_its_gpus_proves_nothing() -> None:
+    """A spot node that is taken while it boots says nothing of the next one."""
+    assert bought(pod("a", gpus=8), gave_up(0, minutes=2)) == [SPOT.key]
 
 
 def test_what_the_nodes_own_pods_take_is_not_sold_twice() -> None:
