@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from gpu_autoscaler.core.headline import Sight, is_ordered_for, node_line, waiting_pod_line
+from gpu_autoscaler.core.headline import Sight, is_ordered_for, view_line, waiting_pod_line
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import reasons
@@ -95,6 +95,6 @@ def _of_node(view: NodeView, sight: Sight) -> Announcement:
         name=view.name,
         uid=view.node_uid or "",
         reason=reason,
-        message=node_line(view.node_uid or view.name, sight)[:MESSAGE_LENGTH_MAX],
+        message=view_line(view, sight)[:MESSAGE_LENGTH_MAX],
         is_warning=reason == "SpotInterruption",
     )

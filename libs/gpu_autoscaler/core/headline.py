@@ -28,6 +28,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
 
     state: ClusterState
     views: tuple[NodeView, ...]
+    coming: Mapping[str, tuple[NodeView, ...]]  # nodes on their way, by what they were bought for
     planned: Mapping[
         str, reasons.HoldReason
     ]  # why the last plan did nothing for it, by job/<id>, pod/<uid>, node/<uid>
@@ -37,9 +38,15 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, state: ClusterState, policy: ScalingPolicy, as_of: datetime, plan: Plan | None) -> "Sight":
         """The sight from this state; `plan` is the last that was made, None where it is not known."""
         held_back = () if plan is None else plan.held_back
+        views = node_views(state, as_of)
+        coming: dict[str, tuple[NodeView, ...]] = {}
+        for view in views:
+            for key in _demand(view) if view.is_booting else ():
+                coming[key] = (*coming.get(key, ()), view)
         return cls(
             state=state,
-            views=node_views(state, as_of),
+            views=views,
+            coming=coming,
             planned={held.subject: held.reason for held in reversed(held_back)},
             scheduled={held.subject: held.reason for held in schedule(state, policy, as_of).held_back},
         )
@@ -88,8 +95,11 @@ def node_line(name_or_id: str, sight: Sight) -> str:
     view = next(
         (one for one in sight.views if name_or_id in (one.name, one.node_uid, one.provider_id, one.action_id)), None
     )
-    if view is None:
-        return ""
+    return "" if view is None else view_line(view, sight)
+
+
+def view_line(view: NodeView, sight: Sight) -> str:
+    """Return why this node exists and what keeps it, or takes it away."""
     return f"{_why_there(view)} {_what_becomes(view, sight)}"
 
 
@@ -139,7 +149,7 @@ def is_ordered_for(pod: PodObserved, sight: Sight) -> bool:
 
 def _ordered_for(keys: tuple[str, ...], sight: Sight) -> str:
     """The last of the nodes that were bought for any of this and are not usable yet; empty: none is on its way."""
-    coming = [view for view in sight.views if view.is_booting and not set(keys).isdisjoint(_demand(view))]
+    coming = list({view.name: view for key in keys for view in sight.coming.get(key, ())}.values())
     if not coming:
         return ""
     last = max(coming, key=lambda view: (view.expected_at is not None, view.expected_at, view.name))

@@ -1,8 +1,9 @@
 """The announcer says what is new, once, and not more than anybody wants to read."""
 
+import time
 from datetime import datetime, timedelta
 
-from tests.support.stories import HOUR, MINUTE, SECOND, T0, given, on_sale, pod, policy
+from tests.support.stories import HOUR, MINUTE, SECOND, T0, bought, given, on_sale, pod, policy, purchase
 
 from gpu_autoscaler.core.announcements import Announcement
 from gpu_autoscaler.core.plan import plan
@@ -12,6 +13,7 @@ from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 from gpu_autoscaler.model.ids import FactId, PlanId
+from gpu_autoscaler.model.reasons import UnmetDemand
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler_services.announcer.service import EVENTS_PER_TICK_MAX, Announcer
 
@@ -115,3 +117,20 @@ async def test_an_event_that_is_refused_is_left_out() -> None:
     assert wall.taken() == []
     await service.on_tick(T0 + HOUR)
     assert wall.taken() == ["p000", "p001"]
+
+
+async def test_thousands_of_waiting_pods_are_looked_through_in_a_moment() -> None:
+    """Each pod costs the same, however many nodes are on their way."""
+    wall = Wall()
+    nodes = [bought(purchase(f"buy-{number}", reason=wants(f"pod/uid-p{number:03}"))) for number in range(500)]
+    pods = [pod(f"p{number:03}", gpus=16, unschedulable_since=T0) for number in range(5_000)]
+    service = announcer(given(*pods, *nodes, on_sale(), as_of=T0 + MINUTE), wall)
+    began = time.process_time()
+    await service.on_tick(T0 + MINUTE)
+    assert time.process_time() - began < 10.0  # a fraction of a second; minutes where each pod looks at each node
+    assert len(wall.said) == EVENTS_PER_TICK_MAX
+
+
+def wants(key: str) -> UnmetDemand:
+    """The reason of a purchase for this."""
+    return UnmetDemand(demand=(key,), offers_considered=1, price_micro_usd_per_hour=1)
