@@ -19,6 +19,7 @@ from gpu_autoscaler.core.domains import bound, domains_for
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.gangs import is_late, waits
+from gpu_autoscaler.core.keeping import is_cheaper_kept
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.parting import Want, parts_of
@@ -190,6 +191,8 @@ class _Cover:
                 reason = self._buy_alone(lots[each].first, lacking_count, placed, each) if lacking_count else None
                 if reason is not None:
                     reasons[each] = reason
+            self._keep_dear(lots, [each for each in short if not isinstance(reasons.get(each), RoomExpected)], placed)
+            reasons = {each: why for each, why in reasons.items() if len(placed[each]) < lots[each].members_count}
         if gang is not None and (late := self._is_late(gang, placed)) is not None:
             reasons = {0: late}
         if gang is not None and (reasons or any(len(placed[each]) < lots[each].members_count for each in short)):
@@ -281,14 +284,31 @@ class _Cover:
         placed[number] += beside + self._room.place_most(item.shape, covered)
         return reason
 
-    def _call_back(self, lot: _Lot, count: int) -> tuple[str, ...]:
-        """Cancel drains by choice whose nodes take members of the lot, and place them there."""
+    def _keep_dear(self, lots: tuple[_Lot, ...], short: list[int], placed: list[tuple[str, ...]]) -> None:
+        """What could not be bought is placed on nodes that leave, though they cost more than new ones would."""
+        for each in short:
+            lacking_count = lots[each].members_count - len(placed[each])
+            if lacking_count:
+                placed[each] += self._call_back(lots[each], lacking_count, at_any_price=True)
+
+    def _call_back(self, lot: _Lot, count: int, *, at_any_price: bool = False) -> tuple[str, ...]:
+        """Cancel drains by choice whose nodes take members of the lot, and place them there; of nodes that cost less
+        than new ones, or all of them."""
         placed: tuple[str, ...] = ()
         for view, drain in self._callable_back.values():
             node = node_bin(view, self._draft.pods, Standing.READY)
-            if len(placed) < count and node.key not in self._room and fits(lot.shape, node):
-                self._cancel(drain, node, lot)
-                placed += self._room.place_most(lot.shape, count - len(placed))
+            if len(placed) == count or node.key in self._room or not fits(lot.shape, node):
+                continue
+            mark = self._room.mark()
+            self._room.put(node)
+            here = self._room.place_most(lot.shape, count - len(placed))
+            if not here or not (
+                at_any_price or is_cheaper_kept(view, lot.shape, len(here), self._market, self._policy)
+            ):
+                self._room.rollback(mark)
+                continue
+            self._cancel(drain, lot)
+            placed += here
         return placed
 
     def _stop_moving(self, lot: _Lot) -> None:
@@ -298,10 +318,10 @@ class _Cover:
         view, drain = self._callable_back[lot.first.leaves]
         node = node_bin(view, self._draft.pods, Standing.READY)
         if node.key not in self._room:
-            self._cancel(drain, node, lot)
+            self._room.put(node)
+            self._cancel(drain, lot)
 
-    def _cancel(self, drain: DrainNode, node: Bin, lot: _Lot) -> None:
-        self._room.put(node)
+    def _cancel(self, drain: DrainNode, lot: _Lot) -> None:
         self.returns.append(
             CancelDrain(
                 action_id=self._draft.next_action_id(),

@@ -1,0 +1,28 @@
+"""Whether a node that is on its way out is kept for work that came, or a new one bought. Used by `core/scale_up.py`."""
+
+import numpy as np
+
+from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.market import Market
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.shapes import Shape
+
+_HOUR_SECONDS = 3600.0
+
+
+def is_cheaper_kept(view: NodeView, shape: Shape, count: int, market: Market, policy: ScalingPolicy) -> bool:
+    """True unless so many members of the shape would be had for less on new nodes of one kind.
+
+    A new node is paid for while it boots and nobody can use it yet; over the horizon for which it would stand, that
+    makes it dearer. What has no price is no bargain: the node that is there stays.
+    """
+    members = market.members(shape)
+    sold = np.flatnonzero(members)
+    horizon_seconds = policy.removal.horizon_hours * _HOUR_SECONDS
+    if view.price_micro_usd_per_hour is None or not sold.size or not horizon_seconds:
+        return True
+    overhead = policy.node_overhead_micro_usd_per_hour
+    nodes = -(-count // members[sold])
+    hourly = (market.prices_micro_usd_per_hour[sold] + overhead) * nodes
+    anew = hourly * (1.0 + market.boot_seconds[sold] / horizon_seconds)
+    return bool(view.price_micro_usd_per_hour + overhead <= anew.min())
