@@ -77,8 +77,10 @@ def lived(days: float, *, seed: int, rules: ScalingPolicy = RULES) -> LivingWorl
 
 
 def unfounded(world: LivingWorld) -> list[str]:
-    """Purchases of a kind of which a node went within the cooldown before, for nobody who came since. There are no
-    notices, refusals, nor changes of prices or policy here, so that new work is all that can be said for them."""
+    """Purchases of a kind of which a node went within the cooldown before, though nobody came since.
+
+    There are no notices, refusals, nor changes of prices or policy here: new work is all that can be said for them.
+    """
     found, gone = [], dict[str, datetime]()
     kinds = {id_of(each.action_id): each.offer.instance_type for _, each in world.done if isinstance(each, BuyNode)}
     for at, decision in world.done:
@@ -86,19 +88,19 @@ def unfounded(world: LivingWorld) -> list[str]:
             gone[kinds[decision.provider_id]] = at
         elif isinstance(decision, BuyNode):
             went_at = gone.get(decision.offer.instance_type)
-            if went_at is not None and at - went_at < COOLDOWN and not _is_new(decision, went_at, world):
+            if went_at is not None and at - went_at < COOLDOWN and not _is_new(decision, went_at, at, world):
                 kind = decision.offer.instance_type
                 found.append(f"{kind} goes at {went_at} and comes again at {at}: {decision.reason.tag()}")
     return found
 
 
-def _is_new(decision: BuyNode, went_at: datetime, world: LivingWorld) -> bool:
+def _is_new(decision: BuyNode, went_at: datetime, at: datetime, world: LivingWorld) -> bool:
     if isinstance(decision.reason, ReplacesNodes) and decision.reason.cause == "expired":
         return True  # another one is too old as well
     if not isinstance(decision.reason, UnmetDemand):
         return False
-    names = (key.removeprefix("pod/uid-").split("-")[0] for key in decision.reason.demand)
-    return any(world.arrived[name] > went_at for name in names)
+    # Be it for the work that came, or for work whose room that has taken.
+    return any(went_at < came_at <= at for came_at in world.arrived.values())
 
 
 @pytest.mark.parametrize("seed", [1, 2])
