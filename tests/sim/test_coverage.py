@@ -13,6 +13,7 @@ from gpu_autoscaler_services.simulate import run_one
     [
         ("operator_freezes", "frozen", 8, 1.0),
         ("operator_marks_node", "node_protected", 7, 2.0),
+        ("operator_overrules", "frozen", 1, 3.0),
         ("capacity_gone", "offers_refused", 14, 1.0),
         ("price_missing", "price_unknown", 3, 2.0),
         ("worn_gpu", "node_sick", 3, 2.0),

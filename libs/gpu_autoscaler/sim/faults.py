@@ -96,6 +96,7 @@ KINDS: Mapping[str, Kind] = {
         # operators and users
         Kind("operator_freezes", per_hour=0.1, place=PROCESS),
         Kind("operator_marks_node", per_hour=0.3),
+        Kind("operator_overrules", per_hour=0.6, is_newer=True),
         Kind("user_cancels", ratio=0.08),
         Kind("user_asks_again", ratio=0.08),
         Kind("user_talks_nonsense", ratio=0.06),

@@ -15,6 +15,8 @@ from gpu_autoscaler.sim.cloud import Cloud, Machine, Telemetry
 from gpu_autoscaler.sim.crew import Crew
 from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, RECORD, STORE, Faults
 from gpu_autoscaler.sim.kube import WatchTrouble
+from gpu_autoscaler.sim.overruling import KIND as OVERRULES
+from gpu_autoscaler.sim.overruling import Overrulers
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.timeline import VirtualLoop
@@ -75,6 +77,7 @@ class Trouble:
         self._watches = stage.watch_trouble
         self._store = stage.store_trouble
         self._chance = chance
+        self._overrulers = Overrulers(stage.loop, stage.record, stage.policies, stage.faults)
         self._acts: Mapping[str, Callable[[], None]] = {
             "streams_overtaking": self._lag,
             "broker_away": self._lose_broker,
@@ -104,6 +107,7 @@ class Trouble:
             "capacity_gone": self._sell_out,
             "operator_freezes": self._freeze,
             "operator_marks_node": self._mark,
+            OVERRULES: self._overrulers.overrule,
         }
 
     def begin(self) -> None:
@@ -119,6 +123,7 @@ class Trouble:
         self._cloud.reprice(self._cloud.listed())
         self._cloud.sold_out.clear()
         self._policies.freeze(is_frozen=False)
+        self._overrulers.end()
         for machine in self._cloud.machines:
             machine.telemetry = "true"
             machine.fall_ill({})
