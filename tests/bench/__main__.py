@@ -18,6 +18,7 @@ from tests.bench import (
     decision,
     draining,
     folding,
+    holding,
     memory,
     packing,
     planning,
@@ -49,6 +50,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "MEMORY": memory.measure,
     "V6": packing.measure,
     "WATCH": watching.measure,
+    "HELD": holding.measure,
 }
 
 # Targets that are missed for a reason that is known: shown as missed, and no failure. Best figures and reasons:

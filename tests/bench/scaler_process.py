@@ -82,8 +82,8 @@ class Ground:
         began = time.perf_counter()
         url = f"http://127.0.0.1:{settings.http.port}"
         command = [sys.executable, "-m", "gpu_autoscaler_services.serve", "scaler"]
-        async with _process(command, to_environment(settings), url, self.folder / "scaler.log") as process:
-            yield ScalerProcess(process, url, time.perf_counter() - began)
+        async with process(command, to_environment(settings), url, self.folder / "scaler.log") as running:
+            yield ScalerProcess(running, url, time.perf_counter() - began)
 
 
 class ScalerProcess:
@@ -119,7 +119,7 @@ async def ground(folder: Path) -> AsyncIterator[Ground]:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "gpu_autoscaler.simcluster", "--port", str(port)]
-        await closing.enter_async_context(_process(command, {}, url, folder / "simcluster.log"))
+        await closing.enter_async_context(process(command, {}, url, folder / "simcluster.log"))
         bus = await NatsBus.connect(server.url, name="bench", declared=Declared(streams=streams()))
         closing.push_async_callback(bus.close)
         await bus.ensure()
@@ -127,23 +127,24 @@ async def ground(folder: Path) -> AsyncIterator[Ground]:
 
 
 @asynccontextmanager
-async def _process(
+async def process(
     command: Sequence[str], environment: dict[str, str], url: str, log: Path
 ) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that is ready by its `/readyz`; ended afterwards."""
     with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
+        running = await asyncio.create_subprocess_exec(
             *command, env={**os.environ, **environment}, stdout=out, stderr=out
         )
     try:
         async with aiohttp.ClientSession() as session, asyncio.timeout(READY_SECONDS_MAX):
             while not await _is_ready(session, url):
-                assert process.returncode is None, f"{' '.join(command[1:])} ended: see {log}"
+                assert running.returncode is None, f"{' '.join(command[1:])} ended: see {log}"
                 await asyncio.sleep(0.02)
-        yield process
+        yield running
     finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+        if running.returncode is None:
+            running.terminate()
+        await running.wait()
 
 
 async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
