@@ -59,8 +59,13 @@ def _begun(views: tuple[NodeView, ...]) -> Mapping[str, Instant]:
         order = view.order
         if order is None or order.decision is None or order.planned_at is None or order.decision.gang is None:
             continue
-        is_waiting = view.is_booting or (view.is_usable and view.empty_since is not None)
-        if is_waiting and view.drain is None:
+        if (view.is_booting or _is_unused(view)) and view.drain is None:
             gang = order.decision.gang
             begun[gang] = min(order.planned_at, begun.get(gang, order.planned_at))
     return begun
+
+
+def _is_unused(view: NodeView) -> bool:
+    """True for a node on which nothing has run yet; what a gang left behind after an earlier start is merely idle."""
+    empty_since, usable_since = view.empty_since, view.usable_since
+    return empty_since is not None and usable_since is not None and empty_since <= usable_since

@@ -192,6 +192,21 @@ def test_a_gang_that_is_not_complete_in_time_gives_all_back() -> None:
     assert buys(found) == []
 
 
+def test_nodes_of_an_earlier_start_are_not_late() -> None:
+    """They were bought half an hour ago and worked since; the gang lost its place, and one node more boots for it."""
+    as_of = T0 + 30 * MINUTE
+    ran = [
+        (
+            *pod(f"train-{number}", on=f"n{number}", gpus=8, at=T0),
+            *pod(f"train-{number}", on=f"n{number}", gpus=8, at=as_of - MINUTE, version=2, phase="succeeded"),
+        )
+        for number in range(3)
+    ]
+    state = given(*half_there(as_of - MINUTE), *ran, on_sale(SPOT), as_of=as_of)
+
+    assert [type(each).__name__ for each in held(made(state, as_of))] == ["RoomExpected"]
+
+
 def test_the_deadline_is_the_policys() -> None:
     """Two hours may be right where nodes take long to come."""
     as_of = T0 + 30 * MINUTE
