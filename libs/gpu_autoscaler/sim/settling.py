@@ -12,6 +12,7 @@ from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRe
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS
 from gpu_autoscaler.model.reasons import BudgetLimit, GpusLimit, MoneyLimit, NodesLimit, NoOfferFits
+from gpu_autoscaler.model.shape_reasons import NoDomainFits
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.patience import servable
@@ -24,6 +25,8 @@ from gpu_autoscaler.sim.workloads import Workloads
 
 SETTLED_SECONDS_MAX = 12 * 3600.0
 QUIET_SECONDS = 300.0  # at rest for so long: what is told late has been told
+# What a policy can hold a job back for as long as it stands as it is.
+_OF_LIMITS = (BudgetLimit, GpusLimit, MoneyLimit, NodesLimit, NoOfferFits, NoDomainFits)
 STANDSTILL_SECONDS = 1800.0  # longer than a boot, a cooldown and a deadline together
 RECOMPUTED_PLANS_COUNT = 3
 SAID_AGAIN_COUNT = 300  # facts of each stream at most, the last ones
@@ -126,9 +129,7 @@ class Settling:
         if last is None or standing_count > run.policies.now.nodes_count_min:
             return set()
         return {
-            held.subject.removeprefix("job/")
-            for held in last.plan.held_back
-            if isinstance(held.reason, BudgetLimit | GpusLimit | MoneyLimit | NodesLimit | NoOfferFits)
+            held.subject.removeprefix("job/") for held in last.plan.held_back if isinstance(held.reason, _OF_LIMITS)
         }
 
     # ---- no accepted job is lost; each ends in exactly one final state
