@@ -133,14 +133,15 @@ def members_that_fit(shape: Shape, free: Ints, accepted: Bools, kinds: Kinds = (
     """Return how many members each bin takes together; `free` is (bins, columns), with slices of these kinds."""
     if not has_columns(shape.resources, kinds):
         return np.zeros(accepted.size, dtype=np.int64)
-    need = np.array(row(shape.resources, kinds), dtype=np.int64)
-    asked = np.flatnonzero(need)
     # A bin that is over-full in anything takes nobody, also of what it has left.
     is_open = accepted & (free >= 0).all(axis=1)
-    if not asked.size:
-        return is_open.astype(np.int64)
-    members: Ints = (free[:, asked] // need[asked]).min(axis=1)
-    return np.where(is_open, members, 0)
+    members: Ints | None = None
+    # Column by column: rooms have few bins and few amounts are asked for, so calls are what costs.
+    for column, need in enumerate(row(shape.resources, kinds)):
+        if need:
+            fitting = free[:, column] // need
+            members = fitting if members is None else np.minimum(members, fitting)
+    return is_open.astype(np.int64) if members is None else np.where(is_open, members, 0)
 
 
 def fits(shape: Shape, target: Bin) -> bool:

@@ -48,9 +48,12 @@ class Basket:
         self._policy = policy
         self._account = account_of(draft, policy)
         self._are_times_minded = bool(caps(policy))
+        self._projects_limited = frozenset(part.name for part in policy.limits.projects)
         self._choice = Choice(market, draft.views, policy)
         self._cheaper = Cheaper(market)
         self._excesses: dict[tuple[int, Customer], HoldReason | None] = {}  # while nothing more is counted
+        self._open: dict[Customer, Bools] = {}  # as above
+        self._closed: dict[Customer, HoldReason | None] = {}  # as above
         for purchase in draft.purchases:
             self._count(purchase.decision.pool, purchase.decision.offer, customer_of(purchase.decision))
         self._nodes_count_before = self._account.nodes_count
@@ -233,12 +236,27 @@ class Basket:
 
     def _accepts(self, wants: Sequence[Lacking]) -> Bools:
         """For each want the sales that it is bought from, of those within limits."""
-        sales = range(len(self._market.sales))
-        is_open = {
-            customer: np.array([self._excess(place, customer) is None for place in sales], np.bool_)
-            for customer in {self._as_limits_see(want.item.customer) for want in wants}
-        }
-        return self._choice.accepts(wants, [is_open[self._as_limits_see(want.item.customer)] for want in wants])
+        return self._choice.accepts(wants, [self._open_to(self._as_limits_see(want.item.customer)) for want in wants])
+
+    def is_open_to(self, customer: Customer) -> bool:
+        """False where every sale would pass a limit: then nobody has to be asked what would be best."""
+        return bool(self._open_to(self._as_limits_see(customer)).any())
+
+    def _closed_to(self, customer: Customer) -> HoldReason | None:
+        """The limit that each sale would pass, where it is one for all; found once for as long as nothing is bought."""
+        asked = self._as_limits_see(customer)
+        if asked not in self._closed:
+            excesses = [self._excess(place, asked) for place in range(len(self._market.sales))]
+            is_one = bool(excesses) and all(each == excesses[0] for each in excesses)
+            self._closed[asked] = excesses[0] if is_one else None
+        return self._closed[asked]
+
+    def _open_to(self, customer: Customer) -> Bools:
+        """The sales within limits, found once for as long as nothing is bought."""
+        if customer not in self._open:
+            sales = range(len(self._market.sales))
+            self._open[customer] = np.array([self._excess(place, customer) is None for place in sales], np.bool_)
+        return self._open[customer]
 
     def _within_limits_count(self, wants: Sequence[Lacking], fleet: Sequence[FleetNode]) -> int:
         """Return how many nodes of the fleet may be bought before the first that passes a limit."""
@@ -257,7 +275,9 @@ class Basket:
         """The best sale within limits for the members that are missing."""
         if not members.any():
             return None, self._market.why_nothing(buyer.shape)
-        reason: HoldReason | None = None
+        reason = self._closed_to(buyer.customer)
+        if reason is not None:
+            return None, reason
         for place in self._choice.ranked(buyer, members, missing).tolist():
             excess = self._excess(place, buyer.customer)
             if excess is None:
@@ -275,9 +295,14 @@ class Basket:
         return self._excesses[asked]
 
     def _as_limits_see(self, customer: Customer) -> Customer:
-        """Without limits of money by time all work of a project is alike; with them, what takes as many hours."""
+        """With limits of money by time what takes as many hours is alike; without them all work of a project is.
+
+        Projects without limits of their own are alike as well.
+        """
+        if not self._are_times_minded:
+            return Customer(customer.project if customer.project in self._projects_limited else None)
         seconds = customer.work_seconds_max
-        if not self._are_times_minded or seconds is None:
+        if seconds is None:
             return Customer(customer.project)
         return Customer(customer.project, -(-seconds // _SECONDS_PER_HOUR) * _SECONDS_PER_HOUR)
 
@@ -285,6 +310,8 @@ class Basket:
         self._account.add(pool, offer, customer, count)
         self._choice.add(offer, count)
         self._excesses.clear()
+        self._open.clear()
+        self._closed.clear()
 
     def _order(self, place: int, buyer: DemandItem, load: Resources) -> Bin:
         """Put one node in the basket, for this load at least; the room is the caller's to add."""

@@ -6,6 +6,7 @@ A span that runs over midnight is split by the microseconds on either side, to t
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Literal, assert_never
 
 from msgspec.structs import replace
@@ -43,6 +44,7 @@ def period_end(period: Period, at: datetime) -> datetime:
     return start + timedelta(days=1) if period == "day" else (start + timedelta(days=32)).replace(day=1)
 
 
+@lru_cache(maxsize=4096)  # asked for each sale and node of every plan
 def owners_of(pool: str | None, zone: str | None, project: str | None) -> tuple[str, ...]:
     """Everything whose limits a node counts against, the whole cluster first."""
     parts = (("pool", pool), ("zone", zone), ("project", project))

@@ -117,8 +117,10 @@ class Account:
             more = offer.resources.gpu_count
             if gpus_max is not None and more and self._gpus[owner] + more > gpus_max:
                 return GpusLimit(gpu_count=self._gpus[owner], gpu_count_max=gpus_max, owner=owner)
-        promised = None if self._promises is None else self._promises.excess(owners, offer, customer)
-        return self._headcount.excess(pool, offer) or self._excess_of_price(offer) or promised
+        passed = self._headcount.excess(pool, offer) or self._excess_of_price(offer)
+        if passed is not None or self._promises is None:
+            return passed
+        return self._promises.excess(owners, offer, customer)
 
     def _excess_of_price(self, offer: Offer) -> HoldReason | None:
         price_max, price = self._policy.price_micro_usd_per_hour_max, offer.price_micro_usd_per_hour

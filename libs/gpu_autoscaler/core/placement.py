@@ -191,6 +191,8 @@ class Room:
         is_going_on = count > 0
         while is_going_on:
             before, members = len(placed), self._members_that_fit(shape)
+            if not members.any():
+                break
             for place in in_order(members):
                 taken = min(int(members[place]), count - len(placed), at_once_max)
                 if taken > 0:

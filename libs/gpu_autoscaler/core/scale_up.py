@@ -124,6 +124,7 @@ class _Cover:
         self.claimed: set[str] = set()
         self.is_met = True
         self._closed_reason: HoldReason | None = stale_watch(state, policy, draft.as_of)  # nothing is bought at all
+        self._before = (0, 0)  # what was bought and called back before the lots that are served now
         self._draft = draft
         self._coming_free: Soon | None = None  # read where somebody waits, and then once
         self._room = draft.room
@@ -173,6 +174,7 @@ class _Cover:
     def _serve(self, lots: tuple[_Lot, ...], *, is_last: bool = True) -> bool:
         """Return False where a gang cannot be had; unless that was the last try, nothing is said of it then."""
         mark, bought_mark, returns_count = self._room.mark(), self.basket.mark(), len(self.returns)
+        self._before = bought_mark, returns_count
         kept = [self._kept.get(lot.first.key, ()) for lot in lots]
         placed = [keys + self._place(lot, lot.members_count - len(keys)) for lot, keys in zip(lots, kept, strict=True)]
         short = [number for number, lot in enumerate(lots) if len(placed[number]) < lot.members_count]
@@ -263,6 +265,8 @@ class _Cover:
 
     def _buy_together(self, lots: tuple[_Lot, ...], short: list[int], placed: list[tuple[str, ...]]) -> None:
         """Buy one fleet for what these lots lack, each pod in a zone that the rules leave it."""
+        if not any(self.basket.is_open_to(lots[each].first.customer) for each in short):
+            return
         wants = [Want(shape=lots[each].shape, sinces=lots[each].sinces[len(placed[each]) :]) for each in short]
         parts = parts_of(wants, self._market, self._room)
         items = [msgspec.structs.replace(lots[short[part.want]].first, shape=part.shape) for part in parts]
@@ -278,8 +282,9 @@ class _Cover:
             keys, reason = self.basket.buy_one_by_one(item, count)
             placed[number] += keys
             return reason
-        # What was bought for the lots before may have room left.
-        beside = self._room.place_most(item.shape, count)
+        # What was bought, or called back, for the lots beside it may have room left.
+        is_news = self._before != (self.basket.mark(), len(self.returns))
+        beside = self._room.place_most(item.shape, count) if is_news else ()
         covered, reason = self.basket.buy(item, count - len(beside))
         placed[number] += beside + self._room.place_most(item.shape, covered)
         return reason

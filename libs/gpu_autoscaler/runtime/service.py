@@ -23,6 +23,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     expected_last_sequence: int | None = None
     # The fact is not done with: publish `facts`, then deliver it again after this long (wall time).
     again_after_seconds: float | None = None
+    # Of a tick: nothing is to be done for so long (cluster time), instead of `tick_seconds`, but for what is urgent.
+    next_tick_seconds: float | None = None
     # The fact is refused: publish `facts` (which say so), then set it aside as a dead letter with this reason.
     set_aside_reason: str | None = None
 

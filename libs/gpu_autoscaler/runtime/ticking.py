@@ -19,6 +19,7 @@ class TickLoop:
         self._plumbing = plumbing
         self._door = door
         self._tick_seconds = tick_seconds
+        self._next_seconds = tick_seconds  # as the last tick wants it
         self._failures_count = 0  # in a row
         self._was_stale = False
 
@@ -53,7 +54,7 @@ class TickLoop:
 
     def _interval_seconds(self) -> float:
         """Wall time to the next regular tick: as declared, less when this one came to nothing."""
-        regular = self._plumbing.clock.wall_seconds(self._tick_seconds)
+        regular = self._plumbing.clock.wall_seconds(self._next_seconds)
         if self._failures_count == 0 and not self._was_stale:
             return regular
         return min(regular, self._plumbing.limits.backoff.wait_seconds(self._failures_count))
@@ -65,6 +66,7 @@ class TickLoop:
         now = plumbing.clock.now()
         facts_count, seconds = 0, 0.0
         error: Exception | None = None
+        self._next_seconds = self._tick_seconds
         try:
             outcome = await plumbing.within_limit(self._door.on_tick(now))
             seconds = plumbing.clock.monotonic_seconds() - started
@@ -73,6 +75,7 @@ class TickLoop:
             acks = await plumbing.publish(outcome)
             if outcome.expected_last_sequence is not None:
                 await self._see_own(acks)
+            self._next_seconds = outcome.next_tick_seconds or self._tick_seconds
             ended = "done"
         except StalePlan as exc:
             ended, error = "stale", exc

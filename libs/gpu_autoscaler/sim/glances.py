@@ -8,6 +8,7 @@ is tested: a forgotten instant shows there.
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping
 from datetime import datetime, timedelta
+from functools import cached_property
 from operator import is_
 
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
@@ -20,6 +21,7 @@ from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shortfalls import REMEMBERED_SECONDS
 from gpu_autoscaler.core.soon import turns
 from gpu_autoscaler.core.state import (
+    ClusterState,
     DirectiveRecord,
     DrainRecord,
     GangRecord,
@@ -38,43 +40,60 @@ from gpu_autoscaler.runtime.projection import StateView
 
 def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
     """What a plan depends on: what is known, what is fresh, and which deadlines have passed."""
-    state = view.state
-    listed_at, stale = state.instances_listed_at, stale_watch(state, policy, now)
-    turns = _turns(policy, state.busy_until, state.instances, state.usable, state.orders, state.drains)
-    renewals = _renewals(policy, state.nodes, state.usable, state.amiss_since, state.orders, state.drains)
-    return (
-        _Same(
-            state.pods, state.budgets, state.busy_until, state.nodes, state.nodes_gone, state.instances, state.usable,
-            state.amiss_since, state.notices, state.offers, state.jobs, state.orders, state.drains, state.directives,
-            state.gangs, state.came,
-        ),
-        sum(now - each.gone_at > timedelta(seconds=REMEMBERED_SECONDS) for each in state.came.values()),
-        bisect_right(turns, now),
-        bisect_right(renewals, now),
-        bisect_right(_ends(state.directives), now),
-        bisect_right(_periods(policy, state.offers), now),
-        bisect_right(_gang_turns(policy, state.gangs, state.orders), now),
-        bisect_right(_patience(policy, state.pods, state.jobs), now),
-        None if stale is None else stale.source,
-        stale_instances(state, policy, now) is None,
-        None if listed_at is None else _missing(state.instances_seen_at, state.orders, listed_at),
-        state.last_plan_sequence,
-        state.restored_at,
-        slot(now) if caps(policy) else None,  # what runs is spent
-    )  # fmt: skip
+    return (_Inputs(view.state, policy, now),)
 
 
-class _Same:
-    """Equal only to the very same things, by identity: `fold` keeps what did not change."""
+class _Inputs:
+    """Compared with the last ones: first what is known, by identity, as `fold` keeps what did not change.
 
-    __slots__ = ("things",)
-    __hash__ = None  # type: ignore[assignment]  # compared with the last one, never looked up
+    What time does to it is asked only where that is the same, which most often it is not.
+    """
 
-    def __init__(self, *things: object) -> None:
-        self.things = things
+    __hash__ = None  # type: ignore[assignment]  # never looked up
+
+    def __init__(self, state: ClusterState, policy: ScalingPolicy, now: datetime) -> None:
+        self._policy = policy
+        self._state = state
+        self._now = now
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and all(map(is_, self.things, other.things))
+        if not isinstance(other, _Inputs):
+            return False
+        return (
+            self._policy is other._policy
+            and all(map(is_, _known(self._state), _known(other._state)))
+            and self._passed == other._passed
+        )
+
+    @cached_property
+    def _passed(self) -> tuple[object, ...]:
+        state, policy, now = self._state, self._policy, self._now
+        listed_at, stale = state.instances_listed_at, stale_watch(state, policy, now)
+        ahead = _turns(policy, state.busy_until, state.instances, state.usable, state.orders, state.drains)
+        renewals = _renewals(policy, state.nodes, state.usable, state.amiss_since, state.orders, state.drains)
+        return (
+            sum(now - each.gone_at > timedelta(seconds=REMEMBERED_SECONDS) for each in state.came.values()),
+            bisect_right(ahead, now),
+            bisect_right(renewals, now),
+            bisect_right(_ends(state.directives), now),
+            bisect_right(_periods(policy, state.offers), now),
+            bisect_right(_gang_turns(policy, state.gangs, state.orders), now),
+            bisect_right(_patience(policy, state.pods, state.jobs), now),
+            None if stale is None else stale.source,
+            stale_instances(state, policy, now) is None,
+            None if listed_at is None else _missing(state.instances_seen_at, state.orders, listed_at),
+            state.last_plan_sequence,
+            state.restored_at,
+            slot(now) if caps(policy) else None,  # what runs is spent
+        )
+
+
+def _known(state: ClusterState) -> tuple[object, ...]:
+    return (
+        state.pods, state.budgets, state.busy_until, state.nodes, state.nodes_gone, state.instances, state.usable,
+        state.amiss_since, state.notices, state.offers, state.jobs, state.orders, state.drains, state.directives,
+        state.gangs, state.came,
+    )  # fmt: skip
 
 
 @remembered(8)

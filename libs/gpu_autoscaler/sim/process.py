@@ -215,13 +215,13 @@ class Process:
     async def _tick_for_ever(self, door: TickDoor, tick_seconds: float) -> None:
         failures_count, was_stale = 0, False
         while True:
-            was_stale = False
+            was_stale, interval = False, tick_seconds
             self._urgency.tick_began(self._loop.time())
             now = self.clock.now()
             try:
                 seen = None if self._glance is None else self._glance(self.view, now)
                 if seen is None or seen != self._seen:
-                    await self._tick(door, now, seen)
+                    interval = await self._tick(door, now, seen) or tick_seconds
                 failures_count = 0
             except StalePlan:
                 was_stale = True
@@ -231,14 +231,13 @@ class Process:
                 failures_count += 1
                 self._on_bug(self.role, exc)
             await self.gate.live()
-            interval = tick_seconds
             if failures_count or was_stale:
                 interval = min(tick_seconds, self._backoff_seconds(failures_count, None))
             self._urgency.tick_ended(self._loop.time())
             self._has_failed = failures_count > 0
             await self._rest(interval)
 
-    async def _tick(self, door: TickDoor, now: datetime, seen: Hashable) -> None:
+    async def _tick(self, door: TickDoor, now: datetime, seen: Hashable) -> float | None:
         self._seen = None
         outcome = as_outcome(await door.on_tick(now))
         sequence = await self._publish(outcome, None)
@@ -246,6 +245,7 @@ class Process:
             await self._until_folded(outcome.facts[0].stream(), sequence)
         if not outcome.facts:
             self._seen = seen
+        return outcome.next_tick_seconds
 
     async def _rest(self, seconds: float) -> None:
         """Wait for the next regular tick, or for the one that urgent facts bring forward."""

@@ -78,6 +78,9 @@ class CostTracker:
         self._charges: dict[ProviderId, LastCharge] = {}
         self._spent: dict[JobId, int] = {}
         self._is_loaded = False
+        self._open: tuple[tuple[Bill, ...], tuple[Bill, ...]] | None = (
+            None  # all bills, and those not paid to their end
+        )
         self._without_price: set[ProviderId] = set()
         self._marks_told: set[str | None] = set()  # by condition
         self._to_look_at: set[JobId] = set()  # jobs whose budget may be crossed, and nobody was told of
@@ -108,8 +111,8 @@ class CostTracker:
             self._charges = dict(await self._store.last_charges())
             self._spent = dict(await self._store.spent_by_job())
             self._to_look_at.update(self._spent)
-            self._is_loaded = True
-        spans = [span for bill in self._bills.all() if (span := self._due(bill, now)) is not None]
+            self._is_loaded, self._open = True, None
+        spans = [span for bill in self._unpaid() if (span := self._due(bill, now)) is not None]
         if spans:
             # Read anew after a failure, and where another tracker was first.
             self._is_loaded = False
@@ -142,11 +145,20 @@ class CostTracker:
         )
         return (told,)
 
+    def _unpaid(self) -> tuple[Bill, ...]:
+        """Bills that are not paid to their end. Most are, so they are sought only after a change."""
+        bills = self._bills.all()
+        if self._open is None or self._open[0] is not bills:
+            self._open = bills, tuple(bill for bill in bills if not self._is_paid(bill))
+        return self._open[1]
+
+    def _is_paid(self, bill: Bill) -> bool:
+        charge = self._charges.get(bill.provider_id)
+        return charge is not None and charge.last.to_at == bill.terminated_at
+
     def _due(self, bill: Bill, now: datetime) -> CostAccrued | None:
         """The next span of an instance; None where nothing is due yet, or nobody knows the price."""
         charge = self._charges.get(bill.provider_id)
-        if charge is not None and charge.last.to_at == bill.terminated_at:
-            return None  # paid to its end
         price = bill.price if charge is None else _price_of(charge)
         if price is None:
             self._hold(bill)
@@ -213,6 +225,7 @@ class CostTracker:
 
     def _charged(self, spans: Sequence[CostAccrued]) -> None:
         """The ledger has these spans: go on from their ends."""
+        self._open = None
         for span in spans:
             before = self._charges.get(span.provider_id)
             self._charges[span.provider_id] = LastCharge(
@@ -236,9 +249,7 @@ class CostTracker:
             return
         self._tidied_at = now
         for bill in self._bills.all():
-            charge = self._charges.get(bill.provider_id)
-            is_paid = charge is not None and charge.last.to_at == bill.terminated_at
-            if is_paid and bill.terminated_at is not None and now - bill.terminated_at > FORGOTTEN:
+            if self._is_paid(bill) and bill.terminated_at is not None and now - bill.terminated_at > FORGOTTEN:
                 self._bills.close(bill.provider_id)
         for node_name in self._holdings.nodes():
             self._holdings.forget(node_name, now - FORGOTTEN, self._view.state)

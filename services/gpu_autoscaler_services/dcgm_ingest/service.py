@@ -11,7 +11,10 @@ from gpu_autoscaler.events.node import NodeGone, NodeListed, NodeObserved
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.runtime.addresses import NodeUrl
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler_services.dcgm_ingest.windows import Window, window_start
+from gpu_autoscaler.runtime.service import Outcome
+from gpu_autoscaler_services.dcgm_ingest.windows import WINDOW_SECONDS, Window, window_start
+
+REST_SECONDS_MIN = 0.01  # a timer that comes a moment early does not make ticks follow each other
 
 
 class Exporters(Protocol):
@@ -31,7 +34,9 @@ class DcgmIngest:
     publishes: ClassVar[tuple[type[Fact], ...]] = (GpuNodeSampled, GpuNodeSummarised)
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     starts_from_snapshot: ClassVar[bool] = False  # folds three types of facts, which are read soon
-    tick_seconds: ClassVar[float | None] = 1.0  # the shortest interval that may be set; most ticks find nothing due
+    tick_seconds: ClassVar[float | None] = (
+        1.0  # the shortest interval that may be set; a tick says when the next is due
+    )
 
     def __init__(self, view: StateView, exporters: Exporters, *, dcgm_url: str, scrape_seconds: float = 10.0) -> None:
         """`dcgm_url` is a template of `NodeUrl`; `scrape_seconds` is cluster time (S127). Raises ConfigError."""
@@ -42,13 +47,14 @@ class DcgmIngest:
         self._due_at: datetime | None = None
         self._windows: dict[NodeUid, Window] = {}
 
-    async def on_tick(self, now: datetime) -> list[Fact]:
+    async def on_tick(self, now: datetime) -> Outcome:
         """Scrape when it is time; close the minutes that have passed."""
         facts: list[Fact] = self._close_windows(window_start(now))
         if self._due_at is None or now >= self._due_at:
             self._due_at = now + self._interval
             facts += await self._scrape(now)
-        return facts
+        due_at = min(self._due_at, window_start(now) + timedelta(seconds=WINDOW_SECONDS))
+        return Outcome(facts=tuple(facts), next_tick_seconds=max((due_at - now).total_seconds(), REST_SECONDS_MIN))
 
     async def _scrape(self, now: datetime) -> list[Fact]:
         nodes = {node.node_uid: node for node in self._view.state.nodes.values() if _has_exporter(node)}

@@ -367,3 +367,20 @@ def test_state_and_cut_move_together_and_only_forward() -> None:
     assert (view.last_sequence("JOB"), view.last_sequence("GPU")) == (5, 0)
     assert len(view.cut.set_aside) == 1000
     assert view.cut.set_aside[-1] == ("JOB", 2005)
+
+
+async def test_a_tick_may_say_when_the_next_one_is_due() -> None:
+    """Instead of its regular interval, until a tick says nothing about it."""
+
+    class Ticker(Probe):
+        tick_seconds: ClassVar[float | None] = 3600.0
+
+        async def on_tick(self, now: datetime) -> Outputs:
+            await super().on_tick(now)
+            return Outcome(next_tick_seconds=0.01 if len(self.ticks) < 4 else None)
+
+    place, service = Place(), Ticker()
+    async with running(place, service):
+        await until(lambda: len(service.ticks) == 4)
+        await asyncio.sleep(0.1)
+        assert len(service.ticks) == 4

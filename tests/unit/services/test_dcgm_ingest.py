@@ -45,7 +45,7 @@ class Story:
     async def run(self, start: datetime, seconds: int) -> None:
         """Tick every second."""
         for second in range(seconds):
-            self.facts += await self.service.on_tick(start + second * SECOND)
+            self.facts += (await self.service.on_tick(start + second * SECOND)).facts
 
     def says(self, name: str, percent: float) -> None:
         """The node's exporter shows this utilisation from now on."""
@@ -75,6 +75,15 @@ async def test_each_node_is_read_every_ten_seconds() -> None:
     ]
     assert story.samples[0].subject() == "gpu.node_sampled.uid-n1"
     assert story.samples[0].gpus[0].utilization_ratio == 0.5
+
+
+async def test_nothing_is_to_be_done_between_two_scrapes() -> None:
+    """A tick says when the next one is due: at the next scrape, or when the minute is over, whichever comes first."""
+    story = Story("n1", scrape_seconds=45.0)
+    rests = [
+        (await story.service.on_tick(T0 + timedelta(seconds=at))).next_tick_seconds for at in (0.0, 45.0, 59.999, 60.0)
+    ]
+    assert rests == [45.0, 15.0, 0.01, 30.0]
 
 
 async def test_the_interval_is_a_setting() -> None:
