@@ -150,6 +150,7 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         requested_at=at,
         run_seconds=request.run_seconds,
         within=request.within,
+        start_by_at=request.start_by_at,
     )
 
 

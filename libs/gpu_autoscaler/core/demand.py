@@ -17,7 +17,7 @@ from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.reports import spec_of
 from gpu_autoscaler.core.shapes import Shape
 from gpu_autoscaler.core.state import ClusterState, JobRecord, WishRecord
-from gpu_autoscaler.core.views import counts_for_idleness, is_waiting, is_workload, pods_by_node
+from gpu_autoscaler.core.views import NO_HURRY, counts_for_idleness, is_waiting, is_workload, pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId, PodUid
@@ -53,9 +53,10 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
     return tuple(sorted(items, key=_as_served))
 
 
-def _as_served(item: DemandItem) -> tuple[bool, bool, int, datetime, str, str]:
+def _as_served(item: DemandItem) -> tuple[bool, bool, int, datetime, datetime, str, str]:
     is_wish = item.source is DemandSource.REPORTED
-    return item.is_bought_for, is_wish, -item.priority, item.since, item.gang or item.key, item.key
+    hurry = item.start_by_at or NO_HURRY
+    return item.is_bought_for, is_wish, -item.priority, hurry, item.since, item.gang or item.key, item.key
 
 
 @remembered(256)
@@ -145,6 +146,16 @@ def pod_priority(pod: PodObserved, spec: JobSpec | None) -> int:
     return PRIORITY_NAMES["high"] if pod.priority > 0 else PRIORITY_NAMES["low"]
 
 
+def _start_by(pod: PodObserved) -> datetime | None:
+    """When the pod is to have started, by its annotation; None: no hurry, or nothing that can be read."""
+    said = next((value for key, value in pod.annotations if key == labels.START_BY), None)
+    try:
+        at = None if said is None else datetime.fromisoformat(said)
+    except ValueError:
+        return None
+    return None if at is None or at.tzinfo is None else at
+
+
 def _source(pod: PodObserved, leaving: Mapping[str, NodeView]) -> DemandSource | None:
     if pod.deleting_since is not None or pod.is_gated or not counts_for_idleness(pod):
         return None
@@ -170,6 +181,7 @@ def _pod_item(
         member_count=1,
         priority=pod_priority(pod, spec),
         since=pod.unschedulable_since or pod.created_at,
+        start_by_at=_start_by(pod) if spec is None else spec.start_by_at,
         job_id=pod.job_id,
         project=dict(pod.labels).get(labels.PROJECT_ID) if spec is None else spec.project_id,
         work_seconds_max=None if spec is None else spec.duration_seconds_max,
@@ -195,6 +207,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
                 member_count=missing_count,
                 gang=f"job/{job_id}" if missing_count > 1 else None,
                 within=spec.within,
+                start_by_at=spec.start_by_at,
                 priority=spec.priority,
                 since=job.queued.queued_at,
                 job_id=job_id,

@@ -52,6 +52,7 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     project: str | None = None
     work_seconds_max: float | None = None  # None: nobody knows
     gang: str | None = None  # job/<id> or group/<namespace>/<name>: its items are placed all together or not at all
+    start_by_at: Instant | None = None  # of equal priority the earliest goes first; None: no hurry
     within: str | None = None  # label of nodes whose value all members of the gang share; None: they may be apart
     leaves: NodeUid | None = None  # the doomed or drained node that it has to leave
     prefers: tuple[str, ...] = ()  # keys of the bins that it was released for

@@ -55,11 +55,12 @@ def _as_gang(
             there = len(members) + bound_count
             blocked = GroupNotWhole(group=gang, members_there=there, members_count_min=count_min)
     first = sorted(members, key=lambda each: (-each.priority, each.since, each.key))[:needed_count]
+    hurry = min((each.start_by_at for each in members if each.start_by_at is not None), default=None)
     within = next(filter(None, (_within(pods[PodUid(each.key.removeprefix("pod/"))]) for each in first)), None)
     blocked = blocked or next((each.blocked for each in first if each.blocked is not None), None)
     return {
         each.key: msgspec.structs.replace(
-            each, gang=gang, priority=priority, since=since, blocked=blocked, within=within
+            each, gang=gang, priority=priority, since=since, blocked=blocked, within=within, start_by_at=hurry
         )
         for each in first
     }

@@ -1,6 +1,7 @@
 """What the state means for pods and jobs, computed when read. Nodes are read in `core/life.py`."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from operator import attrgetter
 
 from gpu_autoscaler.core.remembered import Kept, remembered
@@ -22,6 +23,9 @@ _OUTCOMES = {
 
 
 # ---- pods
+
+# After all that are to start by some time: work that does not say.
+NO_HURRY = datetime.max.replace(tzinfo=UTC)
 
 
 def is_workload(pod: PodObserved) -> bool:
@@ -156,9 +160,18 @@ def _runs_since_placement(job: JobRecord) -> bool:
 
 
 def queue(state: ClusterState) -> tuple[JobRecord, ...]:
-    """Return the jobs that wait for a place: highest priority first, then longest in the queue, then by id."""
+    """Return the jobs that wait for a place: highest priority first, then who is to start earliest, then who waits
+    longest, then by id."""
     waiting = (
-        ((-job.queued.spec.priority, job.queued.queued_at, job.queued.job_id), job)
+        (
+            (
+                -job.queued.spec.priority,
+                job.queued.spec.start_by_at or NO_HURRY,
+                job.queued.queued_at,
+                job.queued.job_id,
+            ),
+            job,
+        )
         for job in state.jobs.values()
         if job.queued is not None and is_waiting(job)
     )

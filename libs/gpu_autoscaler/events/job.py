@@ -23,6 +23,7 @@ class JobRequested(Fact, frozen=True, kw_only=True):
     max_duration_hours: float | None = None  # None: the policy's default
     preemptible: bool = True
     members: int = 1  # pods that start together or not at all, each with these requirements
+    start_by_at: Instant | None = None  # of equal priority the earliest goes first; None: no hurry
     within: str | None = (
         None  # label of nodes whose value all members share: topology.kubernetes.io/zone, nvidia.com/gpu.clique
     )

@@ -82,4 +82,5 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     duration_seconds_max: float
     requested_at: Instant
     run_seconds: float | None = None  # how long the work takes where that is known (traces, demo); None in real life
+    start_by_at: Instant | None = None  # of equal priority the earliest goes first; None: no hurry
     within: str | None = None  # label of nodes whose value all members share; None: they may be apart

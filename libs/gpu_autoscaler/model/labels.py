@@ -39,6 +39,9 @@ POD_GROUP_MIN_AVAILABLE = ("pod-group.scheduling.sigs.k8s.io/min-available", "sc
 # On pods of a gang: the label of nodes whose value all of them share, an NVLink domain, rack or zone. Ours, and Kueue's
 # (Kueue, "Topology Aware Scheduling"; read 2026-11-21).
 GANG_WITHIN = (f"{PREFIX}/gang-within", "kueue.x-k8s.io/podset-required-topology")
+START_BY = (
+    f"{PREFIX}/start-by"  # on pods: RFC 3339 instant by which they are to start; of equal priority the earliest first
+)
 # Volcano gives pods that name no group one of their controller's, with a minimum of one: they are no gang.
 POD_GROUP_GENERATED_PREFIX = "podgroup-"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"

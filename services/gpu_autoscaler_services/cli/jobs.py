@@ -52,6 +52,9 @@ class Request:
     gpu_fraction: Annotated[float | None, Parameter(help="A part of one GPU will do: this share of its memory.")] = None
     shared: Annotated[bool | None, Parameter(help="A part of one GPU will do: with --gpu-memory-gb of memory.")] = None
     members: Annotated[int | None, Parameter(help="Pods that start together or not at all.")] = None
+    start_by_at: Annotated[
+        str | None, Parameter(help="RFC 3339 instant; of equal priority the earliest goes first.")
+    ] = None
     within: Annotated[str | None, Parameter(help="Label of nodes whose value all members share.")] = None
     priority: Annotated[str | None, Parameter(help="low, medium, high, or 0..1000; higher goes first.")] = None
     cpu: Annotated[str | None, Parameter(help="CPU of each member, as a Kubernetes quantity.")] = None
@@ -71,6 +74,7 @@ class Request:
             "project_id": self.project,
             "members": self.members,
             "within": self.within,
+            "start_by_at": self.start_by_at,
             "priority": int(priority) if priority is not None and priority.isdigit() else priority,
             "max_duration_hours": self.max_duration_hours,
             "budget_limit_usd": self.budget_limit_usd,

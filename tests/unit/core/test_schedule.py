@@ -17,9 +17,13 @@ from tests.support.stories import (
     purchase,
 )
 
+from gpu_autoscaler.core.demand import demand
+from gpu_autoscaler.core.life import node_views
 from gpu_autoscaler.core.schedule import Schedule, schedule
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.events.job import JobPreempted
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import HoldReason, RoomExpected, WatchStale
@@ -166,3 +170,29 @@ def test_nothing_starts_on_an_old_picture() -> None:
 
     assert late.placements == ()
     assert isinstance(late.held_back[0].reason, WatchStale)
+
+
+def test_of_equal_priority_the_earliest_start_goes_first() -> None:
+    """Before what waits longer, and never before a higher priority."""
+    jobs = (
+        *job("old", at=T0 - HOUR),
+        *job("soon", start_by_at=T0 + HOUR),
+        *job("sooner", start_by_at=T0 + MINUTE),
+        *job("important", priority=900),
+    )
+    state = given(jobs, *(node(f"n{number}") for number in range(2)))
+    assert [each.job_id for each in schedule(state, policy(), T0).placements] == ["important", "sooner"]
+    waiting = [each.queued.job_id for each in queue(state) if each.queued is not None]
+    assert waiting == ["important", "sooner", "soon", "old"]
+
+
+def test_pods_say_by_annotation_when_they_are_to_start() -> None:
+    """What cannot be read is no hurry."""
+    hurry = {labels.START_BY: (T0 + MINUTE).isoformat()}
+    state = given(
+        pod("old", gpus=8, at=T0 - HOUR),
+        pod("odd", gpus=8, at=T0 - MINUTE, annotations={labels.START_BY: "soon"}),
+        pod("sooner", gpus=8, annotations=hurry),
+    )
+    found = [item.key for item in demand(state, node_views(state, T0), T0)]
+    assert found == ["pod/uid-sooner", "pod/uid-old", "pod/uid-odd"]
