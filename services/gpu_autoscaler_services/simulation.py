@@ -6,6 +6,7 @@ The simulator imports no service; it is handed ROLES.
 from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime
 
+from gpu_autoscaler.core.foresight import Foresight
 from gpu_autoscaler.core.job_budgets import outlays
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
@@ -44,15 +45,18 @@ _core_digest = core_digest()
 _metrics = Metrics("simulation")  # nobody reads them; they are made once, as gauges are dear
 
 
-class _Alarm:
-    """Says at once that the second opinion refused a plan."""
+class _Figures:
+    """Says at once that the second opinion refused a plan; nobody looks at what is foreseen."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
 
-    def inc(self) -> None:
+    def tell_plan_refused(self) -> None:
         """A plan was refused."""
         self._ring()
+
+    def tell_foresight(self, foresight: Foresight) -> None:
+        """Take it in."""
 
 
 def pod_watcher(seat: Seat) -> Service:
@@ -86,7 +90,7 @@ def scaler(seat: Seat) -> Service:
         Past(seat.store, seat.policy),
         InstanceWatch(seat.provider, installation, seat.clock),
         digests=Digests(policy=policy_digest(seat.policy), core=_core_digest),
-        plans_refused=_Alarm(seat.on_refused_plan),
+        figures=_Figures(seat.on_refused_plan),
     )
 
 

@@ -46,7 +46,13 @@ async def dcgm_ingest(place: Workplace) -> tuple[Service, Bus]:
     sensing = place.settings.sensing
     scraper = Scraper()
     place.closing.push_async_callback(scraper.close)
-    service = DcgmIngest(place.view, scraper, dcgm_url=sensing.dcgm_url, scrape_seconds=sensing.dcgm_scrape_seconds)
+    service = DcgmIngest(
+        place.view,
+        scraper,
+        dcgm_url=sensing.dcgm_url,
+        scrape_seconds=sensing.dcgm_scrape_seconds,
+        tell_up=place.metrics.dcgm_up.set,
+    )
     return service, await _bus(place, DcgmIngest)
 
 
@@ -97,7 +103,7 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
         Past(store, policies.now),
         InstanceWatch(provider, installation, place.clock),
         digests=Digests(policy=policy_digest(policies.now), core=core_digest()),
-        plans_refused=place.metrics.plans_refused,
+        figures=place.metrics,
         lease=lease,
     )
     await _follow(place, policies, lambda policy: service.use_policy(policy, str(policies.path)))

@@ -157,7 +157,7 @@ class Line:
                     Past(self.store, self.policy),
                     InstanceWatch(here.provider, installation, clock),
                     digests=Digests(policy="test", core="test"),
-                    plans_refused=Metrics("scaler").plans_refused,
+                    figures=Metrics("scaler"),
                 )
             case _:
                 raise ValueError(name)

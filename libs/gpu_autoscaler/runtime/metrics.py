@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gpu_autoscaler.core.foresight import Foresight
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import BuyReason, DrainReason, HoldReason, KeepReason, ReleaseReason
 from gpu_autoscaler.runtime.snapshot_codec import REFUSAL_REASONS
@@ -113,6 +114,12 @@ class Metrics:
             "quiet_seconds", "Quiet windows before a tick: a burst was listened to.", _FAST_SECONDS
         )
         self.reconcile_errors = self._counter("reconcile_errors", "Ticks that failed.")
+        # As boards of the field call them (CHECKLIST S123): without our prefix, and not as counters are named today.
+        self.controller_errors = Gauge("controller_reconcile_errors", "Ticks that failed.", registry=self.registry)
+        self.controller_duration = Gauge(
+            "controller_reconcile_duration", "Seconds of the last tick; NaN before.", registry=self.registry
+        )
+        self.controller_duration.set(_NAN)
         self.decisions = self._counter("decisions", "Decisions of accepted plans.", "reason")
         self.held_back = self._gauge("held_back", "What the last plan held back.", "reason")
         self.plans_stale = self._counter("plans_stale", "Plans refused by the stream: another was first.")
@@ -136,6 +143,16 @@ class Metrics:
         for tag in _HELD_BACK_TAGS:
             self.held_back.labels(tag).set(counts.get(tag, 0))
 
+    def tell_plan_refused(self) -> None:
+        """The second opinion refused a plan."""
+        self.plans_refused.inc()
+
+    def tell_foresight(self, foresight: Foresight) -> None:
+        """Say what the forecast says; NaN where there is none."""
+        utilization, confidence = foresight.utilization_ratio, foresight.confidence_ratio
+        self.predicted_utilization.set(_NAN if utilization is None else utilization)
+        self.prediction_confidence.set(_NAN if confidence is None else confidence)
+
     def _declare_fleet(self) -> None:
         self.nodes = self._gauge("nodes", "Nodes in the cluster.", "capacity_type")
         self.node_count = self._gauge("node_count", "Alias of nodes, all capacity types together.")
@@ -143,6 +160,10 @@ class Metrics:
         self.cluster_utilization = self._unknown("cluster_utilization", "Mean GPU utilisation, 0 to 1.")
         self.pending_pods = self._gauge("pending_pods", "Pods that the cluster's scheduler finds no room for.")
         self.underutilized_nodes = self._unknown("underutilized_nodes", "Nodes with GPUs used below 20 %.")
+        self.dcgm_up = Gauge(
+            "dcgm_up", "1: every exporter that was asked last answered; NaN: none was asked.", registry=self.registry
+        )
+        self.dcgm_up.set(_NAN)
         self.spot_interruptions = self._counter("spot_interruptions", "Notices received.")
         self.spot_warnings = self._gauge("spot_termination_warnings", "Notices that stand.")
         self.spot_savings = self._unknown("spot_savings_percentage", "Saved against on-demand, 0 to 100.")
@@ -150,7 +171,9 @@ class Metrics:
             "estimated_monthly_cost_usd", "Of what runs now, for 730 hours.", "capacity_type"
         )
         self.monthly_savings = self._unknown("estimated_monthly_savings_usd", "By spot, for 730 hours.")
-        self.predicted_utilization = self._unknown("predicted_utilization", "Forecast, 0 to 1; NaN without one.")
+        self.predicted_utilization = self._unknown(
+            "predicted_utilization", "Foreseen in half an hour; above 1: more than there is; NaN without."
+        )
         self.prediction_confidence = self._unknown("prediction_confidence", "Of the forecast; NaN without one.")
         for capacity_type in CapacityType:
             self.nodes.labels(capacity_type.value)

@@ -71,6 +71,7 @@ class TickLoop:
             outcome = await plumbing.within_limit(self._door.on_tick(now))
             seconds = plumbing.clock.monotonic_seconds() - started
             plumbing.metrics.decision_seconds.observe(seconds)
+            plumbing.metrics.controller_duration.set(seconds)
             facts_count = len(outcome.facts)
             acks = await plumbing.publish(outcome)
             if outcome.expected_last_sequence is not None:
@@ -105,6 +106,7 @@ class TickLoop:
             return
         self._failures_count += 1
         plumbing.metrics.reconcile_errors.inc()
+        plumbing.metrics.controller_errors.inc()
         if ended == "bug" or self._failures_count >= plumbing.limits.tick_failures_count_max:
             plumbing.readiness.hold("ticks", f"{self._failures_count} failed in a row, the last with {error!r}")
 

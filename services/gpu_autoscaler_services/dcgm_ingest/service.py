@@ -1,6 +1,7 @@
 """Reads the DCGM exporter of every GPU node and says what it says. Decides nothing; silence is never idleness."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import ClassVar, Protocol
 
@@ -38,12 +39,21 @@ class DcgmIngest:
         1.0  # the shortest interval that may be set; a tick says when the next is due
     )
 
-    def __init__(self, view: StateView, exporters: Exporters, *, dcgm_url: str, scrape_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        view: StateView,
+        exporters: Exporters,
+        *,
+        dcgm_url: str,
+        scrape_seconds: float = 10.0,
+        tell_up: Callable[[float], None] = lambda _: None,
+    ) -> None:
         """`dcgm_url` is a template of `NodeUrl`; `scrape_seconds` is cluster time (S127). Raises ConfigError."""
         self._view = view
         self._exporters = exporters
         self._url = NodeUrl(dcgm_url)
         self._interval = timedelta(seconds=scrape_seconds)
+        self._tell_up = tell_up
         self._due_at: datetime | None = None
         self._windows: dict[NodeUid, Window] = {}
 
@@ -60,7 +70,9 @@ class DcgmIngest:
         nodes = {node.node_uid: node for node in self._view.state.nodes.values() if _has_exporter(node)}
         urls = {str(uid): url for uid, node in nodes.items() if (url := self._url.of(node)) is not None}
         facts: list[Fact] = []
-        for uid, page in (await self._exporters.scrape(urls)).items():
+        pages = await self._exporters.scrape(urls)
+        self._tell_up(float(all(page is not None for page in pages.values())) if pages else math.nan)
+        for uid, page in pages.items():
             node = nodes[NodeUid(uid)]
             window = self._windows.get(node.node_uid)
             if window is None:

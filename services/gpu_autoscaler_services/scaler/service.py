@@ -9,6 +9,7 @@ import structlog
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.demand_levels import sample_due
+from gpu_autoscaler.core.foresight import Foresight, foresight
 from gpu_autoscaler.core.idle_jobs import idle_jobs_cancelled
 from gpu_autoscaler.core.interruptions import is_taken
 from gpu_autoscaler.core.plan import plan
@@ -61,11 +62,15 @@ NOT_YET = datetime.max.replace(tzinfo=UTC)
 log = structlog.get_logger()
 
 
-class Alarm(Protocol):
-    """Counts what must never happen, e.g. a counter of `runtime/metrics.py`."""
+class Figures(Protocol):
+    """What planning tells besides plans, e.g. to `runtime/metrics.py`."""
 
-    def inc(self) -> None:
-        """Count one."""
+    def tell_plan_refused(self) -> None:
+        """The second opinion refused a plan: count what must never happen."""
+        ...
+
+    def tell_foresight(self, foresight: Foresight) -> None:
+        """What the forecast says now."""
         ...
 
 
@@ -139,7 +144,7 @@ class Scaler:
         instances: AsyncIterable[InstancesListed],
         *,
         digests: Digests,
-        plans_refused: Alarm,
+        figures: Figures,
         lease: Lease | None = None,
     ) -> None:
         """`instances` is `scaler/inventory.py: InstanceWatch` of the same provider as the executor's."""
@@ -150,7 +155,7 @@ class Scaler:
         self.lease = lease  # without one all scalers are active, and the fence alone decides
         self._instances = instances
         self._digests = digests
-        self._plans_refused = plans_refused
+        self._figures = figures
         self._change: PolicyChanged | None = None  # to be said until the stream has it
         self._last_said: tuple[int, frozenset[tuple[str, str, str]]] = (-1, frozenset())  # parent, what was held back
 
@@ -182,9 +187,10 @@ class Scaler:
         state, cut = self._view.state, self._view.cut
         if (change := self._change_to_say(state, now)) is not None:
             return (change,)
+        self._figures.tell_foresight(foresight(state, self._policy, now))
         made = plan(state, self._policy, now)
         if mistakes := check(made, state, self._policy):
-            self._plans_refused.inc()
+            self._figures.tell_plan_refused()
             log.error("plan refused by the second opinion, nothing is done", mistakes=mistakes, as_of=now.isoformat())
             return ()
         if not self._is_news(made, state):

@@ -55,7 +55,7 @@ def scaler(view: StateView, with_policy: ScalingPolicy | None = None, tables: Ta
         past=Past(MemoryStore(Tables() if tables is None else tables), with_policy or policy()),
         instances=no_instances(),
         digests=Digests(policy="p", core="c"),
-        plans_refused=Metrics("scaler", CollectorRegistry()).plans_refused,
+        figures=Metrics("scaler", CollectorRegistry()),
     )
 
 

@@ -7,6 +7,7 @@ from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, node, no
 from gpu_autoscaler.core.ahead_policy import ForecastPolicy, Headroom, Size
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.demand_levels import sample_due
+from gpu_autoscaler.core.foresight import Foresight, foresight
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.sentences import sentence
 from gpu_autoscaler.core.state import ClusterState
@@ -193,6 +194,18 @@ def test_a_forecast_that_was_wrong_for_days_is_silent_and_says_so() -> None:
     (never,) = untried.held_back
     assert never.reason == ForecastUnsure(confidence_ratio=None, confidence_ratio_min=0.7)
     assert "tried for long enough" in sentence(never.reason)
+
+
+def test_what_is_foreseen_is_two_figures_and_unknown_where_there_is_none() -> None:
+    """Four GPUs more for the eight that are there; without a forecast, a node or scores, unknown is not zero."""
+    at, rules = T0 + 29 * MINUTE, policy(forecast=FORESEEING)
+    there = given(asked_for(at), scored(is_right=True), node("n1"), as_of=at)
+    assert foresight(there, rules, at).utilization_ratio == 0.5
+    assert foresight(there, rules, at).confidence_ratio == 1.0
+    assert foresight(there, policy(), at) == Foresight()
+    empty = given(asked_for(at), as_of=at)
+    assert foresight(empty, rules, at) == Foresight()
+    assert foresight(there, rules, at + HOUR) == Foresight()
 
 
 def test_an_old_sample_foresees_nothing() -> None:

@@ -1,5 +1,6 @@
 """Pages become samples and minutes; silence is told as silence."""
 
+import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
@@ -149,6 +150,20 @@ async def test_nodes_without_an_exporter_are_not_asked() -> None:
     story.service = DcgmIngest(story.view, story.exporters, dcgm_url=URL)
     await story.run(T0, 65)
     assert (story.exporters.asked, story.facts) == ([], [])
+
+
+async def test_whether_exporters_answer_is_told_with_each_scrape() -> None:
+    """1 where all did, 0 where one is silent, NaN where none is there to be asked."""
+    story, told = Story("n1"), list[float]()
+    story.service = DcgmIngest(story.view, story.exporters, dcgm_url=URL, tell_up=told.append)
+    story.says("n1", 70)
+    await story.run(T0, 10)
+    story.exporters.texts.clear()
+    await story.run(T0 + 10 * SECOND, 10)
+    story.view.advance(given(), {})
+    await story.run(T0 + 20 * SECOND, 10)
+    assert told[:2] == [1.0, 0.0]
+    assert math.isnan(told[2])
 
 
 async def test_a_node_that_goes_has_its_last_minute_told() -> None:

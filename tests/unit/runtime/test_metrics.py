@@ -1,0 +1,47 @@
+"""The names that boards of the field know are all there, to the letter (CHECKLIST S121 to S124, S174)."""
+
+import math
+
+import pytest
+
+from gpu_autoscaler.core.foresight import NOTHING_FORESEEN, Foresight
+from gpu_autoscaler.runtime.metrics import Metrics
+
+# S121's DCGM_* come from exporters themselves, S123's `up` and `kube_*` from Prometheus and kube-state-metrics.
+NAMES = (
+    *(f"gpu_autoscaler_{name}" for name in (
+        "scaling_actions_total", "scaling_duration_seconds_bucket", "nodes", "node_count", "desired_node_count",
+        "cluster_utilization", "pending_pods", "underutilized_nodes", "spot_interruptions_total",
+        "spot_termination_warnings", "spot_savings_percentage", "estimated_monthly_cost_usd",
+        "estimated_monthly_savings_usd", "predicted_utilization", "prediction_confidence",
+        "scale_up_cooldown_remaining_seconds", "scale_down_cooldown_remaining_seconds", "reconcile_errors_total",
+    )),
+    "controller_reconcile_errors", "controller_reconcile_duration", "dcgm_up",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_that_boards_know_is_exported(name: str) -> None:
+    """Labelled by direction and capacity type where S174 says so; what is not known is NaN and there all the same."""
+    metrics = Metrics("scaler")
+    metrics.scaling_duration.labels("up").observe(1)
+    samples = [sample for family in metrics.registry.collect() for sample in family.samples if sample.name == name]
+    assert samples
+    if "scaling_" in name:
+        assert all("direction" in sample.labels for sample in samples)
+    if name.endswith(("_nodes", "monthly_cost_usd")) and "underutilized" not in name:
+        assert all(set(sample.labels) == {"capacity_type"} for sample in samples)
+
+
+def test_the_forecasts_two_figures_are_shown_and_unknown_is_no_number() -> None:
+    """NaN only where there is none."""
+    metrics = Metrics("scaler")
+    names = ("gpu_autoscaler_predicted_utilization", "gpu_autoscaler_prediction_confidence")
+
+    def shown() -> list[float]:
+        return [metrics.registry.get_sample_value(name) or 0.0 for name in names]
+
+    metrics.tell_foresight(Foresight(utilization_ratio=1.25, confidence_ratio=0.8))
+    assert shown() == [1.25, 0.8]
+    metrics.tell_foresight(NOTHING_FORESEEN)
+    assert all(map(math.isnan, shown()))
