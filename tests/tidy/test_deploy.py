@@ -151,3 +151,4 @@ def test_the_conservative_policy_is_more_careful_than_the_default() -> None:
     assert policy.idle_seconds_max > DEFAULT_POLICY.idle_seconds_max
     assert policy.disruption_ratio_max < DEFAULT_POLICY.disruption_ratio_max
     assert not policy.is_consolidation_on
+    assert policy.utilization.high_ratio < DEFAULT_POLICY.utilization.high_ratio
