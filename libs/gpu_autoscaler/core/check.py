@@ -12,6 +12,7 @@ from datetime import timedelta
 import msgspec
 
 from gpu_autoscaler.core.check_choice import choice_mistakes
+from gpu_autoscaler.core.check_cooling import hurried_purchases
 from gpu_autoscaler.core.check_directives import directive_mistakes
 from gpu_autoscaler.core.check_money import unpaid
 from gpu_autoscaler.core.check_neighbours import neighbour_mistakes
@@ -38,6 +39,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, 
         _offers,
         _limits,
         unpaid,
+        hurried_purchases,
         _gangs,
         choice_mistakes,
         _volumes,

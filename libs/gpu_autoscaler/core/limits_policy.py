@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from gpu_autoscaler.core.money_policy import MoneyPolicy
-from gpu_autoscaler.core.ranges import Count
+from gpu_autoscaler.core.ranges import Count, Seconds
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253)]
 
@@ -26,6 +26,13 @@ class LimitsPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     money: Annotated[
         MoneyPolicy, Meta(description="Money of the whole cluster by day and month at most. Source: S5, S116.")
     ] = MoneyPolicy()
+    scale_up_cooldown_seconds: Annotated[
+        Seconds,
+        Meta(
+            description="After a purchase for waiting work the next waits, unless it is urgent; 0: none (S50: 180)."
+            " Source: S50; Decisions, waiting before scale-up."
+        ),
+    ] = 0.0
     zones: Annotated[
         tuple[PartLimit, ...], Meta(description="Limits of single zones, by name. Source: Decisions, limits.")
     ] = ()

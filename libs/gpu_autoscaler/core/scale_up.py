@@ -14,6 +14,7 @@ from gpu_autoscaler.core.acceptance import fits
 from gpu_autoscaler.core.basket import Basket
 from gpu_autoscaler.core.bins import bin_key, node_bin
 from gpu_autoscaler.core.choice import Lacking
+from gpu_autoscaler.core.cooling import cooling
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.domains import bound, domains_for
 from gpu_autoscaler.core.draft import Draft
@@ -217,7 +218,8 @@ class _Cover:
             return self._closed_reason
         as_of = self._draft.as_of
         gang = None if item.gang is None else waits(item.gang, self._state, self._policy, as_of)
-        return gang or awaits_spot(item, self._market, self._policy, as_of)
+        cooldown = cooling(item, self._state.orders, self._policy, as_of)
+        return gang or cooldown or awaits_spot(item, self._market, self._policy, as_of)
 
     def _patient(
         self, lots: tuple[_Lot, ...], short: list[int], placed: list[tuple[str, ...]]

@@ -84,8 +84,13 @@ class _Inputs:
             None if listed_at is None else _missing(state.instances_seen_at, state.orders, listed_at),
             state.last_plan_sequence,
             state.restored_at,
-            slot(now) if caps(policy) else None,  # what runs is spent
+            _money(state, now) if caps(policy) else None,
         )
+
+
+def _money(state: ClusterState, now: datetime) -> tuple[object, ...]:
+    """What runs is spent, and charged later; both states live while they are compared, so no two share an identity."""
+    return (slot(now), id(state.spent), id(state.charges), state.ledger_told_at)
 
 
 def _known(state: ClusterState) -> tuple[object, ...]:
@@ -118,6 +123,8 @@ def _turns(
     for order in orders.values():
         if order.decision is not None:
             turns.append(order.decision.deadline_at)
+        if order.planned_at is not None:
+            turns.append(order.planned_at + timedelta(seconds=policy.limits.scale_up_cooldown_seconds))
         if order.ordered is not None:
             turns.append(order.ordered.deadline_at)
         if order.refused is not None:

@@ -101,7 +101,11 @@ _MONEY: tuple[MoneyPolicy, ...] = (
 
 def _limits_of(seed: int) -> LimitsPolicy:
     limits = random.Random(f"{seed}/limits").choice(_LIMITS)
-    return replace(limits, money=random.Random(f"{seed}/money").choice(_MONEY))
+    return replace(
+        limits,
+        money=random.Random(f"{seed}/money").choice(_MONEY),
+        scale_up_cooldown_seconds=random.Random(f"{seed}/cooldown").choice((0.0, 0.0, 0.0, 180.0)),
+    )
 
 
 def policy_of(seed: int) -> ScalingPolicy:
