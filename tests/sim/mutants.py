@@ -21,7 +21,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from tests.sim.planted import PLANTED, Planted
+from tests.sim.planted import PLANTED
+from tests.sim.planting import Planted
 from tests.sim.searching import Looked, Place
 
 ROOT = Path(__file__).resolve().parents[2]

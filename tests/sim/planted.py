@@ -4,20 +4,8 @@ A change names its text exactly; when the code moves on, the test beside this fi
 numbers are those of the design notes, "Promises"; what a promise does not name, settling and the second opinion hold.
 """
 
-import msgspec
-from tests.sim.searching import SWARM
-
-
-class Planted(msgspec.Struct, frozen=True):
-    """One bug: in this file, this text becomes that."""
-
-    name: str
-    promise: int  # the one that it attacks
-    path: str  # from the repository's root
-    right: str
-    wrong: str
-    world: str = SWARM  # where it shows best; see `searching.py`
-
+from tests.sim.planted_later import LATER
+from tests.sim.planting import Planted
 
 _SCALER = "services/gpu_autoscaler_services/scaler"
 _SCHEDULER = "services/gpu_autoscaler_services/scheduler"
@@ -351,4 +339,4 @@ _RECORDS = (
     ),
 )
 
-PLANTED = (*_JOBS, *_LAUNCHES, *_REMOVALS, *_NOTICES, *_MONEY, *_RECORDS)
+PLANTED = (*_JOBS, *_LAUNCHES, *_REMOVALS, *_NOTICES, *_MONEY, *_RECORDS, *LATER)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from tests.sim.mutants import ROOT, UNCHECKED, plant
-from tests.sim.planted import PLANTED, Planted
+from tests.sim.planted import PLANTED
+from tests.sim.planting import Planted
 
 
 @pytest.mark.parametrize("bug", [*PLANTED, UNCHECKED], ids=lambda bug: bug.name)

@@ -92,7 +92,7 @@ class _Folding:
             self._advance("spot", at)
             self._spot(fact)
         elif isinstance(fact, DemandFact):
-            keep_wish(self._batch, fact, at)
+            keep_wish(self._batch, fact, at, recorded.sequence)
         elif isinstance(fact, PolicyFact):
             self._advance("policy", at)
             keep_directive(self._batch, fact)

@@ -37,15 +37,18 @@ def remember_given_up(batch: Batch, reason: DrainReason | ReleaseReason, planned
         batch.gangs.set(reason.gang, GangRecord(given_up_count=count, given_up_at=planned_at))
 
 
-def keep_wish(batch: Batch, fact: DemandReported, at: datetime) -> None:
+def keep_wish(batch: Batch, fact: DemandReported, at: datetime, sequence: int) -> None:
     """The last word of a source counts; "not known" leaves the word before it, and what cannot be meant is none.
 
-    Anybody may say it, with any date, so it moves no clock: a wish that is over is passed over by its readers, and
-    makes room for others here.
+    The last one by its place in the stream: one that is read again changes nothing. Anybody may say it, with any date,
+    so it moves no clock: a wish that is over is passed over by its readers, and makes room for others here.
     """
     if fact.count is None or mistakes_of(fact, at):
         return
     wishes = batch.wishes
-    wishes.set(fact.source, WishRecord(reported=fact, reported_at=at))
+    known = wishes.now.get(fact.source)
+    if known is not None and known.sequence >= sequence:
+        return
+    wishes.set(fact.source, WishRecord(reported=fact, reported_at=at, sequence=sequence))
     if len(wishes.now) > SOURCES_COUNT_MAX:
         wishes.remove(min(wishes.now, key=lambda source: (wishes.now[source].reported.until, source)))

@@ -145,6 +145,7 @@ class WishRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     reported: DemandReported
     reported_at: Instant  # as who said it says
+    sequence: int = 0  # its place in the stream
 
 
 class DirectiveRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -95,6 +95,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("snapshot_of_other_stream", ratio=0.1),
         # operators and users
         Kind("operator_freezes", per_hour=0.1, place=PROCESS),
+        Kind("operator_edits_policy", per_hour=0.1, place=PROCESS, is_newer=True),
         Kind("operator_marks_node", per_hour=0.3),
         Kind("operator_overrules", per_hour=0.6, is_newer=True),
         Kind("user_cancels", ratio=0.08),

@@ -9,17 +9,16 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from gpu_autoscaler.core.gang_policy import GangPolicy
-from gpu_autoscaler.core.health_policy import GpuHealthPolicy
 from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.money_policy import MoneyPolicy
 from gpu_autoscaler.core.policy import NodePool, PlacementName, ScalingPolicy
-from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
 from gpu_autoscaler.core.spot_policy import MixPolicy, SpotPolicy
 from gpu_autoscaler.core.use_policy import IdleJobsPolicy
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.runtime.digests import policy_digest
+from gpu_autoscaler.sim.rules import forecast_of, headrooms_of, removal_of, sizes_of
 from gpu_autoscaler.simcluster.offers import ZONES
 
 _GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
@@ -129,15 +128,19 @@ def policy_of(seed: int) -> ScalingPolicy:
         utilization_trigger=random.Random(f"{seed}/use").choice(("gated", "gated", "direct")),
         # All work of this world works: whatever its telemetry says, none of it is to be ended as idle.
         idle_jobs=IdleJobsPolicy(is_on=True, idle_seconds=600.0),
-        removal=RemovalPolicy(
-            gpu=GpuHealthPolicy(evidence_seconds=random.Random(f"{seed}/health").choice((120.0, 600.0)))
-        ),
+        removal=removal_of(seed),
+        headrooms=headrooms_of(seed),
+        sizes=sizes_of(seed),
+        forecast=forecast_of(seed),
         pools=(*chance.choice(_POOLS), *(() if sharing is None else (sharing,))),
         limits=_limits_of(seed),
         placement=_placement(seed),
         spot=random.Random(f"{seed}/spot").choice(_SPOT),
         gangs=random.Random(f"{seed}/gangs").choice(_GANGS),
     )
+
+
+EDITED = "example.com/generation"
 
 
 class Policies:
@@ -147,11 +150,23 @@ class Policies:
         """`when_changed`: start everybody again who was started with the old one."""
         self._own = policy
         self._when_changed = when_changed
+        self._edits_count = 0
         self.now = policy
-        self.by_digest = {policy_digest(one): one for one in (policy, replace(policy, is_frozen=True))}
+        self.by_digest = {policy_digest(policy): policy}
 
     def freeze(self, *, is_frozen: bool) -> None:
         """Change nothing from now on, or go on."""
         if is_frozen != self.now.is_frozen:
-            self.now = replace(self._own, is_frozen=is_frozen)
-            self._when_changed()
+            self._change(is_frozen=is_frozen)
+
+    def edit(self) -> None:
+        """Somebody gives the nodes of every pool another label: those that were bought before have drifted."""
+        self._edits_count += 1
+        pools = [replace(pool, labels={**pool.labels, EDITED: str(self._edits_count)}) for pool in self._own.pools]
+        self._own = replace(self._own, pools=tuple(pools))
+        self._change(is_frozen=self.now.is_frozen)
+
+    def _change(self, *, is_frozen: bool) -> None:
+        self.now = replace(self._own, is_frozen=is_frozen)
+        self.by_digest[policy_digest(self.now)] = self.now
+        self._when_changed()

@@ -34,7 +34,7 @@ from gpu_autoscaler.runtime.urgency import Urgency
 from gpu_autoscaler.sim.faults import Faults
 from gpu_autoscaler.sim.gate import Gate
 from gpu_autoscaler.sim.record import DeadLetter, Record
-from gpu_autoscaler.sim.starting import keep, resume
+from gpu_autoscaler.sim.starting import SnapshotDiffers, keep, resume
 from gpu_autoscaler.sim.timeline import VirtualClock, VirtualLoop
 
 ON_THE_WAY_SECONDS = 0.002  # from the broker to a reader
@@ -139,7 +139,7 @@ class Process:
         places, (cursors, state) = dict(self.view.cut.last_sequences), self.record.folded(service.folds)
         begun = self.view.state if places else None
         if begun is not None and (begun := fold(begun, self.record.since(places, self._folds))) != state:
-            self._on_bug(self.role, AssertionError("a start from a snapshot knows otherwise than the facts say"))
+            self._on_bug(self.role, SnapshotDiffers("a start from a snapshot knows otherwise than the facts"))
         self.view.advance(begun or state, cursors)
 
     def kill(self) -> None:

@@ -3,6 +3,8 @@ other asks for what nobody sells."""
 
 import random
 
+from msgspec.structs import replace
+
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.resources import GPU_RESOURCE
@@ -29,10 +31,18 @@ class Serving:
     """Every service of a run."""
 
     def __init__(
-        self, loop: VirtualLoop, groups: Groups, chance: random.Random, *, storage: Storage | None = None
+        self,
+        loop: VirtualLoop,
+        groups: Groups,
+        chance: random.Random,
+        company: random.Random,
+        *,
+        storage: Storage | None = None,
     ) -> None:
-        """`storage`: where services keep something; None: they keep nothing."""
+        """`company` is for the rules that replicas have about each other; `storage`: where services keep something,
+        None: they keep nothing."""
         self._storage = storage
+        self._company = company
         self._loop = loop
         self._groups = groups
         self._chance = chance
@@ -65,9 +75,10 @@ class Serving:
             return
         chance = self._chance
         replicas_count = chance.randint(1, REPLICAS_COUNT_MAX)
+        name = f"service-{self._started_count}"
         uid = self._groups.start(
-            f"service-{self._started_count}",
-            self._pod(f"service-{self._started_count}"),
+            name,
+            self._with_rules(self._pod(name), name),
             replicas_count=replicas_count,
             annotations={
                 **(chance.choice(_PROTECTED) if chance.random() < 0.3 else _FREE),
@@ -92,6 +103,18 @@ class Serving:
             termination_grace_period_seconds=self._chance.choice(GRACE_SECONDS),
             volumes=() if self._storage is None else self._storage.volumes_for(service),
         )
+
+    def _with_rules(self, pod: wire.PodSpec, name: str) -> wire.PodSpec:
+        """Some keep their replicas on hosts of their own, some even over zones."""
+        selector = wire.LabelSelector(match_labels={"app": name})
+        rule = self._company.choice((None, None, None, "apart", "even"))
+        if rule == "apart":
+            term = wire.PodAffinityTerm(topology_key=labels.HOSTNAME, label_selector=selector)
+            return replace(pod, affinity=wire.Affinity(pod_anti_affinity=wire.PodAffinity(required=(term,))))
+        if rule == "even":
+            even = wire.TopologySpreadConstraint(topology_key=labels.ZONE, label_selector=selector)
+            return replace(pod, topology_spread_constraints=(even,))
+        return pod
 
     def _rescale(self, uid: str) -> None:
         if uid in self._standing:

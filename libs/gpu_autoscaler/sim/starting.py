@@ -22,6 +22,10 @@ KEPT_SECONDS = 180.0  # `store.snapshot_seconds` of the settings
 _OLDER = timedelta(hours=1)
 
 
+class SnapshotDiffers(AssertionError):
+    """A snapshot and what came since are another state than all facts."""
+
+
 class SimStreams:
     """What `Snapshots` asks of a bus."""
 

@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.model.decisions import BuyNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, JobId
+from gpu_autoscaler.model.reasons import OverrideWants, ReplacesNodes, WantedAhead
 from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.workloads import Workloads, controller_of
 from gpu_autoscaler.store.protocol import JobRow
 
+# Bought so that others may go, or that somebody may come: their plans say how many of them there are to be.
+_FOR_NOBODY_WHO_WAITS = (ReplacesNodes, WantedAhead, OverrideWants)
 SLACK_COUNT = 2  # bought for work that found another place in the same instant
 
 
@@ -45,12 +48,14 @@ class Thrift:
         now = self._workloads.loop.time()
         self._look(now)
         for decision in plan.decisions:
-            if isinstance(decision, BuyNode):
+            if isinstance(decision, BuyNode) and not isinstance(decision.reason, _FOR_NOBODY_WHO_WAITS):
                 self._ordered_at[decision.action_id] = now
             elif isinstance(decision, ReleaseInstance):
                 self._ordered_at.pop(decision.order_action_id, None)
         self._forget(now)
-        wanted_count = sum(count for count, _ in self._waited.values()) + self._policies.now.nodes_count_min
+        policy = self._policies.now
+        nodes_count_min = max(policy.nodes_count_min, *(size.nodes_count_min or 0 for size in policy.sizes), 0)
+        wanted_count = sum(count for count, _ in self._waited.values()) + nodes_count_min
         has_bought = any(isinstance(decision, BuyNode) for decision in plan.decisions)
         if is_calm and has_bought and len(self._ordered_at) > wanted_count + SLACK_COUNT:
             self._breaks(

@@ -106,6 +106,7 @@ class Trouble:
             "store_full": self._fill_store,
             "capacity_gone": self._sell_out,
             "operator_freezes": self._freeze,
+            "operator_edits_policy": self._policies.edit,
             "operator_marks_node": self._mark,
             OVERRULES: self._overrulers.overrule,
         }

@@ -9,7 +9,13 @@ from datetime import datetime, timedelta
 from gpu_autoscaler.core.idle_jobs import REQUESTED_BY as IDLE_JOBS_BY
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobCancelRequested
-from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingLaunchRefused, ScalingNodeDrained, ScalingPlanMade
+from gpu_autoscaler.events.scaling import (
+    ScalingDrainCancelled,
+    ScalingDrainStarted,
+    ScalingLaunchRefused,
+    ScalingNodeDrained,
+    ScalingPlanMade,
+)
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import NODES
@@ -20,6 +26,7 @@ from gpu_autoscaler.model.reasons import NodeIdle
 from gpu_autoscaler.sim.ceilings import Ceilings
 from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, RECORD, STORE
+from gpu_autoscaler.sim.goings import Goings
 from gpu_autoscaler.sim.kubernetes import Entry
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.purse import Purse
@@ -86,6 +93,7 @@ class Witness:
         self._thrift = Thrift(workloads, cloud, policies, jobs, self.breaks)
         self._ceilings = Ceilings(cloud, policies, self.breaks)
         self._purse = Purse(loop, cloud, policies, jobs, self.breaks, calm_since=calm_since)
+        self._goings = Goings(cloud, policies, self.breaks)
         cloud.launch_listeners.append(self.launched)
         workloads.cluster.listen(self._changed)
 
@@ -151,13 +159,21 @@ class Witness:
             self.breaks("nodes of others", f"{node.metadata.name} was cordoned, which is not ours")
 
     def _is_doomed(self, machine: Machine) -> bool:
-        if machine.notice is not None or machine.has_broken_gpu:
+        if machine.notice is not None or machine.has_broken_gpu or self._is_overdue(machine):
             return True  # be it the second notice, after a first that was taken back
         withdrawn_at = self._withdrawn_at.get(machine.node_name)
         if withdrawn_at is None:
             return False
         # Whoever has not heard of it yet acts on the notice in good faith; troubles make that take longer.
         return self._loop.time() - max(withdrawn_at, self._calm_since(*NOTICE_PATH)) < WITHDRAWN_SECONDS
+
+    def _is_overdue(self, machine: Machine) -> bool:
+        """True for a machine so old that nothing protects what runs there any more."""
+        rules = self._policies.now.removal
+        if rules.expire_seconds_max is None:
+            return False
+        seconds = rules.expire_seconds_max * (1 - rules.expire_jitter_ratio) + rules.expire_overtime_seconds
+        return (self._loop.now() - machine.launched_at).total_seconds() >= seconds
 
     def _protection(self, pod: wire.Pod) -> str | None:
         annotations = pod.metadata.annotations
@@ -226,10 +242,14 @@ class Witness:
         if isinstance(recorded.fact, ScalingPlanMade):
             self._planned(recorded.fact.plan, recorded.sequence)
             self._see_frozen(recorded.fact)
+            is_calm = self._was_calm_since(self._loop.time())
+            self._goings.planned(recorded.fact.plan, recorded.fact.policy_digest, self._loop.now(), is_calm=is_calm)
         if isinstance(recorded.fact, ScalingLaunchRefused):
             self._thrift.refused(recorded.fact.action_id)
         if isinstance(recorded.fact, ScalingDrainStarted) and recorded.fact.is_voluntary:
             self._left_by_choice.add(recorded.fact.node_name)
+        if isinstance(recorded.fact, ScalingNodeDrained | ScalingDrainCancelled):
+            self._goings.over(recorded.fact.node_name)
         if isinstance(recorded.fact, ScalingNodeDrained):
             self._see_drained(recorded.fact.node_name)
         if isinstance(recorded.fact, SpotNoticeReceived):

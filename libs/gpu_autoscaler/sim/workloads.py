@@ -19,6 +19,7 @@ from gpu_autoscaler.kube.translate.common import condition
 from gpu_autoscaler.kube.translate.job import is_over
 from gpu_autoscaler.kube.translate.pod import pod_requests
 from gpu_autoscaler.sim.binding import FINISHED, choose, free_room, liked_hosts
+from gpu_autoscaler.sim.company import allowed, has_rules
 from gpu_autoscaler.sim.kubernetes import Entry, Kubernetes, with_condition
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
@@ -191,7 +192,8 @@ class Workloads:
             nodes = self.cluster.all(NODES)
             free = free_room(nodes, self.cluster.all(PODS))
             for pod in sorted(waiting, key=lambda pod: -pod.spec.priority):
-                node = choose(pod, nodes, free, self._liked(pod), self.reaches)
+                left = allowed(pod, nodes, self.cluster.all(PODS)) if has_rules(pod.spec) else nodes
+                node = choose(pod, left, free, self._liked(pod), self.reaches)
                 if node is None:
                     self._unschedulable(pod)
                 else:

@@ -15,6 +15,7 @@ from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.model.ids import derive_id
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.runtime.snapshots import Snapshots
+from gpu_autoscaler.sim.askers import Askers
 from gpu_autoscaler.sim.cloud import Cloud, offers_for
 from gpu_autoscaler.sim.coverage import Coverage
 from gpu_autoscaler.sim.crew import Crew
@@ -32,6 +33,7 @@ from gpu_autoscaler.sim.saving import Savers, some_save
 from gpu_autoscaler.sim.seat import Roles
 from gpu_autoscaler.sim.serving import Serving
 from gpu_autoscaler.sim.settling import Settling
+from gpu_autoscaler.sim.starting import SnapshotDiffers
 from gpu_autoscaler.sim.storage import Storage, has_storage
 from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.timeline import ORIGIN, VirtualLoop
@@ -133,7 +135,10 @@ class World:
             wants_parts=sharing is not None,
         )
         storage = Storage(self.workloads, self._chance("storage")) if has_storage(setting.seed) else None
-        self.serving = Serving(self.loop, self._groups, self._chance("serving"), storage=storage)
+        self.serving = Serving(
+            self.loop, self._groups, self._chance("serving"), self._chance("company"), storage=storage
+        )
+        self._askers = Askers(self.loop, self.record, self._chance("askers"))
         self._operators = Operators(self.workloads, self._groups, self.cloud, self.faults, self._chance("operators"))
         self.coverage = Coverage(self.loop, self._known_to_the_scheduler, lambda: self.policies.now)
         self.record.listen(self.coverage.heard)
@@ -161,6 +166,7 @@ class World:
             self.crew.begin()
             self.users.begin()
             self.serving.begin()
+            self._askers.begin()
             self.coverage.begin()
             self._operators.begin()
             self._patience.begin()
@@ -170,6 +176,7 @@ class World:
             self.trouble.end()
             self.users.leave()
             self.serving.leave()
+            self._askers.leave()
             while self._goes_on() and not self._settling.is_over():
                 self._let_pass(60.0)
             if self._goes_on():
@@ -199,7 +206,8 @@ class World:
         return role.snapshots(seat), role.keeps_snapshots
 
     def _on_bug(self, role: str, error: Exception) -> None:
-        self.witness.breaks(BUG, f"{role}: {error!r}")
+        promise = "recomputable plans" if isinstance(error, SnapshotDiffers) else BUG
+        self.witness.breaks(promise, f"{role}: {error!r}")
 
     def _on_refused_plan(self) -> None:
         self.witness.breaks("the second opinion", "a plan was refused by `core/check.py`")

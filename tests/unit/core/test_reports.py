@@ -76,6 +76,13 @@ def test_not_known_is_not_zero() -> None:
     assert bought(planned(*stories, at=T0 + HOUR)) == []
 
 
+def test_an_older_word_that_is_read_again_does_not_overrule_a_newer_one() -> None:
+    """Found by seed 1 once programs asked for room in the simulator."""
+    said = record([*wish(count=3), *wish(count=0, at=T0 + MINUTE)])
+    state = fold(EMPTY_STATE, said)
+    assert fold(state, reversed(said)) == state
+
+
 def test_work_comes_before_wishes() -> None:
     """Whatever the wish's priority: the pod gets the node that the limit allows, and the wish says which limit."""
     made = planned(wish(priority="high"), pod("a", gpus=8), nodes_count_max=1)

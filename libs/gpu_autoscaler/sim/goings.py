@@ -1,0 +1,64 @@
+"""How many nodes go at a time by choice, held against the policy's budgets and the machines that there are.
+
+Part of the witness. Written for the world: the plan's own count, and that of the second opinion, are put to the test.
+"""
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from math import ceil
+
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.removal_policy import RemovalCause
+from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, Plan
+from gpu_autoscaler.model.reasons import NodeDrifted, NodeExpired, NodeIdle, NodeUnderused
+from gpu_autoscaler.sim.cloud import Cloud
+from gpu_autoscaler.sim.policies import Policies
+
+ENDED_LATELY = timedelta(seconds=60)  # until everybody has seen that a machine is gone
+PROMISE = "removals keep their pace"
+_CAUSES = {
+    NodeIdle: RemovalCause.EMPTY,
+    NodeUnderused: RemovalCause.UNDERUSED,
+    NodeExpired: RemovalCause.EXPIRED,
+    NodeDrifted: RemovalCause.DRIFTED,
+}
+
+
+class Goings:
+    """Knows which nodes are on their way out by choice."""
+
+    def __init__(self, cloud: Cloud, policies: Policies, breaks: Callable[[str, str], None]) -> None:
+        self._cloud = cloud
+        self._policies = policies
+        self._breaks = breaks
+        self._going: set[str] = set()  # by node name
+
+    def over(self, node_name: str) -> None:
+        """The node is empty, or stays."""
+        self._going.discard(node_name)
+
+    def planned(self, plan: Plan, policy_digest: str, now: datetime, *, is_calm: bool) -> None:
+        """A plan was made. In troubled times it may be made on an old picture, and is only noted."""
+        for decision in plan.decisions:
+            if isinstance(decision, CancelDrain):
+                self.over(decision.node_name)
+        chosen = [one for one in plan.decisions if isinstance(one, DrainNode) and one.is_voluntary]
+        self._going |= {one.node_name for one in chosen}
+        self._going = {name for name in self._going if (found := self._cloud.of_node(name)) and found.is_alive}
+        nodes_count = sum(
+            machine.is_ordered and (machine.terminated_at is None or now - machine.terminated_at < ENDED_LATELY)
+            for machine in self._cloud.machines
+        )
+        for cause in {_CAUSES[type(one.reason)] for one in chosen if type(one.reason) in _CAUSES} if is_calm else ():
+            most = min(_limits(self._policies.by_digest[policy_digest], cause, nodes_count, plan.as_of))
+            if len(self._going) > most:
+                self._breaks(PROMISE, f"{sorted(self._going)} go at once, one as {cause}; the policy allows {most}")
+
+
+def _limits(policy: ScalingPolicy, cause: RemovalCause, nodes_count: int, as_of: datetime) -> Iterator[int]:
+    yield ceil(round(policy.disruption_ratio_max * nodes_count, 6))
+    for budget in policy.removal.budgets:
+        if (not budget.causes or cause in budget.causes) and budget.holds_at(as_of):
+            yield nodes_count if budget.nodes_count_max is None else budget.nodes_count_max
+            if budget.nodes_ratio_max is not None:
+                yield ceil(round(budget.nodes_ratio_max * nodes_count, 6))
