@@ -178,8 +178,8 @@ _REMOVALS = (
         "work that would start over is moved",
         3,
         f"{_CORE}/protection.py",
-        'if pod.owner_kind == "Job":',
-        'if pod.owner_kind == "Nobody":',
+        'if pod.owner_kind == "Job" and not can_save(',
+        'if pod.owner_kind == "Nobody" and not can_save(',
     ),
     Planted(
         "silence is taken for idle",

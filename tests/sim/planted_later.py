@@ -76,14 +76,14 @@ _PARTS = (
     Planted(
         "a zone's limit is not counted",
         2,
-        f"{_CORE}/limits.py",
+        f"{_CORE}/ledger.py",
         '(("pool", pool), ("zone", zone), ("project", project))',
         '(("pool", pool), ("project", project))',
     ),
     Planted(
         "a project's limit is not counted",
         2,
-        f"{_CORE}/limits.py",
+        f"{_CORE}/ledger.py",
         '(("pool", pool), ("zone", zone), ("project", project))',
         '(("pool", pool), ("zone", zone))',
     ),
