@@ -28,6 +28,7 @@ from gpu_autoscaler.core.state import (
     JobRecord,
     OrderRecord,
     Usable,
+    WishRecord,
 )
 from gpu_autoscaler.core.wear import expires_at
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
@@ -76,6 +77,8 @@ class _Inputs:
             bisect_right(ahead, now),
             bisect_right(renewals, now),
             bisect_right(_ends(state.directives), now),
+            bisect_right(_wished_until(state.wishes), now),
+            int(now.timestamp()) // 60 if _is_timed(policy) else None,
             bisect_right(_periods(policy, state.offers), now),
             bisect_right(_gang_turns(policy, state.gangs, state.orders), now),
             bisect_right(_patience(policy, state.pods, state.jobs), now),
@@ -85,6 +88,7 @@ class _Inputs:
             state.last_plan_sequence,
             state.restored_at,
             _money(state, now) if caps(policy) else None,
+            now if policy.utilization_trigger == "direct" else None,  # every minute's telemetry may turn the plan
         )
 
 
@@ -97,7 +101,7 @@ def _known(state: ClusterState) -> tuple[object, ...]:
     return (
         state.pods, state.budgets, state.busy_until, state.nodes, state.nodes_gone, state.instances, state.usable,
         state.amiss_since, state.notices, state.offers, state.jobs, state.orders, state.drains, state.directives,
-        state.gangs, state.came,
+        state.gangs, state.came, state.wishes, state.demand_history, state.forecast_scores,
     )  # fmt: skip
 
 
@@ -168,6 +172,20 @@ def _renewals(
 def _ends(directives: Mapping[str, DirectiveRecord]) -> list[datetime]:
     """The instants at which what people overrule is over by itself, in order."""
     return sorted(record.given.until for record in directives.values())
+
+
+@remembered(8)
+def _wished_until(wishes: Mapping[str, WishRecord]) -> list[datetime]:
+    """The instants at which wishes for room are over, in order."""
+    return sorted(record.reported.until for record in wishes.values())
+
+
+@remembered(8)
+def _is_timed(policy: ScalingPolicy) -> bool:
+    """True where a rule holds by the clock, whose beginnings and ends are whole minutes, or a forecast looks ahead."""
+    ahead = (rule.schedule for rule in (*policy.headrooms, *policy.sizes))
+    schedules = (*ahead, *(budget.schedule for budget in policy.removal.budgets))
+    return policy.forecast.is_on or any(schedule is not None for schedule in schedules)
 
 
 @remembered(8)
