@@ -143,9 +143,9 @@ _LAUNCHES = (
     Planted(
         "what was refused is asked for again at once",
         2,
-        f"{_CORE}/market.py",
-        "        if refused is None or refused.retry_at <= as_of:\n",
-        "        if True or refused.retry_at <= as_of:\n",
+        f"{_CORE}/refusals.py",
+        "if as_of < refusal.until\n",
+        "if as_of < refusal.refused_at\n",
     ),
     Planted(
         "a cordoned node counts as room",
