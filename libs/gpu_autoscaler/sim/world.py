@@ -142,18 +142,7 @@ class World:
         self._operators = Operators(self.workloads, self._groups, self.cloud, self.faults, self._chance("operators"))
         self.coverage = Coverage(self.loop, self._known_to_the_scheduler, lambda: self.policies.now)
         self.record.listen(self.coverage.heard)
-        rebuilding = Rebuilding(
-            self.loop,
-            self.record,
-            self.faults,
-            self.tables,
-            self.policies,
-            self.workloads,
-            self.cloud,
-            self.witness.breaks,
-        )
-        rebuilding.crew = self.crew
-        self.witness.lost_listeners.append(rebuilding.lost)
+        self._watch_rebuilding()
         self._patience = Patience(self, self.witness.breaks)
         self.trouble = Trouble(self, self._chance("trouble"))
         self._settling = Settling(self)
@@ -186,6 +175,20 @@ class World:
             self._close()
 
     # ---- parts
+
+    def _watch_rebuilding(self) -> None:
+        rebuilding = Rebuilding(
+            self.loop,
+            self.record,
+            self.faults,
+            self.tables,
+            self.policies,
+            self.workloads,
+            self.cloud,
+            self.witness.breaks,
+        )
+        rebuilding.crew = self.crew
+        self.witness.lost_listeners.append(rebuilding.lost)
 
     def _chance(self, of: str) -> random.Random:
         return random.Random(f"{self.setting.seed}/{of}")
