@@ -96,11 +96,11 @@ async def test_a_service_publishes_its_own_facts_and_no_others(server: NatsServe
     assert await refused(server, name, SUBJECTS) == SUBJECTS - subjects(OURS[name].publishes)
 
 
-async def test_notices_come_from_the_spot_watcher_alone(server: NatsServer) -> None:
-    """Nobody else can have a node drained by a word: no service, nobody who asks for jobs, nobody who looks."""
+async def test_notices_come_from_the_spot_watcher_and_the_scaler_alone(server: NatsServer) -> None:
+    """Nobody else can have a node drained by a word; the scaler, which drains nodes itself, tells of paid periods."""
     subject = SpotNoticeReceived.subject_root()
     may = {user for user in users() if not await refused(server, user, [subject])}
-    assert may == {"spot_watcher", OPERATOR_USER}
+    assert may == {"spot_watcher", "scaler", OPERATOR_USER}
 
 
 async def test_who_asks_may_ask_and_who_looks_may_look(server: NatsServer) -> None:
