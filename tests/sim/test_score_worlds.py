@@ -121,7 +121,7 @@ def test_the_real_traces_make_worlds() -> None:
 @real
 def test_work_that_is_asked_to_save_loses_half_at_most_and_recovers() -> None:
     """On recorded spot fleets, the same periodic saves on both sides: 95 % of interrupted jobs end well."""
-    told, untold = (score(Case("bamboo-checkpoints", system, seed=1, hours=4.0)) for system in (OURS, UNTOLD))
+    told, untold = (score(Case("bamboo-checkpoints", system, seed=1, hours=12.0)) for system in (OURS, UNTOLD))
     assert told.broken == untold.broken == ()
     assert told.interrupted_jobs_count > 0
     assert told.recovered_jobs_count > 0.95 * told.interrupted_jobs_count

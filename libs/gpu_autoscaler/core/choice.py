@@ -236,7 +236,8 @@ class Choice:
         """Return the sales without places that have their share of spot already, as far as others are left.
 
         `each` is the cost for one member. A calm place is left only for one that costs little more, never for on-demand
-        at its price, and by a gang not at all; one where much is taken is left for anything.
+        at its price, and by a gang not at all; one where much is taken is left for spot elsewhere at any price, and for
+        on-demand in a storm.
         """
         full = accepted & self._is_full()
         if is_gang:
@@ -246,6 +247,8 @@ class Choice:
             return accepted
         near = each[left].min() / (1.0 + self._policy.spot.storm_extra_cost_ratio_max)
         eased: Bools = left | (full & ~self._is_risky & (each < near))
+        if not (left & ~self._market.is_on_demand).any():  # on-demand is the answer to a storm alone
+            eased |= full & (self._market.rates <= self._policy.spot.bridge_ratio_min)
         return eased
 
     def _is_full(self) -> Bools:

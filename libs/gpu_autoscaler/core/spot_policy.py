@@ -50,6 +50,12 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Ratio,
         Meta(description="Where more of the nodes are taken than this, less spot is bought. Source: S78."),
     ] = 0.10
+    bridge_ratio_min: Annotated[
+        Ratio,
+        Meta(
+            description="Where more are taken than this, on-demand stands in, at its price. Source: S69, our default."
+        ),
+    ] = 0.30
     storm_gpu_ratio_max: Annotated[
         Ratio,
         Meta(description="Share of our GPUs that are spot in one place, at most. Source: S62, S69, our default."),
