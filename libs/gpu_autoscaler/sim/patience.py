@@ -20,6 +20,7 @@ from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.timeline import VirtualLoop
+from gpu_autoscaler.sim.workloads import Workloads
 
 LOOKED_SECONDS = 60.0
 WAITING_SECONDS_MAX = 1800.0  # two of the longest boots of a run's policies: the first purchase may fail
@@ -35,6 +36,7 @@ class Run(Protocol):
     cloud: Cloud
     policies: Policies
     tables: Tables
+    workloads: Workloads
 
 
 class Patience:
@@ -67,6 +69,7 @@ class Asked(Protocol):
     cloud: Cloud
     policies: Policies
     tables: Tables
+    workloads: Workloads
 
 
 def servable(run: Asked) -> list[JobId]:
@@ -77,7 +80,13 @@ def servable(run: Asked) -> list[JobId]:
     policy = run.policies.now
     if caps(policy):
         return []  # whether there is money for it, nobody here foretells
-    at_work = Counter(pod.metadata.labels.get(labels.JOB_ID) for pod in run.cluster.all(PODS) if pod.spec.node_name)
+    at_work = Counter(
+        pod.metadata.labels.get(labels.JOB_ID)
+        for pod in run.cluster.all(PODS)
+        if pod.spec.node_name and pod.status.phase != "Succeeded"
+    )
+    for work in run.workloads.works.values():  # a member that has done its part waits for nothing, also without a pod
+        at_work[work.job.metadata.name] += len(work.done)
     found: list[JobId] = []
     for row in run.tables.jobs.values():
         wanted = row.spec
