@@ -79,8 +79,9 @@ class Books:
         as_of: datetime,
     ) -> None:
         self.caps = caps(policy)
-        self._as_of = as_of
         self.counted_at = counted_at(as_of)
+        self._ends = {cap: period_end(cap.period, as_of) for cap in self.caps}
+        self._needed: dict[tuple[datetime, int, float | None], int] = {}  # of each price, as offers share few
         self._claims = claims_of(state, views, pods, policy, self.counted_at) if self.caps else ()
         self._ledger_behind = _ledger_behind(state, self._claims, as_of)
         self._boot_seconds_max = policy.boot_seconds_max
@@ -104,7 +105,7 @@ class Books:
 
     def end(self, cap: Cap) -> datetime:
         """When the limit's period is over, and the next begins with nothing spent."""
-        return period_end(cap.period, self._as_of)
+        return self._ends[cap]
 
     def doubt(self, cap: Cap) -> WatchStale | PriceUnknown | None:
         """Why nobody can say what the owner has spent; None: it is known."""
@@ -116,7 +117,13 @@ class Books:
 
     def needed(self, cap: Cap, price_micro_usd_per_hour: int, work_seconds_max: float | None) -> int:
         """What a node that is bought now may cost in the rest of the limit's period."""
-        begin, end = self.counted_at - timedelta(seconds=SLOT_SECONDS), self.end(cap)
+        asked = (self.end(cap), price_micro_usd_per_hour, work_seconds_max)
+        if asked not in self._needed:
+            self._needed[asked] = self._cost_from_now(*asked)
+        return self._needed[asked]
+
+    def _cost_from_now(self, end: datetime, price_micro_usd_per_hour: int, work_seconds_max: float | None) -> int:
+        begin = self.counted_at - timedelta(seconds=SLOT_SECONDS)
         if work_seconds_max is not None and self._tail_seconds is not None:
             seconds = self._boot_seconds_max + work_seconds_max + self._tail_seconds
             end = min(end, self.counted_at + timedelta(seconds=seconds))

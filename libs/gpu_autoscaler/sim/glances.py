@@ -30,6 +30,7 @@ from gpu_autoscaler.core.state import (
     Usable,
     WishRecord,
 )
+from gpu_autoscaler.core.trails import NodeTrail, since_at_most
 from gpu_autoscaler.core.wear import expires_at
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.pod import PodObserved
@@ -37,6 +38,8 @@ from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PodUid, ProviderId
 from gpu_autoscaler.model.reasons import ReplacesNodes
 from gpu_autoscaler.runtime.projection import StateView
+
+_AFTER = timedelta(microseconds=1)
 
 
 def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
@@ -88,7 +91,7 @@ class _Inputs:
             state.last_plan_sequence,
             state.restored_at,
             _money(state, now) if caps(policy) else None,
-            now if policy.utilization_trigger == "direct" else None,  # every minute's telemetry may turn the plan
+            bisect_right(_use_turns(policy, state.usable, state.trails, state.orders, state.drains), now),
         )
 
 
@@ -227,6 +230,28 @@ def _patience(
     found += [since + timedelta(seconds=pending) for since in waiting if since is not None]
     accepted = (job.queued.queued_at for job in jobs.values() if job.queued is not None)
     return sorted([*found, *(at + timedelta(seconds=queued) for at in accepted)])
+
+
+@remembered(8)
+def _use_turns(
+    policy: ScalingPolicy,
+    usables: Mapping[NodeUid, Usable],
+    trails: Mapping[NodeUid, NodeTrail],
+    orders: Mapping[ActionId, OrderRecord],
+    drains: Mapping[ActionId, DrainRecord],
+) -> list[datetime]:
+    """The instants at which a node counts as silent, as little used for long, or the next may be answered, in order."""
+    rules = policy.utilization
+    silent, low = timedelta(seconds=rules.silent_seconds_max), timedelta(seconds=rules.low_seconds)
+    again, gone = timedelta(seconds=rules.cooldown_seconds), timedelta(seconds=policy.scale_down_cooldown_seconds)
+    found = [usable.since + silent for usable in usables.values()]
+    found += [trail.seen_until + silent for trail in trails.values()]
+    lows = (since_at_most(trail.busy, rules.low_ratio * 100) for trail in trails.values())
+    found += [since + low for since in lows if since is not None]
+    found += [order.planned_at + again for order in orders.values() if order.planned_at is not None]
+    found += [drain.planned_at + gone for drain in drains.values() if drain.planned_at is not None]
+    # Some of these comparisons turn at the instant, some right after it.
+    return sorted([*found, *(at + _AFTER for at in found)])
 
 
 @remembered(8)
