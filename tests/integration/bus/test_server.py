@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,12 +15,14 @@ from tests.support.nats import nats_store, old_nats
 
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.nats_link import Waits
+from gpu_autoscaler.bus.permissions import password_variable
 from gpu_autoscaler.bus.server import BINARY_ENVIRONMENT, NatsServer, find_binary
 from gpu_autoscaler.bus.streams import BUCKETS, GIVEN_UP, STREAMS, Declared
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import encode
 from gpu_autoscaler.events.examples import examples
 from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler_services.permissions import OPERATOR_USER, fresh_passwords
 
 __all__ = ["nats_store", "old_nats"]  # fixtures
 
@@ -198,7 +201,9 @@ async def test_an_old_server_is_refused(old_nats: str) -> None:
 @pytest.fixture
 def mounted_config(tmp_path: Path) -> Path:
     """The configuration that containers mount, with places of this test in it."""
-    text = (Path(__file__).resolve().parents[3] / "deploy" / "nats" / "nats.conf").read_text()
+    mounted = Path(__file__).resolve().parents[3] / "deploy" / "nats"
+    shutil.copy(mounted / "users.conf", tmp_path)
+    text = (mounted / "nats.conf").read_text()
     for there, here in (("0.0.0.0:4222", "127.0.0.1:-1"), ("127.0.0.1:8222", "127.0.0.1:-1"), ("/data", str(tmp_path))):
         assert f'"{there}"' in text
         text = text.replace(f'"{there}"', f'"{here}"')
@@ -209,15 +214,19 @@ def mounted_config(tmp_path: Path) -> Path:
 
 async def test_the_broker_of_the_containers_is_one_that_we_can_use(mounted_config: Path) -> None:
     """With the configuration that is mounted there, all that we declare can be made."""
-    folder = mounted_config.parent
-    server = subprocess.Popen([find_binary(), "-c", mounted_config, "--ports_file_dir", folder])  # noqa: ASYNC220
+    folder, passwords = mounted_config.parent, fresh_passwords()
+    server = subprocess.Popen(  # noqa: ASYNC220
+        [find_binary(), "-c", mounted_config, "--ports_file_dir", folder], env={**os.environ, **passwords}
+    )
     ports = folder / f"nats-server_{server.pid}.ports"
     try:
         async with asyncio.timeout(20):
             while not ports.exists() or not ports.read_text():
                 await asyncio.sleep(0.02)
         declared = Declared(streams=STREAMS, buckets=BUCKETS, consumers=(GIVEN_UP,))
-        bus = await NatsBus.connect(json.loads(ports.read_text())["nats"][0], name="client", declared=declared)
+        url = json.loads(ports.read_text())["nats"][0]
+        user = f"{OPERATOR_USER}:{passwords[password_variable(OPERATOR_USER)]}"
+        bus = await NatsBus.connect(url.replace("://", f"://{user}@"), name="operator", declared=declared)
         await bus.ensure()
         await bus.close()
     finally:

@@ -122,7 +122,7 @@ async def test_a_fact_that_is_not_urgent_waits_for_its_tick() -> None:
     place, service = Place(), Reader()
     async with running(place, service):
         await until(lambda: len(service.ticks) == 1)
-        await place.say(JobFinished(job_id=JobId("a"), outcome="failed", finished_at=T0))
+        await place.say(JobFinished(job_id=JobId("a"), outcome="failed", finished_at=datetime.now(UTC)))
         await until(lambda: len(service.view.state.jobs) == 1)
         await asyncio.sleep(0.1)
     assert len(service.ticks) == 1
