@@ -30,6 +30,8 @@ from gpu_autoscaler.kube.watch import read_for_ever
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 
 CALL_SECONDS_MAX = 10.0  # wall time of one read or write
+# A real API server tries for ten seconds by itself before it says 409 to an eviction of a pod with another uid.
+EVICTION_SECONDS_MAX = 20.0
 CONNECTIONS_COUNT_MAX = 32
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"  # merges conditions by their type
@@ -135,7 +137,7 @@ class KubeClient:
             "deleteOptions": {"preconditions": {"uid": pod.metadata.uid}},
         }
         path = f"{PODS.path(pod.metadata.namespace, name)}/eviction"
-        code, headers, body = await self._ask("POST", path, what, body=eviction)
+        code, headers, body = await self._ask("POST", path, what, body=eviction, seconds_max=EVICTION_SECONDS_MAX)
         if code < 300:
             return Eviction(answer="accepted")
         if code in (404, 409):
@@ -250,6 +252,7 @@ class KubeClient:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
+        seconds_max: float = CALL_SECONDS_MAX,
     ) -> tuple[int, Mapping[str, str], bytes]:
         headers = await self._headers()
         if method != "GET":
@@ -264,6 +267,7 @@ class KubeClient:
                 data=None if body is None else msgspec.json.encode(body),
                 headers=headers,
                 server_hostname=self._connection.tls_server_name,
+                timeout=aiohttp.ClientTimeout(total=seconds_max),
             ) as response:
                 self._check_who_we_are(response, headers, what)
                 return response.status, response.headers, await response.read()
