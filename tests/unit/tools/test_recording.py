@@ -20,7 +20,7 @@ from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark, fact_types,
 from gpu_autoscaler.sim.store import MemoryStore, Tables
 from gpu_autoscaler.tools.recording import STREAMS, Missing, Recording, collect, load, save
 from gpu_autoscaler.tools.replay import folded_of
-from gpu_autoscaler.tools.retrace import retrace
+from gpu_autoscaler.tools.retrace import Retraced, retrace
 
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -102,7 +102,7 @@ async def test_the_running_system_is_read_as_its_file(bus: MemoryBus, quiet: Rec
 
 
 async def test_a_later_time_begins_with_the_nearest_snapshot(bus: MemoryBus, quiet: Recording) -> None:
-    """What came before need not be read, nor be there any more."""
+    """What came before need not be read, nor be there any more: from there on, it is as in the whole day."""
     head, store = quiet.head, MemoryStore(Tables())
     middle = head.from_at + timedelta(minutes=30)
     cut = await _keep_snapshot(bus, store, quiet, middle)
@@ -112,8 +112,9 @@ async def test_a_later_time_begins_with_the_nearest_snapshot(bus: MemoryBus, qui
     assert isinstance(read, Recording)
     assert read.head.sequences == dict(cut.last_sequences)
     assert all(one.recorded.sequence > read.head.sequences[one.recorded.stream] for one in read.facts)
-    found = retrace(read)
-    assert (found.found, found.plans_count > 0) == ((), True)
+    found, whole = retrace(read), retrace(quiet)
+    assert 0 < found.plans_count < whole.plans_count
+    assert _differences(found, middle) == _differences(whole, middle)
 
 
 async def test_a_time_without_plans_is_said(bus: MemoryBus, quiet: Recording) -> None:
@@ -128,6 +129,12 @@ def test_each_day_has_its_files() -> None:
     """What is not there is not replayed."""
     assert set(DAYS) == {"quiet", "burst", "storm", "outage"}
     assert all(history_of(name).exists() for name in DAYS)
+
+
+def _differences(walked: Retraced, since: datetime) -> set[tuple[str, str, str, str, datetime]]:
+    """What is decided otherwise then or later, and until when; sentences would have the figures of its beginning."""
+    told = [(one.difference, one.until) for one in walked.found if one.until >= since]
+    return {(each.subject, each.name, each.made.reason, each.other.reason, until) for each, until in told}
 
 
 async def _keep_snapshot(bus: MemoryBus, store: MemoryStore, quiet: Recording, at: datetime) -> Cut:
