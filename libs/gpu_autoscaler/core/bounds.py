@@ -17,7 +17,7 @@ from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven
 from gpu_autoscaler.model.directives import Override, Word
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.reasons import BeyondOverride, KeptByOverride, OverrideReached, PoolPaused
+from gpu_autoscaler.model.reasons import BeyondOverride, Frozen, KeptByOverride, OverrideReached, PoolPaused
 
 Kind = tuple[str | None, str | None]  # pool and GPU model
 Unit = Literal["node", "GPU"]
@@ -42,6 +42,13 @@ class Bound(NamedTuple):
 def word_of(given: PolicyDirectiveGiven) -> Word:
     """Who said it, why, and until when."""
     return Word(key=given.directive.key, by=given.given_by, why=given.reason, until=given.until)
+
+
+def frozen_by(directives: InForce, policy: ScalingPolicy) -> Frozen | None:
+    """Return who wants nothing to be changed; None: nobody does."""
+    if directives.freeze is not None:
+        return Frozen(said=word_of(directives.freeze))
+    return Frozen() if policy.is_frozen else None
 
 
 def most(directives: InForce) -> Iterator[Bound]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpu_autoscaler.core.amounts import Ints
 from gpu_autoscaler.core.bins import bin_key
-from gpu_autoscaler.core.bounds import word_of
+from gpu_autoscaler.core.bounds import frozen_by
 from gpu_autoscaler.core.demand import job_shape
 from gpu_autoscaler.core.demand_items import Customer, DemandSource
 from gpu_autoscaler.core.draft import Draft
@@ -48,7 +48,7 @@ class Estimates:
         self._draft = Draft.start(state, as_of, policy.placement)
         self._market = Market(self._draft, state, policy)
         self._account = account_of(self._draft, policy)
-        self._stale, self._frozen = stale_watch(state, policy, as_of), _frozen(self._draft, policy)
+        self._stale, self._frozen = stale_watch(state, policy, as_of), frozen_by(self._draft.directives, policy)
         self._boot_ratios = _boot_ratios(self._draft.views)
         self._bins = {bin_key(view): view for view in self._draft.views}
         self._run_seconds = _run_seconds(state.jobs)
@@ -278,13 +278,6 @@ def _ends(
 def _spec(state: ClusterState, job_id: JobId) -> JobSpec | None:
     job = state.jobs.get(job_id)
     return None if job is None or job.queued is None else job.queued.spec
-
-
-def _frozen(draft: Draft, policy: ScalingPolicy) -> Frozen | None:
-    given = draft.directives.freeze
-    if given is not None:
-        return Frozen(said=word_of(given))
-    return Frozen() if policy.is_frozen else None
 
 
 def _later(at: datetime) -> datetime:

@@ -8,6 +8,8 @@ from datetime import datetime
 
 import msgspec
 
+from gpu_autoscaler.core.bounds import frozen_by
+from gpu_autoscaler.core.directives import in_force
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remedies import remedy
@@ -33,6 +35,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
         str, reasons.HoldReason
     ]  # why the last plan did nothing for it, by job/<id>, pod/<uid>, node/<uid>
     scheduled: Mapping[str, reasons.HoldReason]  # why it does not start now, by job/<id>
+    frozen: reasons.Frozen | None = None  # whether anything may be bought at all
 
     @classmethod
     def of(cls, state: ClusterState, policy: ScalingPolicy, as_of: datetime, plan: Plan | None) -> "Sight":
@@ -49,6 +52,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
             coming=coming,
             planned={held.subject: held.reason for held in reversed(held_back)},
             scheduled={held.subject: held.reason for held in schedule(state, policy, as_of).held_back},
+            frozen=frozen_by(in_force(state.directives, as_of), policy),
         )
 
 
@@ -111,7 +115,7 @@ def _waiting(job_id: JobId, sight: Sight) -> str:
     scheduled = sight.scheduled.get(key)
     if planned is not None and not isinstance(planned, reasons.RoomExpected):
         members = f" {sentence(scheduled)}" if isinstance(scheduled, GangIncomplete) else ""
-        return _because(planned) + members
+        return _because(planned) + _besides(planned, sight) + members
     coming = _ordered_for((key, *_pod_keys(job_id, sight)), sight)
     if coming:
         return coming
@@ -124,7 +128,7 @@ def waiting_pod_line(pod: PodObserved, sight: Sight) -> str:
     key = f"pod/{pod.pod_uid}"
     reason = sight.planned.get(key)
     if reason is not None and not isinstance(reason, reasons.RoomExpected):
-        return _because(reason)
+        return _because(reason) + _besides(reason, sight)
     if coming := _ordered_for((key,), sight):
         return coming
     if reason is not None:
@@ -136,10 +140,20 @@ def waiting_pod_line(pod: PodObserved, sight: Sight) -> str:
 
 
 def _because(reason: reasons.HoldReason) -> str:
-    why = sentence(reason).rstrip(".")
-    if not why[1:2].isupper():  # GPU, EC2
-        why = why[:1].lower() + why[1:]
-    return f"Waiting because {why}; it starts when {remedy(reason)}."
+    return f"Waiting because {_within(sentence(reason))}; it starts when {remedy(reason)}."
+
+
+def _besides(reason: reasons.HoldReason, sight: Sight) -> str:
+    """That a freeze holds back what another reason holds back already: without the one, the other would still."""
+    if sight.frozen is None or isinstance(reason, reasons.Frozen):
+        return ""
+    return f" Besides, {_within(sentence(sight.frozen))}; nothing is bought until {remedy(sight.frozen)}."
+
+
+def _within(said: str) -> str:
+    """The sentence as a part of another."""
+    said = said.rstrip(".")
+    return said if said[1:2].isupper() else said[:1].lower() + said[1:]  # GPU, EC2
 
 
 def is_ordered_for(pod: PodObserved, sight: Sight) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_autoscaler.core.bounds import Headcount, bought_gpu_count, word_of
+from gpu_autoscaler.core.bounds import Headcount, bought_gpu_count, frozen_by
 from gpu_autoscaler.core.demand_items import Customer
 from gpu_autoscaler.core.directives import NOTHING_IN_FORCE, InForce
 from gpu_autoscaler.core.draft import Draft, Purchase, is_chosen
@@ -160,7 +160,7 @@ def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
 
     Involuntary drains stay: what the cloud takes is not ours to keep. So do cancelled drains, which change nothing.
     """
-    frozen = _frozen(draft, policy)
+    frozen = frozen_by(draft.directives, policy)
     kept, dropped = _within_limits(draft.purchases, account_of(draft, policy), frozen)
     held = [
         HeldBack(step="trim", subject=subject, reason=reason)
@@ -176,14 +176,6 @@ def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
             if each not in removals
         ]
     return msgspec.structs.replace(draft, purchases=kept, removals=removals).adding(held_back=held)
-
-
-def _frozen(draft: Draft, policy: ScalingPolicy) -> Frozen | None:
-    """Return who wants nothing to be changed; None: nobody does."""
-    given = draft.directives.freeze
-    if given is not None:
-        return Frozen(said=word_of(given))
-    return Frozen() if policy.is_frozen else None
 
 
 def subjects(decision: BuyNode) -> tuple[str, ...]:

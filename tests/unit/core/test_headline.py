@@ -91,6 +91,18 @@ def test_a_pod_says_what_it_waits_for() -> None:
     assert pod_line("uid-b", seen(node("n1"), pod("b", on="n1"))) == "Runs on node n1."
 
 
+def test_a_freeze_is_told_where_a_limit_holds_back_already() -> None:
+    """Who only raised the limit would wait on."""
+    limited = seen(pod("a"), on_sale(), under=policy(is_frozen=True, nodes_count_max=0))
+    assert "nodes_count_max (0) is raised. Besides, the policy is frozen" in pod_line("a", limited)
+    assert pod_line("a", limited).endswith("; nothing is bought until the policy's is_frozen is false again.")
+
+    queued = seen(job("train"), on_sale(), under=policy(is_frozen=True, nodes_count_max=0))
+    assert "Besides, the policy is frozen" in job_line("train", queued)
+    free = seen(pod("a"), on_sale(), under=policy(nodes_count_max=0))
+    assert "Besides" not in pod_line("a", free)
+
+
 def test_a_gated_pod_waits_for_its_job() -> None:
     """The gate is ours; what holds the job holds the pod."""
     line = pod_line("a", seen(job("train", gpus=16), pod("a", job_id="train", is_gated=True), on_sale()))
