@@ -12,6 +12,8 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import DrainNode
 
+_RETRIES_SPARED_COUNT = 2  # which a move by choice must leave
+
 
 def hurried_moves(
     drain: DrainNode, pods: Iterable[PodObserved], state: ClusterState, policy: ScalingPolicy, as_of: datetime
@@ -52,5 +54,5 @@ def _of_job(job: JobRecord, policy: ScalingPolicy) -> Iterator[str]:
         yield f"is of a job of priority {queued.spec.priority}"
     if min(placed.node_uids, default=None) != max(placed.node_uids, default=None):
         yield "is of a job that runs on several nodes"
-    if policy.job_retries_count_max - placed.attempt < 1:
+    if policy.job_retries_count_max - placed.attempt < _RETRIES_SPARED_COUNT:
         yield "is of a job that has no attempt to spare"

@@ -15,6 +15,9 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.observed import Instant
 
+# Retries that a move leaves for what nobody chooses: one loss to a storm, and one on the way out of it. Source: our own.
+_RETRIES_KEPT_COUNT = 2
+
 
 def left_alone(
     pod: PodObserved, job: JobRecord | None, rules: PatiencePolicy, retries_count_max: int, as_of: datetime
@@ -52,8 +55,7 @@ def _job_kept(job: JobRecord, rules: PatiencePolicy, retries_count_max: int) -> 
         return f"its job has priority {priority}, and from {most} on jobs stay"
     if len(set(job.placed.node_uids)) > 1:
         return "its job runs on several nodes, all of which would begin again"
-    # One attempt is kept for what nobody chooses.
-    if job.placed.attempt >= retries_count_max:
+    if job.placed.attempt > retries_count_max - _RETRIES_KEPT_COUNT:
         return "its job has no attempt to spare"
     return None
 

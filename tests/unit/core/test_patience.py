@@ -87,12 +87,12 @@ def test_a_job_near_its_time_limit_is_let_end() -> None:
     ("changes", "words"),
     [
         ({"priority": 1000}, "its job has priority 1000"),
-        ({"attempt": 3}, "its job has no attempt to spare"),
+        ({"attempt": 2}, "its job has no attempt to spare"),
         ({"is_preemptible": False}, "its job is not preemptible"),
     ],
 )
 def test_jobs_that_had_better_stay(changes: dict[str, Any], words: str) -> None:
-    """High ones, and those that a move would bring near their last attempt."""
+    """High ones, and those that a move would leave fewer than two retries."""
     made, said = merging(*training(**changes))
 
     assert going(made) == []
