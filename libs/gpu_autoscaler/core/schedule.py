@@ -22,7 +22,7 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.shapes import Standing
 from gpu_autoscaler.core.sparing import off_spot_if_worn
 from gpu_autoscaler.core.state import ClusterState, JobRecord
-from gpu_autoscaler.core.views import pods_by_node, queue
+from gpu_autoscaler.core.views import is_finished, pods_by_node, queue
 from gpu_autoscaler.core.wear import hinted
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import HeldBack
@@ -113,13 +113,14 @@ def _released(
     """Jobs of the queue whose pods exist: Kubernetes has them already, after a preemption, and binds them by itself.
 
     Such a job has its place once all members are bound to nodes that stay; until then there is nothing for us to
-    choose. A member whose node is on its way out has no place: taken for one, its loss would cost another attempt.
+    choose. A member whose node is on its way out has no place: taken for one, its loss would cost another attempt. Nor
+    has one that is about to go itself, though for a moment it may be all that is left of its job.
     """
     members_bound: dict[JobId, list[NodeView]] = {}
     for pod in sorted(state.pods.values(), key=_by_uid):
-        if pod.job_id is not None and pod.job_id in waiting and is_member(pod):
+        if pod.job_id is not None and pod.job_id in waiting and (is_member(pod) or not is_finished(pod)):
             bound = members_bound.setdefault(pod.job_id, [])
-            view = None if pod.node_name is None else nodes.get(pod.node_name)
+            view = None if pod.node_name is None or not is_member(pod) else nodes.get(pod.node_name)
             if view is not None and view.notice is None and not view.is_leaving:
                 bound.append(view)
     found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}

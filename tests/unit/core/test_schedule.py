@@ -164,6 +164,16 @@ def test_two_members_lost_with_one_node_are_one_attempt() -> None:
     assert started(given(*doomed, *lost, back, moved)) == {"train": ("n2", "n2")}
 
 
+def test_a_job_whose_last_pod_is_still_going_has_no_place_yet() -> None:
+    """Its end would be taken for the loss of the place that the job got meanwhile."""
+    lost = (job("train", members=2, gpus=4, placed_on=("n1", "n1")), preempted("train"))
+    going = pod("p1", on="n1", gpus=4, job_id="train", deleting_since=T0)
+
+    assert waits(given(node("n1"), node("n2"), *lost, going), "train") == GangIncomplete(
+        job_id=JobId("train"), members_placed=0, members_count=2
+    )
+
+
 def test_nothing_starts_on_an_old_picture() -> None:
     """A node that is gone would be taken for room."""
     late = schedule(given(node("n1"), job("train")), policy(), T0 + HOUR)
