@@ -15,7 +15,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.observed import Instant
 
-# Retries that a move leaves for what nobody chooses: one loss to a storm, and one on the way out of it. Source: our own.
+# Retries that a move leaves for what nobody chooses: a storm takes one, and often the next. Source: our own.
 _RETRIES_KEPT_COUNT = 2
 
 
