@@ -34,6 +34,7 @@ def test_every_promise_is_kept(seed: int) -> None:
     assert result.pods_count > 0
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("setting", found_seeds(), ids=lambda setting: f"seed-{setting.seed}")
 def test_what_once_broke_holds(setting: Setting) -> None:
     """Seeds that were found stay found."""

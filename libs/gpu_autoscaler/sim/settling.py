@@ -95,7 +95,8 @@ class Settling:
             if row.outcome is None and row.spec.job_id not in held
         ]
         standing = [machine for machine in run.cloud.machines if machine.state != "terminated"]
-        if len(standing) != run.policies.now.nodes_count_min:
+        missing_count = run.policies.now.nodes_count_min - len(standing)
+        if missing_count < 0 or (missing_count > 0 and "cluster" not in self._held()):
             names = ", ".join(f"{machine.node_name} ({machine.state})" for machine in standing)
             found.append(
                 f"{len(standing)} machines without work, {run.policies.now.nodes_count_min} are wanted: {names}"
@@ -124,13 +125,16 @@ class Settling:
         """Jobs that the last plan says a limit keeps from ever starting, in a cluster that is as small as it may be."""
         run = self._run
         standing_count = sum(1 for machine in run.cloud.machines if machine.state != "terminated")
-        plans = run.record.facts["SCALING"]
-        last = next((told.fact for told in reversed(plans) if isinstance(told.fact, ScalingPlanMade)), None)
-        if last is None or standing_count > run.policies.now.nodes_count_min:
+        if standing_count > run.policies.now.nodes_count_min:
             return set()
-        return {
-            held.subject.removeprefix("job/") for held in last.plan.held_back if isinstance(held.reason, _OF_LIMITS)
-        }
+        return {subject.removeprefix("job/") for subject in self._held()}
+
+    def _held(self) -> set[str]:
+        """What the last plan holds back for a limit; `cluster` is the smallest number of nodes."""
+        plans = self._run.record.facts["SCALING"]
+        last = next((told.fact for told in reversed(plans) if isinstance(told.fact, ScalingPlanMade)), None)
+        held_back = () if last is None else last.plan.held_back
+        return {held.subject for held in held_back if isinstance(held.reason, _OF_LIMITS)}
 
     # ---- no accepted job is lost; each ends in exactly one final state
 
