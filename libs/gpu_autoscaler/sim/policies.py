@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gpu_autoscaler.core.gang_policy import GangPolicy
 from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
+from gpu_autoscaler.core.money import caps
 from gpu_autoscaler.core.money_policy import MoneyPolicy
 from gpu_autoscaler.core.policy import NodePool, PlacementName, ScalingPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
@@ -165,6 +166,16 @@ class Policies:
         pools = [replace(pool, labels={**pool.labels, EDITED: str(self._edits_count)}) for pool in self._own.pools]
         self._own = replace(self._own, pools=tuple(pools))
         self._change(is_frozen=self.now.is_frozen)
+
+    def lift_money(self) -> None:
+        """Let there be money for all that waits: what is spent of a day is spent until the next one."""
+        if caps(self._own):
+            self._own = replace(
+                self._own,
+                pools=tuple(replace(pool, money=MoneyPolicy()) for pool in self._own.pools),
+                limits=replace(self._own.limits, money=MoneyPolicy()),
+            )
+            self._change(is_frozen=self.now.is_frozen)
 
     def _change(self, *, is_frozen: bool) -> None:
         self.now = replace(self._own, is_frozen=is_frozen)

@@ -124,6 +124,7 @@ class Trouble:
         self._cloud.reprice(self._cloud.listed())
         self._cloud.sold_out.clear()
         self._policies.freeze(is_frozen=False)
+        self._policies.lift_money()
         self._overrulers.end()
         for machine in self._cloud.machines:
             machine.telemetry = "true"
