@@ -22,7 +22,7 @@ from gpu_autoscaler.core.protection import covering_budgets, node_protection, po
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.core.shapes import Bin, Standing
-from gpu_autoscaler.core.sparing import is_worn
+from gpu_autoscaler.core.sparing import is_worn, off_spot_if_worn
 from gpu_autoscaler.core.state import ClusterState, OrderRecord
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved
@@ -181,7 +181,7 @@ def fleet_for(
 ) -> tuple[tuple[Purchase, ...], HoldReason | None]:
     """Return the cheapest nodes for these pods of a group that is to go, or why they cannot be had; the room stays."""
     basket = Basket(draft, Market(draft, state, policy), policy)
-    items = [_item(pod, state) for pod in pods]
+    items = off_spot_if_worn(tuple(_item(pod, state) for pod in pods), state, policy, draft.as_of)
     mark = draft.room.mark()
     bought = basket.buy_together([Lacking(item=item, sinces=(item.since,)) for item in items])
     left = [item for item, keys in zip(items, bought, strict=True) if not keys]
