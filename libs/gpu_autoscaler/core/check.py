@@ -319,9 +319,12 @@ def _group(key: str, state: ClusterState, held: Mapping[str, HoldReason]) -> Ite
 
 def _rooms_there(plan: Plan, state: ClusterState) -> Iterator[Resources]:
     """Free room of nodes, and of orders that have no node yet."""
+    # What is promised of a node is what its own pods leave, so until it came up they are in that already.
+    booting = {node.name for uid, node in state.nodes.items() if uid not in state.usable}
     asked: dict[str | None, Resources] = {}
     for pod in state.pods.values():
-        if pod.node_name is not None and pod.phase in ("pending", "running", "unknown"):
+        is_promised = pod.node_name in booting and pod.owner_kind in ("DaemonSet", "Node")
+        if pod.node_name is not None and pod.phase in ("pending", "running", "unknown") and not is_promised:
             asked[pod.node_name] = asked.get(pod.node_name, Resources()) + pod.requests
     registered = {node.action_id for node in state.nodes.values()}
     for node in state.nodes.values():

@@ -11,6 +11,7 @@ from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons import ReplacesNodes
 
 # Classes `system-cluster-critical` and above (Kubernetes documentation, "Pod Priority and Preemption").
 _CRITICAL_MIN = 2_000_000_000
@@ -23,9 +24,19 @@ def choice_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> I
             continue
         if bought.gang is not None:
             yield from _too_soon(bought.gang, plan, state, policy)
-        if bought.offer.capacity_type is CapacityType.SPOT:
+        if bought.offer.capacity_type is CapacityType.SPOT and not _is_part(bought, plan):
             for key in getattr(bought.reason, "demand", ()):
                 yield from _not_on_spot(key, plan, state, policy)
+
+
+def _is_part(bought: BuyNode, plan: Plan) -> bool:
+    """Nodes that replace others together name the pods of all of them: one that is no spot may be for any."""
+    return isinstance(bought.reason, ReplacesNodes) and any(
+        isinstance(other, BuyNode)
+        and other.reason == bought.reason
+        and other.offer.capacity_type is not CapacityType.SPOT
+        for other in plan.decisions
+    )
 
 
 def _too_soon(gang: str, plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
