@@ -166,7 +166,8 @@ def _onto_replacement(
     old = [each for each in draft.views if each.node_uid in last.node_uids]
     saving = sum(each.price_micro_usd_per_hour or 0 for each in old)
     saving -= sum(each.price_micro_usd_per_hour or 0 for each in new)
-    if last.cause != RemovalCause.UNDERUSED or len(new) < len(last.action_ids) or saving <= 0:
+    is_unsure = any(each.price_micro_usd_per_hour is None for each in (*old, *new))
+    if last.cause != RemovalCause.UNDERUSED or len(new) < len(last.action_ids) or is_unsure or saving <= 0:
         return None
     if _kept(view, draft, state, policy):
         return None
@@ -175,12 +176,8 @@ def _onto_replacement(
     if places.homeless or places.coming:
         draft.room.rollback(mark)
         return None
-    return DrainNode(
-        action_id=draft.next_action_id(),
-        node_uid=view.node_uid,
-        node_name=view.name,
-        provider_id=view.provider_id,
-        is_voluntary=True,
+    return draft.drain(
+        view,
+        NodeUnderused(pods=tuple(pod.pod_uid for pod in pods), saving_micro_usd_per_hour=saving),
         deadline_at=draft.as_of + timedelta(seconds=policy.drain_seconds_max),
-        reason=NodeUnderused(pods=tuple(pod.pod_uid for pod in pods), saving_micro_usd_per_hour=saving),
     )

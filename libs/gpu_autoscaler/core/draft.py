@@ -22,7 +22,7 @@ from gpu_autoscaler.core.views import pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid, derive_id
-from gpu_autoscaler.model.reasons import SpotReclaim
+from gpu_autoscaler.model.reasons import DrainReason, SpotReclaim
 
 
 class Purchase(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +72,21 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     def next_action_id(self) -> ActionId:
         """The id of one more decision. Equal drafts give out equal ids in equal order."""
         return ActionId(derive_id("action", self.as_of.isoformat(), self.parent_sequence, next(self.numbers)))
+
+    def drain(
+        self, view: NodeView, reason: DrainReason, *, deadline_at: datetime, is_voluntary: bool = True
+    ) -> DrainNode:
+        """The drain of a registered node. An instance that is not ours is not named, so that nobody ends it."""
+        assert view.node_uid is not None  # noqa: S101 - only what is registered can be drained
+        return DrainNode(
+            action_id=self.next_action_id(),
+            node_uid=view.node_uid,
+            node_name=view.name,
+            provider_id=view.provider_id if view.is_ours else None,
+            is_voluntary=is_voluntary,
+            deadline_at=deadline_at,
+            reason=reason,
+        )
 
     def adding(
         self,

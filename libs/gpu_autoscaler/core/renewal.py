@@ -171,15 +171,6 @@ def _held(draft: Draft, view: NodeView, reason: HoldReason) -> Draft:
 
 
 def _drain(due: _Due, draft: Draft, policy: ScalingPolicy) -> DrainNode:
-    view = due.view
-    assert view.node_uid is not None  # noqa: S101 - only registered nodes are due
     seconds = policy.removal.forced_drain_seconds if due.is_forced else policy.drain_seconds_max
-    return DrainNode(
-        action_id=draft.next_action_id(),
-        node_uid=view.node_uid,
-        node_name=view.name,
-        provider_id=view.provider_id,
-        is_voluntary=not due.is_forced,
-        deadline_at=draft.as_of + timedelta(seconds=seconds),
-        reason=due.reason,
-    )
+    deadline_at = draft.as_of + timedelta(seconds=seconds)
+    return draft.drain(due.view, due.reason, deadline_at=deadline_at, is_voluntary=not due.is_forced)

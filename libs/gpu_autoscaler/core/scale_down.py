@@ -250,15 +250,7 @@ def _young(view: NodeView, draft: Draft, policy: ScalingPolicy) -> Cooldown | No
 def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy, reason: DrainReason) -> Iterator[DrainNode]:
     """The drain of a registered node; nothing for one that is not."""
     if view.node_uid is not None:
-        yield DrainNode(
-            action_id=draft.next_action_id(),
-            node_uid=view.node_uid,
-            node_name=view.name,
-            provider_id=view.provider_id,
-            is_voluntary=True,
-            deadline_at=draft.as_of + timedelta(seconds=policy.drain_seconds_max),
-            reason=reason,
-        )
+        yield draft.drain(view, reason, deadline_at=draft.as_of + timedelta(seconds=policy.drain_seconds_max))
 
 
 # ---- consolidation

@@ -22,7 +22,7 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.protection import marked_pod, node_protection
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.decisions import DrainNode, HeldBack, ReleaseInstance
+from gpu_autoscaler.model.decisions import HeldBack, ReleaseInstance
 from gpu_autoscaler.model.reasons import MoneyCrossed, MoneyExhausted
 
 _STEP = "keep_solvent"
@@ -137,16 +137,8 @@ def _make_way(stake: _Stake, cap: Cap, books: Books, left: int, draft: Draft, po
     if bin_key(view) in draft.room:
         draft.room.remove(bin_key(view))
     if view.node_uid is not None:
-        drain = DrainNode(
-            action_id=draft.next_action_id(),
-            node_uid=view.node_uid,
-            node_name=view.name,
-            provider_id=view.provider_id,
-            is_voluntary=False,
-            deadline_at=draft.as_of + timedelta(seconds=policy.drain_seconds_max),
-            reason=reason,
-        )
-        return draft.adding(removals=[drain])
+        deadline_at = draft.as_of + timedelta(seconds=policy.drain_seconds_max)
+        return draft.adding(removals=[draft.drain(view, reason, deadline_at=deadline_at, is_voluntary=False)])
     if view.provider_id is None or view.action_id is None:
         return draft  # being asked for at this moment: given back once there is something to give back
     release = ReleaseInstance(

@@ -57,17 +57,9 @@ def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy) -> DrainNode | N
     decided = None if view.drain is None else view.drain.decision
     if isinstance(decided, DrainNode) and not decided.is_voluntary and decided.deadline_at <= deadline_at:
         return None
-    return DrainNode(
-        action_id=draft.next_action_id(),
-        node_uid=view.node_uid,
-        node_name=view.name,
-        provider_id=view.provider_id if view.is_ours else None,
-        is_voluntary=False,
-        deadline_at=deadline_at,
-        reason=SpotReclaim(
-            notice_id=notice.notice.notice_id, kind=notice.notice.kind, reclaim_at=notice.notice.reclaim_at
-        ),
-    )
+    told = notice.notice
+    reason = SpotReclaim(notice_id=told.notice_id, kind=told.kind, reclaim_at=told.reclaim_at)
+    return draft.drain(view, reason, deadline_at=deadline_at, is_voluntary=False)
 
 
 def _return(view: NodeView, draft: Draft, state: ClusterState) -> CancelDrain | None:

@@ -13,7 +13,7 @@ from gpu_autoscaler.core.reports import mistakes_of
 from gpu_autoscaler.core.sentences import sentence
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler_services.gateway import wire
-from gpu_autoscaler_services.gateway.api_jobs import read_body
+from gpu_autoscaler_services.gateway.api_jobs import BODY_PROBLEMS, read_body
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.reading import READ_MODEL
 from gpu_autoscaler_services.gateway.routes import Route, answer
@@ -64,13 +64,7 @@ ROUTES = (
         summary="Say how much room is to be free for work to come",
         tag="demand",
         answers={HTTPStatus.ACCEPTED: wire.Demand},
-        problems=(
-            HTTPStatus.BAD_REQUEST,
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            HTTPStatus.SERVICE_UNAVAILABLE,
-        ),
+        problems=(*BODY_PROBLEMS, HTTPStatus.SERVICE_UNAVAILABLE),
         body=DemandReported,
     ),
     Route(

@@ -14,7 +14,7 @@ from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLi
 from gpu_autoscaler.model.directives import AnyDirective
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler_services.gateway import wire
-from gpu_autoscaler_services.gateway.api_jobs import read_body
+from gpu_autoscaler_services.gateway.api_jobs import BODY_PROBLEMS, read_body
 from gpu_autoscaler_services.gateway.auth import CALLER
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.reading import READ_MODEL, ReadModel
@@ -103,13 +103,7 @@ ROUTES = (
         summary="Overrule the policy for a while: freeze, pause a pool, at least or at most so many nodes or GPUs",
         tag="directives",
         answers={HTTPStatus.ACCEPTED: wire.Directive},
-        problems=(
-            HTTPStatus.BAD_REQUEST,
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            HTTPStatus.SERVICE_UNAVAILABLE,
-        ),
+        problems=(*BODY_PROBLEMS, HTTPStatus.SERVICE_UNAVAILABLE),
         body=DirectiveRequest,
     ),
     Route(

@@ -64,6 +64,15 @@ async def submit_handler(request: web.Request) -> web.Response:
     return response
 
 
+# What is wrong with a body.
+BODY_PROBLEMS = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+)
+
+
 async def read_body(request: web.Request, kind: type[F]) -> F:
     """The body as a struct of this kind. Every field that is unknown, missing or of a wrong type is named at once."""
     if request.content_type != JSON:
@@ -200,11 +209,8 @@ ROUTES = (
         tag="jobs",
         answers={HTTPStatus.ACCEPTED: wire.Job},
         problems=(
-            HTTPStatus.BAD_REQUEST,
+            *BODY_PROBLEMS,
             HTTPStatus.CONFLICT,
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            HTTPStatus.UNPROCESSABLE_ENTITY,
             HTTPStatus.TOO_MANY_REQUESTS,
             HTTPStatus.SERVICE_UNAVAILABLE,
         ),
