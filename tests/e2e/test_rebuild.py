@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.test_story import has, request
-from tests.support.outside import ask
+from tests.support.outside import ask, until_answered
 from tests.support.running import Running, followed, started
 
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobQueued, JobStarted
@@ -201,9 +201,7 @@ async def test_every_nats_file_is_lost(
             await until_known_again(after)
             record_property("known_again_seconds", round(asyncio.get_running_loop().time() - lost_at, 1))
             assert after.record.count(ScalingDecisionsRestored) == 1
-            async with asyncio.timeout(60):
-                while (await ask(after, "GET", "/api/v1/gpu/jobs/job-done")).status != 200:
-                    await asyncio.sleep(0.2)
+            await until_answered(after, "/api/v1/gpu/jobs/job-done")
             truth = await until_quiet(after, tmp_path)
             for name in ("job-done", "job-runs", "job-waits", "job-cancelled", PROMISED):
                 shown = await ask(after, "GET", f"/api/v1/gpu/jobs/{name}")

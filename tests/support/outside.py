@@ -106,6 +106,19 @@ async def ask(
         return Answer(answer.status, answer.content_type, json.loads(await answer.read()))
 
 
+async def until_answered(cluster: Running, path: str, seconds_max: float = 60.0) -> Answer:
+    """Ask until the gateway answers 200: one that was just started does not listen yet. Raises TimeoutError."""
+    async with asyncio.timeout(seconds_max):
+        while True:
+            try:
+                answer = await ask(cluster, "GET", path)
+            except aiohttp.ClientError:
+                answer = None
+            if answer is not None and answer.status == 200:
+                return answer
+            await asyncio.sleep(0.2)
+
+
 def request_body(name: str = "train", **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
     """A request as users write it, for one T4 and a minute of cluster time, with changes."""
     return {

@@ -1,13 +1,16 @@
 """Commands that show what may still be spent, and what can be bought."""
 
 from gpu_autoscaler_services.cli.client import Gateway
-from gpu_autoscaler_services.cli.output import Output, show, usd
+from gpu_autoscaler_services.cli.output import Output, show, usd, words
 from gpu_autoscaler_services.cli.views import HERE
 
 
 def budget(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     """What is spent, promised and left of each limit of money."""
     document = gateway.read("budget")
+    if output == "table" and not document["items"]:
+        words("the policy limits no money by day or month; `limits.money` and `pools.money` would")
+        return
     columns = (
         ("WHOSE", lambda row: row["owner"]),
         ("PERIOD", lambda row: row["period"]),

@@ -122,7 +122,10 @@ async def test_cancelling_says_so(gate: Front, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "j1\n"
 
 
-@pytest.mark.parametrize("command", [["status"], ["nodes"], ["jobs", "list"], ["plans"], ["cost"], ["events"]])
+@pytest.mark.parametrize(
+    "command",
+    [["status"], ["nodes"], ["jobs", "list"], ["plans"], ["cost"], ["events"], ["offers"], ["budget"]],
+)
 async def test_every_list_has_every_form(gate: Front, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     """The same data as a table, JSON, YAML and names; a pipe's table is cut off nowhere."""
     await gate.tell(on_sale(), node("a-node-with-a-rather-long-name"), job("j1", placed_on=("n1",)))
@@ -136,6 +139,17 @@ async def test_every_list_has_every_form(gate: Front, capsys: pytest.CaptureFixt
         out = capsys.readouterr().out
         assert "…" not in out
         assert "\x1b[" not in out
+
+
+async def test_a_budget_without_limits_says_where_they_would_be(
+    gate: Front, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No empty table: the policy's fields that limit money are named, on stderr, as words are."""
+    await gate.tell(on_sale())
+    assert await _run("budget") == Exit.OK
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "limits.money" in shown.err
 
 
 async def test_a_long_list_is_fetched_page_by_page(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
