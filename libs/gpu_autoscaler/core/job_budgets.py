@@ -1,10 +1,11 @@
 """What jobs with a budget of their own have spent, with the time that is not charged yet. Read by the scheduler.
 
 A job's share of a node is the GPUs that its members hold there, as the ledger splits it (`core/accrual.py`); nodes
-without GPUs are counted whole, which is more than the ledger will say.
+without GPUs are counted whole, which is more than the ledger will say. Time on a node whose price is not known is in no
+sum: it is told of, no job with a budget is placed there, and what the ledger charges for it later counts then.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ class Outlay(NamedTuple):
     spent_micro_usd: int
     soon_micro_usd: int  # with the time that it takes to save
     node_names: tuple[str, ...]  # where it runs
+    unpriced: tuple[str, ...] = ()  # offers of those whose price nobody knows: what was spent there is not counted
 
     @property
     def is_spent(self) -> bool:
@@ -72,6 +74,7 @@ def _outlay(
 ) -> Outlay:
     known = state.spent_by_job.get(spec.job_id)
     spent = soon = 0 if known is None else known.micro_usd
+    unpriced: list[NodeView] = []
     for pod in members:
         view = views.get(pod.node_name or "")
         if view is None or pod.phase in ("succeeded", "failed"):
@@ -79,7 +82,10 @@ def _outlay(
         charge = None if view.provider_id is None else state.charges.get(view.provider_id)
         since = pod.started_at or pod.created_at
         since = since if charge is None else max(since, charge.until_at)
-        price = _share_micro_usd_per_hour(pod, view)
+        if view.price_micro_usd_per_hour is None:
+            unpriced.append(view)
+            continue
+        price = _share_micro_usd_per_hour(pod, view.price_micro_usd_per_hour, view.allocatable.gpu_count)
         spent += cost_rounded_up(price, since, now)
         soon += cost_rounded_up(price, since, now + timedelta(seconds=SAVING_SECONDS))
     return Outlay(
@@ -88,11 +94,23 @@ def _outlay(
         spent_micro_usd=spent,
         soon_micro_usd=soon,
         node_names=tuple(sorted({pod.node_name for pod in members if pod.node_name is not None})),
+        unpriced=offers_of(unpriced),
     )
 
 
-def _share_micro_usd_per_hour(pod: PodObserved, view: NodeView) -> int:
-    price, whole = view.price_micro_usd_per_hour or 0, view.allocatable.gpu_count
+def offers_of(views: Iterable[NodeView]) -> tuple[str, ...]:
+    """Return what these nodes were sold as, each once: the offer, else as much of it as is known."""
+    return tuple(sorted({_offer_of(view) for view in views}))
+
+
+def _offer_of(view: NodeView) -> str:
+    if view.order is not None and view.order.decision is not None:
+        return view.order.decision.offer.key
+    parts = (view.instance_type, view.zone, view.capacity_type)
+    return "/".join(str(part) for part in parts if part is not None) or view.name
+
+
+def _share_micro_usd_per_hour(pod: PodObserved, price: int, whole: int) -> int:
     if not whole or not pod.requests.gpu_count:
         return price
     return -(-price * min(pod.requests.gpu_count, whole) // whole)

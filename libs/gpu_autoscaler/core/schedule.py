@@ -12,10 +12,11 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.core.bins import current_bins
-from gpu_autoscaler.core.demand import demand, is_member
+from gpu_autoscaler.core.demand import demand, is_member, job_spec
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.domains import place_in_one_domain
 from gpu_autoscaler.core.freshness import stale_watch
+from gpu_autoscaler.core.job_budgets import offers_of
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -27,7 +28,7 @@ from gpu_autoscaler.core.wear import hinted
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import HeldBack
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
-from gpu_autoscaler.model.reasons import HoldReason, RoomExpected
+from gpu_autoscaler.model.reasons import HoldReason, PriceUnknown, RoomExpected
 from gpu_autoscaler.model.waits import GangIncomplete
 
 _STEP = "schedule"
@@ -74,8 +75,13 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
         if item.source is not DemandSource.QUEUED_JOB or item.job_id is None:
             room.place_most(item.shape, item.member_count, item.prefers)
             continue
-        keys = _placed(item, room)
-        found[item.job_id] = _why_not_now(item.job_id, item, keys, room) or tuple(nodes[key] for key in keys)
+        unpriced = _unpriced(item, state, nodes, room)
+        keys = _placed_apart(item, room, unpriced) if unpriced else _placed(item, room)
+        found[item.job_id] = (
+            _why_no_price(item, keys, unpriced, nodes, room)
+            or _why_not_now(item.job_id, item, keys, room)
+            or tuple(nodes[key] for key in keys)
+        )
     found.update(_released(state, waiting, {view.name: view for view in views if view.node is not None}))
     placements: list[Placement] = []
     held: list[HeldBack] = []
@@ -93,6 +99,36 @@ def _placed(item: DemandItem, room: Room) -> tuple[str, ...]:
     if item.within is None:
         return room.place_gang(item.shape, item.member_count) or ()
     return place_in_one_domain(item.within, item.shape, item.member_count, room)
+
+
+def _unpriced(item: DemandItem, state: ClusterState, nodes: Mapping[str, NodeView], room: Room) -> tuple[str, ...]:
+    """Keys of the bins that a job with a budget of its own keeps away from: what it spends there nobody could say."""
+    spec = job_spec(state, item.job_id)
+    if spec is None or spec.budget_limit_micro_usd is None:
+        return ()
+    return tuple(key for key, view in nodes.items() if view.price_micro_usd_per_hour is None and key in room)
+
+
+def _placed_apart(item: DemandItem, room: Room, unpriced: tuple[str, ...]) -> tuple[str, ...]:
+    """Place all members outside of these bins, which others may have."""
+    mark = room.mark()
+    for key in unpriced:
+        room.remove(key)
+    keys = _placed(item, room)
+    room.rollback(mark)
+    return room.place_on(dict.fromkeys(keys), item.shape, len(keys))
+
+
+def _why_no_price(
+    item: DemandItem, keys: tuple[str, ...], unpriced: tuple[str, ...], nodes: Mapping[str, NodeView], room: Room
+) -> PriceUnknown | None:
+    """Return the offers without a price that are all that keeps the job from its place; None: it is something else."""
+    if len(keys) == item.member_count or not unpriced:
+        return None
+    mark = room.mark()
+    places = set(_placed(item, room)) & set(unpriced)
+    room.rollback(mark)
+    return PriceUnknown(offers=offers_of(nodes[key] for key in places)) if places else None
 
 
 def _why_not_now(job_id: JobId, item: DemandItem, keys: tuple[str, ...], room: Room) -> HoldReason | None:

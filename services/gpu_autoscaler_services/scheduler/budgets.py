@@ -1,4 +1,7 @@
-"""Jobs with a budget of their own: told to save when it is nearly spent, ended when it is."""
+"""Jobs with a budget of their own: told to save when it is nearly spent, ended when it is.
+
+Where a price is not known the budget cannot be held; that is told, once for each job and offer.
+"""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -24,6 +27,7 @@ class Budgets:
         self._store = store
         self._binder = binder
         self._told: set[JobId] = set()
+        self._uncounted: set[tuple[JobId, str]] = set()
 
     async def ends(self, state: ClusterState, now: datetime, is_ending: Callable[[JobId], bool]) -> list[JobFinished]:
         """Return the end of each job whose budget is spent; others are told to save where little is left."""
@@ -32,6 +36,7 @@ class Budgets:
             job_id = outlay.spec.job_id
             if is_ending(job_id):
                 continue
+            self._tell_of_the_uncounted(outlay)
             if outlay.is_spent:
                 row = await self._store.job(job_id)
                 if row is not None and row.outcome is None:
@@ -39,6 +44,16 @@ class Budgets:
             elif outlay.is_nearly_spent and job_id not in self._told:
                 await self._tell(outlay, now)
         return ended
+
+    def _tell_of_the_uncounted(self, outlay: Outlay) -> None:
+        for offer in outlay.unpriced:
+            if (outlay.spec.job_id, offer) not in self._uncounted:
+                self._uncounted.add((outlay.spec.job_id, offer))
+                log.warning(
+                    "a job with a budget runs where the price is unknown; its time there is counted once that is told",
+                    job_id=outlay.spec.job_id,
+                    offer=offer,
+                )
 
     async def _tell(self, outlay: Outlay, now: datetime) -> None:
         deadline_at = now + timedelta(seconds=SAVING_SECONDS)

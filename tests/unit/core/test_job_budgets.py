@@ -2,14 +2,31 @@
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 from tests.support.money import USD, charged, ledger
-from tests.support.stories import HOUR, MINUTE, T0, Story, given, instance, job, node, offer, on_sale, pod, purchase
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    T0,
+    Story,
+    given,
+    instance,
+    job,
+    node,
+    offer,
+    on_sale,
+    pod,
+    policy,
+    purchase,
+)
 
 from gpu_autoscaler.core.job_budgets import SAVING_SECONDS, Outlay, outlays, too_little
+from gpu_autoscaler.core.schedule import schedule
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.model.reasons import PriceUnknown
 
 
 def running(budget_usd: float, *, gpus: int = 8) -> Story:
@@ -95,3 +112,27 @@ def test_where_no_price_is_known_nothing_is_refused() -> None:
     state = given(job("train", budget_limit_micro_usd=1))
 
     assert too_little(spec(state), state) is None
+
+
+def test_a_price_that_nobody_knows_is_not_zero() -> None:
+    """What is spent there is in no sum, and the offer is named."""
+    unknown = msgspec.structs.replace(offer(), price_micro_usd_per_hour=None)
+    limited = job("train", placed_on=("n",), is_running=True, budget_limit_micro_usd=USD)
+    member = pod("train-0", on="n", gpus=8, job_id="train", owner_kind="Job", at=T0)
+    found = outlay(given(ledger(), node("n", unknown), limited, member), HOUR)
+
+    assert found.spent_micro_usd == 0
+    assert found.unpriced == (unknown.key,)
+    assert outlay(given(running(5.0)), HOUR).unpriced == ()
+
+
+def test_no_job_with_a_budget_is_placed_where_the_price_is_unknown() -> None:
+    """It waits with the offer's name, goes where a price is known, and leaves the room to others."""
+    unknown = msgspec.structs.replace(offer(), price_micro_usd_per_hour=None)
+    alone = given(node("n", unknown), job("train", budget_limit_micro_usd=USD))
+    beside = given(node("n", unknown), node("p"), instance(purchase("buy-p")), job("train", budget_limit_micro_usd=USD))
+    other = given(node("n", unknown), job("train", budget_limit_micro_usd=USD), job("free"))
+
+    assert [held.reason for held in schedule(alone, policy(), T0).held_back] == [PriceUnknown(offers=(unknown.key,))]
+    assert [each.node_names for each in schedule(beside, policy(), T0).placements] == [("p",)]
+    assert [each.job_id for each in schedule(other, policy(), T0).placements] == ["free"]
