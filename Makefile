@@ -48,9 +48,10 @@ format: $(VENV)/.dev ## Put the code into its form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-schemas: $(VENV)/.dev ## Write schemas/, the default policy and the broker's users again from the code
+schemas: $(VENV)/.dev ## Write schemas/, the default policy, the policy's CRD and the broker's users again from the code
 	$(BIN)/python -m gpu_autoscaler_services.contracts
 	$(BIN)/python -m gpu_autoscaler.tools.policy_file > deploy/policies/default.toml
+	$(BIN)/python -m gpu_autoscaler.tools.policy_crd > deploy/charts/gpu-autoscaler/crds/autoscalingpolicies.yaml
 	$(BIN)/python -m gpu_autoscaler_services.permissions > deploy/nats/users.conf
 
 secrets: $(VENV)/.local ## Write .env: a token for the gateway and a password for each user of the broker

@@ -14,7 +14,9 @@ from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.core.policy import DEFAULT_POLICY
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.policies import load_policy
+from gpu_autoscaler.tools.policy_crd import policy_crd
 from gpu_autoscaler.tools.policy_file import default_policy_file
+from gpu_autoscaler.tools.schemas import to_yaml
 from gpu_autoscaler_services.local.system import PROCESSES
 from gpu_autoscaler_services.permissions import users, users_file
 from gpu_autoscaler_services.registry import SERVICES
@@ -140,6 +142,12 @@ def test_the_default_policy_is_written_as_the_code_has_it() -> None:
     path = POLICIES / "default.toml"
     assert path.read_text(encoding="utf-8") == default_policy_file(), "run `make schemas`"
     assert load_policy(path) == DEFAULT_POLICY
+
+
+def test_the_definition_of_policies_is_written_as_the_code_has_it() -> None:
+    """`make schemas` leaves no difference."""
+    path = ROOT / "deploy/charts/gpu-autoscaler/crds/autoscalingpolicies.yaml"
+    assert path.read_text(encoding="utf-8") == to_yaml(policy_crd()), "run `make schemas`"
 
 
 def test_the_conservative_policy_is_more_careful_than_the_default() -> None:

@@ -1,0 +1,101 @@
+"""The definition of `AutoscalingPolicy` on a real API server: defaults, rules, columns, and what it refuses."""
+
+import json
+from typing import Any
+
+import pytest
+from tests.controlplane.fixtures import plane
+from tests.controlplane.plane import ControlPlane
+from tests.support.kube_policies import defined, policy
+
+__all__ = ["plane"]
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+
+
+@pytest.fixture(scope="module")
+def ready(plane: ControlPlane) -> ControlPlane:
+    """The plane with the definition in `deploy/`, and served."""
+    defined(plane)
+    return plane
+
+
+def applied(plane: ControlPlane, body: dict[str, Any]) -> dict[str, Any]:
+    """What the server makes of it."""
+    answer: dict[str, Any] = json.loads(plane.kubectl("apply", "-f", "-", "-o", "json", text=json.dumps(body)))
+    return answer
+
+
+def refused(plane: ControlPlane, body: dict[str, Any]) -> str:
+    """Why the server does not take it."""
+    with pytest.raises(AssertionError) as caught:
+        plane.kubectl("apply", "-f", "-", text=json.dumps(body))
+    return str(caught.value)
+
+
+def test_what_is_left_out_has_a_default_or_is_not_there(ready: ControlPlane) -> None:
+    """The server fills in what a pool does by itself; thresholds that would overrule the policy file stay out."""
+    spec = applied(ready, policy("least", nodePools=[{"name": "a100"}]))["spec"]
+    (pool,) = spec.pop("nodePools")
+    assert spec == {"enabled": True, "minNodes": 0, "enableSpotInstances": True}
+    assert pool == {
+        "name": "a100", "minSize": 0, "capacityType": "mixed", "priority": 0,
+        "instanceTypes": [], "availabilityZones": [], "labels": {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"minNodes": 5, "maxNodes": 4}, "minNodes is above maxNodes"),
+        ({"scaleUpThreshold": 0.2, "scaleDownThreshold": 0.8}, "scaleDownThreshold is not below scaleUpThreshold"),
+        ({"scaleUpThreshold": 80}, "should be less than or equal to 1"),
+        ({"provider": "abacus"}, "Unsupported value"),
+        ({"maxNodes": 3, "nodePools": [{"name": "a", "minSize": 2}, {"name": "b", "minSize": 2}]}, "add up to more"),
+        ({"nodePools": [{"name": "a", "minSize": 3, "maxSize": 2}]}, "minSize is above maxSize"),
+        ({"nodePools": [{"name": "a", "maxSize": 0}]}, "lets nothing in"),
+        ({"nodePools": [{"name": "a"}, {"name": "a"}]}, "Duplicate value"),
+        ({"nodePools": [{"name": "a", "capacityType": "spot", "spotPercentage": 50}]}, "of capacityType mixed"),
+        ({"nodePools": [{"name": "a", "capacityType": "spot"}], "enableSpotInstances": False}, "a pool wants spot"),
+        ({"nodePools": [{"name": "a", "labels": {"gpu-autoscaler.io/pool": "b"}}]}, "written by the autoscaler"),
+        ({"nodePools": []}, "should have at least 1 items"),
+        ({"scaleUpTreshold": 0.5}, "unknown field"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused(ready: ControlPlane, changes: dict[str, Any], said: str) -> None:
+    """Each contradiction, in a sentence that names the fields."""
+    assert said in refused(ready, policy("wrong", **changes))
+
+
+def test_every_field_of_the_checklist_is_taken_by_its_name(ready: ControlPlane) -> None:
+    """S135 to the letter: a policy that says everything comes back as it was said."""
+    pool = {
+        "name": "h100", "minSize": 1, "maxSize": 4, "gpuType": "H100", "instanceTypes": ["p5.48xlarge"],
+        "capacityType": "mixed", "spotPercentage": 40, "priority": 10, "labels": {"team": "vision"},
+        "availabilityZones": ["us-east-1a"],
+    }  # fmt: skip
+    said: dict[str, Any] = {
+        "enabled": True, "provider": "aws", "scaleUpThreshold": 0.8, "scaleDownThreshold": 0.2,
+        "scaleUpCooldownSeconds": 180, "scaleDownCooldownSeconds": 600, "pendingPodTimeoutSeconds": 120,
+        "minNodes": 1, "maxNodes": 10, "spotInstancePercentage": 60, "enableSpotInstances": True,
+        "enableMultiTierScaling": True, "enablePredictiveScaling": False, "nodePools": [pool],
+    }  # fmt: skip
+    assert applied(ready, policy("full", **said))["spec"] == said
+
+
+def test_the_table_shows_what_people_look_for(ready: ControlPlane) -> None:
+    """By the short name, with columns; what only the status says is empty until somebody has looked at it."""
+    applied(ready, policy("shown", maxNodes=7, nodePools=[{"name": "shown"}]))
+    head, *rows = ready.kubectl("get", "asp").splitlines()
+    assert head.split() == ["NAME", "ENABLED", "ACCEPTED", "NODES", "COMING", "MAX", "GPUS", "USD/H", "AGE"]
+    (row,) = (row for row in rows if row.startswith("shown"))
+    assert row.split()[:3] == ["shown", "true", "7"]
+
+
+def test_the_status_is_a_door_of_its_own(ready: ControlPlane) -> None:
+    """Who writes the spec cannot write the status, and the other way round; the generation counts specs alone."""
+    made = applied(ready, policy("status", nodePools=[{"name": "status"}]) | {"status": {"nodes": 3}})
+    assert "status" not in made
+    patch = json.dumps({"status": {"nodes": 3, "observedGeneration": 1}, "spec": {"maxNodes": 1}})
+    ready.kubectl("patch", "asp", "status", "--subresource=status", "--type=merge", "-p", patch)
+    seen = json.loads(ready.kubectl("get", "autoscalingpolicy", "status", "-o", "json"))
+    assert (seen["status"]["nodes"], seen["spec"].get("maxNodes"), seen["metadata"]["generation"]) == (3, None, 1)
