@@ -3,17 +3,20 @@
 from collections.abc import Iterator
 
 from gpu_autoscaler.core.life import NodeView, node_views
+from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
-from gpu_autoscaler.model.directives import Freeze, Override, PausePool
+from gpu_autoscaler.model.directives import AnyDirective, Freeze, Override, PausePool
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons import SpotReclaim
 
 
-def directive_mistakes(plan: Plan, state: ClusterState) -> Iterator[str]:
+def directive_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each purchase and each removal that somebody does not want now."""
     records = (record for record in state.directives.values() if record.lifted is None)
-    given = [record.given for record in records if record.given.until > plan.as_of]
+    words = [record.given for record in records if record.given.until > plan.as_of]
+    given: list[tuple[AnyDirective, str]] = [(word.directive, word.given_by) for word in words]
+    given += _of_pools(policy, [word.directive for word in words])
     if not given:
         return
     bought = [each for each in plan.decisions if isinstance(each, BuyNode)]
@@ -21,21 +24,34 @@ def directive_mistakes(plan: Plan, state: ClusterState) -> Iterator[str]:
     chosen = [each for each in drains if not isinstance(each.reason, SpotReclaim)]
     views = [view for view in node_views(state, plan.as_of) if view.is_ours and view.is_counted]
     going = {each.node_uid for each in drains}
-    for each in given:
-        match each.directive:
+    for directive, given_by in given:
+        match directive:
             case Freeze():
                 if bought or chosen:
-                    yield f"{len(bought)} nodes are bought and {len(chosen)} removed under {each.given_by}'s freeze"
+                    yield f"{len(bought)} nodes are bought and {len(chosen)} removed under {given_by}'s freeze"
             case PausePool(pool=pool):
                 touched = [one.offer.key for one in bought if one.pool == pool]
                 pool_of = {view.node_uid: view.pool for view in views}
                 touched += [one.node_name for one in chosen if pool_of.get(one.node_uid) == pool]
-                yield from (
-                    f"{one} is bought or removed in pool {pool}, which {each.given_by} paused" for one in touched
-                )
+                yield from (f"{one} is bought or removed in pool {pool}, which {given_by} paused" for one in touched)
             case Override() as override:
-                yield from _beyond(override, each.directive.key, bought, views)
-                yield from _below(override, each.directive.key, bought, chosen, views, going)
+                yield from _beyond(override, override.key, bought, views)
+                yield from _below(override, override.key, bought, chosen, views, going)
+
+
+def _of_pools(policy: ScalingPolicy, said: list[AnyDirective]) -> Iterator[tuple[AnyDirective, str]]:
+    """What the policy's pools want always; a person's most for a pool, or for all of them, goes before its least."""
+    for pool in policy.pools:
+        if pool.is_paused:
+            yield PausePool(pool=pool.name), "the policy"
+        lower = [
+            each.nodes_count_max
+            for each in said
+            if isinstance(each, Override) and each.nodes_count_max is not None and each.gpu_model is None
+            if each.pool in (None, pool.name)
+        ]
+        if least := min([pool.nodes_count_min, *lower]):
+            yield Override(pool=pool.name, nodes_count_min=least), "the policy"
 
 
 def _beyond(override: Override, key: str, bought: list[BuyNode], views: list[NodeView]) -> Iterator[str]:

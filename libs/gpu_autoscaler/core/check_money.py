@@ -154,6 +154,8 @@ def _price(price_micro_usd_per_hour: int | None, seconds: float) -> Fraction:
 
 
 def _tail(policy: ScalingPolicy) -> float | None:
+    if any(pool.nodes_count_min or pool.is_paused for pool in policy.pools):
+        return None
     if policy.nodes_count_min or policy.headrooms or policy.sizes or policy.forecast.is_on:
         return None
     stays_seconds = max(policy.idle_seconds_max, policy.scale_down_cooldown_seconds)

@@ -51,6 +51,8 @@ def cost_rounded_up(price_micro_usd_per_hour: int, from_at: datetime, to_at: dat
 
 def tail_seconds(policy: ScalingPolicy) -> float | None:
     """How long a node may still run once its work is over; None: the policy may keep it for ever."""
+    if any(pool.nodes_count_min or pool.is_paused for pool in policy.pools):
+        return None
     if policy.nodes_count_min or policy.headrooms or policy.sizes or policy.forecast.is_on:
         return None
     return max(policy.idle_seconds_max, policy.scale_down_cooldown_seconds) + policy.drain_seconds_max + ENDING_SECONDS

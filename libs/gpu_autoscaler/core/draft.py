@@ -16,7 +16,8 @@ from gpu_autoscaler.core.demand_items import DemandItem
 from gpu_autoscaler.core.directives import NOTHING_IN_FORCE, InForce, in_force
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.placement import Room
-from gpu_autoscaler.core.ranking import DEFAULT_PLACEMENT
+from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
+from gpu_autoscaler.core.pool_bounds import with_pools
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.views import pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
@@ -54,8 +55,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     numbers: Iterator[int] = msgspec.field(default_factory=itertools.count)
 
     @classmethod
-    def start(cls, state: ClusterState, as_of: datetime, placement: str = DEFAULT_PLACEMENT) -> "Draft":
-        """Nothing decided yet. `placement` names the policy by which nodes are filled."""
+    def start(cls, state: ClusterState, as_of: datetime, policy: ScalingPolicy = DEFAULT_POLICY) -> "Draft":
+        """Nothing decided yet."""
         views, pods = node_views(state, as_of), pods_by_node(state)
         wanted = demand(state, views, as_of)
         return cls(
@@ -65,8 +66,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             views=views,
             pods=pods,
             demand=wanted,
-            room=Room(current_bins(views, pods), placement, [item.shape for item in wanted]),
-            directives=in_force(state.directives, as_of),
+            room=Room(current_bins(views, pods), policy.placement, [item.shape for item in wanted]),
+            directives=with_pools(in_force(state.directives, as_of), policy),
         )
 
     def next_action_id(self) -> ActionId:

@@ -28,6 +28,7 @@ from gpu_autoscaler.core.sentences import sentence
 from gpu_autoscaler.core.shapes import Shape, Standing
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.wording import counted, instant
+from gpu_autoscaler.model.directives import FOR_GOOD
 from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
@@ -45,7 +46,7 @@ class Estimates:
 
     def __init__(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
         self._state, self._policy, self._as_of = state, policy, as_of
-        self._draft = Draft.start(state, as_of, policy.placement)
+        self._draft = Draft.start(state, as_of, policy)
         self._market = Market(self._draft, state, policy)
         self._account = account_of(self._draft, policy)
         self._stale, self._frozen = stale_watch(state, policy, as_of), frozen_by(self._draft.directives, policy)
@@ -140,7 +141,7 @@ class Estimates:
         earliest: datetime | None = None
         if isinstance(reason, OffersRefused):
             earliest = reason.retry_at
-        elif isinstance(reason, Frozen | PoolPaused) and reason.said is not None:
+        elif isinstance(reason, Frozen | PoolPaused) and reason.said is not None and reason.said.until < FOR_GOOD:
             earliest = reason.said.until
         known = Estimate(basis="unknown", why=f"Nobody knows when: {sentence(reason)}", start_at_earliest=earliest)
         return self._costed(known, None, spec)

@@ -40,6 +40,12 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     capacity_types: Annotated[
         tuple[CapacityType, ...], Meta(description="Capacity types allowed; empty: all. Source: S135.")
     ] = ()
+    is_paused: Annotated[
+        bool, Meta(description="Nothing is bought for it, and none of its nodes goes by choice. Source: S135, enabled.")
+    ] = False
+    nodes_count_min: Annotated[
+        Count, Meta(description="Nodes with GPUs at least, within all limits. Source: S135, minSize.")
+    ] = 0
     nodes_count_max: Annotated[
         Count | None, Meta(description="Nodes at most; none: only the cluster's. Source: S68.")
     ] = None

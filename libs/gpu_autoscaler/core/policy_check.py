@@ -114,6 +114,9 @@ def _cluster(policy: ScalingPolicy) -> Iterator[str]:
     for name, what in _NEVER_ZERO.items():
         if getattr(policy, name) == 0:
             yield f"{name}: with 0 {what}; set the seconds that it really takes, or leave it out for the default"
+    wanted = sum(pool.nodes_count_min for pool in policy.pools)
+    if wanted > policy.nodes_count_max:
+        yield f"pools: their nodes_count_min add up to {wanted}, above the cluster's nodes_count_max; lower one of them"
     least = policy.nodes_count_min
     if not least:
         return

@@ -8,6 +8,7 @@ from typing import assert_never
 from gpu_autoscaler.core.waiting import Waiting, over_when
 from gpu_autoscaler.core.wording import counted, instant, money, named, percent, price, span, thing
 from gpu_autoscaler.model import reasons, shape_reasons, use_reasons
+from gpu_autoscaler.model.directives import FOR_GOOD
 
 _Keeping = (
     reasons.NotYetIdle
@@ -112,6 +113,8 @@ def _whose(owner: str) -> str:
 def _of_overruling(reason: _Overruling) -> str:
     if reason.said is None:
         return "the policy's is_frozen is false again"
+    if reason.said.until >= FOR_GOOD:
+        return "the policy says otherwise"
     again = f"gpu-autoscaler resume {reason.said.key}"
     return f"that is over at {instant(reason.said.until)}, or somebody takes it back before ({again})"
 

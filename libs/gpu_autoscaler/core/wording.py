@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from gpu_autoscaler.model.directives import Word
+from gpu_autoscaler.model.directives import FOR_GOOD, Word
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 
 
@@ -61,4 +61,7 @@ def thing(key: str) -> str:
 
 def told(said: Word | None) -> str:
     """`by ada until 2026-11-21 14:00:00 UTC: the reviewers come`; nothing where nobody said it."""
-    return "" if said is None else f"by {said.by} until {instant(said.until)}: {said.why.strip().rstrip('.')}"
+    if said is None:
+        return ""
+    until = "" if said.until >= FOR_GOOD else f" until {instant(said.until)}"
+    return f"by {said.by}{until}: {said.why.strip().rstrip('.')}"

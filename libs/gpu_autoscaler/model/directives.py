@@ -1,8 +1,12 @@
 """What a person says that overrules the policy for a while: a freeze, a pause of one pool, bounds on what there is."""
 
+from datetime import UTC, datetime
+
 import msgspec
 
 from gpu_autoscaler.model.observed import Instant
+
+FOR_GOOD = datetime(9999, 1, 1, tzinfo=UTC)  # the end of a word that the policy itself says
 
 
 class Directive(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="directive"):
