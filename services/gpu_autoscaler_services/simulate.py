@@ -5,16 +5,19 @@ import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import structlog
 from msgspec.structs import replace
 from rich.console import Console
 
+from gpu_autoscaler.sim import world
+from gpu_autoscaler.sim.both_ways import run_both_ways
+from gpu_autoscaler.sim.seat import Roles
 from gpu_autoscaler.sim.shrinking import only
 from gpu_autoscaler.sim.swarm import Bounds, faults_of, summarise, sweep, tell, write
-from gpu_autoscaler.sim.world import HOURS, Result, Setting, run
+from gpu_autoscaler.sim.world import HOURS, Result, Setting
 from gpu_autoscaler_services.simulation import ROLES
 
 OUT = Path("out/sim.json")
@@ -23,6 +26,15 @@ CRITICAL = 50  # services tell of every fault that they meet; what matters is in
 
 def run_one(setting: Setting) -> Result:
     """Return what came of one run of the real services."""
+    return _timed(world.run, setting)
+
+
+def run_one_both_ways(setting: Setting) -> Result:
+    """Return what came of one run; with every tick its facts have to be the same."""
+    return _timed(run_both_ways, setting)
+
+
+def _timed(run: Callable[[Setting, Roles], Result], setting: Setting) -> Result:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(CRITICAL))
     began_at = time.process_time()
     result = run(setting, ROLES)
@@ -45,11 +57,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="begin no run after so long")
     parser.add_argument("--processes", type=int, help="all cores if not given")
     parser.add_argument("--only", type=faults_of, help="with these faults alone, as a failure lists them")
+    parser.add_argument("--both-ways", action="store_true", help="each run again with every tick: equal facts")
     asked = parser.parse_args()
+    run, options = (run_one_both_ways, "--both-ways") if asked.both_ways else (run_one, "")
     console = Console()
     bounds = Bounds(cluster_hours=asked.cluster_hours, seconds=None if asked.minutes is None else asked.minutes * 60.0)
-    lived = sweep(_settings(asked), run_one, console=console, processes_count=asked.processes, bounds=bounds)
-    summary = summarise(lived, run_one, commit=_commit())
+    lived = sweep(_settings(asked), run, console=console, processes_count=asked.processes, bounds=bounds)
+    summary = summarise(lived, run, commit=_commit(), options=options)
     write(summary, OUT)
     tell(summary, console)
     if asked.cluster_hours is not None:

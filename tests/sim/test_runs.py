@@ -1,5 +1,6 @@
 """The whole system under virtual time: promises kept in a swarm of runs, and runs that are what they say they are."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -8,9 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpu_autoscaler.sim.both_ways import PROMISE, run_both_ways
 from gpu_autoscaler.sim.faults import KINDS
 from gpu_autoscaler.sim.world import Result, Setting
-from gpu_autoscaler_services.simulate import run_one
+from gpu_autoscaler_services.simulate import run_one, run_one_both_ways
+from gpu_autoscaler_services.simulation import ROLES
 
 REGRESSIONS = Path(__file__).parent / "regressions.txt"
 SHORT_HOURS = 0.5
@@ -68,8 +71,15 @@ def test_one_seed_is_one_run() -> None:
 @pytest.mark.parametrize("seed", [2, 3])
 def test_a_tick_that_is_skipped_had_nothing_to_say(seed: int) -> None:
     """Runs with every tick and without those that see nothing new are one run."""
-    setting = Setting(seed=seed, hours=SHORT_HOURS)
-    assert run_one(setting).digest == run_one(replace(setting, skips_ticks=False)).digest
+    assert run_one_both_ways(Setting(seed=seed, hours=SHORT_HOURS)).broken == ()
+
+
+def test_a_tick_that_is_skipped_too_often_is_told_with_the_first_fact_that_differs() -> None:
+    """A scaler that looks at nothing once it had nothing to say breaks the promise, at a fact that both runs show."""
+    forgetful = {**ROLES, "scaler": dataclasses.replace(ROLES["scaler"], glance=lambda *_: "nothing new")}
+    result = run_both_ways(Setting(seed=2, hours=SHORT_HOURS), forgetful)
+    assert result.promise == PROMISE
+    assert result.broken[0].startswith(f"{PROMISE}: fact ")
 
 
 def test_the_codec_changes_nothing() -> None:

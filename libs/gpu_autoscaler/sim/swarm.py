@@ -134,8 +134,8 @@ def is_counted(result: Result) -> bool:
     )
 
 
-def summarise(lived: Sequence[tuple[Setting, Result]], run: Run, *, commit: str) -> Summary:
-    """Return the sums; the first failing runs are made small."""
+def summarise(lived: Sequence[tuple[Setting, Result]], run: Run, *, commit: str, options: str = "") -> Summary:
+    """Return the sums; the first failing runs are made small. `options`: of the command, that `run` stands for."""
     results = [result for _, result in lived]
     hours = sum(result.cluster_hours for result in results)
     cpu_seconds = sum(result.cpu_seconds for result in results)
@@ -159,7 +159,7 @@ def summarise(lived: Sequence[tuple[Setting, Result]], run: Run, *, commit: str)
         reasons=reasons_given,
         reasons_never_given=_never(reasons_given),
         broken=tuple(
-            failure_of(result, setting, run, is_shrunk=number < SHRUNK_COUNT_MAX)
+            failure_of(result, setting, run, is_shrunk=number < SHRUNK_COUNT_MAX, options=options)
             for number, (result, setting) in enumerate(failing)
         ),
         runs=tuple(map(_lived, results)),
@@ -178,7 +178,7 @@ def _lived(result: Result) -> Lived:
     )
 
 
-def failure_of(result: Result, setting: Setting, run: Run, *, is_shrunk: bool) -> Failure:
+def failure_of(result: Result, setting: Setting, run: Run, *, is_shrunk: bool, options: str = "") -> Failure:
     """Return the failing run for people to read."""
     smallest, small = shrink(setting, result, run) if is_shrunk else (setting, result)
     return Failure(
@@ -188,13 +188,13 @@ def failure_of(result: Result, setting: Setting, run: Run, *, is_shrunk: bool) -
         faults=small.happened,
         is_shrunk=smallest != setting,
         last_facts=small.last_facts,
-        arguments=_arguments(setting, setting.only),
-        arguments_small=_arguments(setting, small.happened),
+        arguments=_arguments(setting, setting.only, options),
+        arguments_small=_arguments(setting, small.happened, options),
     )
 
 
-def _arguments(setting: Setting, only: Sequence[Occurrence] | None) -> str:
-    said = [f"--hours {setting.hours:g}"]
+def _arguments(setting: Setting, only: Sequence[Occurrence] | None, options: str) -> str:
+    said = [*options.split(), f"--hours {setting.hours:g}"]
     if setting.jobs_per_hour is not None:
         said.append(f"--jobs-per-hour {setting.jobs_per_hour:g}")
     if only is not None:
