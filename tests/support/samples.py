@@ -6,10 +6,12 @@ import msgspec
 from tests.support.told import T0
 
 from gpu_autoscaler.model.directives import Word
-from gpu_autoscaler.model.passed import PassedBecause, PassedOver
+from gpu_autoscaler.model.passed import DroppedPreference, PassedBecause, PassedOver
 from gpu_autoscaler.model.reason import Reason
 
 _PASSED_OVER = PassedOver(offer="a/b/spot", price_micro_usd_per_hour=3, because=PassedBecause.NEVER_ON_SPOT)
+
+_DROPPED = DroppedPreference(preference="zone zone-b", kept_by="a/zone-b/spot", price_micro_usd_per_hour=4)
 
 
 def sample(reason: type[Reason]) -> Reason:
@@ -21,6 +23,8 @@ def sample(reason: type[Reason]) -> Reason:
             values[field.name] = Word(key="override/pool/gpu-7", by="ada", why="upkeep", until=T0)
         elif "PassedOver" in kind:
             values[field.name] = _PASSED_OVER
+        elif "DroppedPreference" in kind:
+            values[field.name] = (_DROPPED,)
         elif "datetime" in kind:
             values[field.name] = T0
         elif "tuple" in kind:

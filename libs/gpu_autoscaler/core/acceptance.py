@@ -4,14 +4,14 @@ Bins are asked all at once: a condition is read once for each value that occurs,
 answer. A list of offers has thousands of bins and a dozen zones, models and types.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from gpu_autoscaler.core.amounts import Bools, Ints, Kinds, has_columns, row
-from gpu_autoscaler.core.matching import holds, tolerates
+from gpu_autoscaler.core.matching import avoided, holds, tolerates
 from gpu_autoscaler.core.shapes import Bin, Shape
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, NodeSelectorTerm, Taint
@@ -50,6 +50,11 @@ class _Column(Generic[V]):
         answers: Bools = np.array([is_right(value) for value in self._values], dtype=np.bool_)
         return answers[self._number_of]
 
+    def figures(self, figure: Callable[[V], int]) -> Ints:
+        """Return for each bin the figure of its value."""
+        figures: Ints = np.array([figure(value) for value in self._values], dtype=np.int64)
+        return figures[self._number_of]
+
 
 class Acceptance:
     """The marks of some bins, to be asked by shape."""
@@ -74,6 +79,31 @@ class Acceptance:
                 self._requirements.clear()
             answer = self._answers[marks] = self._ask(marks)
         return answer
+
+    @cached_property
+    def has_taints_to_avoid(self) -> bool:
+        """True where some bin would rather not have pods that do not tolerate it."""
+        return any(taint.effect == "PreferNoSchedule" for entry in self._bins for taint in entry.taints)
+
+    def likes(self, shape: Shape) -> tuple[Ints, Ints, Ints]:
+        """Return what the shape has against each bin: taints to be avoided, the place of its GPU model among those
+        liked, and, below zero, the weight of the preferences that it meets."""
+        likes, tolerations = shape.likes, shape.demands.tolerations
+        taints = self._taints.figures(lambda taints: len(avoided(tolerations, taints)))
+        ranks = {model: number for number, model in enumerate(likes.gpu_models)}
+        models = self._models.figures(lambda model: ranks.get(model, len(ranks)) if model is not None else len(ranks))
+        weights = np.zeros(len(self._bins), dtype=np.int64)
+        for each in likes.nodes:
+            weights -= np.where(self.meets(each.term), each.weight, 0)
+        return taints, models, weights
+
+    def meets(self, term: NodeSelectorTerm) -> Bools:
+        """Return for each bin whether all conditions of the term hold."""
+        return self._any_term_holds((term,))
+
+    def by_label(self, key: str, counts: Mapping[str, int]) -> Ints:
+        """Return for each bin the count of its value of the label, zero where there is none; below zero without it."""
+        return self._label(key).figures(lambda value: -1 if value is None else counts.get(value, 0))
 
     @cached_property
     def _models(self) -> _Column[str | None]:
@@ -120,13 +150,15 @@ class Acceptance:
     def _holds(self, requirement: LabelRequirement) -> Bools:
         answer = self._requirements.get(requirement)
         if answer is None:
-            key = requirement.key
-            column = self._labels.get(key)
-            if column is None:
-                column = self._labels[key] = _Column(entry.labels.get(key) for entry in self._bins)
-            answer = column.where(lambda value: holds(requirement, value))
+            answer = self._label(requirement.key).where(lambda value: holds(requirement, value))
             self._requirements[requirement] = answer
         return answer
+
+    def _label(self, key: str) -> _Column[str | None]:
+        column = self._labels.get(key)
+        if column is None:
+            column = self._labels[key] = _Column(entry.labels.get(key) for entry in self._bins)
+        return column
 
 
 def members_that_fit(shape: Shape, free: Ints, accepted: Bools, kinds: Kinds = ()) -> Ints:

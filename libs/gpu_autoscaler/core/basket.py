@@ -15,6 +15,7 @@ from gpu_autoscaler.core.company import rules_told
 from gpu_autoscaler.core.demand_items import Customer, DemandItem, longest_of
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.fleet.problem import FleetNode
+from gpu_autoscaler.core.liking import Newcomers
 from gpu_autoscaler.core.limits import account_of, customer_of
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.money import caps
@@ -22,10 +23,11 @@ from gpu_autoscaler.core.ordering import Counted, Order, decision_of
 from gpu_autoscaler.core.passed_over import Cheaper, passed_over
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.preferring import Preferring
 from gpu_autoscaler.core.shapes import Bin
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.passed import PassedOver
+from gpu_autoscaler.model.passed import DroppedPreference, PassedOver
 from gpu_autoscaler.model.reasons import (
     HoldReason,
     NeighboursForbid,
@@ -58,6 +60,7 @@ class Basket:
             self._count(purchase.decision.pool, purchase.decision.offer, customer_of(purchase.decision))
         self._nodes_count_before = self._account.nodes_count
         self._orders: dict[str, Order] = {}  # by bin key, in the order of buying
+        self._preferring = Preferring(market, self._choice, draft.room)
         self.room.look_elsewhere(market.domains)
 
     @property
@@ -108,11 +111,17 @@ class Basket:
         counts = [want.count if accepted.any() else 0 for want, accepted in zip(wants, accepts, strict=True)]
         is_gang = any(want.item.gang is not None or want.item.member_count > 1 for want in wants)
         fleet = () if is_gang and not all(counts) else self._fleet_within_limits(wants, counts, accepts)
+        fleet = self._as_liked(fleet, wants, accepts)
         keys: tuple[list[str], ...] = tuple([] for _ in wants)
         bins: list[Bin] = []
+        newcomers = Newcomers(self.room)
         for node in fleet:
             taken = sum((wants[each].item.shape.resources for each in node.pods), start=NO_RESOURCES)
-            entry = self._order(node.offer, wants[node.pods[0]].item, taken)
+            shapes = [wants[each].item.shape for each in node.pods]
+            dropped = self._preferring.dropped(node.offer, shapes, newcomers)
+            entry = self._order(node.offer, wants[node.pods[0]].item, taken, dropped)
+            for shape in shapes:
+                newcomers.come(shape, entry.labels)
             bins.append(msgspec.structs.replace(entry, free=entry.free - taken))
             for each in node.pods:
                 keys[each].append(entry.key)
@@ -132,10 +141,11 @@ class Basket:
         while covered < members_count and reason is None:
             missing = members_count - covered
             # The best offer stays the best while it is filled whole and within limits.
-            if place is None or members[place] > missing or self._excess(place, buyer.customer) is not None:
+            goes_on = place is not None and members[place] <= missing and not buyer.shape.likes.minds_pods
+            if place is None or not goes_on or self._excess(place, buyer.customer) is not None:
                 place, reason = self._choose(buyer, members, missing)
             if place is not None:
-                entry = self._order(place, buyer, buyer.shape.resources)
+                entry = self._order_for(place, buyer)
                 self.room.put(entry)
                 bought.append(entry.key)
                 covered += min(int(members[place]), missing)
@@ -162,7 +172,7 @@ class Basket:
             if place is None:
                 reason = NeighboursForbid(rules=rules_told(buyer.shape.company)) if members.any() else reason
                 break
-            entry = self._order(place, buyer, buyer.shape.resources)
+            entry = self._order_for(place, buyer)
             self.room.put(entry)
             bought.append(entry.key)
             taken = self.room.place_on((entry.key,), buyer.shape, members_count - len(placed))
@@ -234,6 +244,13 @@ class Basket:
             count = (served_count + over_count) // 2
         return best
 
+    def _as_liked(self, fleet: Sequence[FleetNode], wants: Sequence[Lacking], accepts: Bools) -> Sequence[FleetNode]:
+        """The fleet at the same cost as its pods like it; where that would pass a limit, in its own pools and zones."""
+        liked = self._preferring.exchanged(fleet, wants, accepts)
+        if liked is fleet or self._within_limits_count(wants, liked) == len(fleet):
+            return liked
+        return self._preferring.exchanged(fleet, wants, accepts, is_at_home=True)
+
     def _accepts(self, wants: Sequence[Lacking]) -> Bools:
         """For each want the sales that it is bought from, of those within limits."""
         return self._choice.accepts(wants, [self._open_to(self._as_limits_see(want.item.customer)) for want in wants])
@@ -278,7 +295,8 @@ class Basket:
         reason = self._closed_to(buyer.customer)
         if reason is not None:
             return None, reason
-        for place in self._choice.ranked(buyer, members, missing).tolist():
+        liked = self._preferring.keys(buyer.shape)
+        for place in self._choice.ranked(buyer, members, missing, liked).tolist():
             excess = self._excess(place, buyer.customer)
             if excess is None:
                 return place, None
@@ -313,14 +331,24 @@ class Basket:
         self._open.clear()
         self._closed.clear()
 
-    def _order(self, place: int, buyer: DemandItem, load: Resources) -> Bin:
+    def _order_for(self, place: int, buyer: DemandItem) -> Bin:
+        """Put one node in the basket, for a member of this buyer at least."""
+        dropped = self._preferring.dropped(place, (buyer.shape,), Newcomers(self.room))
+        return self._order(place, buyer, buyer.shape.resources, dropped)
+
+    def _order(self, place: int, buyer: DemandItem, load: Resources, dropped: tuple[DroppedPreference, ...]) -> Bin:
         """Put one node in the basket, for this load at least; the room is the caller's to add."""
         action_id, sale = self._draft.next_action_id(), self._market.sales[place]
         node = msgspec.structs.replace(sale.node, key=f"action/{action_id}", name=action_id)
         instead_of = self._instead_of(place, buyer, load)
         self._count(sale.pool.name, sale.offer, buyer.customer)
         self._orders[node.key] = Order(
-            action_id=action_id, sale=sale, buyer=buyer, customer=buyer.customer, instead_of=instead_of
+            action_id=action_id,
+            sale=sale,
+            buyer=buyer,
+            customer=buyer.customer,
+            instead_of=instead_of,
+            dropped=dropped,
         )
         return node
 

@@ -83,20 +83,25 @@ class Choice:
 
     # ---- for one shape
 
-    def ranked(self, buyer: DemandItem, members: Ints, missing: int) -> Ints:
-        """Return the sales that take a member, the best first: of least cost for each member that it would serve."""
+    def ranked(self, buyer: DemandItem, members: Ints, missing: int, liked: Sequence[Ints] = ()) -> Ints:
+        """Return the sales that take a member, the best first: of least cost for each member that it would serve.
+
+        Of equal cost the order is that of the sort keys `liked`, of which the first counts least.
+        """
         each = self._cost_of_each(buyer, members, missing)
         preferred = self._eased(members > 0, each, is_gang=buyer.member_count > 1 or buyer.gang is not None)
-        best_first = self._in_order(buyer, members > 0, preferred, each)
+        best_first = self._in_order(buyer, members > 0, preferred, each, liked)
         if best_first.size and self._has_too_much_on_demand([self._market.sales[best_first[0]].offer]):
-            best_first = self._in_order(buyer, members > 0, self._with_its_share_of_spot(preferred), each)
+            best_first = self._in_order(buyer, members > 0, self._with_its_share_of_spot(preferred), each, liked)
         return best_first
 
-    def _in_order(self, buyer: DemandItem, accepted: Bools, preferred: Bools, each: Ints) -> Ints:
+    def _in_order(
+        self, buyer: DemandItem, accepted: Bools, preferred: Bools, each: Ints, liked: Sequence[Ints]
+    ) -> Ints:
         market, costs = self._market, self.costs(buyer.priority)
         places = np.flatnonzero(accepted)
         has_gpus_for_nobody = market.has_gpus & (not buyer.shape.resources.has_gpus)
-        keys = (costs, each, ~preferred, -market.pool_priorities, ~market.is_reserved, has_gpus_for_nobody)
+        keys = (*liked, costs, each, ~preferred, -market.pool_priorities, ~market.is_reserved, has_gpus_for_nobody)
         return places[np.lexsort((places, *(key[places] for key in keys)))]
 
     def _cost_of_each(self, buyer: DemandItem, members: Ints, missing: int) -> Ints:
@@ -288,6 +293,32 @@ class Choice:
                 gpus[place] += more
             kept.append(node)
         return kept, apart
+
+    def spot_room(self, offers: Iterable[Offer]) -> "SpotRoom":
+        """What may be exchanged of a fleet of these offers, so that no place of spot has more than its share."""
+        gpus = self._gpus + _gpus_of(offers)
+        shares = self._shares(np.full(len(self._market.sales), gpus[""], dtype=np.int64))
+        return SpotRoom(self._market, gpus, shares)
+
+
+class SpotRoom:
+    """GPUs by place of spot while nodes of a fleet are exchanged."""
+
+    def __init__(self, market: Market, gpus: Counter[str], shares: Floats) -> None:
+        self._market = market
+        self._gpus = gpus
+        self._shares = shares
+
+    def moves(self, place: int, other: int) -> bool:
+        """True where the node may be of the other sale, of which it is from now on."""
+        before, after = self._market.sales[place].offer, self._market.sales[other].offer
+        if after.capacity_type is CapacityType.SPOT:
+            name, count = place_of(after.instance_type, after.zone), after.resources.gpu_count
+            if count and self._gpus[name] + count > self._shares[other]:
+                return False
+        self._gpus.subtract(_gpus_of([before]))
+        self._gpus.update(_gpus_of([after]))
+        return True
 
 
 @remembered(2)

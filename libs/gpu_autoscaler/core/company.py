@@ -14,7 +14,7 @@ from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import PodUid
-from gpu_autoscaler.model.scheduling import Nearness, NeighbourDemands, PodGroup
+from gpu_autoscaler.model.scheduling import Nearness, NeighbourDemands, PodGroup, Preferences
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -85,10 +85,13 @@ NO_RULES = Rules()
 @remembered(4)
 def rules_of(pods: Mapping[PodUid, PodObserved]) -> Rules:
     """Return the rules of all pods that have not ended, each once, in order of their first pod's uid."""
-    with_rules = ((pod, pod.neighbours) for pod in pods.values() if pod.neighbours is not None)
+    with_rules = [pod for pod in pods.values() if pod.neighbours is not None or pod.preferences is not None]
     tallies: dict[Tally, None] = {}
-    for pod, own in sorted(with_rules, key=lambda each: each[0].pod_uid):
+    for pod in sorted(with_rules, key=lambda each: each.pod_uid):
         if pod.phase not in ("succeeded", "failed"):
+            own, liked = pod.neighbours or NeighbourDemands(), pod.preferences or Preferences()
+            tallies.update((Tally(each.group), None) for each in liked.spreads)
+            tallies.update((Tally(each.nearness.group), None) for each in (*liked.apart, *liked.together))
             tallies.update((Tally(each.group), None) for each in own.spreads)
             tallies.update((Tally(each.group), None) for each in (*own.apart, *own.together))
             tallies.update((Tally(each.group, each.topology_key), None) for each in own.apart)

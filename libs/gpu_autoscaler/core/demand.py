@@ -12,6 +12,7 @@ import msgspec
 from gpu_autoscaler.core.company import Rules, company_of, rules_of
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.likes import likes_of
 from gpu_autoscaler.core.pod_groups import in_groups
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.reports import spec_of
@@ -128,6 +129,7 @@ def pod_shape(pod: PodObserved, spec: JobSpec | None, rules: Rules) -> Shape:
         gpu_memory_bytes_min=None if spec is None or pod.requests.slices else spec.gpu_memory_bytes_min,
         demands=pod.demands,
         is_spot_allowed=pod.priority < _CRITICAL_POD_PRIORITY_MIN if spec is None else spec.is_preemptible,
+        likes=likes_of(pod, ()),
     )
 
 

@@ -31,6 +31,7 @@ from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons import HoldReason, NoOfferFits, OffersRefused, PriceUnknown, WatchStale
+from gpu_autoscaler.model.scheduling import NodeSelectorTerm
 
 _UNKNOWN_PRICE = -1
 _ANY_NEW_HOST = ""  # no node is called that
@@ -127,6 +128,33 @@ class Market:
         if self._paid_periods.any and not shape.is_spot_allowed:
             is_buyable = is_buyable & ~self._paid_periods.has_end  # what must not be interrupted outlives no period
         return np.where(is_buyable, self.members_in_principle(shape), 0)
+
+    @property
+    def has_taints_to_avoid(self) -> bool:
+        """True where some node for sale would rather not have pods that do not tolerate it."""
+        return self._accepted_as_promised.has_taints_to_avoid  # one that came has the taints that were promised
+
+    def likes(self, shape: Shape) -> tuple[Ints, Ints, Ints]:
+        """Return what the shape has against a new node of each sale, as `Acceptance.likes` does."""
+        taints, models, nodes = self._accepted_as_promised.likes(shape)
+        if self._came_at.size:
+            for figures, came in zip((taints, models, nodes), self._accepted_as_it_came.likes(shape), strict=True):
+                figures[self._came_at] = came
+        return taints, models, nodes
+
+    def meets(self, term: NodeSelectorTerm) -> Bools:
+        """Return for each sale whether a new node of it meets these conditions."""
+        met = self._accepted_as_promised.meets(term)
+        if self._came_at.size:
+            met[self._came_at] = self._accepted_as_it_came.meets(term)
+        return met
+
+    def by_label(self, key: str, counts: Mapping[str, int]) -> Ints:
+        """Return for each sale the count of a new node's value of the label, as `Acceptance.by_label` does."""
+        found = self._accepted_as_promised.by_label(key, counts)
+        if self._came_at.size:
+            found[self._came_at] = self._accepted_as_it_came.by_label(key, counts)
+        return found
 
     def domains(self, shape: Shape, key: str) -> frozenset[str]:
         """Return the values of a label of all nodes that could be bought for the shape now; a new host has no name."""

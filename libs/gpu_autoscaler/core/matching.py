@@ -33,6 +33,15 @@ def tolerates(tolerations: Sequence[Toleration], taints: Sequence[Taint]) -> boo
     )
 
 
+def avoided(tolerations: Sequence[Toleration], taints: Sequence[Taint]) -> tuple[Taint, ...]:
+    """Return the taints by which a node would rather not have the pod: PreferNoSchedule that it does not tolerate."""
+    return tuple(
+        taint
+        for taint in taints
+        if taint.effect == "PreferNoSchedule" and not any(_covers(toleration, taint) for toleration in tolerations)
+    )
+
+
 def _covers(toleration: Toleration, taint: Taint) -> bool:
     if toleration.effect not in ("", taint.effect):
         return False

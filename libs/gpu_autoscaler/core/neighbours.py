@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from gpu_autoscaler.core.amounts import Bools, Ints
-from gpu_autoscaler.core.company import Company, Tally, count
+from gpu_autoscaler.core.company import Company, Near, Tally, count
 from gpu_autoscaler.core.shapes import Bin
 from gpu_autoscaler.model import labels
 
@@ -128,6 +128,13 @@ class Neighbours:
         """Return how many pods of the tally stand in each domain that has a bin."""
         domains, sums = self._sums(key, tally, is_there)
         return {name: int(sums[number]) for name, number in domains.numbers.items()}
+
+    def counts_near(self, near: Near, is_there: Bools) -> Ints:
+        """Return how many pods of the tally are in each bin's domain; below zero for a bin that is in none."""
+        domains, sums = self._sums(near.topology_key, near.tally, is_there)
+        sums[-1] = -1
+        counts: Ints = sums[domains.of_bin]
+        return counts
 
     def _least(self, domains: Domains, sums: Ints, eligible: Bools, elsewhere: Collection[str]) -> int:
         """The fewest pods in any domain that could take the pod. A host that is not there yet has none."""

@@ -12,7 +12,7 @@ from gpu_autoscaler.core.market import Sale
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.model.passed import PassedOver
+from gpu_autoscaler.model.passed import DroppedPreference, PassedOver
 from gpu_autoscaler.model.reasons import BelowMinimum, BuyReason, ReplacesDoomed, UnmetDemand
 
 
@@ -24,6 +24,7 @@ class Order(msgspec.Struct, kw_only=True):
     buyer: DemandItem
     customer: Customer  # the buyer, for as long as the longest of all work that counts on the node
     instead_of: PassedOver | None
+    dropped: tuple[DroppedPreference, ...]
     # Keys of all items with a member here, in the order in which they came.
     demand: dict[str, None] = msgspec.field(default_factory=dict)
     needs: set[str] = msgspec.field(default_factory=set)
@@ -75,11 +76,12 @@ def _reason(order: Order, draft: Draft, policy: ScalingPolicy, counted: Counted)
         if (view := next(doomed, None)) is not None:
             return ReplacesDoomed(
                 node_uid=leaves, node_name=view.name, reclaim_at=view.reclaim_at, demand=demand,
-                instead_of=order.instead_of,
+                instead_of=order.instead_of, dropped=order.dropped,
             )  # fmt: skip
     return UnmetDemand(
         demand=demand,
         offers_considered=counted.offers_count,
         price_micro_usd_per_hour=order.sale.offer.price_micro_usd_per_hour or 0,
         instead_of=order.instead_of,
+        dropped=order.dropped,
     )

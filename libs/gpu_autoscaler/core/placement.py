@@ -22,6 +22,7 @@ from gpu_autoscaler.core.amounts import (
     rows,
 )
 from gpu_autoscaler.core.company import Tally
+from gpu_autoscaler.core.liking import is_all_one, of_bins
 from gpu_autoscaler.core.neighbours import Neighbours
 from gpu_autoscaler.core.ranking import DEFAULT_PLACEMENT, Ranking
 from gpu_autoscaler.core.remembered import remembered
@@ -186,6 +187,7 @@ class Room:
         """Place as many as fit, at most `count`, on the places that `in_order` names for the members that fit."""
         # Each pod may close bins to the next one, and open others; or make its bin the worse for the next.
         is_at_once = shape.company.is_any and (self._ranking.fills_up or isinstance(in_order, _Fixed))
+        is_at_once = is_at_once and not shape.likes.minds_pods
         at_once_max = count if is_at_once else 1
         placed: list[str] = []
         is_going_on = count > 0
@@ -254,8 +256,8 @@ class Room:
         return np.concatenate([part.by(shape) for part in self._acceptances]) & self._is_there
 
     def _best_first(self, shape: Shape, members: Ints) -> list[int]:
-        """Places that take a member, as the policy has it: what is real before what is coming, and nodes whose GPUs
-        nobody asks for last."""
+        """Places that take a member, as the policy has it: what is real before what is coming, nodes whose GPUs nobody
+        asks for last, and what the shape likes before what it does not."""
         fitting = np.flatnonzero(members)
         if self._ranks is None:
             order = sorted(range(len(self._bins)), key=lambda place: self._bins[place].key)
@@ -268,8 +270,16 @@ class Room:
             lambda: np.array([self._bins[place].gpus_count for place in fitting], dtype=np.int64),
             lambda: [self._bins[place].key for place in fitting],
         )
-        ranked = np.lexsort((self._ranks[fitting], *keys, is_blocked, self._standing[fitting]))
+        liked = self._liked(shape, fitting)
+        ranked = np.lexsort((self._ranks[fitting], *keys, *liked, is_blocked, self._standing[fitting]))
         return [int(place) for place in fitting[ranked]]
+
+    def _liked(self, shape: Shape, places: Ints) -> tuple[Ints, ...]:
+        """Sort keys, of which the first counts least."""
+        if is_all_one(shape, self._acceptances):
+            return ()
+        liked = of_bins(shape, self._acceptances, self._neighbours, self._is_there)
+        return tuple(each[places] for each in liked)
 
     def _fill(self, place: int, shape: Shape, count: int) -> None:
         self._add(place, shape, count)

@@ -11,7 +11,7 @@ from gpu_autoscaler.model import reasons, shape_reasons, use_reasons
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.directives import Word
 from gpu_autoscaler.model.hints import RebalanceHinted
-from gpu_autoscaler.model.passed import PassedBecause, PassedOver
+from gpu_autoscaler.model.passed import DroppedPreference, PassedBecause, PassedOver
 
 ActionReason = reasons.BuyReason | reasons.DrainReason | reasons.ReleaseReason | reasons.KeepReason
 AnyReason = ActionReason | reasons.HoldReason
@@ -56,11 +56,12 @@ def _why_done(reason: ActionReason) -> str:
                 f"{_capital(waiting)} cannot run on anything that runs, boots or is ordered; of "
                 f"{counted(reason.offers_considered, 'offer')} considered this was the choice, at "
                 f"{price(reason.price_micro_usd_per_hour)}.{_passed_over(reason.instead_of)}"
+                f"{_dropped(reason.dropped)}"
             )
         case reasons.ReplacesDoomed():
             when = "soon" if reason.reclaim_at is None else f"at {instant(reason.reclaim_at)}"
             why = f"Node {reason.node_name} will be gone {when}, and its work needs another place."
-            return why + _passed_over(reason.instead_of)
+            return why + _passed_over(reason.instead_of) + _dropped(reason.dropped)
         case reasons.ReplacesNodes():
             nodes = counted(len(reason.node_names), "node")
             return (
@@ -116,6 +117,19 @@ def _passed_over(passed: PassedOver | None) -> str:
     if passed is None:
         return ""
     return f" {passed.offer} at {price(passed.price_micro_usd_per_hour)} was not taken: {_BECAUSE[passed.because]}."
+
+
+def _dropped(dropped: tuple[DroppedPreference, ...]) -> str:
+    said = (
+        f" Preferred but not kept: {each.preference} "
+        + (
+            "(nothing for sale has it)."
+            if each.kept_by is None
+            else f"({each.kept_by} at {price(each.price_micro_usd_per_hour)} has it)."
+        )
+        for each in dropped
+    )
+    return "".join(said)
 
 
 def _why_released(reason: reasons.ReleaseReason) -> str:

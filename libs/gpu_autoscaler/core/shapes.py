@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpu_autoscaler.core.company import ANY_COMPANY, Company
+from gpu_autoscaler.core.likes import NO_LIKES, Likes
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
@@ -22,6 +23,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     demands: NodeDemands = NO_DEMANDS
     is_spot_allowed: bool = True
     company: Company = ANY_COMPANY  # what the pods near it have to be
+    likes: Likes = NO_LIKES  # what is kept where that costs nothing
 
 
 class Standing(enum.IntEnum):

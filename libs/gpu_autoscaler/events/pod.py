@@ -11,6 +11,7 @@ from gpu_autoscaler.model.scheduling import (
     LabelRequirement,
     NeighbourDemands,
     NodeDemands,
+    Preferences,
 )
 
 PodPhase = Literal["pending", "running", "succeeded", "failed", "unknown"]
@@ -47,6 +48,7 @@ class PodObserved(Versioned, frozen=True, kw_only=True):
     job_id: JobId | None = None
     volume_trouble: str = ""  # why no node helps before one of its volumes is there; empty: one would
     group_count_min: int | None = None  # pods of its group that start together; None: the group does not say
+    preferences: Preferences | None = None  # None: it would as soon be anywhere
 
     def condition(self) -> str | None:
         """A pod at a version is one fact."""

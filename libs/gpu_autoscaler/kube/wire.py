@@ -100,10 +100,20 @@ class NodeSelector(_Wire, frozen=True, kw_only=True):
     node_selector_terms: tuple[SelectorTerm, ...] = ()
 
 
+class PreferredTerm(_Wire, frozen=True, kw_only=True):
+    """Conditions on a node that count for so much."""
+
+    weight: int
+    preference: SelectorTerm = SelectorTerm()
+
+
 class NodeAffinity(_Wire, frozen=True, kw_only=True):
-    """Only what is required: preferences bind nobody."""
+    """What is required, and what would be liked."""
 
     required: NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+    preferred: tuple[PreferredTerm, ...] = msgspec.field(
+        default=(), name="preferredDuringSchedulingIgnoredDuringExecution"
+    )
 
 
 class LabelSelector(_Wire, frozen=True, kw_only=True):
@@ -124,11 +134,21 @@ class PodAffinityTerm(_Wire, frozen=True, kw_only=True):
     mismatch_label_keys: tuple[str, ...] = ()
 
 
+class WeightedPodAffinityTerm(_Wire, frozen=True, kw_only=True):
+    """Pods to be near to, or far from, that count for so much."""
+
+    weight: int
+    pod_affinity_term: PodAffinityTerm
+
+
 class PodAffinity(_Wire, frozen=True, kw_only=True):
-    """Only what is required, of affinity and of anti-affinity."""
+    """What is required, and what would be liked, of affinity and of anti-affinity."""
 
     required: tuple[PodAffinityTerm, ...] = msgspec.field(
         default=(), name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    preferred: tuple[WeightedPodAffinityTerm, ...] = msgspec.field(
+        default=(), name="preferredDuringSchedulingIgnoredDuringExecution"
     )
 
 

@@ -1,4 +1,4 @@
-"""Offers of less price that were not bought. Part of the reasons for purchases (`model/reasons.py`)."""
+"""What a purchase passed over: offers of less price, and preferences. Part of its reason (`model/reasons.py`)."""
 
 import enum
 
@@ -25,3 +25,11 @@ class PassedOver(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     offer: str
     price_micro_usd_per_hour: int
     because: PassedBecause
+
+
+class DroppedPreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Something that the work would have liked, and what would have kept it."""
+
+    preference: str  # in words
+    kept_by: str | None = None  # the cheapest offer that would have kept it, alone; None: nothing that may be had now
+    price_micro_usd_per_hour: int = 0  # of that offer

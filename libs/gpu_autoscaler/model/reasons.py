@@ -12,7 +12,7 @@ from gpu_autoscaler.model.money_reasons import MoneyCrossed as MoneyCrossed  # n
 from gpu_autoscaler.model.money_reasons import MoneyExhausted as MoneyExhausted  # noqa: PLC0414 - named here for all
 from gpu_autoscaler.model.money_reasons import MoneyLimit as MoneyLimit  # noqa: PLC0414 - named here for all
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.passed import PassedOver
+from gpu_autoscaler.model.passed import DroppedPreference, PassedOver
 from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.model.shape_reasons import ShapeReason
 from gpu_autoscaler.model.use_reasons import TelemetryUnsure, UtilizationAlone, UtilizationHigh
@@ -28,6 +28,7 @@ class UnmetDemand(Reason, frozen=True, kw_only=True, tag="unmet_demand"):
     offers_considered: int
     price_micro_usd_per_hour: int
     instead_of: PassedOver | None = None  # None: nothing for sale that would do has less price
+    dropped: tuple[DroppedPreference, ...] = ()  # what the work would have liked and does not get
 
 
 class ReplacesDoomed(Reason, frozen=True, kw_only=True, tag="replaces_doomed"):
@@ -38,6 +39,7 @@ class ReplacesDoomed(Reason, frozen=True, kw_only=True, tag="replaces_doomed"):
     reclaim_at: Instant | None
     demand: tuple[str, ...] = ()
     instead_of: PassedOver | None = None  # as with unmet demand
+    dropped: tuple[DroppedPreference, ...] = ()  # as with unmet demand
 
 
 class BelowMinimum(Reason, frozen=True, kw_only=True, tag="below_minimum"):

@@ -72,8 +72,31 @@ class Spread(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class NeighbourDemands(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a pod requires of the pods near it. Preferences bind nobody and are left out."""
+    """What a pod requires of the pods near it. What it would merely like is in `Preferences`."""
 
     spreads: tuple[Spread, ...] = ()
     apart: tuple[Nearness, ...] = ()  # no pod of these is near
     together: tuple[Nearness, ...] = ()  # a pod of each of these is near, unless the pod is its group's first
+
+
+class NodePreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Nodes that a pod would rather be on."""
+
+    weight: int  # 1..100, as in Kubernetes; those that hold are added up
+    term: NodeSelectorTerm
+
+
+class NearPreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Pods that a pod would rather be near to, or far from."""
+
+    weight: int  # 1..100, as in Kubernetes
+    nearness: Nearness
+
+
+class Preferences(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What a pod would like of its node and of the pods near it. They bind nobody: `core/preferences.py` says when."""
+
+    nodes: tuple[NodePreference, ...] = ()
+    spreads: tuple[Spread, ...] = ()  # ScheduleAnyway
+    apart: tuple[NearPreference, ...] = ()
+    together: tuple[NearPreference, ...] = ()

@@ -9,6 +9,7 @@ from gpu_autoscaler.kube import wire
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.sim.groups import Groups
+from gpu_autoscaler.sim.leanings import with_likes
 from gpu_autoscaler.sim.storage import Storage
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
@@ -37,12 +38,16 @@ class Serving:
         chance: random.Random,
         company: random.Random,
         *,
+        likes: random.Random,
         storage: Storage | None = None,
     ) -> None:
-        """`company` is for the rules that replicas have about each other; `storage`: where services keep something,
-        None: they keep nothing."""
+        """`company` is for the rules that replicas have about each other, `likes` for what they would like.
+
+        `storage`: where services keep something, None: they keep nothing.
+        """
         self._storage = storage
         self._company = company
+        self._likes = likes
         self._loop = loop
         self._groups = groups
         self._chance = chance
@@ -78,7 +83,7 @@ class Serving:
         name = f"service-{self._started_count}"
         uid = self._groups.start(
             name,
-            self._with_rules(self._pod(name), name),
+            with_likes(self._with_rules(self._pod(name), name), name, self._likes),
             replicas_count=replicas_count,
             annotations={
                 **(chance.choice(_PROTECTED) if chance.random() < 0.3 else _FREE),

@@ -136,7 +136,12 @@ class World:
         )
         storage = Storage(self.workloads, self._chance("storage")) if has_storage(setting.seed) else None
         self.serving = Serving(
-            self.loop, self._groups, self._chance("serving"), self._chance("company"), storage=storage
+            self.loop,
+            self._groups,
+            self._chance("serving"),
+            self._chance("company"),
+            likes=self._chance("likes"),
+            storage=storage,
         )
         self._askers = Askers(self.loop, self.record, self._chance("askers"))
         self._operators = Operators(self.workloads, self._groups, self.cloud, self.faults, self._chance("operators"))

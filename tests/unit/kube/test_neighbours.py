@@ -6,7 +6,16 @@ from typing import Any
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.kube.translate.pod import pod_observed
-from gpu_autoscaler.model.scheduling import LabelRequirement, Nearness, PodGroup, Spread
+from gpu_autoscaler.model.scheduling import (
+    LabelRequirement,
+    Nearness,
+    NearPreference,
+    NodePreference,
+    NodeSelectorTerm,
+    PodGroup,
+    Preferences,
+    Spread,
+)
 
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 WEB = {"matchLabels": {"app": "web"}}
@@ -81,3 +90,30 @@ def test_one_of_several_gpu_models_is_told_in_the_pods_order() -> None:
     assert (several.gpu_model, several.gpu_models) == (None, ("H100", "A100", "T4"))
     assert (one.gpu_model, one.gpu_models) == ("T4", ())
     assert (free.gpu_model, free.gpu_models) == (None, ())
+
+
+def test_what_a_pod_would_like_is_told_with_its_weights() -> None:
+    """Preferred nodes, near and far pods, and an even spread that may be broken; an empty term is about nothing."""
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    is_a = {"key": ZONE, "operator": "In", "values": ["a"]}
+    nodes = [{"weight": 30, "preference": {"matchExpressions": [is_a]}}, {"weight": 9, "preference": {}}]
+    near = {"topologyKey": ZONE, "labelSelector": WEB}
+    soft = {"topologyKey": ZONE, "maxSkew": 2, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": WEB}
+    said = observed(
+        affinity={
+            "nodeAffinity": {preferred: nodes},
+            "podAffinity": {preferred: [{"weight": 5, "podAffinityTerm": near}]},
+            "podAntiAffinity": {preferred: [{"weight": 7, "podAffinityTerm": {**near, "topologyKey": HOST}}]},
+        },
+        topologySpreadConstraints=[soft],
+    )
+
+    shop = PodGroup(namespaces=("shop",), requirements=(IS_WEB,))
+    assert said.neighbours is None
+    assert said.preferences == Preferences(
+        nodes=(NodePreference(weight=30, term=NodeSelectorTerm((LabelRequirement(ZONE, "In", ("a",)),))),),
+        spreads=(Spread(topology_key=ZONE, group=shop, skew_count_max=2),),
+        apart=(NearPreference(weight=7, nearness=Nearness(topology_key=HOST, group=shop)),),
+        together=(NearPreference(weight=5, nearness=Nearness(topology_key=ZONE, group=shop)),),
+    )
+    assert observed().preferences is None

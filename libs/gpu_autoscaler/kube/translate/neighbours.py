@@ -1,62 +1,97 @@
-"""What a pod requires of the pods near it: spread, affinity and anti-affinity.
+"""What a pod requires of the pods near it: spread, affinity and anti-affinity; and what it would like, of its node too.
 
 Source: Kubernetes documentation, "Pod Topology Spread Constraints" and "Assigning Pods to Nodes" (read 2026-11-21).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.translate.requirements import requirements
 from gpu_autoscaler.model.scheduling import (
     LabelRequirement,
     Nearness,
+    NearPreference,
     NeighbourDemands,
+    NodePreference,
+    NodeSelectorTerm,
     PodGroup,
+    Preferences,
     Spread,
 )
 
 
 def neighbour_demands(pod: wire.Pod) -> NeighbourDemands | None:
-    """Return what is required, None where that is nothing; preferences (ScheduleAnyway too) bind nobody.
+    """Return what is required of the pods near it, None where that is nothing.
 
     A rule without a label selector is about no pod. One that chooses namespaces by their labels is read as about every
     namespace: namespaces are not watched, and it is better to keep too far apart than too near.
     """
-    spec, own = pod.spec, pod.metadata.labels
-    affinity = spec.affinity or wire.Affinity()
-    spreads = tuple(
-        Spread(
-            topology_key=one.topology_key,
-            group=PodGroup(
-                namespaces=(pod.metadata.namespace,),
-                requirements=_selected(one.label_selector, one.match_label_keys, (), own),
-            ),
-            skew_count_max=one.max_skew,
-        )
-        for one in spec.topology_spread_constraints
-        if one.when_unsatisfiable == "DoNotSchedule" and one.label_selector is not None
-    )
-    apart = tuple(_nearnesses(pod, affinity.pod_anti_affinity))
-    together = tuple(_nearnesses(pod, affinity.pod_affinity))
+    affinity = pod.spec.affinity or wire.Affinity()
+    spreads = tuple(_spreads(pod, "DoNotSchedule"))
+    apart = tuple(_required(pod, affinity.pod_anti_affinity))
+    together = tuple(_required(pod, affinity.pod_affinity))
     if not (spreads or apart or together):
         return None
     return NeighbourDemands(spreads=spreads, apart=apart, together=together)
 
 
-def _nearnesses(pod: wire.Pod, affinity: wire.PodAffinity | None) -> Iterator[Nearness]:
+def preferences(pod: wire.Pod) -> Preferences | None:
+    """Return what the pod would like, None where that is nothing. Rules without a selector are about no pod."""
+    affinity = pod.spec.affinity or wire.Affinity()
+    liked = affinity.node_affinity.preferred if affinity.node_affinity else ()
+    nodes = tuple(_liked_nodes(liked))
+    spreads = tuple(_spreads(pod, "ScheduleAnyway"))
+    apart = tuple(_preferred(pod, affinity.pod_anti_affinity))
+    together = tuple(_preferred(pod, affinity.pod_affinity))
+    if not (nodes or spreads or apart or together):
+        return None
+    return Preferences(nodes=nodes, spreads=spreads, apart=apart, together=together)
+
+
+def _liked_nodes(terms: Iterable[wire.PreferredTerm]) -> Iterator[NodePreference]:
+    for one in terms:
+        conditions = requirements(one.preference.match_expressions) + requirements(one.preference.match_fields)
+        if conditions:  # an empty term matches no node
+            yield NodePreference(weight=one.weight, term=NodeSelectorTerm(conditions))
+
+
+def _spreads(pod: wire.Pod, when_unsatisfiable: str) -> Iterator[Spread]:
+    for one in pod.spec.topology_spread_constraints:
+        if one.when_unsatisfiable == when_unsatisfiable and one.label_selector is not None:
+            selected = _selected(one.label_selector, one.match_label_keys, (), pod.metadata.labels)
+            yield Spread(
+                topology_key=one.topology_key,
+                group=PodGroup(namespaces=(pod.metadata.namespace,), requirements=selected),
+                skew_count_max=one.max_skew,
+            )
+
+
+def _required(pod: wire.Pod, affinity: wire.PodAffinity | None) -> Iterator[Nearness]:
     for term in affinity.required if affinity else ():
-        if term.label_selector is None:
-            continue
-        named = term.namespaces or (pod.metadata.namespace,)
-        yield Nearness(
-            topology_key=term.topology_key,
-            group=PodGroup(
-                namespaces=() if term.namespace_selector is not None else tuple(sorted(named)),
-                requirements=_selected(
-                    term.label_selector, term.match_label_keys, term.mismatch_label_keys, pod.metadata.labels
-                ),
+        if (found := _nearness(pod, term)) is not None:
+            yield found
+
+
+def _preferred(pod: wire.Pod, affinity: wire.PodAffinity | None) -> Iterator[NearPreference]:
+    for one in affinity.preferred if affinity else ():
+        if (found := _nearness(pod, one.pod_affinity_term)) is not None:
+            yield NearPreference(weight=one.weight, nearness=found)
+
+
+def _nearness(pod: wire.Pod, term: wire.PodAffinityTerm) -> Nearness | None:
+    """Pods near to the pod, None for those of a term that is about none."""
+    if term.label_selector is None:
+        return None
+    named = term.namespaces or (pod.metadata.namespace,)
+    return Nearness(
+        topology_key=term.topology_key,
+        group=PodGroup(
+            namespaces=() if term.namespace_selector is not None else tuple(sorted(named)),
+            requirements=_selected(
+                term.label_selector, term.match_label_keys, term.mismatch_label_keys, pod.metadata.labels
             ),
-        )
+        ),
+    )
 
 
 def _selected(

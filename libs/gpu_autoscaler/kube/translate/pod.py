@@ -13,7 +13,7 @@ from gpu_autoscaler.events.pod import PodGone, PodObserved, PodPhase
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.translate.around import NOTHING_AROUND, Around, all_terms
 from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honoured, pairs
-from gpu_autoscaler.kube.translate.neighbours import neighbour_demands
+from gpu_autoscaler.kube.translate.neighbours import neighbour_demands, preferences
 from gpu_autoscaler.kube.translate.requirements import requirements
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
@@ -76,6 +76,7 @@ def pod_observed(pod: wire.Pod, *, epoch: int, around: Around = NOTHING_AROUND) 
         job_id=_job_id(metadata),
         volume_trouble=around.trouble,
         group_count_min=around.group_count_min,
+        preferences=preferences(pod),
     )
 
 
