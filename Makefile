@@ -53,6 +53,7 @@ schemas: $(VENV)/.dev ## Write schemas/, the default policy, the policy's CRD an
 	$(BIN)/python -m gpu_autoscaler.tools.policy_file > deploy/policies/default.toml
 	$(BIN)/python -m gpu_autoscaler.tools.policy_crd > deploy/charts/gpu-autoscaler/crds/autoscalingpolicies.yaml
 	$(BIN)/python -m gpu_autoscaler_services.permissions > deploy/nats/users.conf
+	$(BIN)/python -m gpu_autoscaler_services.chart_files deploy/charts/gpu-autoscaler/files
 
 secrets: $(VENV)/.local ## Write .env: a token for the gateway and a password for each user of the broker
 	$(BIN)/python -m gpu_autoscaler_services.permissions --secrets .env

@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 from tests.bench.line import Line
 from tests.bench.scaler_process import process
-from tests.controlplane import programs
+from tests.controlplane.programs import CONTROL_PLANE
 from tests.controlplane.plane import ControlPlane, Part, running_plane
 from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import node, pod
@@ -59,7 +59,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure() -> list[Line]:
     """One run on a control plane of its own; nothing where none is built."""
-    if not programs.folder().is_dir():
+    if not CONTROL_PLANE.folder().is_dir():
         return [Line(case="HELD", value=0.0, unit="-", against="no control plane: `make controlplane`")]
     with (
         tempfile.TemporaryDirectory(prefix="plane-") as folder,

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tests.controlplane import certificates, programs
+from tests.controlplane import certificates
+from tests.controlplane.programs import CONTROL_PLANE
 
 from gpu_autoscaler_services.local.child import free_port
 from gpu_autoscaler_services.local.guard import Guard
@@ -36,9 +37,9 @@ _LOG_CHARACTERS_SHOWN = 2000
 
 def needed_programs() -> Path:
     """Return the folder of the programs; skips the test with what is missing where there are none."""
-    if programs.folder().is_dir():
-        return programs.folder()
-    pytest.skip(f"no Kubernetes control plane: {programs.missing() or 'it is not built yet'}; `make controlplane`")
+    if CONTROL_PLANE.folder().is_dir():
+        return CONTROL_PLANE.folder()
+    pytest.skip(f"no Kubernetes control plane: {CONTROL_PLANE.missing() or 'it is not built yet'}; `make controlplane`")
 
 
 class ControlPlane:

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
-from tests.controlplane import plane, programs
+from tests.controlplane import plane, programs, recipes
+from tests.controlplane.programs import CONTROL_PLANE
 
 
 def old_go(folder: Path) -> None:
@@ -22,7 +24,7 @@ def test_without_a_go_that_can_build_it_the_tests_say_so(
     if go == "old":
         old_go(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if go == "old" else str(tmp_path))
-    monkeypatch.setattr(programs, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(recipes, "CACHE", tmp_path / "cache")
 
     with pytest.raises(pytest.skip.Exception, match=f"no Kubernetes control plane: {said}.*`make controlplane`"):
         plane.needed_programs()
@@ -30,21 +32,21 @@ def test_without_a_go_that_can_build_it_the_tests_say_so(
 
 def test_what_is_built_is_found_again_by_its_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second call only looks, without Go at all; other pins are another folder."""
-    monkeypatch.setattr(programs, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(recipes, "CACHE", tmp_path / "cache")
     monkeypatch.setenv("PATH", "")
-    programs.folder().mkdir(parents=True)
+    CONTROL_PLANE.folder().mkdir(parents=True)
 
-    assert programs.build() == programs.folder() == plane.needed_programs()
-    monkeypatch.setattr(programs, "MODULE", tmp_path)
+    assert CONTROL_PLANE.build() == CONTROL_PLANE.folder() == plane.needed_programs()
+    other = msgspec.structs.replace(CONTROL_PLANE, module=tmp_path)
     for name in ("go.mod", "go.sum"):
         (tmp_path / name).write_text("k8s.io/kubernetes v1.99.0\n", encoding="utf-8")
-    assert not programs.folder().is_dir()
+    assert not other.folder().is_dir()
 
 
 def test_the_pinned_version_is_told_to_the_linker() -> None:
     """Without it the server would say v0.0.0-master, and clients believe what they are told."""
     major, minor, _ = programs.version().removeprefix("v").split(".")
 
-    assert f"gitVersion={programs.version()} " in programs._link_flags() + " "
-    assert f"gitMajor={major} " in programs._link_flags()
-    assert f"gitMinor={minor} " in programs._link_flags() + " "
+    assert f"gitVersion={programs.version()} " in programs.link_flags() + " "
+    assert f"gitMajor={major} " in programs.link_flags()
+    assert f"gitMinor={minor} " in programs.link_flags() + " "

@@ -1,0 +1,80 @@
+{{- define "gpu-autoscaler.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "gpu-autoscaler.fullname" -}}
+{{- $name := include "gpu-autoscaler.name" . }}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-autoscaler.selector" -}}
+app.kubernetes.io/name: {{ include "gpu-autoscaler.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "gpu-autoscaler.labels" -}}
+{{ include "gpu-autoscaler.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "gpu-autoscaler.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "gpu-autoscaler.code" -}}
+{{ .Files.Get "files/code.yaml" }}
+{{- end }}
+
+{{/* Whether cluster and cloud are both simulated, in a pod of this release. */}}
+{{- define "gpu-autoscaler.isSimulated" -}}
+{{- if and (eq .Values.autoscaling.provider "sim") (not .Values.autoscaling.sim.url) }}true{{ end }}
+{{- end }}
+
+{{- define "gpu-autoscaler.simulationUrl" -}}
+http://{{ include "gpu-autoscaler.fullname" . }}-simcluster:8001
+{{- end }}
+
+{{- define "gpu-autoscaler.jobsNamespace" -}}
+{{- if include "gpu-autoscaler.isSimulated" . }}default{{ else }}{{ .Values.jobs.namespace | default .Release.Namespace }}{{ end }}
+{{- end }}
+
+{{- define "gpu-autoscaler.passwordsSecret" -}}
+{{ .Values.nats.passwordsSecret | default (printf "%s-nats-users" (include "gpu-autoscaler.fullname" .)) }}
+{{- end }}
+
+{{- define "gpu-autoscaler.tokensSecret" -}}
+{{ .Values.gateway.tokensSecret | default (printf "%s-gateway" (include "gpu-autoscaler.fullname" .)) }}
+{{- end }}
+
+{{/* Seconds of a number, or of words as 90, 90s, 3m, 1h30m. */}}
+{{- define "gpu-autoscaler.seconds" -}}
+{{- $text := toString . }}
+{{- if regexMatch "^[0-9]+$" $text }}{{ $text }}
+{{- else }}
+{{- $sum := 0 }}
+{{- range regexFindAll "[0-9]+[smh]" $text -1 }}
+{{- $each := dict "s" 1 "m" 60 "h" 3600 }}
+{{- $sum = add $sum (mul (atoi (regexFind "[0-9]+" .)) (get $each (regexFind "[smh]" .))) }}
+{{- end }}{{ $sum }}
+{{- end }}
+{{- end }}
+
+{{/* The broker as a user of it: one address for each server. */}}
+{{- define "gpu-autoscaler.natsUrl" -}}
+{{- $root := .root }}{{ $user := .user }}{{ $urls := list }}
+{{- if $root.Values.nats.enabled }}
+{{- $name := printf "%s-nats" (include "gpu-autoscaler.fullname" $root) }}
+{{- range $number := until (int $root.Values.nats.replicas) }}
+{{- $urls = append $urls (printf "nats://%s:$(NATS_PASSWORD)@%s-%d.%s.%s.svc:4222" $user $name $number $name $root.Release.Namespace) }}
+{{- end }}
+{{- else }}
+{{- range $root.Values.nats.external.servers }}
+{{- $urls = append $urls (printf "%s://%s:$(NATS_PASSWORD)@%s" $root.Values.nats.external.scheme $user .) }}
+{{- end }}
+{{- end }}{{ join "," $urls }}
+{{- end }}

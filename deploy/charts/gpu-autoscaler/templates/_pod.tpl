@@ -1,0 +1,207 @@
+{{/*
+The processes of this release as YAML: name -> service, role of the spot watcher, whether it opens the store, follows the
+policy, speaks with Kubernetes, asks the cloud.
+*/}}
+{{- define "gpu-autoscaler.processes" -}}
+{{- $isSimulated := include "gpu-autoscaler.isSimulated" . -}}
+{{- $isSim := eq .Values.autoscaling.provider "sim" -}}
+controller: {service: scaler, store: true, policy: true, kube: true, cloud: true}
+scheduler: {service: scheduler, store: true, policy: true, kube: true}
+pod-watcher: {service: pod_watcher, kube: true}
+spot-watcher: {service: spot_watcher, role: central, kube: true, cloud: true}
+{{- if and .Values.autoscaling.spot.enabled .Values.autoscaling.spot.gracefulEviction }}
+spot-watcher-notices: {service: spot_watcher, role: {{ ternary "nodes" "node" $isSim }}, cloud: {{ $isSim }}, onNodes: {{ not $isSim }}}
+{{- end }}
+dcgm-ingest: {service: dcgm_ingest}
+{{- if .Values.policy.shadow }}
+shadow: {service: shadow, policy: true}
+{{- end }}
+{{- if not $isSimulated }}
+announcer: {service: announcer, policy: true, kube: true}
+{{- end }}
+cost-tracker: {service: cost_tracker, store: true}
+gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gateway.tokenReview (not $isSimulated) }}}
+{{- end }}
+
+{{- define "gpu-autoscaler.env" -}}
+{{- $root := .root }}{{ $values := .root.Values }}{{ $process := .process }}
+{{- $isSimulated := include "gpu-autoscaler.isSimulated" $root -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: NATS_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "gpu-autoscaler.passwordsSecret" $root }}, key: {{ $process.service }}}}
+- {name: GPU_AUTOSCALER_INSTANCE, value: $(POD_NAME)}
+- name: GPU_AUTOSCALER_NATS_URL
+  value: {{ include "gpu-autoscaler.natsUrl" (dict "root" $root "user" $process.service) | quote }}
+- {name: GPU_AUTOSCALER_NATS_REPLICAS_COUNT, value: {{ ternary $values.nats.replicas $values.nats.external.replicas $values.nats.enabled | int | quote }}}
+- {name: GPU_AUTOSCALER_LOG_FORMAT, value: json}
+- {name: GPU_AUTOSCALER_LOG_LEVEL, value: {{ .settings.logLevel }}}
+{{- if $process.onNodes }}
+- name: HOST_IP
+  valueFrom: {fieldRef: {fieldPath: status.hostIP}}
+- {name: GPU_AUTOSCALER_HTTP_HOST, value: $(HOST_IP)}
+- {name: GPU_AUTOSCALER_HTTP_PORT, value: {{ $values.sensing.hostPort | int | quote }}}
+- name: GPU_AUTOSCALER_SENSING_NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- else }}
+- {name: GPU_AUTOSCALER_HTTP_HOST, value: 0.0.0.0}
+{{- end }}
+{{- if $process.role }}
+- {name: GPU_AUTOSCALER_SENSING_ROLE, value: {{ $process.role }}}
+{{- end }}
+{{- if and $process.role (eq $values.autoscaling.provider "sim") }}
+- {name: GPU_AUTOSCALER_SENSING_METADATA_URL, value: "{{ $values.autoscaling.sim.url | default (include "gpu-autoscaler.simulationUrl" $root) }}/nodes/{node_name}"}
+{{- end }}
+{{- if eq $process.service "dcgm_ingest" }}
+- name: GPU_AUTOSCALER_SENSING_DCGM_URL
+  value: {{ ternary (printf "%s/nodes/{node_name}/metrics" (include "gpu-autoscaler.simulationUrl" $root)) $values.sensing.dcgmUrl (not (empty $isSimulated)) | quote }}
+- {name: GPU_AUTOSCALER_SENSING_DCGM_SCRAPE_SECONDS, value: {{ $values.sensing.scrapeSeconds | toString | quote }}}
+{{- end }}
+{{- if $process.kube }}
+{{- if $isSimulated }}
+- {name: GPU_AUTOSCALER_KUBE_URL, value: {{ include "gpu-autoscaler.simulationUrl" $root }}}
+{{- else }}
+- {name: GPU_AUTOSCALER_KUBE_IS_IN_CLUSTER, value: "true"}
+{{- end }}
+- {name: GPU_AUTOSCALER_KUBE_NAMESPACE, value: {{ include "gpu-autoscaler.jobsNamespace" $root }}}
+{{- end }}
+{{- if $process.cloud }}
+- {name: GPU_AUTOSCALER_PROVIDER_NAME, value: {{ $values.autoscaling.provider }}}
+{{- if eq $values.autoscaling.provider "sim" }}
+- {name: GPU_AUTOSCALER_PROVIDER_URL, value: {{ $values.autoscaling.sim.url | default (include "gpu-autoscaler.simulationUrl" $root) | quote }}}
+{{- end }}
+{{- end }}
+{{- if $process.store }}
+- {name: GPU_AUTOSCALER_STORE_URL, value: {{ $values.store.url | quote }}}
+- {name: GPU_AUTOSCALER_STORE_SNAPSHOT_SECONDS, value: {{ $values.store.snapshotSeconds | toString | quote }}}
+{{- end }}
+{{- if $process.policy }}
+- {name: GPU_AUTOSCALER_POLICY_PATH, value: /etc/gpu-autoscaler/policy.toml}
+{{- end }}
+{{- if eq $process.service "shadow" }}
+- {name: GPU_AUTOSCALER_POLICY_SHADOW_PATH, value: /etc/gpu-autoscaler/shadow.toml}
+{{- end }}
+{{- if eq $process.service "gateway" }}
+- {name: GPU_AUTOSCALER_GATEWAY_HOST, value: 0.0.0.0}
+{{- if $process.kube }}
+- {name: GPU_AUTOSCALER_GATEWAY_IS_TOKEN_REVIEW_ON, value: "true"}
+{{- end }}
+{{- if or $isSimulated $values.gateway.tokensSecret }}
+- name: GPU_AUTOSCALER_GATEWAY_TOKENS
+  valueFrom: {secretKeyRef: {name: {{ include "gpu-autoscaler.tokensSecret" $root }}, key: tokens}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What every container of ours is kept from. */}}
+{{- define "gpu-autoscaler.restrictions" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "gpu-autoscaler.podRestrictions" -}}
+runAsNonRoot: true
+runAsUser: {{ . }}
+runAsGroup: {{ . }}
+fsGroup: {{ . }}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "gpu-autoscaler.pod" -}}
+{{- $root := .root }}{{ $values := .root.Values }}{{ $process := .process }}{{ $settings := .settings }}
+{{- $port := ternary ($values.sensing.hostPort | int) 8081 (not (empty $process.onNodes)) -}}
+metadata:
+  labels:
+    {{- include "gpu-autoscaler.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .name }}
+    {{- if $process.store }}
+    gpu-autoscaler.io/store: {{ $root.Release.Name }}
+    {{- end }}
+  {{- with $settings.podAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "gpu-autoscaler.fullname" $root }}-{{ trimSuffix "-notices" .name }}
+  automountServiceAccountToken: {{ and $process.kube (not (include "gpu-autoscaler.isSimulated" $root)) | default false }}
+  enableServiceLinks: false # their variables begin as our settings do
+  terminationGracePeriodSeconds: 20 # what is in hand is finished within ten
+  {{- if or $values.priorityClasses.create $values.priorityClasses.name }}
+  priorityClassName: {{ $values.priorityClasses.name | default (printf "%s-system" (include "gpu-autoscaler.fullname" $root)) }}
+  {{- end }}
+  securityContext: {{- include "gpu-autoscaler.podRestrictions" 10001 | nindent 4 }}
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $settings.nodeSelector }}
+  nodeSelector: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if $process.onNodes }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  tolerations: [{operator: Exists}]
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms:
+          - matchExpressions: [{key: {{ $values.sensing.nodeSelectorKey }}, operator: Exists}]
+  {{- else }}
+  {{- with $settings.tolerations }}
+  tolerations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  affinity:
+    nodeAffinity: # not on what it may give back
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms:
+          - matchExpressions: [{key: gpu-autoscaler.io/action-id, operator: DoesNotExist}]
+    {{- if $process.store }}
+    podAffinity: # one file, so one node for all that open it
+      requiredDuringSchedulingIgnoredDuringExecution:
+        - topologyKey: kubernetes.io/hostname
+          labelSelector: {matchLabels: {gpu-autoscaler.io/store: {{ $root.Release.Name }}}}
+    {{- end }}
+  {{- end }}
+  containers:
+    - name: {{ .name }}
+      image: {{ include "gpu-autoscaler.image" $root }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      command: [python, -m, gpu_autoscaler_services.serve, {{ $process.service }}]
+      env: {{- include "gpu-autoscaler.env" . | nindent 8 }}
+      ports:
+        - {name: http, containerPort: {{ $port }}}
+        {{- if eq $process.service "gateway" }}
+        - {name: api, containerPort: 8000}
+        {{- end }}
+      startupProbe: # a start reads what it missed: not ready, and yet alive
+        httpGet: {path: /healthz, port: http}
+        periodSeconds: 2
+        failureThreshold: 60
+      livenessProbe:
+        httpGet: {path: /healthz, port: http}
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 6
+      readinessProbe:
+        httpGet: {path: /readyz, port: http}
+        periodSeconds: 5
+        timeoutSeconds: 5
+      resources: {{- toYaml $settings.resources | nindent 8 }}
+      securityContext: {{- include "gpu-autoscaler.restrictions" $root | nindent 8 }}
+      volumeMounts:
+        - {name: scratch, mountPath: /tmp}
+        {{- if $process.store }}
+        - {name: store, mountPath: /var/lib/gpu-autoscaler}
+        {{- end }}
+        {{- if $process.policy }}
+        - {name: policy, mountPath: /etc/gpu-autoscaler, readOnly: true}
+        {{- end }}
+  volumes:
+    - {name: scratch, emptyDir: {sizeLimit: 64Mi}}
+    {{- if $process.store }}
+    - name: store
+      persistentVolumeClaim: {claimName: {{ $values.store.existingClaim | default (printf "%s-store" (include "gpu-autoscaler.fullname" $root)) }}}
+    {{- end }}
+    {{- if $process.policy }}
+    - {name: policy, configMap: {name: {{ include "gpu-autoscaler.fullname" $root }}-policy}}
+    {{- end }}
+{{- end }}

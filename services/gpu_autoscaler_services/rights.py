@@ -1,0 +1,76 @@
+"""What each service may do in Kubernetes: what its door calls, and nothing else. The chart makes roles of it.
+
+A new call of `kube/client.py` by a service is a line here; `tests/e2e/test_service_accounts.py` runs every service
+under its own account and finds both what is missing and what is too much.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class Right(msgspec.Struct, frozen=True, kw_only=True):
+    """Verbs on a resource. Everywhere, in the namespace of the jobs, or on one object of this name."""
+
+    verbs: tuple[str, ...]
+    resource: str  # with its subresource, as in pods/eviction
+    group: str = ""
+    name: str = ""
+    is_for_jobs: bool = False  # in the namespace of the jobs alone
+
+
+# Which cluster this is: the UID of this namespace (`KubeClient.cluster`).
+WHICH_CLUSTER = Right(verbs=("get",), resource="namespaces", name="kube-system")
+_READ = ("list", "watch")
+
+RIGHTS: Mapping[str, tuple[Right, ...]] = {
+    "pod_watcher": (
+        WHICH_CLUSTER,
+        Right(verbs=_READ, resource="pods"),
+        Right(verbs=_READ, resource="nodes"),
+        Right(verbs=_READ, resource="persistentvolumeclaims"),
+        Right(verbs=_READ, resource="persistentvolumes"),
+        Right(verbs=_READ, resource="storageclasses", group="storage.k8s.io"),
+        Right(verbs=_READ, resource="poddisruptionbudgets", group="policy"),
+        Right(verbs=_READ, resource="jobs", group="batch"),
+        Right(verbs=_READ, resource="podgroups", group="scheduling.x-k8s.io"),
+        Right(verbs=_READ, resource="podgroups", group="scheduling.volcano.sh"),
+    ),
+    "dcgm_ingest": (),
+    "spot_watcher": (WHICH_CLUSTER,),  # in the role that reads the cloud centrally: whose instances it asks about
+    "scheduler": (
+        WHICH_CLUSTER,
+        Right(verbs=("create", "get", "patch", "delete"), resource="jobs", group="batch", is_for_jobs=True),
+        Right(verbs=("list",), resource="pods"),  # of a node: it does not say in which namespaces they are
+        Right(verbs=("patch",), resource="pods", is_for_jobs=True),  # to tell them to save
+    ),
+    "scaler": (
+        WHICH_CLUSTER,
+        Right(verbs=("get", "patch"), resource="nodes"),
+        Right(verbs=("list", "patch", "delete"), resource="pods"),
+        Right(verbs=("create",), resource="pods/eviction"),
+        Right(verbs=("patch",), resource="pods/status"),  # to mark what is deleted at its deadline
+    ),
+    "shadow": (),
+    "announcer": (
+        WHICH_CLUSTER,
+        Right(verbs=("create", "get", "patch"), resource="events"),
+    ),
+    "cost_tracker": (),
+    "gateway": (  # whose token is it, and what may they do: only where that is asked of Kubernetes
+        WHICH_CLUSTER,
+        Right(verbs=("create",), resource="tokenreviews", group="authentication.k8s.io"),
+        Right(verbs=("create",), resource="subjectaccessreviews", group="authorization.k8s.io"),
+    ),
+}
+
+
+def rules(service: str, *, is_for_jobs: bool) -> list[dict[str, Any]]:
+    """The rules of a Role (for the namespace of the jobs) or of a ClusterRole, as Kubernetes has them."""
+    return [_rule(right) for right in RIGHTS[service] if right.is_for_jobs == is_for_jobs]
+
+
+def _rule(right: Right) -> dict[str, Any]:
+    rule: dict[str, Any] = {"apiGroups": [right.group], "resources": [right.resource], "verbs": list(right.verbs)}
+    return rule | ({"resourceNames": [right.name]} if right.name else {})

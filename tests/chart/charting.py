@@ -1,0 +1,62 @@
+"""Helm as a test uses it: values in, objects out."""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.chart.programs import CHART_TOOLS
+
+Json = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "deploy" / "charts" / "gpu-autoscaler"
+VALUES = {path.stem: path for path in sorted((Path(__file__).parent / "values").glob("*.yaml"))}
+RELEASE, NAMESPACE = "gpu-autoscaler", "gpu-autoscaler-system"
+
+
+def tool(name: str) -> Path:
+    """Return a program or file of the chart's tools; skips the test with what is missing where there are none."""
+    if not CHART_TOOLS.folder().is_dir():
+        pytest.skip(f"no Helm: {CHART_TOOLS.missing() or 'it is not built yet'}; `make chart`")
+    return CHART_TOOLS.folder() / name
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Helm on the chart: `helm("template", RELEASE, str(CHART))`. Nothing of this machine's Helm is read."""
+    environment = {"HOME": "/nonexistent", "PATH": "/nonexistent"}
+    return subprocess.run(
+        [str(tool("helm")), *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+
+
+def template(values: str | None = None, *sets: str) -> subprocess.CompletedProcess[str]:
+    """Render the chart with a file of `tests/chart/values` and with single values, as `a.b=c`."""
+    chosen = [] if values is None else ["--values", str(VALUES[values])]
+    further = [part for one in sets for part in ("--set", one)]
+    return helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--include-crds", *chosen, *further)
+
+
+def rendered(values: str | None = None, *sets: str) -> list[Json]:
+    """The objects of the chart; it must render."""
+    told = template(values, *sets)
+    assert told.returncode == 0, told.stderr
+    return objects(told.stdout)
+
+
+def objects(text: str) -> list[Json]:
+    """The objects in a text of several documents."""
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def of_kind(found: Sequence[Json], *kinds: str) -> dict[str, Json]:
+    """The objects of these kinds by name."""
+    return {one["metadata"]["name"]: one for one in found if one["kind"] in kinds}
+
+
+def pods(found: Sequence[Json]) -> dict[str, Json]:
+    """Pod specs of everything that runs, by the name of what runs it."""
+    workloads = of_kind(found, "Deployment", "DaemonSet", "StatefulSet")
+    return {name: one["spec"]["template"]["spec"] for name, one in workloads.items()}

@@ -1,0 +1,268 @@
+"""What the chart makes of values: settings that the services load, rights that they have, pods that may do little."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chart.charting import CHART, NAMESPACE, VALUES, Json, helm, of_kind, pods, rendered, template
+
+from gpu_autoscaler.bus.server import find_binary
+from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.runtime.config import Settings, load_settings
+from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.policies import load_policy
+from gpu_autoscaler_services.permissions import users
+from gpu_autoscaler_services.registry import SERVICES
+
+SERVE = ["python", "-m", "gpu_autoscaler_services.serve"]
+FIELDS = {"metadata.name": "pod-0", "spec.nodeName": "node-1", "status.hostIP": "192.0.2.7"}
+
+
+def environment(container: Json) -> dict[str, str]:
+    """What its process sees: fields of the pod, secrets as `secret:name/key`, and what is made of them."""
+    seen: dict[str, str] = {}
+    for one in container["env"]:
+        source = one.get("valueFrom", {})
+        if "fieldRef" in source:
+            value = FIELDS[source["fieldRef"]["fieldPath"]]
+        elif "secretKeyRef" in source:
+            value = f"{source['secretKeyRef']['name']}.{source['secretKeyRef']['key']}"
+        else:
+            value = re.sub(r"\$\((\w+)\)", lambda found: seen[found[1]], one["value"])
+        seen[one["name"]] = value
+    return seen
+
+
+def processes(found: list[Json]) -> Iterator[tuple[str, Json, Settings]]:
+    """Every process of ours: its name, its pod, and the settings that it would start with."""
+    for name, pod in pods(found).items():
+        (container,) = pod["containers"]
+        if container.get("command", [])[:3] == SERVE:
+            ours = {key: text for key, text in environment(container).items() if key.startswith("GPU_")}
+            yield name, pod, load_settings(None, ours)
+
+
+def policy_of(found: list[Json], folder: Path, name: str = "policy.toml") -> ScalingPolicy:
+    """The policy that is mounted; it must mean something."""
+    path = folder / name
+    path.write_text(of_kind(found, "ConfigMap")["gpu-autoscaler-policy"]["data"][name], encoding="utf-8")
+    return load_policy(path)
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_it_is_linted_and_rendered(values: str) -> None:
+    """Helm finds nothing to say, and what comes out has names of its own."""
+    told = helm("lint", "--strict", str(CHART), "--values", str(VALUES[values]))
+    assert told.returncode == 0, told.stdout
+    found = rendered(values)
+    names = [(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in found]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_every_service_starts_with_these_settings(values: str) -> None:
+    """Each runs under its own user of the broker, account and settings, which load."""
+    found = rendered(values)
+    seen = set()
+    for name, pod, settings in processes(found):
+        service = pod["containers"][0]["command"][3]
+        seen.add(service)
+        assert f"://{service}:" in settings.nats.url, name
+        assert f".{service}@" in settings.nats.url, "a password of another's"
+        account = pod["serviceAccountName"]
+        assert account in of_kind(found, "ServiceAccount")
+        uses_kube = settings.kube.is_in_cluster
+        assert pod["automountServiceAccountToken"] is uses_kube, name
+    without = {"simulated": {"shadow", "announcer"}, "outside": {"shadow"}}.get(values, set())
+    assert seen == {service.name for service in SERVICES} - without
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_a_container_cannot_do_more_than_it_must(values: str) -> None:
+    """Not root, nothing to write but what is mounted, no capabilities, limits, probes, time to end."""
+    for name, pod in pods(rendered(values)).items():
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }, name
+        assert {"requests", "limits"} == set(container["resources"])
+        assert {"livenessProbe", "readinessProbe"} <= set(container)
+        assert pod["terminationGracePeriodSeconds"] >= 20
+        assert pod["enableServiceLinks"] is False
+        ports = {port["name"] for port in container["ports"]}
+        probed = {container[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")}
+        assert probed <= ports
+
+
+def test_who_opens_the_store_runs_on_one_node() -> None:
+    """One file, one volume: the four that open it are bound to each other, and nobody else is."""
+    found = rendered("cluster")
+    opened = {}
+    for name, pod, settings in processes(found):
+        mounted = any("persistentVolumeClaim" in volume for volume in pod["volumes"])
+        assert mounted == ("podAffinity" in pod["affinity"])
+        if mounted:
+            opened[name] = settings.store.url
+    names = {f"gpu-autoscaler-{name}" for name in ("controller", "scheduler", "cost-tracker", "gateway")}
+    assert opened == dict.fromkeys(names, "sqlite:////var/lib/gpu-autoscaler/store.db")
+
+
+def test_without_values_the_policy_is_the_default(tmp_path: Path) -> None:
+    """The chart's defaults are those of the code, threshold by threshold."""
+    assert policy_of(rendered(), tmp_path) == DEFAULT_POLICY
+
+
+def test_values_become_the_policy(tmp_path: Path) -> None:
+    """Every value of `autoscaling` that is decided by is found again in the policy."""
+    found = rendered("cluster")
+    policy = policy_of(found, tmp_path)
+    assert (policy.utilization.high_ratio, policy.utilization.low_ratio) == (0.7, 0.1)
+    assert policy.limits.scale_up_cooldown_seconds == 180
+    assert policy.pending_pod_timeout_seconds == 90
+    assert policy.scale_down_cooldown_seconds == 1200
+    assert (policy.nodes_count_min, policy.nodes_count_max) == (2, 50)
+    mix = policy.spot.mix
+    assert (mix.spot_ratio, mix.on_demand_ratio, mix.reserved_ratio) == (0.4, 0.6, 0)
+    assert policy.spot.storm_gpu_ratio_max == 1
+    forecast = policy.forecast
+    assert (forecast.is_on, forecast.lookback_hours, forecast.confidence_ratio_min) == (True, 28 * 24, 0.8)
+    assert forecast.ahead_ratio == 0.6
+    first, paid, rest = policy.pools
+    assert (first.name, first.priority, first.nodes_count_max, first.gpu_models) == ("spot-a100", 10, 20, ("A100",))
+    assert first.instance_types == ("p4d.24xlarge",)
+    assert first.zones == ("us-west-2a", "us-west-2b")
+    assert first.labels == {"team": "research", "tier": "1"}
+    assert first.capacity_types == (CapacityType.SPOT,)
+    assert paid.capacity_types == (CapacityType.RESERVED,)
+    assert rest.capacity_types == (CapacityType.ON_DEMAND, CapacityType.RESERVED)
+    assert policy_of(found, tmp_path, "shadow.toml").nodes_count_max == 10
+
+
+def test_switched_off_it_changes_nothing(tmp_path: Path) -> None:
+    """`autoscaling.enabled: false` freezes, also under a policy that was given as text."""
+    policy = policy_of(rendered("outside"), tmp_path)
+    assert (policy.is_frozen, policy.nodes_count_max, policy.idle_seconds_max) == (True, 7, 1800)
+
+
+def test_without_spot_there_is_none(tmp_path: Path) -> None:
+    """No share, no pool, and nobody listens to notices."""
+    found = rendered(None, "autoscaling.spot.enabled=false", "autoscaling.nodePools[0].name=a")
+    policy = policy_of(found, tmp_path)
+    assert policy.spot.mix.spot_ratio == 0
+    assert policy.pools[0].capacity_types == (CapacityType.ON_DEMAND, CapacityType.RESERVED)
+    assert "gpu-autoscaler-spot-watcher-notices" not in pods(found)
+
+
+REFUSED = {
+    "autoscaling.provider=aws": "no driver for aws; it has",
+    "autoscaling.scaleUp.threshhold=0.8": "additional properties 'threshhold' not allowed",
+    "autoscaling.scaleUp.cooldown=soon": "/autoscaling/scaleUp/cooldown",
+    "autoscaling.limits.maxNodes=-1": "/autoscaling/limits/maxNodes",
+    "autoscaling.multiTier.spotPercentage=70": "do not add up to 100",
+    "autoscaling.predictive.horizonMinutes=60": "/autoscaling/predictive/horizonMinutes",
+    "store.url=postgresql://db/gpu": "PostgreSQL is not here yet",
+    "nats.enabled=false": "names no broker",
+    "nats.replicas=2": "/nats/replicas",
+    "services.scheduler.replicas=2": "/services/scheduler/replicas",
+    "services.planner.replicas=1": "additional properties 'planner' not allowed",
+}
+
+
+@pytest.mark.parametrize("value", REFUSED)
+def test_a_value_that_cannot_be_meant_is_refused(value: str) -> None:
+    """Before anything is installed, with the value's name and what would do."""
+    told = template(None, value)
+    assert told.returncode != 0
+    assert REFUSED[value] in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("pool", "words"),
+    [
+        ("{name=a,capacityType=spot,spotPercentage=50}", "spotPercentage is for mixed ones"),
+        ("{name=a,spotPercentage=50}", "shares are the cluster's"),
+    ],
+)
+def test_a_pool_that_cannot_be_had_is_refused(pool: str, words: str) -> None:
+    """With its name, and the value that does it."""
+    sets = [f"autoscaling.nodePools[0].{one}" for one in pool.strip("{}").split(",")]
+    told = template(None, *sets)
+    assert told.returncode != 0
+    assert words in told.stderr
+
+
+def test_the_broker_takes_its_configuration(tmp_path: Path) -> None:
+    """nats-server itself reads what is mounted, for one server and for three; passwords come from outside."""
+    for values, passwords in (("simulated", users()), ("cluster", [*users(), "route"])):
+        found = rendered(values)
+        for name, text in of_kind(found, "ConfigMap")["gpu-autoscaler-nats"]["data"].items():
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        (container,) = pods(found)["gpu-autoscaler-nats"]["containers"]
+        given = environment(container)
+        assert set(of_kind(found, "Secret")["gpu-autoscaler-nats-users"]["data"]) == {*users(), "route"}
+        assert len([key for key in given if key.startswith("NATS_PASSWORD_")]) == len(passwords)
+        told = subprocess.run(
+            [str(find_binary()), "-c", str(tmp_path / "nats.conf"), "-t"],
+            capture_output=True, text=True, timeout=30, check=False, env=given,
+        )  # fmt: skip
+        assert told.returncode == 0, told.stderr
+
+
+def test_passwords_differ() -> None:
+    """Each user of the broker has one of its own, of which nothing can be guessed."""
+    made = of_kind(rendered(), "Secret")["gpu-autoscaler-nats-users"]["data"]
+    again = of_kind(rendered(), "Secret")["gpu-autoscaler-nats-users"]["data"]
+    assert len(set(made.values())) == len(made)
+    assert not set(made.values()) & set(again.values())
+
+
+def test_the_service_of_the_sdk_is_there() -> None:
+    """`http://gpu-manager:8000` reaches the gateway (S177)."""
+    found = rendered("cluster")
+    service = of_kind(found, "Service")["gpu-manager"]
+    (port,) = service["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (8000, "api")
+    labels = of_kind(found, "Deployment")["gpu-autoscaler-gateway"]["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+
+
+def _ports(rules: list[Json]) -> set[Any]:
+    return {port["port"] for rule in rules for port in rule.get("ports", ())}
+
+
+def test_network_policies_open_what_is_used() -> None:
+    """S142 and its ruling: a policy a process, DNS and broker for all, and beyond that what it calls."""
+    policies = of_kind(rendered("cluster"), "NetworkPolicy")
+    opened = {name.removeprefix("gpu-autoscaler-"): one["spec"] for name, one in policies.items()}
+    for name in ("cost-tracker", "shadow"):
+        assert _ports(opened[name]["egress"]) == {53, 4222}
+    assert _ports(opened["dcgm-ingest"]["egress"]) == {53, 4222, 9400}
+    assert _ports(opened["controller"]["egress"]) == {53, 4222, 6443, 8001, 9090}
+    assert _ports(opened["gateway"]["ingress"]) == {"http", "api"}
+    assert _ports(opened["to-dcgm"]["ingress"]) == {9400}
+    assert _ports(opened["to-prometheus"]["ingress"]) == {9090}
+    assert 80 in _ports(opened["to-grafana"]["ingress"])
+    assert NAMESPACE in str(opened["to-dcgm"]["ingress"][0]["from"][1]["namespaceSelector"])
+    without = of_kind(rendered("cluster", "networkPolicy.prometheus.enabled=false"), "NetworkPolicy")
+    assert 9090 not in _ports(without["gpu-autoscaler-controller"]["spec"]["egress"])
+
+
+def test_alerts_name_metrics_that_are_there() -> None:
+    """Each expression is about a metric that a service exports, and each alert says what to do."""
+    exported = {
+        name for family in Metrics("scaler").registry.collect() for name in (family.name, f"{family.name}_total")
+    }
+    (group,) = of_kind(rendered("cluster"), "PrometheusRule")["gpu-autoscaler"]["spec"]["groups"]
+    for rule in group["rules"]:
+        named = set(re.findall(r"\b(?:gpu_autoscaler|dcgm)_\w+", rule["expr"]))
+        assert named, rule["alert"]
+        assert named <= exported, rule["alert"]
+        assert {"summary", "step"} == set(rule["annotations"])
