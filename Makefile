@@ -7,7 +7,7 @@ ARGS ?=
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check format schemas secrets bench peers controlplane sim score sim-mutants lock clean
+.PHONY: help demo up test check format schemas secrets bench peers controlplane chart sim score sim-mutants lock clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -66,6 +66,10 @@ peers: $(VENV)/.dev ## Build what the bench measures against and Go is needed fo
 
 controlplane: $(VENV)/.dev ## Build a real Kubernetes control plane for tests (needs Go; into a cache outside of this folder)
 	@$(BIN)/python -m tests.controlplane.programs
+
+chart: $(VENV)/.dev ## Build Helm for tests (needs Go), then lint, render and install the chart on a real API server
+	@$(BIN)/python -m tests.chart.programs
+	$(BIN)/pytest -q tests/chart $(ARGS)
 
 sim: $(VENV)/.dev ## Simulate SEEDS=n runs (or SEED=n alone) with faults; a broken promise fails
 	$(BIN)/python -m gpu_autoscaler_services.simulate $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

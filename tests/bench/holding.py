@@ -19,8 +19,8 @@ from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 from tests.bench.line import Line
 from tests.bench.scaler_process import process
-from tests.controlplane.programs import CONTROL_PLANE
 from tests.controlplane.plane import ControlPlane, Part, running_plane
+from tests.controlplane.programs import CONTROL_PLANE
 from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import node, pod
 

@@ -1,4 +1,4 @@
-"""The schemas of a running API server as kubeconform reads them: one file a kind, all of the server's definitions beside.
+"""The schemas of a running API server as kubeconform reads them: a file a kind, all of its definitions beside.
 
 kubeconform's own are published for Kubernetes' releases; these are of the very server that is asked.
 """
@@ -18,7 +18,7 @@ def write_schemas(document: Json, folder: Path) -> str:
     (folder / "definitions.json").write_text(json.dumps({"definitions": definitions}), encoding="utf-8")
     for name, each in document["definitions"].items():
         for kind in each.get("x-kubernetes-group-version-kind", ()):
-            group = kind["group"].partition(".")[0] if "." in kind["group"] else kind["group"]
+            group = kind["group"] or kind["version"]  # kubeconform takes v1 for a group as well
             path = folder / f"{kind['kind'].lower()}-{kind['version']}-{group}.json"
             path.write_text(json.dumps({"$ref": f"definitions.json#/definitions/{name}"}), encoding="utf-8")
     return str(folder / LOCATION)

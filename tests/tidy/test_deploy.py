@@ -17,9 +17,11 @@ from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.tools.policy_crd import policy_crd
 from gpu_autoscaler.tools.policy_file import default_policy_file
 from gpu_autoscaler.tools.schemas import to_yaml
+from gpu_autoscaler_services.chart_files import chart_files
 from gpu_autoscaler_services.local.system import PROCESSES
 from gpu_autoscaler_services.permissions import users, users_file
 from gpu_autoscaler_services.registry import SERVICES
+from gpu_autoscaler_services.rights import RIGHTS
 from gpu_autoscaler_services.wiring import COMPOSE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,6 +123,13 @@ def test_the_broker_knows_the_users_of_the_code() -> None:
     given = COMPOSE_SERVICES["nats"]["environment"]
     assert list(given) == [password_variable(user) for user in users()]
     assert all(value == f"${{{name}:?run make secrets}}" for name, value in given.items())
+
+
+def test_the_chart_knows_what_the_code_knows() -> None:
+    """`make schemas` leaves no difference in what the chart takes from the code, and every service has its rights."""
+    folder = ROOT / "deploy/charts/gpu-autoscaler/files"
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == chart_files()
+    assert set(RIGHTS) == {service.name for service in SERVICES}
 
 
 def _copied() -> Iterator[str]:

@@ -1,0 +1,122 @@
+"""The chart on a real API server: schemas, a strict dry run, and an installation that comes up, changes and goes."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.chart.charting import CHART, NAMESPACE, RELEASE, VALUES, helm, objects, template, tool
+from tests.chart.published import write_schemas
+from tests.controlplane.plane import EVERYTHING, ControlPlane, running_plane
+from tests.support.kube_objects import node
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+
+NAMESPACES = (NAMESPACE, "gpu-jobs", "monitoring", "gpu-operator")
+INSTALL_SECONDS_MAX = "120s"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A cluster of three small machines with disks, and Prometheus' operator's kinds."""
+    tool("helm")
+    with running_plane(tmp_path_factory.mktemp("plane"), EVERYTHING, with_service_accounts=True) as plane:
+        for name in NAMESPACES:
+            plane.kubectl("create", "namespace", name)
+        for kinds in ("servicemonitors.yaml", "prometheusrules.yaml"):
+            plane.kubectl("apply", "--server-side", "--filename", str(tool(kinds)))
+        for number in range(3):
+            plane.kubectl("create", "--filename", "-", text=json.dumps(node(f"machine-{number}", gpus=0)))
+        for number in range(5):
+            plane.kubectl("create", "--filename", "-", text=json.dumps(disk(f"disk-{number}")))
+        yield plane
+
+
+def disk(name: str) -> dict[str, object]:
+    """A volume that any claim may have."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "20Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "hostPath": {"path": f"/disks/{name}"},
+        },
+    }
+
+
+def on(plane: ControlPlane, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Helm against this cluster; it must do it."""
+    told = helm(*arguments, "--kubeconfig", str(plane.kubeconfig()), "--namespace", NAMESPACE)
+    assert told.returncode == 0, f"{told.stderr}\n{plane.kubectl('get', 'pods,pvc', '--all-namespaces')}"
+    return told
+
+
+def upgrade(plane: ControlPlane, *arguments: str) -> str:
+    """Install the chart, or change what is installed, and wait until all of it is there."""
+    wait = ("--wait", "--timeout", INSTALL_SECONDS_MAX)
+    return on(plane, "upgrade", "--install", RELEASE, str(CHART), *wait, *arguments).stdout
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_the_server_knows_every_field(plane: ControlPlane, tmp_path: Path, values: str) -> None:
+    """What is rendered fits the schemas that the running server publishes, by kubeconform; nothing is skipped."""
+    status, document = plane.ask("/openapi/v2")
+    assert status == 200
+    location = write_schemas(json.loads(document), tmp_path)
+    told = subprocess.run(
+        [str(tool("kubeconform")), "-strict", "-summary", "-schema-location", location],
+        input=template(values).stdout, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "Invalid: 0, Errors: 0, Skipped: 0" in told.stdout
+
+
+def test_a_wrong_field_is_found(plane: ControlPlane, tmp_path: Path) -> None:
+    """The check can fail: a field that nobody knows, and a text where a number belongs."""
+    location = write_schemas(json.loads(plane.ask("/openapi/v2")[1]), tmp_path)
+    wrong = template().stdout.replace("replicas: 3", "replicas: three", 1).replace("hostNetwork:", "hostNet:")
+    told = subprocess.run(
+        [str(tool("kubeconform")), "-strict", "-schema-location", location],
+        input=wrong, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert told.returncode != 0
+    assert "replicas" in told.stdout
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_the_server_would_take_it(plane: ControlPlane, values: str) -> None:
+    """Admission, defaults and rules of the server itself, with unknown fields refused; nothing is stored."""
+    text = template(values).stdout
+    strict = ("--dry-run=server", "--validate=strict", "--server-side", "--field-manager=test")
+    told = plane.kubectl("apply", *strict, "--filename", "-", text=text)
+    assert len(told.splitlines()) == len(objects(text))
+
+
+def test_it_is_installed_changed_and_removed(plane: ControlPlane) -> None:
+    """It comes up on real controllers and scheduler; an upgrade keeps passwords; what was accepted outlives its end."""
+    notes = upgrade(plane)
+    assert "SIMULATED" in notes
+    assert "uninstall` leaves the nodes" in notes
+    scoped = ("--namespace", NAMESPACE, "--output", "json")
+    pods = json.loads(plane.kubectl("get", "pods", *scoped))["items"]
+    store = {pod["spec"]["nodeName"] for pod in pods if "gpu-autoscaler.io/store" in pod["metadata"]["labels"]}
+    assert len(store) == 1, "who opens the store runs on one node"
+    before = json.loads(plane.kubectl("get", "secret", "gpu-autoscaler-nats-users", *scoped))["data"]
+
+    upgrade(plane, "--values", str(VALUES["cluster"]), "--set", "nats.replicas=1")
+    assert json.loads(plane.kubectl("get", "secret", "gpu-autoscaler-nats-users", *scoped))["data"] == before
+    ready = json.loads(plane.kubectl("get", "deployments", *scoped))["items"]
+    assert {one["metadata"]["name"] for one in ready} >= {"gpu-autoscaler-announcer", "gpu-autoscaler-shadow"}
+    assert all(one["status"]["readyReplicas"] == one["spec"]["replicas"] for one in ready)
+
+    on(plane, "rollback", RELEASE, "1", "--wait", "--timeout", INSTALL_SECONDS_MAX)
+    on(plane, "uninstall", RELEASE, "--wait", "--timeout", INSTALL_SECONDS_MAX)
+    left = json.loads(plane.kubectl("get", "deployments,statefulsets,secrets,clusterroles", *scoped))["items"]
+    assert [one["metadata"]["name"] for one in left if "gpu-autoscaler" in one["metadata"]["name"]] == []
+    claims = json.loads(plane.kubectl("get", "persistentvolumeclaims", *scoped))["items"]
+    kept = {one["metadata"]["name"] for one in claims}
+    assert kept == {"gpu-autoscaler-store", "data-gpu-autoscaler-nats-0"}
+    assert plane.kubectl("get", "nodes", "--output", "name").count("machine-") == 3
