@@ -5,6 +5,7 @@ numbers are those of the design notes, "Promises"; what a promise does not name,
 """
 
 from tests.sim.planted_later import LATER
+from tests.sim.planted_limits import LIMITS
 from tests.sim.planting import Planted
 
 _SCALER = "services/gpu_autoscaler_services/scaler"
@@ -20,6 +21,7 @@ _JOBS = (
         f"{_SCHEDULER}/service.py",
         'if finished.outcome != "completed":',
         "if False:",
+        world="users",
     ),
     Planted(
         "an accepted request is refused when it comes again",
@@ -27,6 +29,7 @@ _JOBS = (
         f"{_SCHEDULER}/service.py",
         'if acceptance == "conflict":',
         'if acceptance != "accepted":',
+        world="users",
     ),
     Planted(
         "a job whose acceptance is tried again is lost",
@@ -42,6 +45,7 @@ _JOBS = (
         f"{_SCHEDULER}/binder.py",
         "if job.spec.suspend and not is_over(job):",
         "if False:",
+        world="calm",
     ),
     Planted(
         "a failed job is called completed",
@@ -49,6 +53,7 @@ _JOBS = (
         "libs/gpu_autoscaler/kube/translate/job.py",
         '"Failed": "failed"}',
         '"Failed": "completed"}',
+        world="calm",
     ),
     Planted(
         "acknowledged before it is published",
@@ -56,18 +61,26 @@ _JOBS = (
         "libs/gpu_autoscaler/sim/process.py",
         "        again_seconds = await self._attempt(recorded, key)\n",
         "        consumer.settle(sequence)\n        again_seconds = await self._attempt(recorded, key)\n",
+        world="crashes",
     ),
 )
 
 # 2: never two launches for one action, never more than the limits
 _LAUNCHES = (
-    Planted("the fence is dropped", 2, f"{_SCALER}/service.py", "expected_last_sequence=made.parent_sequence", ""),
+    Planted(
+        "the fence is dropped",
+        2,
+        f"{_SCALER}/service.py",
+        "expected_last_sequence=made.parent_sequence",
+        "",
+    ),
     Planted(
         "orders in flight are forgotten",
         2,
         f"{_CORE}/life.py",
         "    return joined.order is None or joined.order.refused is None\n",
         "    return False\n",
+        world="calm",
     ),
     Planted(
         "launched again without the token",
@@ -75,6 +88,7 @@ _LAUNCHES = (
         f"{_SCALER}/purchases.py",
         "            action_id=ordered.action_id,\n            installation",
         '            action_id=ActionId(f"{ordered.action_id}-{self._now().timestamp()}"),\n            installation',
+        world="launches",
     ),
     Planted(
         "one node too many",
@@ -82,6 +96,8 @@ _LAUNCHES = (
         f"{_CORE}/limits.py",
         "self._nodes[owner] + 1 > nodes_max",
         "self._nodes[owner] > nodes_max",
+        world="busy",
+        where=lambda policy: policy.nodes_count_max == 12 or policy.limits.zones,
     ),
     Planted(
         "GPUs of the purchase are not counted",
@@ -89,6 +105,8 @@ _LAUNCHES = (
         f"{_CORE}/limits.py",
         "self._gpus[owner] + more > gpus_max",
         "self._gpus[owner] > gpus_max",
+        world="busy",
+        where=lambda policy: policy.gpu_count_max == 24,
     ),
     Planted(
         "money is no limit",
@@ -96,6 +114,8 @@ _LAUNCHES = (
         f"{_CORE}/limits.py",
         "if self._price_micro_usd_per_hour + price > price_max:",
         "if price > price_max:",
+        world="busy",
+        where=lambda policy: policy.price_micro_usd_per_hour_max == 20_000_000,
     ),
     Planted(
         "an instance that ends counts no more",
@@ -103,6 +123,12 @@ _LAUNCHES = (
         f"{_CORE}/life.py",
         '        return joined.instance.state != "terminated"\n',
         '        return joined.instance.state in ("pending", "running")\n',
+        world="busy",
+        where=lambda policy: (
+            policy.nodes_count_max == 12
+            or policy.gpu_count_max == 24
+            or policy.price_micro_usd_per_hour_max == 20_000_000
+        ),
     ),
     Planted(
         "an instance that ends is taken for ended",
@@ -110,6 +136,7 @@ _LAUNCHES = (
         f"{_SCALER}/purchases.py",
         "        instance = None if provider_id is None else await self._provider.terminate(provider_id, now=now)\n",
         "        instance = None\n",
+        world="calm",
     ),
     Planted(
         "an instance shown after its order was closed is forgotten",
@@ -125,6 +152,7 @@ _LAUNCHES = (
         f"{_CORE}/scale_down.py",
         "    if view.phase is not NodePhase.FAILED or order is None:\n",
         "    if True or order is None:\n",
+        world="duds",
     ),
     Planted(
         "a gang is bought in part",
@@ -132,6 +160,8 @@ _LAUNCHES = (
         f"{_CORE}/basket.py",
         "buyer.member_count > 1:\n            for key in bought:\n                self._take",
         "buyer.member_count > 99:\n            for key in bought:\n                self._take",
+        world="busy",
+        where=lambda policy: policy.nodes_count_max == 12 or policy.gpu_count_max == 24,
     ),
     Planted(
         "what is on its way is bought once more",
@@ -139,6 +169,7 @@ _LAUNCHES = (
         f"{_CORE}/life.py",
         "BOOTING_PHASES = frozenset({_P.PLANNED, _P.ORDERED, _P.LAUNCHED, ",
         "BOOTING_PHASES = frozenset({",
+        world="calm",
     ),
     Planted(
         "what was refused is asked for again at once",
@@ -146,6 +177,7 @@ _LAUNCHES = (
         f"{_CORE}/refusals.py",
         "if as_of < refusal.until\n",
         "if as_of < refusal.refused_at\n",
+        world="refusals",
     ),
     Planted(
         "a cordoned node counts as room",
@@ -166,6 +198,7 @@ _REMOVALS = (
         "        if not started.is_voluntary and self._clock.now() >= eviction_order",
         "        if True or self._clock.now() >= eviction_order",
         world="operators",
+        where=lambda policy: policy.is_consolidation_on and policy.consolidation_requested_ratio_max == 1.0,
     ),
     Planted(
         "disruption budgets are ignored",
@@ -173,6 +206,8 @@ _REMOVALS = (
         f"{_CORE}/protection.py",
         "        if budget.namespace == pod.namespace\n",
         "        if budget.namespace == pod.name\n",
+        world="operators",
+        where=lambda policy: policy.is_consolidation_on and policy.consolidation_requested_ratio_max == 1.0,
     ),
     Planted(
         "work that would start over is moved",
@@ -180,6 +215,8 @@ _REMOVALS = (
         f"{_CORE}/protection.py",
         'if pod.owner_kind == "Job" and not can_save(',
         'if pod.owner_kind == "Nobody" and not can_save(',
+        world="calm",
+        where=lambda policy: policy.is_consolidation_on and policy.consolidation_requested_ratio_max == 1.0,
     ),
     Planted(
         "silence is taken for idle",
@@ -189,6 +226,7 @@ _REMOVALS = (
         "    sensed = state.telemetry.get(node.node_uid)\n"
         "    is_busy = sensed is not None and any(gpu.utilization_ratio_mean for gpu in sensed.gpus)\n"
         "    if is_busy and any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):\n",
+        world="calm",
     ),
     Planted(
         "nodes are removed on an old picture",
@@ -196,9 +234,15 @@ _REMOVALS = (
         f"{_CORE}/freshness.py",
         "age_seconds is not None and age_seconds <= policy.watch_seconds_max",
         "age_seconds is not None",
+        world="messages",
     ),
     Planted(
-        "a drain does not wait for its pods", 3, f"{_SCALER}/drains.py", "        if not pods:\n", "        if True:\n"
+        "a drain does not wait for its pods",
+        3,
+        f"{_SCALER}/drains.py",
+        "        if not pods:\n",
+        "        if True:\n",
+        world="notices",
     ),
     Planted(
         "a drain given up leaves its node cordoned",
@@ -206,6 +250,7 @@ _REMOVALS = (
         f"{_SCALER}/drains.py",
         "        await self._cordon(said.node_name, said.node_uid, is_cordoned=False)\n",
         "",
+        world="notices",
     ),
     Planted(
         "a node of somebody else is removed",
@@ -213,6 +258,7 @@ _REMOVALS = (
         f"{_CORE}/scale_down.py",
         "    return view.is_ours and view.is_usable and",
         "    return view.is_usable and",
+        world="calm",
     ),
     Planted(
         "the minimum is passed by one",
@@ -220,6 +266,8 @@ _REMOVALS = (
         f"{_CORE}/pace.py",
         "    if staying_count <= policy.nodes_count_min:\n",
         "    if staying_count < policy.nodes_count_min:\n",
+        world="calm",
+        where=lambda policy: policy.nodes_count_min == 2,
     ),
 )
 
@@ -275,6 +323,7 @@ _MONEY = (
         f"{_CORE}/accrual.py",
         "to_at - launched_at) - charged_micro_usd",
         "to_at - launched_at) - charged_micro_usd - 1",
+        world="calm",
     ),
     Planted(
         "the cents of a share are lost",
@@ -282,6 +331,7 @@ _MONEY = (
         "libs/gpu_autoscaler/model/money.py",
         "        shares[index] += 1\n",
         "        shares[index] += 0\n",
+        world="calm",
     ),
     Planted(
         "more is used than was allocated",
@@ -289,6 +339,7 @@ _MONEY = (
         f"{_CORE}/accrual.py",
         "min(1.0, used_units / mean_units_held)",
         "used_units / mean_units_held",
+        world="calm",
     ),
     Planted(
         "what was charged before is charged again",
@@ -296,6 +347,7 @@ _MONEY = (
         f"{_COSTS}/service.py",
         "        charged = 0 if charge is None else charge.total_micro_usd\n",
         "        charged = 0 if charge is None else charge.last.total_micro_usd\n",
+        world="calm",
     ),
     Planted(
         "a budget is crossed and nobody is told",
@@ -303,6 +355,7 @@ _MONEY = (
         f"{_COSTS}/service.py",
         "if fact.condition() not in self._marks_told]",
         "if fact.condition() in self._marks_told]",
+        world="calm",
     ),
 )
 
@@ -315,6 +368,7 @@ _RECORDS = (
         "        state, cut = self._view.state, self._view.cut\n",
         "        state, last = self._view.state, dict(self._view.cut.last_sequences)\n"
         '        cut = Cut(last_sequences=tuple({**last, "POD": max(0, last.get("POD", 0) - 9)}.items()))\n',
+        world="calm",
     ),
     Planted(
         "an older word about an object overrules a newer one",
@@ -322,6 +376,7 @@ _RECORDS = (
         f"{_CORE}/batch.py",
         "            if version_of(known) >= version:\n                return False\n",
         "            if version_of(known) == version:\n                return False\n",
+        world="messages",
     ),
     Planted(
         "what is gone comes back when it is said again",
@@ -329,6 +384,7 @@ _RECORDS = (
         f"{_CORE}/batch.py",
         "            if stone.version >= version:\n                return False\n",
         "",
+        world="messages",
     ),
     Planted(
         "a plan reads a clock of its own",
@@ -336,7 +392,8 @@ _RECORDS = (
         f"{_SCALER}/service.py",
         "        made = plan(state, self._policy, now)\n",
         "        made = msgspec.structs.replace(plan(state, self._policy, now), as_of=now.replace(microsecond=0))\n",
+        world="calm",
     ),
 )
 
-PLANTED = (*_JOBS, *_LAUNCHES, *_REMOVALS, *_NOTICES, *_MONEY, *_RECORDS, *LATER)
+PLANTED = (*_JOBS, *_LAUNCHES, *_REMOVALS, *_NOTICES, *_MONEY, *_RECORDS, *LATER, *LIMITS)

@@ -79,6 +79,8 @@ _PARTS = (
         f"{_CORE}/ledger.py",
         '(("pool", pool), ("zone", zone), ("project", project))',
         '(("pool", pool), ("project", project))',
+        world="busy",
+        where=lambda policy: policy.limits.zones,
     ),
     Planted(
         "a project's limit is not counted",
@@ -86,6 +88,8 @@ _PARTS = (
         f"{_CORE}/ledger.py",
         '(("pool", pool), ("zone", zone), ("project", project))',
         '(("pool", pool), ("zone", zone))',
+        world="busy",
+        where=lambda policy: policy.limits.projects,
     ),
 )
 
@@ -97,7 +101,8 @@ _GOINGS = (
         f"{_CORE}/pace.py",
         "        elif budget.holds_at(as_of):\n",
         "        elif False:\n",
-        "operators",
+        world="operators",
+        where=lambda policy: policy.removal.budgets,
     ),
     Planted(
         "one node more goes than the pace allows",
@@ -105,7 +110,8 @@ _GOINGS = (
         f"{_CORE}/pace.py",
         "    if len(going) >= going_count_max:\n",
         "    if len(going) > going_count_max:\n",
-        "operators",
+        world="operators",
+        where=lambda policy: policy.disruption_ratio_max == 0.1,
     ),
     Planted(
         "a node that is too old goes with force at once",
@@ -113,7 +119,8 @@ _GOINGS = (
         f"{_CORE}/renewal.py",
         "is_forced=is_overdue(reason, policy))",
         "is_forced=True)",
-        "operators",
+        world="operators",
+        where=lambda policy: policy.removal.expire_seconds_max == 4500.0,
     ),
     Planted(
         "work is moved by choice before it has saved",
@@ -129,7 +136,8 @@ _GOINGS = (
         f"{_CORE}/renewal.py",
         "    if not places.homeless and not places.coming:\n",
         "    if True:\n",
-        "operators",
+        world="operators",
+        where=lambda policy: policy.removal.expire_seconds_max == 4500.0,
     ),
 )
 

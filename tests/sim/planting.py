@@ -1,7 +1,11 @@
 """What a planted bug is."""
 
+from collections.abc import Callable
+
 import msgspec
 from tests.sim.searching import SWARM
+
+from gpu_autoscaler.core.policy import ScalingPolicy
 
 
 class Planted(msgspec.Struct, frozen=True):
@@ -13,3 +17,4 @@ class Planted(msgspec.Struct, frozen=True):
     right: str
     wrong: str
     world: str = SWARM  # where it shows best; see `searching.py`
+    where: Callable[[ScalingPolicy], object] | None = None  # true for policies under which it can show; None: any

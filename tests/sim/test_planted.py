@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.sim.mutants import ROOT, UNCHECKED, plant
+from tests.sim.hunting import ROOT, UNCHECKED, plant
 from tests.sim.planted import PLANTED
 from tests.sim.planting import Planted
 

@@ -2,15 +2,16 @@
 one only where its work is protected, or trouble kept everybody from acting. Part of the witness.
 """
 
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
-from gpu_autoscaler.core.ledger import period_start
-from gpu_autoscaler.core.money import Cap, caps
+from gpu_autoscaler.core.money_policy import MoneyPolicy
+from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
-from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.ids import ActionId, JobId
 from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import MoneyExhausted
@@ -25,6 +26,27 @@ LOOKED_SECONDS = 60.0
 EXCUSED_SECONDS = 3600.0
 # A pod that came so shortly before its node was told to go was not known to everybody.
 NEW_SECONDS = 60.0
+
+
+class Cap(NamedTuple):
+    """One limit of the policy, read from it once more."""
+
+    owner: str  # cluster, pool/<name>, zone/<name> or project/<name>
+    period: str
+    micro_usd_max: int
+    is_hard: bool
+
+
+def caps(policy: ScalingPolicy) -> Iterator[Cap]:
+    """Every limit of money by day or month."""
+    owned: list[tuple[str, MoneyPolicy]] = [("cluster", policy.limits.money)]
+    owned += [(f"pool/{part.name}", part.money) for part in policy.pools]
+    owned += [(f"zone/{part.name}", part.money) for part in policy.limits.zones]
+    owned += [(f"project/{part.name}", part.money) for part in policy.limits.projects]
+    for owner, money in owned:
+        for period, most in (("day", money.day_micro_usd_max), ("month", money.month_micro_usd_max)):
+            if most is not None:
+                yield Cap(owner, period, most, money.is_hard)
 
 
 class Purse:
@@ -48,19 +70,56 @@ class Purse:
         self._calm_since = calm_since
         self._excused_at: dict[str, float] = {}  # by owner: when something spoke for passing its limit
         self._told_to_go_at: dict[str, datetime] = {}  # by node name: for want of money
-        if caps(policies.now):
+        self._machines: dict[ActionId, Machine] = {}
+        self._on_order: dict[ActionId, BuyNode] = {}
+        if any(caps(policies.now)):
             loop.call_later(LOOKED_SECONDS, self._look)
 
-    def planned(self, plan: Plan) -> None:
-        """Nothing is bought while a limit of its is passed; who goes for want of money is remembered."""
+    def planned(self, plan: Plan, *, is_calm: bool) -> None:
+        """Nothing is bought while a limit of its is passed, or would be by what is promised; who goes for want of
+        money is remembered. In troubled times a plan may not know of all that is on order."""
         for decision in plan.decisions:
             if isinstance(decision, DrainNode) and isinstance(decision.reason, MoneyExhausted):
                 self._told_to_go_at[decision.node_name] = self._loop.now()
+            elif isinstance(decision, ReleaseInstance):
+                self.over(decision.order_action_id)
         bought = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
         for cap in caps(self._policies.now) if bought else ():
-            mine = [each.offer for each in bought if _counts(cap, each.pool, each.offer, dict(each.labels))]
+            mine = [each for each in bought if _counts(cap, each.pool, each.offer, dict(each.labels))]
             if mine and self._bill(cap) > cap.micro_usd_max:
                 self._breaks(PROMISE, f"{len(mine)} nodes are bought, and {self._said(cap)}")
+            elif mine and is_calm and self._bill(cap) + self._promised(cap, mine) > cap.micro_usd_max:
+                self._breaks(PROMISE, f"{self._promised(cap, mine)} more are promised, and {self._said(cap)}")
+        self._on_order = {key: each for key, each in self._on_order.items() if self._is_coming(each)}
+        self._on_order.update((each.action_id, each) for each in bought)
+
+    def over(self, action_id: ActionId) -> None:
+        """Nothing comes of the order."""
+        self._on_order.pop(action_id, None)
+
+    def launched(self, machine: Machine) -> None:
+        """From here on the machine is looked at."""
+        self._machines[machine.order.action_id] = machine
+
+    def _promised(self, cap: Cap, bought: list[BuyNode]) -> int:
+        """What the work may cost for which nodes are on order: what runs is left out, and the time of coming and
+        going, so never more than is promised in truth."""
+        now = self._loop.now()
+        coming = [each for each in self._on_order.values() if self._is_coming(each)]
+        mine = [each for each in coming if _counts(cap, each.pool, each.offer, dict(each.labels))]
+        total = 0
+        for each in (*mine, *bought):
+            rest = _period_end(cap.period, now) - now
+            if each.work_seconds_max is not None:
+                rest = min(rest, timedelta(seconds=each.work_seconds_max))
+            total += cost_micro_usd(each.offer.price_micro_usd_per_hour or 0, rest)
+        return total
+
+    def _is_coming(self, order: BuyNode) -> bool:
+        machine = self._machines.get(order.action_id)
+        if machine is None:
+            return self._loop.now() < order.deadline_at
+        return machine.is_alive and not machine.is_usable and machine.notice is None
 
     def may_disturb(self, machine: Machine, pod: wire.Pod) -> bool:
         """True where the node was told to go for want of money, and nobody had marked the pod."""
@@ -87,7 +146,7 @@ class Purse:
     def _bill(self, cap: Cap) -> int:
         """What the cloud asks for up to now, of the limit's period."""
         now = self._loop.now()
-        start, total = period_start(cap.period, now), 0
+        start, total = _period_start(cap.period, now), 0
         for machine in self._cloud.machines:
             until = min(machine.terminated_at or now, now)
             since = max(machine.launched_at, start)
@@ -114,3 +173,13 @@ class Purse:
 
 def _counts(cap: Cap, pool: str, offer: Offer, told: Mapping[str, str]) -> bool:
     return cap.owner in ("cluster", f"pool/{pool}", f"zone/{offer.zone}", f"project/{told.get(labels.PROJECT_ID)}")
+
+
+def _period_start(period: str, at: datetime) -> datetime:
+    midnight = at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return midnight if period == "day" else midnight.replace(day=1)
+
+
+def _period_end(period: str, at: datetime) -> datetime:
+    start = _period_start(period, at)
+    return start + timedelta(days=1) if period == "day" else _period_start(period, start + timedelta(days=32))

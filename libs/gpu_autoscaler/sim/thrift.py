@@ -16,7 +16,8 @@ from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.workloads import Workloads, controller_of
 from gpu_autoscaler.store.protocol import JobRow
 
-# Bought so that others may go, or that somebody may come: their plans say how many of them there are to be.
+# Bought so that others may go, or that somebody may come: their plans say how many of them there are to be. What is to
+# be kept free by the policy is known, and counted by itself.
 _FOR_NOBODY_WHO_WAITS = (ReplacesNodes, WantedAhead, OverrideWants)
 SLACK_COUNT = 2  # bought for work that found another place in the same instant
 
@@ -39,6 +40,7 @@ class Thrift:
         self._jobs = jobs
         self._breaks = breaks
         self._ordered_at: dict[ActionId, float] = {}
+        self._ahead_at: dict[ActionId, float] = {}  # for what the policy wants to be free
         self._machines: dict[ActionId, Machine] = {}
         self._waited: dict[str, tuple[int, float]] = {}  # by whose work: how much at once, and when it was seen last
         cloud.launch_listeners.append(self._launched)
@@ -50,8 +52,10 @@ class Thrift:
         for decision in plan.decisions:
             if isinstance(decision, BuyNode) and not isinstance(decision.reason, _FOR_NOBODY_WHO_WAITS):
                 self._ordered_at[decision.action_id] = now
+            elif isinstance(decision, BuyNode) and _is_for_headroom(decision):
+                self._ahead_at[decision.action_id] = now
             elif isinstance(decision, ReleaseInstance):
-                self._ordered_at.pop(decision.order_action_id, None)
+                self.refused(decision.order_action_id)
         self._forget(now)
         policy = self._policies.now
         nodes_count_min = max(policy.nodes_count_min, *(size.nodes_count_min or 0 for size in policy.sizes), 0)
@@ -62,10 +66,18 @@ class Thrift:
                 "nothing is bought twice",
                 f"{len(self._ordered_at)} nodes are on order for {wanted_count} pieces of work, if each had its own",
             )
+        free_count = sum(room.free_gpu_count for room in policy.headrooms)
+        on_order_count = len(self._ordered_at) + len(self._ahead_at)
+        if is_calm and self._ahead_at and has_bought and on_order_count > wanted_count + free_count + SLACK_COUNT:
+            self._breaks(
+                "nothing is bought twice",
+                f"{on_order_count} nodes are on order for {wanted_count} works and {free_count} GPUs of headroom",
+            )
 
     def refused(self, action_id: ActionId) -> None:
-        """The cloud would not sell."""
+        """The order is none any more: the cloud would not sell, or it was given back."""
         self._ordered_at.pop(action_id, None)
+        self._ahead_at.pop(action_id, None)
 
     def _launched(self, machine: Machine) -> None:
         self._machines[machine.order.action_id] = machine
@@ -73,11 +85,11 @@ class Thrift:
     def _forget(self, now: float) -> None:
         """What has come, has died or is late is on order no more; who has not waited since then does not count."""
         boot_seconds = self._policies.now.boot_seconds_max
-        for action_id, ordered_at in list(self._ordered_at.items()):
+        for action_id, ordered_at in {**self._ordered_at, **self._ahead_at}.items():
             machine = self._machines.get(action_id)
             has_come = machine is not None and (machine.is_usable or not machine.is_alive or machine.notice is not None)
             if has_come or now - ordered_at >= boot_seconds:
-                del self._ordered_at[action_id]
+                self.refused(action_id)
         self._waited = {key: seen for key, seen in self._waited.items() if now - seen[1] < boot_seconds}
 
     def _look(self, now: float) -> None:
@@ -99,3 +111,9 @@ class Thrift:
         for key, count in waiting.items():
             if count:
                 self._waited[key] = (max(count, self._waited.get(key, (0, 0.0))[0]), now)
+
+
+def _is_for_headroom(decision: BuyNode) -> bool:
+    """True for a node of which the policy itself says how much is to be free; a forecast says it by itself."""
+    reason = decision.reason
+    return isinstance(reason, WantedAhead) and all(key.startswith("headroom/") for key in reason.demand)

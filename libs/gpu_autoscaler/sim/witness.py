@@ -28,10 +28,12 @@ from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, RECORD, STORE
 from gpu_autoscaler.sim.goings import Goings
 from gpu_autoscaler.sim.kubernetes import Entry
+from gpu_autoscaler.sim.obedience import Obedience
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.purse import Purse
 from gpu_autoscaler.sim.thrift import Thrift
 from gpu_autoscaler.sim.timeline import VirtualLoop
+from gpu_autoscaler.sim.wholeness import Wholeness
 from gpu_autoscaler.sim.workloads import Workloads, controller_of
 from gpu_autoscaler.store.protocol import JobRow
 
@@ -94,6 +96,9 @@ class Witness:
         self._ceilings = Ceilings(cloud, policies, self.breaks)
         self._purse = Purse(loop, cloud, policies, jobs, self.breaks, calm_since=calm_since)
         self._goings = Goings(cloud, policies, self.breaks)
+        self._wholeness = Wholeness(jobs, self.breaks)
+        self._obedience = Obedience(cloud, self.breaks)
+        self.lost_listeners.append(self._obedience.lost)
         cloud.launch_listeners.append(self.launched)
         workloads.cluster.listen(self._changed)
 
@@ -113,6 +118,7 @@ class Witness:
             self.breaks("one launch for one action", f"{machine.provider_id} was bought for {action_id}, of no plan")
         self._launched.add(action_id)
         self._ceilings.launched(machine)
+        self._purse.launched(machine)
 
     # ---- never a voluntary removal of what must not be disturbed
 
@@ -212,7 +218,8 @@ class Witness:
             )
         self._last_plan_sequence = sequence
         self._thrift.planned(plan, is_calm=self._was_calm_since(self._loop.time()))
-        self._purse.planned(plan)
+        self._wholeness.planned(plan)
+        self._purse.planned(plan, is_calm=self._was_calm_since(self._loop.time()))
         for decision in plan.decisions:
             if isinstance(decision, DrainNode) and decision.is_voluntary and isinstance(decision.reason, NodeIdle):
                 self._see_idle(decision.node_name)
@@ -239,6 +246,7 @@ class Witness:
 
     def heard(self, recorded: Recorded) -> None:
         """A fact was stored."""
+        self._obedience.heard(recorded)
         if isinstance(recorded.fact, ScalingPlanMade):
             self._planned(recorded.fact.plan, recorded.sequence)
             self._see_frozen(recorded.fact)
@@ -246,6 +254,7 @@ class Witness:
             self._goings.planned(recorded.fact.plan, recorded.fact.policy_digest, self._loop.now(), is_calm=is_calm)
         if isinstance(recorded.fact, ScalingLaunchRefused):
             self._thrift.refused(recorded.fact.action_id)
+            self._purse.over(recorded.fact.action_id)
         if isinstance(recorded.fact, ScalingDrainStarted) and recorded.fact.is_voluntary:
             self._left_by_choice.add(recorded.fact.node_name)
         if isinstance(recorded.fact, ScalingNodeDrained | ScalingDrainCancelled):

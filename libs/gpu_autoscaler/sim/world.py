@@ -15,6 +15,7 @@ from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.model.ids import derive_id
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.runtime.snapshots import Snapshots
+from gpu_autoscaler.sim.allowances import Allowances
 from gpu_autoscaler.sim.askers import Askers
 from gpu_autoscaler.sim.cloud import Cloud, offers_for
 from gpu_autoscaler.sim.coverage import Coverage
@@ -149,6 +150,9 @@ class World:
         self.record.listen(self.coverage.heard)
         self._watch_rebuilding()
         self._patience = Patience(self, self.witness.breaks)
+        self._allowances = Allowances(
+            self.loop, self.cluster, self.tables, self.witness.breaks, calm_since=self.faults.disturbed_until
+        )
         self.trouble = Trouble(self, self._chance("trouble"))
         self._settling = Settling(self)
         self._node_seconds = 0.0
@@ -164,6 +168,7 @@ class World:
             self.coverage.begin()
             self._operators.begin()
             self._patience.begin()
+            self._allowances.begin()
             self.trouble.begin()
             self._let_pass(min(self.setting.hours, self._ends_at_hours) * 3600.0)
             hours_seconds = self.loop.time()

@@ -1,0 +1,58 @@
+"""Jobs with a budget of their own: what the ledger says is spent of it ends the job. Part of the witness."""
+
+from collections.abc import Callable
+
+from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.sim.kubernetes import Kubernetes
+from gpu_autoscaler.sim.store import Tables
+from gpu_autoscaler.sim.timeline import VirtualLoop
+
+PROMISE = "money"
+LOOKED_SECONDS = 60.0
+# A look at the ledger, an eviction with its grace period, and the cloud's own time: the ledger is read each minute.
+ENDED_SECONDS_MAX = 600.0
+
+
+class Allowances:
+    """Knows since when each job is beyond its budget and still at work, with no fault in force."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        cluster: Kubernetes,
+        tables: Tables,
+        breaks: Callable[[str, str], None],
+        *,
+        calm_since: Callable[..., float],
+    ) -> None:
+        self._loop = loop
+        self._cluster = cluster
+        self._tables = tables
+        self._breaks = breaks
+        self._calm_since = calm_since
+        self._since: dict[JobId, float] = {}
+
+    def begin(self) -> None:
+        """Look every minute."""
+        self._loop.call_later(LOOKED_SECONDS, self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        beyond = {job_id: self._since.get(job_id, now) for job_id in self._beyond()}
+        at_work = {pod.metadata.labels.get(labels.JOB_ID) for pod in self._cluster.all(PODS)} if beyond else set()
+        self._since = {job_id: since for job_id, since in beyond.items() if job_id in at_work}
+        for job_id, since in self._since.items():
+            seconds = now - max(since, self._calm_since())
+            if seconds > ENDED_SECONDS_MAX:
+                spent, limit = self._tables.spent[job_id], self._tables.jobs[job_id].spec.budget_limit_micro_usd
+                self._breaks(
+                    PROMISE, f"job {job_id} has spent {spent} of {limit}, and is at work {seconds:.0f} s later"
+                )
+                return
+        self._loop.call_later(LOOKED_SECONDS, self._look)
+
+    def _beyond(self) -> list[JobId]:
+        rows = ((job_id, self._tables.jobs.get(job_id), spent) for job_id, spent in self._tables.spent.items())
+        return [job_id for job_id, row, spent in rows if row and 0 < (row.spec.budget_limit_micro_usd or 0) < spent]

@@ -1,0 +1,111 @@
+"""What people overrule holds while it is in force, and not a moment longer: read from what they said on the record.
+
+Part of the witness. A plan is held to what its own cut says that it knew, so that no trouble excuses it.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.directives import Freeze, Override, PausePool, Word
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.sim.cloud import Cloud
+
+PROMISE = "people are obeyed"
+Said = PolicyDirectiveGiven | PolicyDirectiveLifted
+
+
+class _Scope(NamedTuple):
+    pool: str
+    offer: Offer
+
+
+class Obedience:
+    """Knows what people said, in the order of the stream."""
+
+    def __init__(self, cloud: Cloud, breaks: Callable[[str, str], None]) -> None:
+        self._cloud = cloud
+        self._breaks = breaks
+        self._stream = PolicyDirectiveGiven.stream()
+        self._said: list[tuple[int, Said]] = []  # by sequence
+
+    def lost(self) -> None:
+        """What was said is lost with everything else."""
+        self._said.clear()
+
+    def heard(self, recorded: Recorded) -> None:
+        """A fact was stored."""
+        if isinstance(recorded.fact, PolicyDirectiveGiven | PolicyDirectiveLifted):
+            self._said.append((recorded.sequence, recorded.fact))
+        elif isinstance(recorded.fact, ScalingPlanMade) and self._said:
+            self._planned(recorded.fact)
+
+    def _planned(self, made: ScalingPlanMade) -> None:
+        known_to = dict(made.cut.last_sequences).get(self._stream, 0)
+        standing: dict[str, PolicyDirectiveGiven] = {}
+        for sequence, said in self._said:
+            if sequence > known_to:
+                break
+            if isinstance(said, PolicyDirectiveGiven):
+                standing[said.directive.key] = said
+            else:
+                standing.pop(said.key, None)
+        for key, given in standing.items():
+            if made.plan.as_of < given.until:
+                for what in self._against(given, made.plan):
+                    self._breaks(PROMISE, f"plan {made.plan_id} {what}, against {key} of {given.given_by}")
+        for word, subject in _words(made.plan):
+            held = standing.get(word.key)
+            if held is None or held.until <= made.plan.as_of:
+                self._breaks(
+                    PROMISE, f"plan {made.plan_id} does for {word.key} what it does to {subject}: that is over"
+                )
+
+    def _against(self, given: PolicyDirectiveGiven, plan: Plan) -> Iterator[str]:
+        bought = [_Scope(one.pool, one.offer) for one in plan.decisions if isinstance(one, BuyNode)]
+        chosen = [one for one in plan.decisions if isinstance(one, DrainNode) and one.is_voluntary]
+        match given.directive:
+            case Freeze():
+                released = [one for one in plan.decisions if isinstance(one, ReleaseInstance)]
+                if bought or chosen or released:
+                    yield f"buys {len(bought)} nodes, drains {len(chosen)} and gives {len(released)} back"
+            case PausePool(pool=pool):
+                for one in bought:
+                    if one.pool == pool:
+                        yield f"buys {one.offer.key} for pool {pool}"
+                for drain in chosen:
+                    machine = self._cloud.of_node(drain.node_name)
+                    if machine is not None and machine.order.pool == pool:
+                        yield f"drains {drain.node_name} of pool {pool}"
+            case Override() as override:
+                yield from self._beyond(override, bought)
+
+    def _beyond(self, override: Override, bought: list[_Scope]) -> Iterator[str]:
+        """Say where a purchase passes the most; services count what is ordered as well, so never less than this."""
+        own = [one.offer for one in bought if _takes_in(override, one)]
+        if not own:
+            return
+        standing = [one for one in self._cloud.machines if one.is_ordered and one.state != "terminated"]
+        there = [one.offer for one in standing if _takes_in(override, _Scope(one.order.pool, one.offer))]
+        gpu_counts = [offer.resources.gpu_count for offer in own]
+        nodes_count, gpu_count = len(own) + len(there), sum(gpu_counts) + sum(o.resources.gpu_count for o in there)
+        if override.nodes_count_max is not None and nodes_count > override.nodes_count_max:
+            yield f"buys {len(own)} nodes, {nodes_count} with what stands"
+        if override.gpu_count_max is not None and any(gpu_counts) and gpu_count > override.gpu_count_max:
+            yield f"buys {sum(gpu_counts)} GPUs, {gpu_count} with what stands"
+
+
+def _takes_in(override: Override, one: _Scope) -> bool:
+    return override.pool in (None, one.pool) and override.gpu_model in (None, one.offer.gpu_model)
+
+
+def _words(plan: Plan) -> Iterator[tuple[Word, str]]:
+    """Yield every word of somebody that the plan gives for a reason."""
+    reasons = [(one.reason, str(one.action_id)) for one in plan.decisions]
+    for reason, subject in (*reasons, *((held.reason, held.subject) for held in plan.held_back)):
+        word = getattr(reason, "said", None)
+        if isinstance(word, Word):
+            yield word, subject

@@ -1,0 +1,216 @@
+"""Plants a bug in a copy of the code and lets the simulator look for it. The working tree is never touched.
+
+A bug is hunted with the second opinion on, and with it off, so that the world's own witness has to see it alone. First
+where it was found before, then in one seed after the other: short runs, then long ones.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from tests.sim.planting import Planted
+from tests.sim.searching import Looked, Place
+
+from gpu_autoscaler.sim.policies import policy_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS_COUNT = 500
+HOURS, HOURS_LONG = 0.5, 2.0  # what comes seldom, or needs a fleet that has grown, shows in the long ones alone
+LONG_EACH = 5  # one run of so many is a long one
+SECONDS = 600.0  # of CPU for one bug with the second opinion, and once more without, after which no run is begun
+NOTHING_SECONDS_MAX = 1e9
+# Planted beside a bug: the scaler asks nobody for a second opinion.
+UNCHECKED = Planted(
+    "nobody is asked for a second opinion",
+    2,
+    "services/gpu_autoscaler_services/scaler/service.py",
+    "if mistakes := check(made, state, self._policy):",
+    "if mistakes := check(made, state, self._policy)[:0]:",
+)
+
+
+class Find(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a bug was found first, and by what."""
+
+    place: Place
+    promise: str
+    seeds_count: int  # runs that it took when it was looked for without knowing where
+    seconds: float  # of CPU, of this run
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one bug."""
+
+    by_all: Find | None = None  # None: not found
+    by_world: Find | None = None  # with the second opinion switched off
+
+
+class Hunt(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one bug."""
+
+    name: str
+    promise_attacked: int
+    found: Found
+    what: str = ""  # the promise's own words
+    runs: int = 0
+    seconds: float = 0.0  # wall time
+    exceptions: int = 0  # runs in which the code fell over instead
+    exception: str = ""  # the first of them
+
+
+def plant(bug: Planted, root: Path) -> None:
+    """Change the one place in this copy. Raises ValueError where the text is not there exactly once."""
+    path = root / bug.path
+    text = path.read_text(encoding="utf-8")
+    if text.count(bug.right) != 1:
+        raise ValueError(f"{bug.name!r}: {bug.path} has its text {text.count(bug.right)} times; plant it anew")
+    path.write_text(text.replace(bug.right, bug.wrong), encoding="utf-8")
+
+
+class Garden:
+    """A copy of the code, in which bugs stand for as long as somebody looks for them."""
+
+    def __init__(self, copy: Path) -> None:
+        self._copy = copy
+
+    def search(
+        self,
+        bugs: Sequence[Planted],
+        places: Sequence[Place],
+        *,
+        found_count: int = 1,
+        seconds: float = NOTHING_SECONDS_MAX,
+    ) -> list[Looked]:
+        """Return what each place showed with these bugs, as far as the limits let it look."""
+        asked = msgspec.json.encode(places).decode()
+        # Compiled files are kept in the copy: most of what is imported is the same for all bugs.
+        known = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        paths = os.pathsep.join(str(self._copy / part) for part in ("libs", "services", "."))
+        with self._planted(bugs):
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.sim.searching", asked, str(seconds), str(found_count)],
+                env={**known, "PYTHONPATH": paths},
+                cwd=self._copy,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        if done.returncode:
+            raise RuntimeError(f"{', '.join(bug.name for bug in bugs) or 'no bug'}: {done.stderr[-2000:]}")
+        return [msgspec.json.decode(line, type=Looked) for line in done.stdout.splitlines()]
+
+    @contextmanager
+    def _planted(self, bugs: Sequence[Planted]) -> Iterator[None]:
+        before = {path: (path.read_bytes(), path.stat()) for path in (self._copy / bug.path for bug in bugs)}
+        try:
+            for bug in bugs:
+                plant(bug, self._copy)
+            yield
+        finally:
+            for path, (text, stat) in before.items():
+                path.write_bytes(text)
+                os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # what was compiled of it is right again
+
+
+@contextmanager
+def garden() -> Iterator[Garden]:
+    """A copy of the code as it stands."""
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
+        copy = Path(folder)
+        for part in ("libs", "services", "tests/sim"):
+            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        yield Garden(copy)
+
+
+def places_of(bug: Planted, seeds: Sequence[int], hours: float | None = None) -> list[Place]:
+    """Where to look for a bug: in its world, under policies that let it show, in runs of `hours` or short and long."""
+    right = [seed for seed in seeds if bug.where is None or bug.where(policy_of(seed))]
+    return [
+        Place(seed, hours or (HOURS_LONG if number % LONG_EACH == LONG_EACH - 1 else HOURS), bug.world)
+        for number, seed in enumerate(right)
+    ]
+
+
+NOTHING_KNOWN = Found()
+
+
+def hunt(
+    bug: Planted,
+    places: Sequence[Place],
+    within: Garden,
+    *,
+    known: Found = NOTHING_KNOWN,
+    seconds: float = NOTHING_SECONDS_MAX,
+) -> Hunt:
+    """Look for one bug: by all that there is, then by the world alone, first where each has seen it."""
+    began_at = time.monotonic()
+    told: list[Looked] = []
+    by_all = _hunt((bug,), places, within, known.by_all, seconds, told)
+    by_world = None
+    if by_all is not None and (known.by_all is None or known.by_world is not None):  # else it is known to see nothing
+        # Until a plan is refused both runs are the same one, so what the world sees there is likely seen here as well.
+        first = known.by_world or by_all
+        by_world = _hunt((bug, UNCHECKED), places, within, first, seconds, told)
+    errors = [one for one in told if one.error]
+    return Hunt(
+        name=bug.name,
+        promise_attacked=bug.promise,
+        found=Found(by_all=by_all, by_world=by_world),
+        what=next((one.what for one in reversed(told) if one.is_found), ""),
+        runs=len(told),
+        seconds=round(time.monotonic() - began_at, 1),
+        exceptions=len(errors),
+        exception=errors[0].error if errors else "",
+    )
+
+
+def hunt_alone(bug: Planted, places: Sequence[Place], within: Garden, known: Find | None) -> Find | None:
+    """Return where the world alone sees it; None: nowhere."""
+    return _hunt((bug, UNCHECKED), places, within, known, NOTHING_SECONDS_MAX, [])
+
+
+def _hunt(
+    bugs: Sequence[Planted],
+    places: Sequence[Place],
+    within: Garden,
+    known: Find | None,
+    seconds: float,
+    told: list[Looked],
+) -> Find | None:
+    """Return where it shows. Of a place that was known the number of runs stays what it was when it was found."""
+    if known is not None:
+        looked = within.search(bugs, (known.place,))
+        told += looked
+        if looked[0].is_found:
+            return _find_of(looked[0], known.seeds_count)
+    looked = within.search(bugs, places, seconds=seconds)
+    told += looked
+    return next((_find_of(one, number) for number, one in enumerate(looked, 1) if one.is_found), None)
+
+
+def _find_of(looked: Looked, seeds_count: int) -> Find:
+    return Find(place=looked.place, promise=looked.promise, seeds_count=seeds_count, seconds=looked.seconds)
+
+
+def known_finds(path: Path) -> dict[str, Found]:
+    """Where each bug was found before, by its name."""
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Found])
+
+
+def learn(path: Path, hunts: Sequence[Hunt], planted: Mapping[str, Planted]) -> None:
+    """Keep where each bug was found; of those that are planted no more nothing is kept."""
+    known = {name: found for name, found in known_finds(path).items() if name in planted}
+    known |= {one.name: one.found for one in hunts if one.found.by_all is not None}
+    lines = (f"  {_encoded(name)}: {_encoded(found)}" for name, found in sorted(known.items()))
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _encoded(told: object) -> str:
+    return msgspec.json.encode(told).decode()

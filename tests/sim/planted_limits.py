@@ -1,0 +1,149 @@
+"""Bugs to plant in what bounds the system: money by time, what is kept free, and what people overrule for a while.
+
+As in `planted.py`.
+"""
+
+from tests.sim.planting import Planted
+
+from gpu_autoscaler.core.policy import ScalingPolicy
+
+_SCALER = "services/gpu_autoscaler_services/scaler"
+_SCHEDULER = "services/gpu_autoscaler_services/scheduler"
+_CORE = "libs/gpu_autoscaler/core"
+
+
+def _has_limit_of_money(policy: ScalingPolicy) -> bool:
+    return policy.limits.money.day_micro_usd_max is not None or policy.limits.money.month_micro_usd_max is not None
+
+
+# 5: no purchase passes a limit of money, and a job ends with its budget
+_MONEY = (
+    Planted(
+        "a limit of the day or the month is no limit",
+        5,
+        f"{_CORE}/money.py",
+        "        if self.spent[cap] + reserved + needed_micro_usd <= cap.micro_usd_max:\n",
+        "        if True:\n",
+        "busy",
+        _has_limit_of_money,
+    ),
+    Planted(
+        "a limit of the month is forgotten",
+        5,
+        f"{_CORE}/money.py",
+        "    if money.month_micro_usd_max is not None:\n",
+        "    if False:\n",
+        "busy",
+        lambda policy: policy.limits.money.month_micro_usd_max is not None,
+    ),
+    Planted(
+        "what is promised to nodes is forgotten",
+        5,
+        f"{_CORE}/money.py",
+        "        reserved = self.promised[cap] + promised_micro_usd\n",
+        "        reserved = promised_micro_usd\n",
+        "busy",
+        _has_limit_of_money,
+    ),
+    Planted(
+        "purchases of one plan are not added up",
+        5,
+        f"{_CORE}/money.py",
+        "                self._more[cap] += count * self._needed(cap, offer, customer)\n",
+        "                self._more[cap] += 0\n",
+        "busy",
+        _has_limit_of_money,
+    ),
+    Planted(
+        "a job's own budget is no limit",
+        5,
+        f"{_SCHEDULER}/budgets.py",
+        "            if outlay.is_spent:\n",
+        "            if False:\n",
+        "calm",
+    ),
+)
+
+# 2: nothing is bought twice, also not for nobody, or after a refusal
+_AHEAD = (
+    Planted(
+        "headroom that is on its way is bought once more",
+        2,
+        f"{_CORE}/forecast.py",
+        "placed = draft.room.place_most(shape, want.enough_count - shared_count) if want.doubt is None else ()",
+        "placed: tuple[str, ...] = ()",
+        "calm",
+        lambda policy: policy.headrooms,
+    ),
+    Planted(
+        "what was refused is asked for once more under its old token",
+        2,
+        f"{_SCALER}/purchases.py",
+        "        if record is not None and (record.launched or record.refused or record.terminated):\n",
+        "        if record is not None and (record.launched or record.terminated):\n",
+        "redeliveries",
+        lambda policy: policy.nodes_count_max == 12 or policy.gpu_count_max == 24,
+    ),
+)
+
+# 3: what people say holds while it is in force, and no longer
+_PEOPLE = (
+    Planted(
+        "a frozen cluster buys",
+        3,
+        f"{_CORE}/limits.py",
+        "        reason = frozen or _excess_of_all(members, account, beyond)\n",
+        "        reason = _excess_of_all(members, account, beyond)\n",
+        "overrulers",
+    ),
+    Planted(
+        "a drain starts under a freeze",
+        3,
+        f"{_CORE}/limits.py",
+        "    if frozen is not None:\n        removals = tuple",
+        "    if False:\n        removals = tuple",
+        "overrulers",
+    ),
+    Planted(
+        "a paused pool buys",
+        3,
+        f"{_CORE}/bounds.py",
+        "        if (pause := self._paused.get(pool)) is not None:\n",
+        "        if (pause := self._paused.get(pool)) is None and False:\n",
+        "overrulers",
+    ),
+    Planted(
+        "a paused pool lets its nodes go",
+        3,
+        f"{_CORE}/bounds.py",
+        '    if (pause := draft.directives.paused.get(view.pool or "")) is not None:\n',
+        '    if (pause := draft.directives.paused.get(view.pool or "")) is None and False:\n',
+        "overrulers",
+    ),
+    Planted(
+        "an override's most is passed by one",
+        3,
+        f"{_CORE}/bounds.py",
+        "count + more > bound.limit:",
+        "count > bound.limit:",
+        "overrulers",
+    ),
+    Planted(
+        "an override never ends",
+        3,
+        f"{_CORE}/directives.py",
+        "if each.lifted is None and as_of < each.given.until)",
+        "if each.lifted is None)",
+        "overrulers",
+    ),
+    Planted(
+        "what somebody took back holds all the same",
+        3,
+        f"{_CORE}/directives.py",
+        "if each.lifted is None and as_of < each.given.until)",
+        "if as_of < each.given.until)",
+        "overrulers",
+    ),
+)
+
+LIMITS = (*_MONEY, *_AHEAD, *_PEOPLE)
