@@ -26,6 +26,7 @@ HOURS, HOURS_LONG = 0.5, 2.0  # what comes seldom, or needs a fleet that has gro
 LONG_EACH = 5  # one run of so many is a long one
 SECONDS = 600.0  # of CPU for one bug with the second opinion, and once more without, after which no run is begun
 NOTHING_SECONDS_MAX = 1e9
+SECOND_OPINION = "the second opinion"  # the promise that a refused plan breaks
 # Planted beside a bug: the scaler asks nobody for a second opinion.
 UNCHECKED = Planted(
     "nobody is asked for a second opinion",
@@ -154,10 +155,10 @@ def hunt(
     told: list[Looked] = []
     by_all = _hunt((bug,), places, within, known.by_all, seconds, told)
     by_world = None
-    if by_all is not None and (known.by_all is None or known.by_world is not None):  # else it is known to see nothing
-        # Until a plan is refused both runs are the same one, so what the world sees there is likely seen here as well.
-        first = known.by_world or by_all
-        by_world = _hunt((bug, UNCHECKED), places, within, first, seconds, told)
+    if by_all is not None and by_all.promise != SECOND_OPINION:
+        by_world = by_all  # no plan was refused until then, so that without the second opinion it is the same run
+    elif by_all is not None and (known.by_all is None or known.by_world is not None):  # else it is known to see nothing
+        by_world = _hunt((bug, UNCHECKED), places, within, known.by_world or by_all, seconds, told)
     errors = [one for one in told if one.error]
     return Hunt(
         name=bug.name,
