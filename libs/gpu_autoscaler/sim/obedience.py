@@ -10,7 +10,7 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
-from gpu_autoscaler.model.directives import Freeze, Override, PausePool, Word
+from gpu_autoscaler.model.directives import FOR_GOOD, Freeze, Override, PausePool, Word
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.sim.cloud import Cloud
 
@@ -59,7 +59,8 @@ class Obedience:
                     self._breaks(PROMISE, f"plan {made.plan_id} {what}, against {key} of {given.given_by}")
         for word, subject in _words(made.plan):
             held = standing.get(word.key)
-            if held is None or held.until <= made.plan.as_of:
+            is_of_the_policy = word.until == FOR_GOOD
+            if not is_of_the_policy and (held is None or held.until <= made.plan.as_of):
                 self._breaks(
                     PROMISE, f"plan {made.plan_id} does for {word.key} what it does to {subject}: that is over"
                 )
