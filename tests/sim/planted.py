@@ -80,7 +80,8 @@ _LAUNCHES = (
         f"{_CORE}/life.py",
         "    return joined.order is None or joined.order.refused is None\n",
         "    return False\n",
-        world="calm",
+        world="busy",
+        where=lambda policy: policy.nodes_count_max == 12 or policy.gpu_count_max == 24,
     ),
     Planted(
         "launched again without the token",

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.sim.mutants import ROOT, plant
+from tests.sim.hunting import ROOT, plant
 from tests.sim.planted import PLANTED
 
 from gpu_autoscaler.sim.shrinking import shrink
