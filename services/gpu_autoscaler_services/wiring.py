@@ -26,7 +26,8 @@ from gpu_autoscaler.runtime.process import Compose, Workplace
 from gpu_autoscaler.runtime.runner import instance_name
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.runtime.snapshots import Snapshots, keeping
-from gpu_autoscaler.store.sqlite import SqliteStore, path_of
+from gpu_autoscaler.store.opening import is_missing, open_store
+from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.gateway.auth import Authenticator
 
 
@@ -244,10 +245,10 @@ async def command_bus(settings: Settings, name: str) -> Bus:
     return await _connected(settings.nats, name=name, consumers=())
 
 
-async def command_store(settings: Settings) -> SqliteStore | None:
+async def command_store(settings: Settings) -> Store | None:
     """The store for a command that reads it; None where there is no file of it here. The caller closes it."""
-    path = path_of(settings.store.url)
-    return await SqliteStore.open(path, is_read_only=True) if path.is_file() else None
+    url = settings.store.url
+    return None if is_missing(url) else await open_store(url, is_read_only=True)
 
 
 async def _connected(
@@ -298,13 +299,13 @@ async def _provider(place: Workplace) -> tuple[CapacityProvider, str]:
     return opened, cluster.installation
 
 
-async def _store(place: Workplace) -> SqliteStore:
-    store = await SqliteStore.open(path_of(place.settings.store.url))
+async def _store(place: Workplace) -> Store:
+    store = await open_store(place.settings.store.url)
     place.closing.push_async_callback(store.close)
     return store
 
 
-async def _resumed(place: Workplace, service: type[Service], store: SqliteStore, bus: Bus) -> Snapshots:
+async def _resumed(place: Workplace, service: type[Service], store: Store, bus: Bus) -> Snapshots:
     """The view begins where the last snapshot ends, if one can be used; the runner reads on from there."""
     snapshots = Snapshots(
         service, place.view, store, bus, clock=place.clock, metrics=place.metrics, core_digest=core_digest()

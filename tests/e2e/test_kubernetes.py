@@ -19,6 +19,7 @@ from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingNodeDraine
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
+from gpu_autoscaler_services.local.system import Elsewhere
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -62,7 +63,13 @@ async def real_cluster(folder: Path, plane: ControlPlane) -> AsyncIterator[tuple
     async with aiohttp.ClientSession() as session:
         kube = KubeHttp(session, plane.url, plane.admin_token, plane.tls)
         async with (
-            started(folder, clock_factor=1.0, policy=policy, offers=offers, kubeconfig=plane.kubeconfig()) as system,
+            started(
+                folder,
+                clock_factor=1.0,
+                policy=policy,
+                offers=offers,
+                elsewhere=Elsewhere(kubeconfig=plane.kubeconfig()),
+            ) as system,
             joined(system.simcluster_url, kube),
             followed(system, policy=policy) as running,
         ):

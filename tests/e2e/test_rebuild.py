@@ -26,7 +26,8 @@ from gpu_autoscaler.kube.protocol import JOBS, Listed
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons import UnmetDemand
-from gpu_autoscaler.store.protocol import JobRow
+from gpu_autoscaler.store.opening import open_store
+from gpu_autoscaler.store.protocol import JobRow, Store
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler.tools.replay import Verdict, recompute
 from gpu_autoscaler_services.demo.follow import connect
@@ -97,9 +98,9 @@ async def until_known_again(cluster: Running) -> None:
     )
 
 
-async def until_quiet(cluster: Running, folder: Path) -> Truth:
+async def until_quiet(cluster: Running, store_url: str) -> Truth:
     """Wait until every accepted job has ended, no instance is left, and the ledger is the bill."""
-    store = await SqliteStore.open(folder / "store.db", is_read_only=True)
+    store = await open_store(store_url, is_read_only=True)
     truth = await cluster.world.truth()
     try:
         async with asyncio.timeout(QUIET_SECONDS_MAX):
@@ -116,7 +117,7 @@ async def until_quiet(cluster: Running, folder: Path) -> Truth:
         await store.close()
 
 
-async def ledger(store: SqliteStore) -> Counter[str]:
+async def ledger(store: Store) -> Counter[str]:
     """What the store of record says that each instance cost; every span is the sum of its parts."""
     charged: Counter[str] = Counter()
     cursor: str | None = None
@@ -202,7 +203,7 @@ async def test_every_nats_file_is_lost(
             record_property("known_again_seconds", round(asyncio.get_running_loop().time() - lost_at, 1))
             assert after.record.count(ScalingDecisionsRestored) == 1
             await until_answered(after, "/api/v1/gpu/jobs/job-done")
-            truth = await until_quiet(after, tmp_path)
+            truth = await until_quiet(after, f"sqlite:///{tmp_path / 'store.db'}")
             for name in ("job-done", "job-runs", "job-waits", "job-cancelled", PROMISED):
                 shown = await ask(after, "GET", f"/api/v1/gpu/jobs/{name}")
                 assert shown.status == 200

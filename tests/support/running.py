@@ -21,7 +21,7 @@ from gpu_autoscaler_services.demo.record import Record
 from gpu_autoscaler_services.demo.report import Report, make_report
 from gpu_autoscaler_services.demo.run import DEMO_POLICY, wait_until_quiet
 from gpu_autoscaler_services.demo.script import Script
-from gpu_autoscaler_services.local.system import LocalSystem
+from gpu_autoscaler_services.local.system import Elsewhere, LocalSystem
 from gpu_autoscaler_services.local.world import SimulatedWorld
 
 CLOCK_FACTOR = 15.0
@@ -95,7 +95,7 @@ async def started(
     policy: Path = DEMO_POLICY,
     shadow: Path | None = None,
     offers: Path | None = None,
-    kubeconfig: Path | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> AsyncIterator[LocalSystem]:
     """A system with the demo's policy and a fast clock, if not told otherwise; all of it is ended afterwards."""
     system = LocalSystem(
@@ -105,7 +105,7 @@ async def started(
         gateway_port=0,
         offers=offers,
         shadow=shadow,
-        kubeconfig=kubeconfig,
+        elsewhere=elsewhere,
     )
     await system.start(say)
     try:

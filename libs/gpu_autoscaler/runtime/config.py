@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.documents import load_toml, mistakes_in, struct_of, unknown_name
+from gpu_autoscaler.store.opening import problem_of
 
 PREFIX = "GPU_AUTOSCALER_"
 # Names under our prefix that are no settings: the clock (runtime/clock.py), the file itself, the traces of the demo,
@@ -61,7 +62,9 @@ class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The store of record."""
 
-    url: str = "sqlite:///gpu-autoscaler.db"  # three slashes: relative to the working folder; four: absolute
+    # sqlite:/// and a file: three slashes are relative to the working folder, four absolute; for one machine.
+    # postgresql://user@host:port/database: for several; the password in PGPASSWORD.
+    url: str = "sqlite:///gpu-autoscaler.db"
     # Wall time between two snapshots of the state; a start reads what came since the last one. Source: our own.
     snapshot_seconds: Annotated[float, Meta(ge=1, le=3600)] = 180.0
 
@@ -230,8 +233,8 @@ def _contradictions(settings: Settings) -> list[str]:
     for key, url in (("kube.url", kube.url), ("provider.url", settings.provider.url)):
         if url is not None and not url.startswith(("http://", "https://")):
             found.append(f"{key}: {url!r} must start with http:// or https://")
-    if not settings.store.url.startswith("sqlite:///"):
-        found.append(f"store.url: must start with sqlite:/// (got {settings.store.url.partition(':')[0]!r})")
+    if (wrong := problem_of(settings.store.url)) is not None:
+        found.append(f"store.url: {wrong}")
     if settings.sensing.role == "node" and settings.sensing.node_name is None:
         found.append("sensing.node_name: is needed by sensing.role = 'node'; set it to the node this runs on")
     return found

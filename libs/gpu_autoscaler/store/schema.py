@@ -2,15 +2,16 @@
 
 import sqlite3
 from importlib.resources import files
+from typing import Literal
 
 from gpu_autoscaler.model.errors import ConfigError
 
 _MIGRATIONS = "gpu_autoscaler.store.migrations"
 
 
-def migrations() -> tuple[tuple[int, str], ...]:
+def migrations(database: Literal["sqlite", "postgres"]) -> tuple[tuple[int, str], ...]:
     """Return number and SQL of each migration, in order. The number is the first word of the file's name."""
-    scripts = (entry for entry in files(_MIGRATIONS).iterdir() if entry.name.endswith(".sql"))
+    scripts = (entry for entry in (files(_MIGRATIONS) / database).iterdir() if entry.name.endswith(".sql"))
     return tuple(sorted((int(entry.name.partition("_")[0]), entry.read_text(encoding="utf-8")) for entry in scripts))
 
 
@@ -27,7 +28,7 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
 
 def refuse_other(connection: sqlite3.Connection, path: str) -> None:
     """Raise ConfigError unless the schema is the one that this version knows: for readers, who leave it as it is."""
-    newest = migrations()[-1][0]
+    newest = migrations("sqlite")[-1][0]
     (current,) = connection.execute("PRAGMA user_version").fetchone()
     if current != newest:
         raise ConfigError(
@@ -36,7 +37,7 @@ def refuse_other(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _apply(connection: sqlite3.Connection, path: str) -> None:
-    known = migrations()
+    known = migrations("sqlite")
     newest = known[-1][0]
     (current,) = connection.execute("PRAGMA user_version").fetchone()
     if current > newest:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from gpu_autoscaler.bus.permissions import password_variable, server_text
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.model.errors import ConfigError
@@ -67,6 +69,13 @@ def kept_clock(folder: Path, factor: float) -> Clock:
     return clock
 
 
+class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a system is not started here, but is there already."""
+
+    kubeconfig: Path | None = None  # of a real cluster instead of the simulated one, of which the cloud is left
+    store_url: str | None = None  # a store of record that is no file of the folder
+
+
 class LocalSystem:
     """A NATS server, a simulated cluster and all services, below one folder."""
 
@@ -80,10 +89,9 @@ class LocalSystem:
         nats_port: int = 0,
         offers: Path | None = None,
         shadow: Path | None = None,
-        kubeconfig: Path | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """Ports that are 0 are free ones. `shadow`: a second policy that runs and acts on nothing. `kubeconfig`: of a
-        real cluster, which takes the place of the simulated one; what is left of that is its cloud."""
+        """Ports that are 0 are free ones. `shadow`: a second policy that runs and acts on nothing."""
         self.folder = folder
         self.clock = clock
         self._passwords = fresh_passwords()
@@ -101,9 +109,11 @@ class LocalSystem:
         self._policy = policy
         self._offers = offers
         self._shadow = shadow
+        elsewhere = elsewhere or Elsewhere()
+        self._store_url = elsewhere.store_url or f"sqlite:///{(folder / 'store.db').absolute()}"
         self._kube = KubeSettings(url=self.simcluster_url)
-        if kubeconfig is not None:
-            self._kube = KubeSettings(kubeconfig_path=str(kubeconfig))
+        if elsewhere.kubeconfig is not None:
+            self._kube = KubeSettings(kubeconfig_path=str(elsewhere.kubeconfig))
 
     @property
     def nats_url(self) -> str:
@@ -199,7 +209,7 @@ class LocalSystem:
             nats=NatsSettings(url=self.nats_url_of(service)),
             kube=self._kube,
             provider=ProviderSettings(name="sim", url=self.simcluster_url),
-            store=StoreSettings(url=f"sqlite:///{(self.folder / 'store.db').absolute()}"),
+            store=StoreSettings(url=self._store_url),
             gateway=GatewaySettings(port=int(self.gateway_url.rsplit(":", 1)[1])),
             http=HttpSettings(port=free_port()),
             sensing=sensing,

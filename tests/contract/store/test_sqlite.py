@@ -56,7 +56,7 @@ async def test_a_newer_schema_is_refused(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(ConfigError, match=f"has schema 99, this version knows {migrations()[-1][0]}"):
+    with pytest.raises(ConfigError, match=f"has schema 99, this version knows {migrations('sqlite')[-1][0]}"):
         await SqliteStore.open(path)
 
 
@@ -115,7 +115,7 @@ async def test_commits_reach_the_disk_before_they_return(path: Path) -> None:
 
 def test_migrations_are_numbered_without_gaps() -> None:
     """Each is applied once, in order."""
-    assert [number for number, _ in migrations()] == list(range(1, len(migrations()) + 1))
+    assert [number for number, _ in migrations("sqlite")] == list(range(1, len(migrations("sqlite")) + 1))
 
 
 def test_scripts_are_split_into_their_statements() -> None:

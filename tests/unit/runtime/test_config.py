@@ -63,7 +63,7 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         ({"GATEWAY_HOST": "0.0.0.0"}, "gateway.host: 0.0.0.0 is reachable from outside"),  # noqa: S104 - refused here
         ({"KUBE_URL": "http://a", "KUBE_IS_IN_CLUSTER": "true"}, "kube: url and is_in_cluster are set; keep one"),
         ({"KUBE_URL": "a:1"}, "kube.url: 'a:1' must start with http"),
-        ({"STORE_URL": "mysql://secret@db"}, "store.url: must start with sqlite:/// (got 'mysql')"),
+        ({"STORE_URL": "mysql://secret@db"}, "store.url: must start with sqlite:/// or postgresql:// (got 'mysql')"),
         ({"SENSING_ROLE": "node"}, "sensing.node_name: is needed"),
         ({"GATEWAY_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks: false"),
     ],

@@ -1,0 +1,37 @@
+"""Which store a URL names."""
+
+from pathlib import Path
+
+from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler.store.sqlite import SqliteStore, path_of
+
+POSTGRES_PREFIXES = ("postgresql://", "postgres://")
+
+
+async def open_store(url: str, *, is_read_only: bool = False) -> Store:
+    """Open the store and bring its schema up to date; `is_read_only` does not touch it.
+
+    Raises ConfigError for what an operator must mend, TransientError for a database that is away or held.
+    """
+    if not url.startswith(POSTGRES_PREFIXES):
+        return await SqliteStore.open(path_of(url), is_read_only=is_read_only)
+    try:
+        from gpu_autoscaler.store.postgres import PostgresStore  # noqa: PLC0415 - its driver is an extra
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            "store", ["url names PostgreSQL, whose driver is not installed; install gpu-autoscaler[postgres]"]
+        ) from exc
+    return await PostgresStore.open(url, is_read_only=is_read_only)
+
+
+def is_missing(url: str) -> bool:
+    """True when the URL names a file that is not there: a command that only reads has nothing to read."""
+    return not url.startswith(POSTGRES_PREFIXES) and not Path(path_of(url)).is_file()
+
+
+def problem_of(url: str) -> str | None:
+    """Return what is wrong with the URL of a store, None when nothing is. The URL itself may hold a password."""
+    if url.startswith(("sqlite:///", *POSTGRES_PREFIXES)):
+        return None
+    return f"must start with sqlite:/// or postgresql:// (got {url.partition(':')[0]!r})"

@@ -1,0 +1,185 @@
+"""The store of record in PostgreSQL, for services on several machines.
+
+A commit is on the server's disk when it returns: `synchronous_commit` is raised to `on` where the server's default is
+`off` (PostgreSQL documentation, "20.5 Write Ahead Log", read 2026-11-21); a stronger default, for replicas, stays.
+Passwords come from `PGPASSWORD`, a password file or the URL, and no message shows the URL.
+"""
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler.store.operations import Operation
+from gpu_autoscaler.store.rows import Row
+from gpu_autoscaler.store.schema import migrations
+from gpu_autoscaler.store.sql import SqlStore
+
+T = TypeVar("T")
+Connection: TypeAlias = "asyncpg.Connection | asyncpg.pool.PoolConnectionProxy"
+
+CONNECT_SECONDS_MAX = 10.0
+CALL_SECONDS_MAX = 10.0  # one statement; snapshots are the largest, some tens of megabytes
+CONNECTION_COUNT_MAX = 4  # of each process
+
+_LOCK = 0x6770_7501  # one advisory lock for all that migrate: "gpu" and the schema's table
+
+# Away, full, restarting, or somebody else was first: by classes of SQLSTATE ("Appendix A. PostgreSQL Error Codes").
+_FOR_LATER = (
+    OSError,  # with ConnectionError and TimeoutError
+    asyncpg.InterfaceError,  # the connection was lost under a call
+    asyncpg.PostgresConnectionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.PostgresSystemError,
+    asyncpg.ReadOnlySQLTransactionError,  # the server is a replica now
+)
+_FOR_THE_OPERATOR = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.ClientConfigurationError,
+    ValueError,
+)
+
+
+class PostgresStore(SqlStore):
+    """A Store in a PostgreSQL database, by a small pool of connections. Make it with `open`."""
+
+    def __init__(self, pool: asyncpg.Pool, where: str) -> None:
+        self._pool = pool
+        self._where = where
+
+    @classmethod
+    async def open(cls, url: str, *, is_read_only: bool = False) -> "PostgresStore":
+        """Connect and bring the schema up to date; `is_read_only` leaves it as it is.
+
+        Raises ConfigError for a URL, password, database or right that is wrong, or another schema than can be had here;
+        TransientError while the server is away.
+        """
+        where = place_of_server(url)
+        settings = {"application_name": "gpu-autoscaler"}
+        if is_read_only:
+            settings["default_transaction_read_only"] = "on"
+        async with _told(where), _named(where):
+            connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS_MAX, command_timeout=CALL_SECONDS_MAX)
+            try:
+                await (_refuse_other if is_read_only else _migrate)(connection, where)
+                if await connection.fetchval("SHOW synchronous_commit") == "off":
+                    settings["synchronous_commit"] = "on"
+            finally:
+                await connection.close(timeout=CALL_SECONDS_MAX)
+            pool = await asyncpg.create_pool(
+                url,
+                min_size=0,  # asked for when needed: a pool that refills itself logs while the server is away
+                max_size=CONNECTION_COUNT_MAX,
+                timeout=CONNECT_SECONDS_MAX,
+                command_timeout=CALL_SECONDS_MAX,
+                server_settings=settings,
+            )
+        return cls(pool, where)
+
+    async def close(self) -> None:
+        """Finish what is under way and leave."""
+        await self._pool.close()
+
+    async def _write(self, operation: Operation[T]) -> T:
+        async with _told(self._where), self._pool.acquire() as connection, connection.transaction():
+            return await _drive(connection, operation)
+
+    async def _rows(self, query: str, values: Sequence[object] = ()) -> Sequence[Row]:
+        async with _told(self._where), self._pool.acquire() as connection:
+            return await _fetch(connection, query, values)
+
+
+def place_of_server(url: str) -> str:
+    """Return host, port and database of a URL for people to read: never its user or password. Raises ConfigError."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or 5432
+    except ValueError:
+        unread = (
+            "url: host and port cannot be read; write / : and @ of a password as %2F, %3A and %40, or set PGPASSWORD"
+        )
+        raise ConfigError("store", [unread]) from None
+    return f"PostgreSQL at {parts.hostname or 'localhost'}:{port}{parts.path}"
+
+
+@cache
+def numbered(query: str) -> str:
+    """Return the query with `$1`, `$2`, ... for its `?`: PostgreSQL's way to write values."""
+    counts = iter(range(1, query.count("?") + 1))
+    return re.sub(r"\?", lambda _: f"${next(counts)}", query)
+
+
+async def _drive(connection: Connection, operation: Operation[T]) -> T:
+    try:
+        query, values = next(operation)
+        while True:
+            query, values = operation.send(await _fetch(connection, query, values))
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+
+
+async def _fetch(connection: Connection, query: str, values: Sequence[object]) -> list[Row]:
+    return [tuple(row) for row in await connection.fetch(numbered(query), *values)]
+
+
+@asynccontextmanager
+async def _told(where: str) -> AsyncIterator[None]:
+    try:
+        yield
+    except _FOR_LATER as exc:
+        what = str(exc) or type(exc).__name__
+        raise TransientError(f"store, {where}: {what}; check that the server runs, it is tried again") from exc
+
+
+@asynccontextmanager
+async def _named(where: str) -> AsyncIterator[None]:
+    """What only an operator can mend, by the place where it is."""
+    try:
+        yield
+    except _FOR_THE_OPERATOR as exc:
+        raise ConfigError("store", [f"{where}: {exc}; check store.url, PGPASSWORD and the role's rights"]) from exc
+
+
+async def _schema_of(connection: Connection) -> int:
+    try:
+        current: int = await connection.fetchval("SELECT number FROM gpu_autoscaler_schema")
+    except asyncpg.UndefinedTableError:
+        return 0
+    return current
+
+
+async def _refuse_other(connection: Connection, where: str) -> None:
+    newest, current = migrations("postgres")[-1][0], await _schema_of(connection)
+    if current != newest:
+        raise ConfigError(
+            "store", [f"{where} has schema {current}, this version reads {newest}; use the version that wrote it"]
+        )
+
+
+async def _migrate(connection: Connection, where: str) -> None:
+    """Apply what is missing, in one transaction, under a lock: of two that start together, one finds it done."""
+    known = migrations("postgres")
+    newest = known[-1][0]
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+        if await connection.fetchval("SELECT to_regclass('gpu_autoscaler_schema')") is None:
+            await connection.execute("CREATE TABLE gpu_autoscaler_schema (number INTEGER NOT NULL)")
+            await connection.execute("INSERT INTO gpu_autoscaler_schema VALUES (0)")
+        current = await _schema_of(connection)
+        if current > newest:
+            what = f"{where} has schema {current}, this version knows {newest}"
+            raise ConfigError("store", [f"{what}; run the version that wrote it, or a newer"])
+        for number, script in known:
+            if number > current:
+                await connection.execute(script)
+        await connection.execute("UPDATE gpu_autoscaler_schema SET number = $1", newest)

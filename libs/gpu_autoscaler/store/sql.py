@@ -1,0 +1,187 @@
+"""The store of record in SQL. SqliteStore and PostgresStore say how statements and transactions are run, no more."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+
+from gpu_autoscaler.core.ledger import period_name
+from gpu_autoscaler.events.cost import CostAccrued, Spent
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
+from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.store import operations, rows
+from gpu_autoscaler.store.operations import Operation, one
+from gpu_autoscaler.store.protocol import (
+    PAGE_COUNT_MAX,
+    Acceptance,
+    JobOutcome,
+    JobRow,
+    LastCharge,
+    Page,
+    PlanRow,
+    RequestRow,
+    SnapshotRow,
+    place_of,
+)
+from gpu_autoscaler.store.rows import JOB_COLUMNS, PLAN_COLUMNS, SNAPSHOT_COLUMNS, SPAN_COLUMNS, Row, number_of
+
+T = TypeVar("T")
+
+_JOBS = f"SELECT {JOB_COLUMNS} FROM jobs"  # noqa: S608 - constants
+_PLANS = f"SELECT {PLAN_COLUMNS} FROM plans"  # noqa: S608 - constants
+_SPANS = f"SELECT {SPAN_COLUMNS} FROM ledger"  # noqa: S608 - constants
+_SNAPSHOTS = f"SELECT {SNAPSHOT_COLUMNS} FROM snapshots"  # noqa: S608 - constants
+
+
+class SqlStore(ABC):
+    """A Store whose database takes SQL with `?` for values."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """See Store."""
+
+    @abstractmethod
+    async def _write(self, operation: Operation[T]) -> T:
+        """Run the operation in one transaction; it is on the disk when this returns."""
+
+    @abstractmethod
+    async def _rows(self, query: str, values: Sequence[object] = ()) -> Sequence[Row]:
+        """Return the rows of a query."""
+
+    async def accept_job(self, spec: JobSpec, *, request_digest: str, accepted_at: datetime) -> Acceptance:
+        """See Store."""
+        return await self._write(operations.accept_job(spec, request_digest, accepted_at))
+
+    async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:
+        """See Store."""
+        return await self._write(operations.finish_job(job_id, outcome, finished_at))
+
+    async def job(self, job_id: JobId) -> JobRow | None:
+        """See Store."""
+        found = await self._rows(f"{_JOBS} WHERE job_id = ?", (job_id,))
+        return rows.job(found[0]) if found else None
+
+    async def jobs(
+        self, *, project_id: str | None = None, cursor: str | None = None, count_max: int = 100
+    ) -> Page[JobRow]:
+        """See Store."""
+        where, values = ("project_id = ?", (project_id,)) if project_id is not None else ("TRUE", ())
+        return await self._page(_JOBS, where, values, cursor, count_max, rows.job)
+
+    async def unfinished_jobs(self) -> Sequence[JobRow]:
+        """See Store."""
+        return [rows.job(row) for row in await self._rows(f"{_JOBS} WHERE outcome IS NULL ORDER BY number")]
+
+    async def record_plan(self, fact: ScalingPlanMade, *, made_at: datetime) -> bool:
+        """See Store."""
+        return await self._write(operations.record_plan(fact, made_at))
+
+    async def plan(self, plan_id: PlanId) -> PlanRow | None:
+        """See Store."""
+        found = await self._rows(f"{_PLANS} WHERE plan_id = ?", (plan_id,))
+        return rows.plan(found[0]) if found else None
+
+    async def plans(self, *, cursor: str | None = None, count_max: int = 100) -> Page[PlanRow]:
+        """See Store."""
+        return await self._page(_PLANS, "TRUE", (), cursor, count_max, rows.plan)
+
+    async def charge(self, spans: Sequence[CostAccrued]) -> int:
+        """See Store."""
+        return await self._write(operations.charge(spans))
+
+    async def ledger(
+        self, *, provider_id: ProviderId | None = None, cursor: str | None = None, count_max: int = 100
+    ) -> Page[CostAccrued]:
+        """See Store."""
+        where, values = ("provider_id = ?", (provider_id,)) if provider_id is not None else ("TRUE", ())
+        return await self._page(_SPANS, where, values, cursor, count_max, rows.span)
+
+    async def last_charges(self) -> Mapping[ProviderId, LastCharge]:
+        """See Store."""
+        charged = await self._rows(
+            "SELECT ledger.number, ledger.fact, charged.provider_id, charged.from_at, charged.total_micro_usd "
+            "FROM charged_instances AS charged JOIN ledger ON ledger.number = charged.last_number"
+        )
+        return {
+            ProviderId(str(provider_id)): LastCharge(
+                last=rows.span((number, fact)), from_at=rows.instant(from_at), total_micro_usd=rows.integer(total)
+            )
+            for number, fact, provider_id, from_at, total in charged
+        }
+
+    async def confirm_charge(self, span: CostAccrued) -> None:
+        """See Store."""
+        update = "UPDATE ledger SET is_confirmed = 1 WHERE provider_id = ? AND from_at = ?"
+        await self._write(one(update, span.provider_id, number_of(span.from_at)))
+
+    async def unconfirmed_charges(self, count_max: int) -> Sequence[CostAccrued]:
+        """See Store."""
+        found = await self._rows(f"{_SPANS} WHERE is_confirmed = 0 ORDER BY number LIMIT ?", (count_max,))
+        return [rows.span(row) for row in found]
+
+    async def spent_by_job(self) -> Mapping[JobId, int]:
+        """See Store."""
+        found = await self._rows("SELECT job_id, allocated_micro_usd FROM charged_jobs")
+        return {JobId(str(job_id)): rows.integer(spent) for job_id, spent in found}
+
+    async def spent_by_period(self, since: datetime) -> Sequence[Spent]:
+        """See Store."""
+        found = await self._rows(
+            "SELECT period, owner, micro_usd FROM charged_periods "
+            "WHERE period >= CASE length(period) WHEN 7 THEN ? ELSE ? END ORDER BY period, owner",
+            (period_name("month", since), period_name("day", since)),
+        )
+        return [Spent(period=str(day), owner=str(owner), micro_usd=rows.integer(spent)) for day, owner, spent in found]
+
+    async def begin_request(self, key: str, *, request_digest: str, begun_at: datetime) -> RequestRow | None:
+        """See Store."""
+        return await self._write(operations.begin_request(key, request_digest, begun_at))
+
+    async def answer_request(self, key: str, *, status: int, answer: bytes) -> None:
+        """See Store."""
+        update = "UPDATE requests SET status = ?, answer = ? WHERE idempotency_key = ?"
+        await self._write(one(update, status, answer, key))
+
+    async def forget_requests(self, before: datetime) -> int:
+        """See Store."""
+        return await self._write(one("DELETE FROM requests WHERE begun_at < ? RETURNING 1", number_of(before)))
+
+    async def keep_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+        """See Store."""
+        insert = "INSERT INTO snapshots (kept_at, label, body) VALUES (?, ?, ?)"
+        await self._write(one(insert, number_of(kept_at), label, body))
+
+    async def snapshots(self) -> Sequence[SnapshotRow]:
+        """See Store."""
+        return [rows.snapshot(row) for row in await self._rows(f"{_SNAPSHOTS} ORDER BY number DESC")]
+
+    async def snapshot_body(self, number: int) -> bytes | None:
+        """See Store."""
+        found = await self._rows("SELECT body FROM snapshots WHERE number = ?", (number,))
+        return msgspec.convert(found[0][0], bytes) if found else None
+
+    async def forget_snapshots(self, numbers: Sequence[int]) -> None:
+        """See Store."""
+        for number in numbers:
+            await self._write(one("DELETE FROM snapshots WHERE number = ?", number))
+
+    async def _page(
+        self,
+        select: str,
+        where: str,
+        values: Sequence[object],
+        cursor: str | None,
+        count_max: int,
+        to_row: Callable[[Row], T],
+    ) -> Page[T]:
+        """Rows before the cursor, newest first. One more is read to know whether there is a next page."""
+        count = max(1, min(count_max, PAGE_COUNT_MAX))
+        if cursor is not None:
+            where, values = f"{where} AND number < ?", (*values, place_of(cursor))
+        query = f"{select} WHERE {where} ORDER BY number DESC LIMIT ?"
+        found = await self._rows(query, (*values, count + 1))
+        next_cursor = str(found[count - 1][0]) if len(found) > count else None
+        return Page(rows=tuple(to_row(row) for row in found[:count]), next_cursor=next_cursor)

@@ -1,0 +1,131 @@
+"""The PostgreSQL store keeps the contract, and says what to do where its server is in the way."""
+
+import asyncio
+
+import asyncpg
+import pytest
+from tests.contract.store.contract import T0, Open, StoreContract, job, span
+from tests.support.postgres import PostgresServer, postgres, postgres_server_url, postgres_url
+
+from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler.store.opening import open_store as open_by_url
+from gpu_autoscaler.store.postgres import PostgresStore, numbered
+from gpu_autoscaler.store.schema import migrations
+
+__all__ = ["postgres", "postgres_server_url", "postgres_url"]  # fixtures
+
+
+@pytest.fixture
+def open_store(postgres_url: str) -> Open:
+    """Opens the same database each time."""
+
+    async def open_it() -> PostgresStore:
+        return await PostgresStore.open(postgres_url)
+
+    return open_it
+
+
+class TestPostgresStore(StoreContract):
+    """Everything that every store does."""
+
+
+async def test_services_that_start_together_find_one_schema(postgres_url: str) -> None:
+    """All tables are made once, whoever comes first."""
+    stores = await asyncio.gather(*(PostgresStore.open(postgres_url) for _ in range(6)))
+    taken = await asyncio.gather(*(store.accept_job(job(), request_digest="a", accepted_at=T0) for store in stores))
+    assert sorted(taken) == ["accepted", *["same"] * 5]
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_two_that_charge_the_same_minutes_charge_them_once(postgres_url: str) -> None:
+    """Two trackers over one ledger, at the same time: each span is one of theirs, and the sums are of one."""
+    first, second = await PostgresStore.open(postgres_url), await PostgresStore.open(postgres_url)
+    for minutes in range(20):
+        spans = [span(minutes)]
+        assert sum(await asyncio.gather(first.charge(spans), second.charge(spans))) == 1
+    (charged,) = (await first.last_charges()).values()
+    assert charged.total_micro_usd == 20 * 100
+    await first.close()
+    await second.close()
+
+
+async def test_a_killed_server_is_for_later_and_loses_nothing(postgres: PostgresServer) -> None:
+    """While it is away callers hear that they may try again; what was accepted is there afterwards."""
+    store = await PostgresStore.open(postgres.url())
+    await store.accept_job(job("kept"), request_digest="a", accepted_at=T0)
+    postgres.kill()
+    for _ in range(2):  # the connection is lost under the first call; the second finds nobody
+        with pytest.raises(TransientError, match="check that the server runs"):
+            await store.accept_job(job("later"), request_digest="a", accepted_at=T0)
+    with pytest.raises(TransientError, match=f"127.0.0.1:{postgres.port}/postgres"):
+        await PostgresStore.open(postgres.url())
+    postgres.start()
+    assert await store.job(job("kept").job_id) is not None
+    assert await store.job(job("later").job_id) is None
+    assert await store.accept_job(job("later"), request_digest="a", accepted_at=T0) == "accepted"
+    await store.close()
+
+
+async def test_a_wrong_password_is_told_without_it(postgres: PostgresServer) -> None:
+    """The message names the server and what to check, never the password or the user's URL."""
+    with pytest.raises(ConfigError, match=r"PostgreSQL at 127\.0\.0\.1.*check store\.url, PGPASSWORD") as caught:
+        await PostgresStore.open(postgres.url(password="wr0ng"))
+    assert "wr0ng" not in str(caught.value)
+
+
+async def test_a_password_that_breaks_the_url_is_not_shown() -> None:
+    """A slash in it ends the host: what is told is how to write it."""
+    with pytest.raises(ConfigError, match="%2F") as caught:
+        await PostgresStore.open("postgresql://tests:se/cret@127.0.0.1:5432/db")
+    assert "cret" not in str(caught.value)
+
+
+async def test_a_missing_database_is_told(postgres: PostgresServer) -> None:
+    """It is not made behind the operator's back."""
+    with pytest.raises(ConfigError, match='database "absent" does not exist'):
+        await PostgresStore.open(postgres.url("absent"))
+
+
+async def test_another_schema_is_refused(postgres_url: str) -> None:
+    """An older version never writes into what it does not understand, and a reader brings nothing up to date."""
+    with pytest.raises(ConfigError, match=r"has schema 0, this version reads \d"):
+        await open_by_url(postgres_url, is_read_only=True)
+    await (await open_by_url(postgres_url)).close()
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute("UPDATE gpu_autoscaler_schema SET number = 99")
+    await connection.close()
+    with pytest.raises(ConfigError, match=f"has schema 99, this version knows {migrations('postgres')[-1][0]}"):
+        await open_by_url(postgres_url)
+
+
+async def test_a_reader_changes_nothing(postgres_url: str) -> None:
+    """It sees what a writer has committed, and cannot write."""
+    writer = await PostgresStore.open(postgres_url)
+    await writer.accept_job(job(), request_digest="a", accepted_at=T0)
+    reader = await PostgresStore.open(postgres_url, is_read_only=True)
+    assert await reader.job(job().job_id) is not None
+    with pytest.raises(TransientError, match="read-only"):
+        await reader.accept_job(job("more"), request_digest="a", accepted_at=T0)
+    await reader.close()
+    await writer.close()
+
+
+async def test_commits_reach_the_disk_before_they_return(postgres_url: str) -> None:
+    """An accepted job survives a power cut, also where the server's default is quicker."""
+    name = postgres_url.rpartition("/")[2]
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    await connection.close()
+    store = await PostgresStore.open(postgres_url)
+    assert await store._rows("SHOW synchronous_commit") == [("on",)]
+    await store.close()
+
+
+def test_values_are_numbered() -> None:
+    """PostgreSQL counts what SQLite marks."""
+    assert numbered("SELECT a FROM b WHERE c = ? AND d < ?") == "SELECT a FROM b WHERE c = $1 AND d < $2"
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    """Each is applied once, in order."""
+    assert [number for number, _ in migrations("postgres")] == list(range(1, len(migrations("postgres")) + 1))

@@ -1,0 +1,40 @@
+"""The store of record is PostgreSQL, and its server dies under the running system."""
+
+from pathlib import Path
+
+import pytest
+from tests.e2e.test_rebuild import until_quiet
+from tests.e2e.test_story import has, request
+from tests.support.outside import ask
+from tests.support.postgres import PostgresServer, postgres
+from tests.support.running import followed, started
+
+from gpu_autoscaler.events.job import JobQueued, JobStarted
+from gpu_autoscaler.store.opening import open_store
+from gpu_autoscaler_services.local.system import Elsewhere
+
+__all__ = ["postgres"]  # a fixture
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+async def test_the_store_dies_and_nothing_is_lost(tmp_path: Path, postgres: PostgresServer) -> None:
+    """What runs goes on; what is asked meanwhile waits or is told to come again; afterwards every cent is charged."""
+    async with started(tmp_path, elsewhere=Elsewhere(store_url=postgres.url())) as system, followed(system) as cluster:
+        await cluster.script.request(request("before", run_seconds=300.0), "rest")
+        await cluster.until(lambda record: has(record, JobStarted, job_id="before"), "the first job runs")
+        postgres.kill()
+        await cluster.script.request(request("meanwhile", run_seconds=30.0), "nats")
+        answer = await ask(cluster, "GET", "/api/v1/gpu/jobs")
+        assert answer.status == 503
+        assert "check that the server runs" in answer.body["detail"]
+        assert "secret-of-tests" not in str(answer.body)
+        postgres.start()
+        await cluster.until(lambda record: has(record, JobQueued, job_id="meanwhile"), "the second job is queued")
+        await cluster.script.request(request("after", run_seconds=30.0), "rest")
+        await until_quiet(cluster, postgres.url())
+    store = await open_store(postgres.url(), is_read_only=True)
+    page = await store.jobs()
+    outcomes = {row.spec.job_id: row.outcome for row in page.rows}
+    assert outcomes == dict.fromkeys(("before", "meanwhile", "after"), "completed")
+    await store.close()
