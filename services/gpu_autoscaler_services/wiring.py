@@ -191,7 +191,7 @@ async def gateway(place: Workplace) -> tuple[Service, Bus]:
             instance=instance_name(place.settings.instance),
             publishes=Gateway.publishes,
         ),
-        policy=policies.now,
+        policy_file=policies.now,
         clock=place.clock,
     )
     await _follow(place, policies, model.use_policy)

@@ -111,7 +111,7 @@ async def front(
         publisher=Publisher(
             bus, clock, Metrics(Gateway.name), service=Gateway.name, instance="test", publishes=Gateway.publishes
         ),
-        policy=policy,
+        policy_file=policy,
         clock=clock,
     )
     app = make_app(model, authenticators=authenticators, readiness=readiness)

@@ -147,6 +147,7 @@ class Batch:
         self.wishes = Table(state.wishes)
         self.directives = Table(state.directives)
         self.policy_changed = state.policy_changed
+        self.policy_documents = state.policy_documents
         self.orders = Table(state.orders)
         self.drains = Table(state.drains)
         self.gangs = Table(state.gangs)
@@ -196,6 +197,7 @@ class Batch:
             "wishes": self.wishes.now,
             "directives": self.directives.now,
             "policy_changed": self.policy_changed,
+            "policy_documents": self.policy_documents,
             "orders": self.orders.now,
             "gangs": self.gangs.now,
             "drains": self.drains.now,

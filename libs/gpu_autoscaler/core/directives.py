@@ -13,7 +13,13 @@ from gpu_autoscaler.core.batch import Batch
 from gpu_autoscaler.core.pruning import is_outlived
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.state import DirectiveRecord
-from gpu_autoscaler.events.policy import PolicyChanged, PolicyDirectiveGiven, PolicyDirectiveLifted
+from gpu_autoscaler.events.catalogue import PolicyFact
+from gpu_autoscaler.events.policy import (
+    PolicyChanged,
+    PolicyDirectiveGiven,
+    PolicyDirectiveLifted,
+    PolicyDocumentsAccepted,
+)
 from gpu_autoscaler.model.directives import Freeze, Override, PausePool
 from gpu_autoscaler.model.gpu import GPU_MODELS
 from gpu_autoscaler.model.jobs import Mistake
@@ -113,7 +119,7 @@ def _of_bounds(fact: PolicyDirectiveGiven) -> Iterator[Mistake]:
 # ---- keeping
 
 
-def keep_directive(batch: Batch, fact: PolicyDirectiveGiven | PolicyDirectiveLifted | PolicyChanged) -> None:
+def keep_directive(batch: Batch, fact: PolicyFact) -> None:
     """Put a word into the batch: of one key the newest counts; what is older, or cannot be meant, changes nothing."""
     records = batch.directives
     match fact:
@@ -132,6 +138,10 @@ def keep_directive(batch: Batch, fact: PolicyDirectiveGiven | PolicyDirectiveLif
             last = batch.policy_changed
             if last is None or fact.changed_at > last.changed_at:
                 batch.policy_changed = fact
+        case PolicyDocumentsAccepted():
+            accepted = batch.policy_documents
+            if accepted is None or fact.accepted_at > accepted.accepted_at:
+                batch.policy_documents = fact
     _forget_old(batch)
 
 

@@ -28,7 +28,12 @@ from gpu_autoscaler.events.job import (
 )
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodGone, PodObserved
-from gpu_autoscaler.events.policy import PolicyChanged, PolicyDirectiveGiven, PolicyDirectiveLifted
+from gpu_autoscaler.events.policy import (
+    PolicyChanged,
+    PolicyDirectiveGiven,
+    PolicyDirectiveLifted,
+    PolicyDocumentsAccepted,
+)
 from gpu_autoscaler.events.scaling import (
     ScalingDrainCancelled,
     ScalingDrainStarted,
@@ -214,6 +219,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     # POLICY
     directives: Mapping[str, DirectiveRecord] = {}  # by key: the last word
     policy_changed: PolicyChanged | None = None  # the last one
+    policy_documents: PolicyDocumentsAccepted | None = None  # the last ones; `core/documents.py` merges them
     # SCALING
     orders: Mapping[ActionId, OrderRecord] = {}
     drains: Mapping[ActionId, DrainRecord] = {}

@@ -63,7 +63,9 @@ ScalingFact = (
 CostFact = cost.CostAccrued | cost.CostBudgetCrossed | cost.CostLedgerTold
 ShadowFact = shadow.ShadowPlanMade
 DemandFact = demand.DemandReported
-PolicyFact = policy.PolicyDirectiveGiven | policy.PolicyDirectiveLifted | policy.PolicyChanged
+PolicyFact = (
+    policy.PolicyDirectiveGiven | policy.PolicyDirectiveLifted | policy.PolicyChanged | policy.PolicyDocumentsAccepted
+)
 
 AnyFact = (
     JobFact | PodFact | NodeFact | GpuFact | SpotFact | ScalingFact | CostFact | ShadowFact | DemandFact | PolicyFact

@@ -16,6 +16,7 @@ from gpu_autoscaler.model.ids import ActionId, FactId, JobId, NodeUid, PlanId, P
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest
 from gpu_autoscaler.model.labels import ACTION_ID, DO_NOT_DISRUPT, POOL
 from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.policy_documents import DocumentPool, PolicyDocument
 from gpu_autoscaler.model.reasons import Frozen, NodeIdle, UnmetDemand
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, Taint, Toleration
@@ -345,6 +346,16 @@ def _policy() -> Iterator[Fact]:
         differences=("nodes_count_max: 100 -> 50",),
         path="/etc/gpu-autoscaler/policy.toml",
     )
+    pool = DocumentPool(name="training", nodes_count_max=8, gpu_models=("H100",), zones=("us-east-1a",))
+    yield policy.PolicyDocumentsAccepted(
+        documents=(
+            PolicyDocument(
+                name="vision", uid="0f5b1c9e", generation=3, created_at=_at(0), nodes_count_max=8, spot_ratio=0.4,
+                pools=(pool,),
+            ),
+        ),
+        accepted_at=_at(60),
+    )  # fmt: skip
 
 
 def examples() -> Iterator[Envelope]:

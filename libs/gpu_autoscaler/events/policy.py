@@ -1,8 +1,9 @@
-"""Facts about how is to be decided: what people overrule for a while, and which policy file is in force."""
+"""Facts about how is to be decided: what people overrule for a while, and which policies are in force."""
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.directives import AnyDirective
 from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.policy_documents import PolicyDocument
 
 
 class PolicyDirectiveGiven(Fact, frozen=True, kw_only=True):
@@ -39,4 +40,14 @@ class PolicyChanged(Fact, frozen=True, kw_only=True):
     before_digest: str
     changed_at: Instant
     differences: tuple[str, ...]  # a line for each field that changed: `nodes_count_max: 100 -> 50`
-    path: str  # of the file
+    path: str  # of the file; of documents `autoscalingpolicy/<name>`, with commas
+
+
+class PolicyDocumentsAccepted(Fact, frozen=True, kw_only=True):
+    """These policies of Kubernetes are in force from now on, merged under the policy file: all of them, and no other.
+
+    Each stands there as it was accepted last, which may be an older generation than people see.
+    """
+
+    documents: tuple[PolicyDocument, ...]  # the oldest first
+    accepted_at: Instant

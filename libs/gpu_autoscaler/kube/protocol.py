@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from gpu_autoscaler.kube import wire, wire_storage
+from gpu_autoscaler.kube import wire, wire_policy, wire_storage
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.observed import Instant
 
@@ -69,6 +69,12 @@ CLASSES = Kind(plural="storageclasses", api="/apis/storage.k8s.io/v1", type=wire
 GROUPS = Kind(plural="podgroups", api="/apis/scheduling.x-k8s.io/v1alpha1", type=wire_storage.Group, is_optional=True)
 VOLCANO_GROUPS = Kind(
     plural="podgroups", api="/apis/scheduling.volcano.sh/v1beta1", type=wire_storage.Group, is_optional=True
+)
+POLICIES = Kind(
+    plural=wire_policy.PLURAL,
+    api=f"/apis/{wire_policy.GROUP}/{wire_policy.VERSION}",
+    type=wire_policy.Policy,
+    is_optional=True,
 )
 NAMESPACES = Kind(plural="namespaces", api="/api/v1", type=wire.Object)
 

@@ -34,7 +34,7 @@ STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("notices", "offers", "hints"), "SPOT"),
     "jobs": "JOB",
     "wishes": "DEMAND",
-    **dict.fromkeys(("directives", "policy_changed"), "POLICY"),
+    **dict.fromkeys(("directives", "policy_changed", "policy_documents"), "POLICY"),
     **dict.fromkeys(("spent", "charges", "spent_by_job", "ledger_told_at"), "COST"),
     **dict.fromkeys(("orders", "drains", "gangs", "last_plan_sequence", "last_plan_at", "restored_at"), "SCALING"),
     **dict.fromkeys(("demand_history", "forecast_scores"), "SCALING"),

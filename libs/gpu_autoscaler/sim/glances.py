@@ -104,7 +104,7 @@ def _known(state: ClusterState) -> tuple[object, ...]:
     return (
         state.pods, state.budgets, state.busy_until, state.nodes, state.nodes_gone, state.instances, state.usable,
         state.amiss_since, state.notices, state.offers, state.jobs, state.orders, state.drains, state.directives,
-        state.gangs, state.came, state.wishes, state.demand_history, state.forecast_scores,
+        state.policy_documents, state.gangs, state.came, state.wishes, state.demand_history, state.forecast_scores,
         state.trails, state.telemetry,
     )  # fmt: skip
 

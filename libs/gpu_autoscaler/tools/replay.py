@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpu_autoscaler.bus.protocol import Bus, StreamSpan
+from gpu_autoscaler.core.documents import policy_in_force
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -74,18 +75,12 @@ async def recompute(
     recorded = await _recorded_plan(history, PlanId(plan_id))
     if recorded is None:
         return await _not_in_the_stream(bus, plan_id, store)
-    core, own_policy = core_digest(), policy_digest(policy)
+    core = core_digest()
     if recorded.core_digest != core:
         return Recomputation(
             verdict=Verdict.OTHER_CORE,
             sentence=f"made by core {recorded.core_digest} (version {recorded.service_version or 'unknown'}), "
             f"this one is {core}; recompute with the version that made it",
-        )
-    if recorded.policy_digest != own_policy:
-        return Recomputation(
-            verdict=Verdict.OTHER_POLICY,
-            sentence=f"made with policy {recorded.policy_digest}, this one is {own_policy}; "
-            "name the file that was used with --policy",
         )
     start = await start_of(bus, history, recorded, store)
     return await _compare(history, start, recorded, policy)
@@ -109,7 +104,14 @@ async def _not_in_the_stream(bus: Bus, plan_id: str, store: Store | None) -> Rec
 
 async def _compare(history: History, start: Start, recorded: ScalingPlanMade, policy: ScalingPolicy) -> Recomputation:
     state, facts_count = await _state_at(history, start, recorded.cut)
-    again = plan(state, policy, recorded.plan.as_of)
+    in_force = policy_in_force(policy, state.policy_documents)
+    if recorded.policy_digest != (own_policy := policy_digest(in_force)):
+        return Recomputation(
+            verdict=Verdict.OTHER_POLICY,
+            sentence=f"made with policy {recorded.policy_digest}, this one is {own_policy}; "
+            "name the file that was used with --policy",
+        )
+    again = plan(state, in_force, recorded.plan.as_of)
     source = f"{start.name}{facts_count} facts"
     if msgspec.json.encode(again) == msgspec.json.encode(recorded.plan):
         return Recomputation(

@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 import structlog
 
 from gpu_autoscaler.core.announcements import Announcement, announcements
+from gpu_autoscaler.core.documents import policy_in_force
 from gpu_autoscaler.core.headline import Sight
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.catalogue import FACTS
@@ -49,14 +50,14 @@ class Announcer:
 
     def __init__(self, view: StateView, policy: ScalingPolicy, events: Events) -> None:
         self._view = view
-        self._policy = policy
+        self._file = policy
         self._events = events
         self._plan: Plan | None = None
         self._said: dict[tuple[str, str], tuple[str, datetime]] = {}  # topic -> words, when
 
     def use_policy(self, policy: ScalingPolicy) -> None:
-        """Read the state under this policy from now on."""
-        self._policy = policy
+        """Read the state under this policy file from now on."""
+        self._file = policy
 
     def on_folded(self, recorded: Sequence[Recorded]) -> None:
         """Remember the last plan: it is where the reasons stand."""
@@ -66,7 +67,9 @@ class Announcer:
 
     async def on_tick(self, now: datetime) -> Outputs:
         """Say what is new, within the limit of one tick; the rest is still new at the next one."""
-        told = list(announcements(Sight.of(self._view.state, self._policy, now, self._plan)))
+        state = self._view.state
+        policy = policy_in_force(self._file, state.policy_documents)
+        told = list(announcements(Sight.of(state, policy, now, self._plan)))
         topics = {each.topic for each in told}
         self._said = {topic: said for topic, said in self._said.items() if topic in topics}
         for each in [one for one in told if self._is_news(one, now)][:EVENTS_PER_TICK_MAX]:

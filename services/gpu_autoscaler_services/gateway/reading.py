@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from gpu_autoscaler.bus.protocol import Ack, Bus
+from gpu_autoscaler.core.documents import policy_in_force
 from gpu_autoscaler.core.headline import Sight
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.fact import Fact
@@ -34,14 +35,19 @@ class ReadModel:
     store: Store
     bus: Bus
     publisher: Publisher
-    policy: ScalingPolicy
+    policy_file: ScalingPolicy
     clock: Clock
     # A story reads whole streams: one at a time, so that curiosity never starves the screens.
     one_story_at_a_time: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     def use_policy(self, policy: ScalingPolicy) -> None:
-        """Answer by this policy from now on."""
-        self.policy = policy
+        """Answer by this policy file from now on."""
+        self.policy_file = policy
+
+    @property
+    def policy(self) -> ScalingPolicy:
+        """What is in force: the file, with the documents that are merged under it."""
+        return policy_in_force(self.policy_file, self.view.state.policy_documents)
 
     def sight(self) -> Sight:
         """What lines about waiting work are read from: the state, and the last plan that came over the stream."""

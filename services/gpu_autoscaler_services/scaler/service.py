@@ -9,6 +9,7 @@ import structlog
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.demand_levels import sample_due
+from gpu_autoscaler.core.documents import policy_in_force
 from gpu_autoscaler.core.foresight import Foresight, foresight
 from gpu_autoscaler.core.idle_jobs import idle_jobs_cancelled
 from gpu_autoscaler.core.interruptions import is_taken
@@ -23,7 +24,12 @@ from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreempted, JobQueued
 from gpu_autoscaler.events.node import INSTANCE_STATE_VERSION, NodeGone, NodeInstanceListed, NodeInstanceObserved
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.events.policy import PolicyChanged, PolicyDirectiveGiven, PolicyDirectiveLifted
+from gpu_autoscaler.events.policy import (
+    PolicyChanged,
+    PolicyDirectiveGiven,
+    PolicyDirectiveLifted,
+    PolicyDocumentsAccepted,
+)
 from gpu_autoscaler.events.scaling import (
     ScalingCheckpointRequested,
     ScalingDecisionsRestored,
@@ -124,6 +130,7 @@ class Scaler:
         PolicyDirectiveGiven,
         PolicyDirectiveLifted,
         PolicyChanged,  # what waited for it is planned now
+        PolicyDocumentsAccepted,
         JobFinished,
         PodObserved,  # one that is unschedulable; see `is_urgent`
         NodeGone,
@@ -149,7 +156,8 @@ class Scaler:
     ) -> None:
         """`instances` is `scaler/inventory.py: InstanceWatch` of the same provider as the executor's."""
         self._view = view
-        self._policy = policy
+        self._policy = self._file = policy
+        self._file_path = ""
         self._executor = executor
         self._past = past
         self.lease = lease  # without one all scalers are active, and the fence alone decides
@@ -164,24 +172,36 @@ class Scaler:
         return not isinstance(fact, PodObserved) or (fact.unschedulable_since is not None and fact.node_name is None)
 
     def use_policy(self, policy: ScalingPolicy, path: str) -> None:
-        """Decide by this policy from the next tick on, and say so."""
-        before = self._policy
+        """Decide by this policy from the next tick on, and say so; `path` is that of the file."""
+        self._file, self._file_path = policy, path
+
+    def _merge(self, state: ClusterState) -> None:
+        """Take up what file and documents amount to now, and what is to be said of the change."""
+        accepted = state.policy_documents
+        policy = policy_in_force(self._file, accepted)
+        if policy is self._policy:
+            return
+        before, self._policy = self._policy, policy
+        self._past.use_policy(policy)
         digest = policy_digest(policy)
+        if digest == self._digests.policy:
+            return
+        documents = () if accepted is None else accepted.documents
+        names = [self._file_path, *(f"autoscalingpolicy/{each.name}" for each in documents)]
         self._change = PolicyChanged(
             policy_digest=digest,
             before_digest=self._digests.policy,
             changed_at=NOT_YET,
             differences=differences(before, policy),
-            path=path,
+            path=", ".join(name for name in names if name),
         )
-        self._policy = policy
-        self._past.use_policy(policy)
         self._digests = Digests(policy=digest, core=self._digests.core)
 
     # ---- planning
 
     async def on_tick(self, now: datetime) -> Outputs:
         """Return the plan of this instant, fenced by its parent; nothing where it adds nothing to the last one."""
+        self._merge(self._view.state)
         if (first := await self._past.before_first_plan(self._view.state, now)) is not None:
             return first
         state, cut = self._view.state, self._view.cut

@@ -6,6 +6,7 @@ from typing import ClassVar
 import structlog
 
 from gpu_autoscaler.core.admission import admit, supply
+from gpu_autoscaler.core.documents import policy_in_force
 from gpu_autoscaler.core.job_budgets import too_little
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.reports import mistakes_of
@@ -93,7 +94,7 @@ class Scheduler:
     ) -> None:
         """`now` is cluster time; `seed` the last state that was kept of streams that are lost."""
         self._view = view
-        self._policy = policy
+        self._file = policy
         self._store = store
         self._binder = binder
         self._now = now
@@ -102,8 +103,12 @@ class Scheduler:
         self._cancels_since: dict[JobId, datetime] = {}  # cancels of jobs that may still be accepted
 
     def use_policy(self, policy: ScalingPolicy) -> None:
-        """Let jobs in by this policy from now on."""
-        self._policy = policy
+        """Let jobs in by this policy file from now on."""
+        self._file = policy
+
+    @property
+    def _policy(self) -> ScalingPolicy:
+        return policy_in_force(self._file, self._view.state.policy_documents)
 
     # ---- placing
 

@@ -13,6 +13,7 @@ import structlog
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.differences import differences
+from gpu_autoscaler.core.documents import policy_in_force
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -24,6 +25,7 @@ from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreempted, JobQueued
 from gpu_autoscaler.events.node import NodeGone
 from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.events.policy import PolicyDocumentsAccepted
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingPlanMade
 from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
@@ -144,13 +146,16 @@ class Shadow:
             if state is not None:
                 yield _Moment(state=state, cut=made.cut, real=made.plan, real_plan_id=made.plan_id)
         state = self._view.state
-        yield _Moment(state=state, cut=self._view.cut, real=plan(state, self._real, now))
+        real = policy_in_force(self._real, state.policy_documents)
+        yield _Moment(state=state, cut=self._view.cut, real=plan(state, real, now))
 
     def _beside(self, moment: _Moment) -> ShadowPlanMade | None:
         """What the shadow would do at this moment; None where that is no news."""
-        digests, as_of = self._digests, moment.real.as_of
-        other = plan(moment.state, self._shadow, as_of)
-        if mistakes := check(other, moment.state, self._shadow):
+        as_of, documents = moment.real.as_of, moment.state.policy_documents
+        shadow = policy_in_force(self._shadow, documents)
+        digests = self._digests_under(documents)
+        other = plan(moment.state, shadow, as_of)
+        if mistakes := check(other, moment.state, shadow):
             log.error("shadow plan refused by the second opinion, it is not said", mistakes=mistakes, as_of=str(as_of))
             return None
         found = tuple(one for one in differences(moment.real, other, moment.state) if one.is_decision)
@@ -170,6 +175,14 @@ class Shadow:
             differences=found,
             service_version=package_version(),
         )
+
+    def _digests_under(self, documents: PolicyDocumentsAccepted | None) -> Digests:
+        """Those of what both files amount to with the documents."""
+        if documents is None or not documents.documents:
+            return self._digests
+        merged = (policy_in_force(each, documents) for each in (self._shadow, self._real))
+        shadow, real = (policy_digest(each) for each in merged)
+        return Digests(shadow=shadow, real=real, core=self._digests.core)
 
 
 def _saying(shadow: str, real: str, found: Sequence[Difference]) -> _Said:

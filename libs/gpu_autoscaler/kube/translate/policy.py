@@ -1,0 +1,76 @@
+"""`AutoscalingPolicy` objects as documents: percent become ratios, other people's names of GPUs become ours."""
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from gpu_autoscaler.kube.wire_policy import Policy, PolicySpec, PolicyStatus, PoolSpec
+from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.gpu import gpu_model_name
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.policy_documents import DocumentPool, PolicyDocument
+
+_BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
+_specs = msgspec.json.Decoder(PolicySpec)
+_statuses = msgspec.json.Decoder(PolicyStatus)
+
+
+def spec_of(policy: Policy) -> PolicySpec:
+    """Return what the policy says. Raises PermanentError where it is none: another version may have let it in."""
+    try:
+        return _specs.decode(policy.spec)
+    except msgspec.DecodeError as exc:
+        raise PermanentError(f"spec: {exc}; is its definition the one of this version?") from exc
+
+
+def status_of(policy: Policy) -> PolicyStatus:
+    """Return what was said of it; nothing where that cannot be read."""
+    try:
+        return _statuses.decode(policy.status)
+    except msgspec.DecodeError:
+        return PolicyStatus()
+
+
+def document(policy: Policy, spec: PolicySpec, generation: int) -> PolicyDocument:
+    """Return the spec of this generation in our words."""
+    return PolicyDocument(
+        name=policy.metadata.name,
+        uid=policy.metadata.uid,
+        generation=generation,
+        created_at=policy.metadata.creation_timestamp or _BEFORE_ALL,
+        is_enabled=spec.enabled,
+        provider=spec.provider,
+        high_ratio=spec.scale_up_threshold,
+        low_ratio=spec.scale_down_threshold,
+        scale_up_cooldown_seconds=spec.scale_up_cooldown_seconds,
+        scale_down_cooldown_seconds=spec.scale_down_cooldown_seconds,
+        pending_pod_timeout_seconds=spec.pending_pod_timeout_seconds,
+        nodes_count_min=spec.min_nodes,
+        nodes_count_max=spec.max_nodes,
+        spot_ratio=_ratio(spec.spot_instance_percentage),
+        is_spot_allowed=spec.enable_spot_instances,
+        is_multi_tier=spec.enable_multi_tier_scaling,
+        is_forecast_on=spec.enable_predictive_scaling,
+        pools=tuple(_pool(pool) for pool in spec.node_pools),
+    )
+
+
+def _pool(pool: PoolSpec) -> DocumentPool:
+    # A name that is none of ours stays as it is: the policy is refused by it, and the sentence names it.
+    models = () if pool.gpu_type is None else (gpu_model_name(pool.gpu_type) or pool.gpu_type,)
+    return DocumentPool(
+        name=pool.name,
+        nodes_count_min=pool.min_size,
+        nodes_count_max=pool.max_size,
+        gpu_models=models,
+        instance_types=pool.instance_types,
+        capacity_type=None if pool.capacity_type == "mixed" else CapacityType(pool.capacity_type),
+        spot_ratio=_ratio(pool.spot_percentage),
+        priority=pool.priority,
+        labels=pool.labels,
+        zones=pool.availability_zones,
+    )
+
+
+def _ratio(percentage: int | None) -> float | None:
+    return None if percentage is None else percentage / 100

@@ -1,0 +1,49 @@
+"""Policies that people keep as objects of Kubernetes (`AutoscalingPolicy`), in our words: ratios, whole names."""
+
+import msgspec
+
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import CapacityType
+
+
+class DocumentPool(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool as a policy describes it. Empty filters allow everything that is for sale."""
+
+    name: str
+    nodes_count_min: int = 0
+    nodes_count_max: int | None = None  # none: as many as the policy's
+    gpu_models: tuple[str, ...] = ()
+    instance_types: tuple[str, ...] = ()
+    capacity_type: CapacityType | None = None  # none: mixed
+    spot_ratio: float | None = None  # of a mixed pool
+    priority: int = 0
+    labels: dict[str, str] = {}
+    zones: tuple[str, ...] = ()
+
+
+class PolicyDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy at one generation. None: it does not say, and the policy file's word stands."""
+
+    name: str
+    uid: str
+    generation: int
+    created_at: Instant
+    is_enabled: bool = True  # False: nothing is bought for its pools, and none of their nodes goes by choice
+    provider: str | None = None
+    high_ratio: float | None = None
+    low_ratio: float | None = None
+    scale_up_cooldown_seconds: float | None = None
+    scale_down_cooldown_seconds: float | None = None
+    pending_pod_timeout_seconds: float | None = None
+    nodes_count_min: int = 0
+    nodes_count_max: int | None = None
+    spot_ratio: float | None = None
+    is_spot_allowed: bool = True
+    is_multi_tier: bool | None = None
+    is_forecast_on: bool | None = None
+    pools: tuple[DocumentPool, ...] = ()
+
+    @property
+    def age_key(self) -> tuple[Instant, str]:
+        """Older ones come first, and names decide between those of one second."""
+        return self.created_at, self.name
