@@ -14,7 +14,14 @@ import msgspec
 
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.pools import allows
-from gpu_autoscaler.core.share_asked import is_share, memory_min, memory_to_ask_for, part_mistakes, share_for
+from gpu_autoscaler.core.share_asked import (
+    is_share,
+    memory_min,
+    memory_to_ask_for,
+    models_asked,
+    part_mistakes,
+    share_for,
+)
 from gpu_autoscaler.core.slicing import Share, shares_of, shares_on
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.job import JobRequested
@@ -43,6 +50,7 @@ _ENV_KEY = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 # More of one member than any machine has, by far: such a number is a slip of the unit (`64Ti` for `64Gi`).
 _QUANTITY_MAX = {"cpu": 10_000 * 1000, "memory": 64 * 2**40, "ephemeral_storage": 512 * 2**40}
 _GPU_MEMORY_GIB_MAX = 16 * 1024.0
+_MODELS_COUNT_MAX = 16  # our own: of so many any will do
 _BUDGET_USD_MAX = 1e9
 _RUN_SECONDS_MAX = 366 * 24 * 3600.0
 # Command and environment go into one Kubernetes object, of which etcd takes 1.5 MiB (etcd documentation, "System
@@ -124,6 +132,7 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
     default_hours = min(policy.job_duration_hours_default, policy.job_duration_hours_max)
     hours = default_hours if request.max_duration_hours is None else request.max_duration_hours
     priority, share = request.priority, share_for(gpus, known.shares) if is_share(gpus) else None
+    models = models_asked(gpus)
     return JobSpec(
         job_id=job_id_of(request.job_id, event_id),
         job_name=request.job_name,
@@ -138,7 +147,8 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
             ephemeral_storage_bytes=parse_quantity(asked.ephemeral_storage),
             pod_count=1,
         ),
-        gpu_model=None if gpus.gpu_type is None else gpu_model_name(gpus.gpu_type) or gpus.gpu_type,
+        gpu_model=models[0] if len(models) == 1 else None,
+        gpu_models=models if len(models) > 1 else (),
         gpu_memory_bytes_min=memory_min(gpus.gpu_memory_gb) if share is None else memory_to_ask_for(share),
         image=request.container.image,
         command=request.container.command,
@@ -185,7 +195,7 @@ def _gpus(request: JobRequested, policy: ScalingPolicy, known: Supply) -> Iterat
         yield Mistake("members", f"is {members}; a job has at least one member")
     if gpus.gpu_count < 0:
         yield Mistake(field, f"is {gpus.gpu_count}; a member asks for GPUs, or for none (0)")
-    elif gpus.gpu_count == 0 and (gpus.gpu_type is not None or gpus.gpu_memory_gb is not None):
+    elif gpus.gpu_count == 0 and (gpus.gpu_types or gpus.gpu_memory_gb is not None):
         yield Mistake(field, "is 0, but a GPU type or GPU memory is asked for; leave these out or ask for GPUs")
     elif known.gpus_per_node_max is not None and gpus.gpu_count > known.gpus_per_node_max:
         most = f"no node has more than {known.gpus_per_node_max} GPUs"
@@ -195,11 +205,16 @@ def _gpus(request: JobRequested, policy: ScalingPolicy, known: Supply) -> Iterat
         yield Mistake(field, f"times {members} members is {total} GPUs; a job may have {policy.max_gpus_per_job}")
     if is_share(gpus):
         yield from part_mistakes(gpus, known.shares)
-    model = None if gpus.gpu_type is None else gpu_model_name(gpus.gpu_type) or gpus.gpu_type
-    if model is not None and model not in models:
-        yield Mistake("gpu_requirements.gpu_type", _unknown_model(gpus.gpu_type or "", models))
-    elif gpus.gpu_memory_gb is not None:
-        yield from _gpu_memory(gpus.gpu_memory_gb, [model] if model is not None else sorted(models))
+    if len(gpus.gpu_types) > _MODELS_COUNT_MAX:
+        most = f"at most {_MODELS_COUNT_MAX} can be named; leave the type out where any will do"
+        yield Mistake("gpu_requirements.gpu_type", f"has {len(gpus.gpu_types)} models; {most}")
+        return
+    unknown = [each for each in gpus.gpu_types if (gpu_model_name(each) or each) not in models]
+    yield from (Mistake("gpu_requirements.gpu_type", _unknown_model(each, models)) for each in unknown)
+    if gpus.gpu_type == ():
+        yield Mistake("gpu_requirements.gpu_type", "is an empty list; name the models that will do, or leave it out")
+    elif not unknown and gpus.gpu_memory_gb is not None:
+        yield from _gpu_memory(gpus.gpu_memory_gb, [*models_asked(gpus)] or sorted(models))
 
 
 def _gpu_memory(memory_gib: float, models: list[str]) -> Iterator[Mistake]:

@@ -24,6 +24,9 @@ def choice_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> I
             continue
         if bought.gang is not None:
             yield from _too_soon(bought.gang, plan, state, policy)
+        if not isinstance(bought.reason, ReplacesNodes):
+            for key in getattr(bought.reason, "demand", ()):
+                yield from _not_of_a_model(key, bought, state)
         if bought.offer.capacity_type is CapacityType.SPOT and not _is_part(bought, plan):
             for key in getattr(bought.reason, "demand", ()):
                 yield from _not_on_spot(key, plan, state, policy)
@@ -61,6 +64,17 @@ def _not_on_spot(key: str, plan: Plan, state: ClusterState, policy: ScalingPolic
             yield f"spot is bought for job {job_id}, which it has interrupted too often"
     elif pod is not None and pod.priority >= _CRITICAL_MIN:
         yield f"spot is bought for pod {pod.namespace}/{pod.name}, which is critical to the cluster"
+
+
+def _not_of_a_model(key: str, bought: BuyNode, state: ClusterState) -> Iterator[str]:
+    job = state.jobs.get(JobId(key.removeprefix("job/"))) if key.startswith("job/") else None
+    if job is None or job.queued is None:
+        return
+    spec = job.queued.spec
+    asked = {spec.gpu_model} - {None} | set(spec.gpu_models)
+    if asked and bought.offer.gpu_model not in asked:
+        will_do = ", ".join(sorted(filter(None, asked)))
+        yield f"{bought.offer.key} is bought for job {spec.job_id}, and only {will_do} will do"
 
 
 def _is_at_its_last(job: JobRecord, policy: ScalingPolicy, as_of: datetime) -> bool:

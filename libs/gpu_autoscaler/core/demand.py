@@ -12,7 +12,7 @@ import msgspec
 from gpu_autoscaler.core.company import Rules, company_of, rules_of
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.life import NodeView
-from gpu_autoscaler.core.likes import likes_of
+from gpu_autoscaler.core.likes import likes_of, likes_of_job
 from gpu_autoscaler.core.pod_groups import in_groups
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.reports import spec_of
@@ -96,10 +96,11 @@ def job_shape(spec: JobSpec) -> Shape:
     """What each member of a job needs; the Kubernetes Job made for it carries the same demands."""
     return Shape(
         resources=msgspec.structs.replace(spec.member_resources, pod_count=1),
-        gpu_models=() if spec.gpu_model is None else (spec.gpu_model,),
+        gpu_models=spec.models,
         gpu_memory_bytes_min=None if spec.member_resources.slices else spec.gpu_memory_bytes_min,
         demands=_job_demands(spec),
         is_spot_allowed=spec.is_preemptible,
+        likes=likes_of_job(spec),
     )
 
 
@@ -121,15 +122,15 @@ def share_memory(spec: JobSpec) -> NodeSelectorTerm | None:
 
 def pod_shape(pod: PodObserved, spec: JobSpec | None, rules: Rules) -> Shape:
     """What a pod needs; `spec` is that of its job, where it has one of ours, `rules` are all pods'."""
-    model = pod.gpu_model or (None if spec is None else spec.gpu_model)
+    models = pod.gpu_models or (() if pod.gpu_model is None else (pod.gpu_model,))
     return Shape(
         resources=msgspec.structs.replace(pod.requests, pod_count=1),
-        gpu_models=pod.gpu_models or (() if model is None else (model,)),
+        gpu_models=models or (() if spec is None else spec.models),
         company=company_of(pod, rules),
         gpu_memory_bytes_min=None if spec is None or pod.requests.slices else spec.gpu_memory_bytes_min,
         demands=pod.demands,
         is_spot_allowed=pod.priority < _CRITICAL_POD_PRIORITY_MIN if spec is None else spec.is_preemptible,
-        likes=likes_of(pod, ()),
+        likes=likes_of(pod) if spec is None else likes_of_job(spec),
     )
 
 

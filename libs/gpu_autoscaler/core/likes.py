@@ -8,6 +8,7 @@ import msgspec
 
 from gpu_autoscaler.core.company import Even, Near, Tally
 from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.scheduling import NearPreference, NodePreference
 
 
@@ -36,13 +37,17 @@ class Likes(msgspec.Struct, frozen=True, kw_only=True):
 NO_LIKES = Likes()
 
 
-def likes_of(pod: PodObserved, gpu_models: tuple[str, ...]) -> Likes:
-    """Return what the pod would like; `gpu_models` are those of its job's request, the best first."""
+def likes_of_job(spec: JobSpec) -> Likes:
+    """Return what members of a job would like. What their pods say is what we wrote there, of one placement."""
+    return Likes(gpu_models=spec.models) if len(spec.models) > 1 else NO_LIKES
+
+
+def likes_of(pod: PodObserved) -> Likes:
+    """Return what a pod would like."""
     said = pod.preferences
     if said is None:
-        return Likes(gpu_models=gpu_models) if len(gpu_models) > 1 else NO_LIKES
+        return NO_LIKES
     return Likes(
-        gpu_models=gpu_models if len(gpu_models) > 1 else (),
         nodes=said.nodes,
         evens=tuple(Even(each.topology_key, Tally(each.group), each.skew_count_max) for each in said.spreads),
         apart=tuple(map(_liked, said.apart)),

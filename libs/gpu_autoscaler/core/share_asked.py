@@ -14,10 +14,15 @@ def is_share(gpus: GpuRequirements) -> bool:
     return gpus.is_shared or gpus.gpu_fraction is not None
 
 
+def models_asked(gpus: GpuRequirements) -> tuple[str, ...]:
+    """The GPU models by the names that we have for them, each once, the best first; empty: any."""
+    return tuple(dict.fromkeys(gpu_model_name(each) or each for each in gpus.gpu_types))
+
+
 def share_for(gpus: GpuRequirements, shares: tuple[Share, ...]) -> Share | None:
     """Return the cheapest part that is enough; None: none of those that can be had is."""
     wanted = ShareWanted(
-        gpu_model=None if gpus.gpu_type is None else gpu_model_name(gpus.gpu_type) or gpus.gpu_type,
+        gpu_models=models_asked(gpus),
         gpu_ratio_min=gpus.gpu_fraction,
         memory_bytes_min=memory_min(gpus.gpu_memory_gb),
     )

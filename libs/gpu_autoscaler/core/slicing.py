@@ -53,7 +53,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 class ShareWanted(msgspec.Struct, frozen=True, kw_only=True):
     """What a job that needs no whole GPU asks for."""
 
-    gpu_model: str | None
+    gpu_models: tuple[str, ...]  # any of these; empty: any at all
     gpu_ratio_min: float | None  # of a GPU's memory; None: any
     memory_bytes_min: int | None  # None: any
 
@@ -176,7 +176,7 @@ def _by_price(share: Share) -> tuple[bool, float, int, str]:
 
 
 def _is_enough(wanted: ShareWanted, share: Share) -> bool:
-    if wanted.gpu_model is not None and share.gpu_model != wanted.gpu_model:
+    if wanted.gpu_models and share.gpu_model not in wanted.gpu_models:
         return False
     if wanted.memory_bytes_min is not None and share.memory_bytes < wanted.memory_bytes_min:
         return False

@@ -106,7 +106,8 @@ def _job_sentence(fact: Fact) -> str | None:
             limit = ""
             if fact.budget_limit_usd is not None:
                 limit = f", for at most {money(round(fact.budget_limit_usd * MICRO_USD_PER_USD))}"
-            asked = f"{counted(gpus.gpu_count, f'{gpus.gpu_type} GPU' if gpus.gpu_type else 'GPU')}{each}{limit}"
+            model = f"{' or '.join(gpus.gpu_types)} GPU" if gpus.gpu_types else "GPU"
+            asked = f"{counted(gpus.gpu_count, model)}{each}{limit}"
             return f"Project {fact.project_id} asked for job {fact.job_name} with {asked} (priority {fact.priority})."
         case job.JobQueued():
             return f"Job {fact.job_id} was accepted with priority {fact.spec.priority}."

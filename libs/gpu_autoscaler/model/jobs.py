@@ -33,10 +33,18 @@ class GpuRequirements(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What each member of the job needs of GPUs (S32)."""
 
     gpu_count: int
-    gpu_type: str | None = None  # a GPU model by name; None: any
+    # A GPU model by name, or several of which any will do, the best first; None: any. Of equal cost the best is taken.
+    gpu_type: str | tuple[str, ...] | None = None
     gpu_memory_gb: float | None = None  # of one GPU, or of the part of one, in GiB; None: any
     gpu_fraction: float | None = None  # a part of one GPU with this share of its memory will do; None: whole GPUs
     is_shared: bool = False  # a part of one GPU with `gpu_memory_gb` of memory will do
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The models that are asked for, the best first; empty: any."""
+        if isinstance(self.gpu_type, tuple):
+            return self.gpu_type
+        return () if self.gpu_type is None else (self.gpu_type,)
 
 
 class ContainerRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -71,7 +79,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     priority: int  # 0..1000, higher goes first
     member_count: int  # pods of the gang: all of them run or none
     member_resources: Resources  # of each
-    gpu_model: str | None
+    gpu_model: str | None  # the only one that will do; None: any, or one of several
     gpu_memory_bytes_min: int | None  # of one GPU
     image: str
     command: tuple[str, ...]
@@ -84,3 +92,9 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     run_seconds: float | None = None  # how long the work takes where that is known (traces, demo); None in real life
     start_by_at: Instant | None = None  # of equal priority the earliest goes first; None: no hurry
     within: str | None = None  # label of nodes whose value all members share; None: they may be apart
+    gpu_models: tuple[str, ...] = ()  # any of these will do, the best first; empty: see gpu_model
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The GPU models that will do, the best first; empty: any."""
+        return self.gpu_models or (() if self.gpu_model is None else (self.gpu_model,))

@@ -100,7 +100,12 @@ class Users:
         chance = self._chance
         if self._wants_parts and chance.random() < PARTS_RATIO:
             return GpuRequirements(gpu_count=1, gpu_fraction=chance.choice((0.1, 0.25, 0.5, 0.9)))
-        return GpuRequirements(gpu_count=chance.choice((1, 1, 1, 1, 2, 4)), gpu_type=chance.choice(_MODELS))
+        gpu_count, model = chance.choice((1, 1, 1, 1, 2, 4)), chance.choice(_MODELS)
+        # Who names one and is not too particular names another as well; drawn apart, so that kept seeds stay.
+        second = random.Random(f"{len(self.requests)}/{model}").choice((None, None, "T4", "L4"))
+        if model is None or second in (None, model):
+            return GpuRequirements(gpu_count=gpu_count, gpu_type=model)
+        return GpuRequirements(gpu_count=gpu_count, gpu_type=(model, second))
 
     def _nonsense(self, request: JobRequested) -> JobRequested:
         wishes: tuple[dict[str, Any], ...] = (

@@ -47,7 +47,9 @@ class Request:
     project: Annotated[str | None, Parameter(help="Project that pays.")] = None
     image: Annotated[str | None, Parameter(help="Container image.")] = None
     gpus: Annotated[int | None, Parameter(help="GPUs of each member.")] = None
-    gpu_type: Annotated[str | None, Parameter(help="GPU model, e.g. A100; any when left out.")] = None
+    gpu_type: Annotated[
+        str | None, Parameter(help="GPU model, e.g. A100, or several (H100,A100), the best first; any when left out.")
+    ] = None
     gpu_memory_gb: Annotated[float | None, Parameter(help="Least memory of one GPU in GiB.")] = None
     gpu_fraction: Annotated[float | None, Parameter(help="A part of one GPU will do: this share of its memory.")] = None
     shared: Annotated[bool | None, Parameter(help="A part of one GPU will do: with --gpu-memory-gb of memory.")] = None
@@ -85,7 +87,7 @@ class Request:
         nested: dict[str, dict[str, Any]] = {
             "gpu_requirements": {
                 "gpu_count": self.gpus,
-                "gpu_type": self.gpu_type,
+                "gpu_type": _one_or_several(self.gpu_type),
                 "gpu_memory_gb": self.gpu_memory_gb,
                 "gpu_fraction": self.gpu_fraction,
                 "is_shared": self.shared,
@@ -98,6 +100,12 @@ class Request:
             if known := _known(fields):
                 body[name] = {**(body.get(name) or {}), **known}
         return body
+
+
+def _one_or_several(said: str | None) -> str | list[str] | None:
+    """What stands between commas, the best first; one alone is no list."""
+    names = [] if said is None else [name.strip() for name in said.split(",")]
+    return names if len(names) > 1 else said
 
 
 def _known(fields: dict[str, Any]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def usd(micro_usd: int) -> str:
 def _job_line(fact: Fact) -> str | None:
     match fact:
         case JobRequested(job_name=name, members=members, gpu_requirements=gpus, priority=priority):
-            kind = gpus.gpu_type or "any GPU"
+            kind = " or ".join(gpus.gpu_types) or "any GPU"
             size = f"{members} x {gpus.gpu_count}" if members > 1 else f"{gpus.gpu_count}"
             return f"job {name} was requested: {size} x {kind}, priority {priority}"
         case JobRejected(job_name=name, mistakes=mistakes):

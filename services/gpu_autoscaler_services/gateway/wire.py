@@ -24,7 +24,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     job_name: str
     project_id: str
     priority: int
-    gpu_type: str | None
+    gpu_type: str | None  # several of which any will do are separated by commas, the best first
     gpu_count: int  # of each member
     members: int
     preemptible: bool

@@ -97,7 +97,7 @@ def _amounts(spec: JobSpec) -> dict[str, str]:
 
 
 def _node_affinity(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> dict[str, Any]:
-    """What the job needs of its nodes as required, the nodes of its placement as preferred."""
+    """What the job needs of its nodes as required; the nodes of its placement, and the best GPUs, as preferred."""
     groups = [_models(spec, state), _memories(spec, state), _capacity_types(spec), _domain(spec, state, node_names)]
     terms = [
         {"matchExpressions": [condition for part in parts for condition in part]}
@@ -106,35 +106,42 @@ def _node_affinity(spec: JobSpec, state: ClusterState, node_names: Sequence[str]
     affinity: dict[str, Any] = {}
     if any(groups):
         affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
-    if node_names:
-        hosts = _in(labels.HOSTNAME, sorted(set(node_names)))
+    liked = [*_liked_hosts(node_names), *_liked_models(spec)]
+    if liked:
         affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [
-            {"weight": PREFERENCE_WEIGHT, "preference": {"matchExpressions": [hosts]}}
+            {"weight": weight, "preference": {"matchExpressions": [condition]}} for weight, condition in liked
         ]
     return affinity
 
 
+def _liked_hosts(node_names: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
+    """The nodes of the placement, above all else."""
+    return [(PREFERENCE_WEIGHT, _in(labels.HOSTNAME, sorted(set(node_names))))] if node_names else []
+
+
+def _liked_models(spec: JobSpec) -> list[tuple[int, dict[str, Any]]]:
+    """Of several GPU models the best one, and the next, for pods that come back; the last needs no word."""
+    return [
+        (max(1, PREFERENCE_WEIGHT // 2 - number), _in(labels.GPU_MODEL, [model]))
+        for number, model in enumerate(spec.models[:-1])
+    ]
+
+
 def _models(spec: JobSpec, state: ClusterState) -> list[_Term]:
     """The GPU model by each label that names it: ours, and those that nodes of other makers carry now."""
-    if spec.gpu_model is None:
+    if not spec.models:
         return []
-    values: dict[str, set[str]] = {labels.GPU_MODEL: {spec.gpu_model}}
-    for node in state.nodes.values():
-        if node.gpu_model == spec.gpu_model:
-            for key, value in node.labels:
-                if key in GPU_MODEL_LABELS:
-                    values.setdefault(key, set()).add(value)
+    values: dict[str, set[str]] = {}
+    nodes = [node for node in state.nodes.values() if node.gpu_model in spec.models]
+    for node in nodes:
+        for key, value in node.labels:
+            if key in GPU_MODEL_LABELS and key != labels.GPU_MODEL:
+                values.setdefault(key, set()).add(value)
     # A node that carries our label says no less by the others.
-    ours = values.pop(labels.GPU_MODEL)
-    others = {key: found for key, found in values.items() if _carried_without_ours(key, spec.gpu_model, state)}
-    return [(_in(labels.GPU_MODEL, sorted(ours)),), *((_in(key, sorted(found)),) for key, found in others.items())]
-
-
-def _carried_without_ours(key: str, gpu_model: str, state: ClusterState) -> bool:
-    return any(
-        key in carried and labels.GPU_MODEL not in carried
-        for carried in (dict(node.labels) for node in state.nodes.values() if node.gpu_model == gpu_model)
-    )
+    carried = [dict(node.labels) for node in nodes]
+    apart = {key for each in carried if labels.GPU_MODEL not in each for key in each}
+    others = [(_in(key, sorted(found)),) for key, found in values.items() if key in apart]
+    return [(_in(labels.GPU_MODEL, sorted(spec.models)),), *others]
 
 
 def _memories(spec: JobSpec, state: ClusterState) -> list[_Term]:

@@ -101,6 +101,21 @@ def test_the_same_event_is_the_same_job() -> None:
             {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_type="H1000")},
         ),
         (
+            "gpu_requirements.gpu_type",
+            "did you mean H100?",
+            {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_type=("A100", "H1000"))},
+        ),
+        (
+            "gpu_requirements.gpu_type",
+            "is an empty list",
+            {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_type=())},
+        ),
+        (
+            "gpu_requirements.gpu_type",
+            "has 17 models; at most 16",
+            {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_type=("A100",) * 17)},
+        ),
+        (
             "gpu_requirements.gpu_memory_gb",
             "one T4 has 16 GiB",
             {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_type="T4", gpu_memory_gb=24)},
@@ -189,7 +204,7 @@ _NUMBERS = st.floats() | st.integers().map(float)
         gpu_requirements=st.builds(
             GpuRequirements,
             gpu_count=st.integers(),
-            gpu_type=st.none() | _TEXTS,
+            gpu_type=st.none() | _TEXTS | st.lists(_TEXTS, max_size=3).map(tuple),
             gpu_memory_gb=st.none() | _NUMBERS,
         ),
         container=st.builds(ContainerRequest, image=_TEXTS, env=st.dictionaries(_TEXTS, _TEXTS, max_size=3)),

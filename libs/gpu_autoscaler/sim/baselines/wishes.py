@@ -131,7 +131,7 @@ def _of_job(at_seconds: float, request: JobRequested) -> Wish:
             ephemeral_storage_bytes=parse_quantity(asked.ephemeral_storage),
             pod_count=1,
         ),
-        gpu_model=None if gpus.gpu_type is None else gpu_model_name(gpus.gpu_type),
+        gpu_model=gpu_model_name(gpus.gpu_types[0]) if gpus.gpu_types else None,  # a scene's jobs name one at most
         is_on_spot=request.preemptible,
     )
 
