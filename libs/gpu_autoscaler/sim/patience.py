@@ -109,7 +109,7 @@ def _right_for(wanted: JobSpec, policy: ScalingPolicy, cloud: Cloud) -> Iterator
             any(_allows(pool, offer) for pool in policy.pools)
             and offer.zone not in {part.name for part in policy.limits.zones}
             and wanted.member_resources.fits_in(offer.resources)
-            and wanted.gpu_model in (None, offer.gpu_model)
+            and (not wanted.models or offer.gpu_model in wanted.models)
             and (wanted.gpu_memory_bytes_min or 0) <= (offer.gpu_memory_bytes or 0)
             and (wanted.is_preemptible or offer.capacity_type is not CapacityType.SPOT)
         ):
