@@ -82,7 +82,7 @@ sim-mutants: $(VENV)/.dev ## Plant known bugs, one at a time, and see that the s
 
 lock: $(VENV)/.dev ## Write the locks again (needs uv on the PATH)
 	uv pip compile requirements/build.in --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/build.txt
-	uv pip compile pyproject.toml --extra postgres --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/runtime.txt
+	uv pip compile pyproject.toml --extra aws --extra postgres --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/runtime.txt
 	uv pip compile pyproject.toml requirements/build.in --extra local --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/local.txt
 	uv pip compile pyproject.toml requirements/build.in --extra dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/dev.txt
 

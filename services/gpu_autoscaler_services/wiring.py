@@ -292,7 +292,11 @@ async def _provider(place: Workplace) -> tuple[CapacityProvider, str]:
     opened = open_provider(
         provider.name,
         ProviderOptions(
-            installation=cluster.installation, url=provider.url, call_seconds_max=provider.call_seconds_max
+            installation=cluster.installation,
+            url=provider.url,
+            call_seconds_max=provider.call_seconds_max,
+            now=place.clock.now,
+            aws=place.settings.aws,
         ),
     )
     place.closing.push_async_callback(opened.close)

@@ -9,9 +9,22 @@ import msgspec
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId, derive_id
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import (
+    RETRY_AFTER_SECONDS,
+    Instance,
+    LaunchRefused,
+    Order,
+    RefusalKind,
+    RefusalScope,
+)
 
 TERMINATED_SHOWN_SECONDS = 3600.0
+CODES: dict[RefusalKind, tuple[str, RefusalScope]] = {
+    "capacity": ("InsufficientInstanceCapacity", "offer"),
+    "quota": ("VcpuLimitExceeded", "region"),
+    "permission": ("UnauthorizedOperation", "region"),
+    "configuration": ("InvalidParameterValue", "offer"),
+}
 
 
 class FakeCapacity:
@@ -25,19 +38,25 @@ class FakeCapacity:
         self._now = now
         self._instances: dict[ProviderId, tuple[str, Instance]] = {}  # provider id: (installation, instance)
         self._by_token: dict[tuple[str, ActionId], tuple[ProviderId, str]] = {}  # token: (provider id, offer key)
-        self._refused_patterns: list[str] = []
-        self._retry_after_seconds = 180.0
+        self._refused: list[tuple[str, RefusalKind, float]] = []  # pattern, kind, wait
         self._answers_lost_count = 0
+        self.trouble: str | None = None  # what every call fails with; None: nothing is wrong
+        self.shown_after_seconds = 0.0  # from its launch until an instance is listed
         self.launches_count = 0
 
-    def refuse(self, pattern: str, *, retry_after_seconds: float = 180.0) -> None:
+    def refuse(self, pattern: str, kind: RefusalKind = "capacity", *, retry_after_seconds: float = 180.0) -> None:
         """Refuse offers whose key matches, until `refuse_nothing`."""
-        self._refused_patterns.append(pattern)
-        self._retry_after_seconds = retry_after_seconds
+        self._refused.append((pattern, kind, retry_after_seconds))
 
     def refuse_nothing(self) -> None:
         """Sell everything again."""
-        self._refused_patterns.clear()
+        self._refused.clear()
+
+    def let_die(self, provider_id: ProviderId) -> None:
+        """End the instance on its own."""
+        installation, instance = self._instances[provider_id]
+        ended = msgspec.structs.replace(instance, state="terminated", terminated_at=self._now())
+        self._instances[provider_id] = (installation, ended)
 
     def lose_answers(self, count: int) -> None:
         """Do what the next `count` calls ask for, and fail to say so."""
@@ -45,11 +64,13 @@ class FakeCapacity:
 
     async def offers(self) -> Sequence[Offer]:
         """Return everything that is for sale."""
+        self._ask()
         self._answer()
         return self._offers
 
     async def launch(self, order: Order) -> Instance:
         """Make the instance, or return the one of this token. Raises LaunchRefused, PermanentError, TransientError."""
+        self._ask()
         token = (order.installation, order.action_id)
         made = self._by_token.get(token)
         if made is not None and made[1] != order.offer.key:
@@ -61,6 +82,7 @@ class FakeCapacity:
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
         """End the instance. Raises PermanentError for one of another installation, TransientError."""
+        self._ask()
         found = self._instances.get(provider_id)
         if found is not None:
             installation, instance = found
@@ -74,12 +96,16 @@ class FakeCapacity:
 
     async def instances(self, installation: str) -> Sequence[Instance]:
         """Return the instances of an installation, those terminated within the last hour included."""
+        self._ask()
         self._answer()
-        oldest = self._now() - timedelta(seconds=TERMINATED_SHOWN_SECONDS)
+        now = self._now()
+        oldest = now - timedelta(seconds=TERMINATED_SHOWN_SECONDS)
         return [
             instance
             for owner, instance in self._instances.values()
-            if owner == installation and (instance.terminated_at is None or instance.terminated_at >= oldest)
+            if owner == installation
+            and instance.launched_at + timedelta(seconds=self.shown_after_seconds) <= now
+            and (instance.terminated_at is None or instance.terminated_at >= oldest)
         ]
 
     async def close(self) -> None:
@@ -87,13 +113,11 @@ class FakeCapacity:
 
     def _make(self, order: Order) -> ProviderId:
         sold = next((offer for offer in self._offers if offer.key == order.offer.key), None)
-        if sold is None or any(fnmatchcase(order.offer.key, pattern) for pattern in self._refused_patterns):
-            raise LaunchRefused(
-                f"InsufficientInstanceCapacity: {order.offer.key} cannot be launched now",
-                code="InsufficientInstanceCapacity",
-                scope="offer",
-                retry_after_seconds=self._retry_after_seconds,
-            )
+        for pattern, kind, wait_seconds in self._refused:
+            if fnmatchcase(order.offer.key, pattern):
+                raise _refusal(order, kind, wait_seconds)
+        if sold is None:
+            raise _refusal(order, "capacity", RETRY_AFTER_SECONDS["capacity"])
         self.launches_count += 1
         digest = derive_id("fake", order.installation, order.action_id)
         provider_id = ProviderId(f"fake:///{sold.zone}/i-{digest[:17]}")
@@ -110,7 +134,17 @@ class FakeCapacity:
         self._instances[provider_id] = (order.installation, instance)
         return provider_id
 
+    def _ask(self) -> None:
+        if self.trouble is not None:
+            raise TransientError(f"the fake cloud fails, as it was told to: {self.trouble}")
+
     def _answer(self) -> None:
         if self._answers_lost_count > 0:
             self._answers_lost_count -= 1
             raise TransientError("the fake cloud did it and lost the answer, as it was told to")
+
+
+def _refusal(order: Order, kind: RefusalKind, wait_seconds: float) -> LaunchRefused:
+    code, scope = CODES[kind]
+    why = f"{code}: {order.offer.key} cannot be launched now"
+    return LaunchRefused(why, code=code, kind=kind, scope=scope, retry_after_seconds=wait_seconds)

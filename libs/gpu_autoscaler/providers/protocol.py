@@ -3,7 +3,7 @@
 A provider chooses nothing: the order names the offer and carries the token. It keeps no state worth saving.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal, Protocol
 
@@ -17,6 +17,16 @@ from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.scheduling import Taint
 
 RefusalScope = Literal["offer", "zone", "region"]
+# capacity: none is left here now · quota: ours is used up · permission, configuration: somebody has to change something
+RefusalKind = Literal["capacity", "quota", "permission", "configuration"]
+# Until the next try, cluster time. Capacity: as long as Karpenter leaves such an offer alone (karpenter-provider-aws,
+# pkg/cache); the rest waits for people, and is looked at again as often as CHECKLIST has quotas rechecked.
+RETRY_AFTER_SECONDS: Mapping[RefusalKind, float] = {
+    "capacity": 180.0,
+    "quota": 600.0,
+    "permission": 600.0,
+    "configuration": 600.0,
+}
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +57,21 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 class LaunchRefused(PermanentError):
     """The cloud will not make this instance now; nothing was made. `retry_after_seconds` is cluster time."""
 
-    def __init__(self, message: str, *, code: str, scope: RefusalScope, retry_after_seconds: float) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        scope: RefusalScope,
+        kind: RefusalKind = "capacity",
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        """`code` is the cloud's own word. Without a wait it is the usual one of the kind."""
         super().__init__(message)
         self.code = code
         self.scope = scope
-        self.retry_after_seconds = retry_after_seconds
+        self.kind = kind
+        self.retry_after_seconds = RETRY_AFTER_SECONDS[kind] if retry_after_seconds is None else retry_after_seconds
 
 
 class CapacityProvider(Protocol):

@@ -1,10 +1,12 @@
 """Every provider by name. A new cloud is one line here."""
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 
 import msgspec
 
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.providers.aws import AwsCapacity, AwsOptions
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.providers.sim import SimCapacity
 
@@ -15,6 +17,8 @@ class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True):
     installation: str  # UID of the kube-system namespace: whose instances they are
     url: str | None = None
     call_seconds_max: float = 30.0  # wall time
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)  # cluster time
+    aws: AwsOptions = AwsOptions()
 
 
 def _sim(options: ProviderOptions) -> CapacityProvider:
@@ -23,7 +27,18 @@ def _sim(options: ProviderOptions) -> CapacityProvider:
     return SimCapacity(options.url, installation=options.installation, call_seconds_max=options.call_seconds_max)
 
 
+def _aws(options: ProviderOptions) -> CapacityProvider:
+    return AwsCapacity(
+        options.aws,
+        installation=options.installation,
+        url=options.url,
+        call_seconds_max=options.call_seconds_max,
+        now=options.now,
+    )
+
+
 PROVIDERS: Mapping[str, Callable[[ProviderOptions], CapacityProvider]] = {
+    "aws": _aws,
     "sim": _sim,
 }
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.providers.aws import AwsOptions
 from gpu_autoscaler.runtime.documents import load_toml, mistakes_in, struct_of, unknown_name
 from gpu_autoscaler.store.opening import problem_of
 
@@ -54,7 +55,7 @@ class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The cloud that nodes are bought from."""
 
     name: str = "sim"
-    url: str | None = None
+    url: str | None = None  # None: the cloud's own addresses
     token: str | None = None
     call_seconds_max: Seconds = 30.0  # wall time of one call
 
@@ -122,6 +123,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     nats: NatsSettings = NatsSettings()
     kube: KubeSettings = KubeSettings()
     provider: ProviderSettings = ProviderSettings()
+    aws: AwsOptions = AwsOptions()  # of provider.name = "aws"
     store: StoreSettings = StoreSettings()
     gateway: GatewaySettings = GatewaySettings()
     http: HttpSettings = HttpSettings()

@@ -13,7 +13,7 @@ from functools import partial
 from gpu_autoscaler.events.spot import NoticeKind
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalScope
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
 from gpu_autoscaler.simcluster import cloud_nodes
 from gpu_autoscaler.simcluster.api import Api
 from gpu_autoscaler.simcluster.controllers.protocol import Agenda
@@ -37,14 +37,16 @@ TERMINATED_SHOWN_SECONDS = 3600.0  # EC2 User Guide, "Terminate Amazon EC2 insta
 RETRY_AFTER_SECONDS = 180.0  # how long Karpenter leaves such an offer alone (karpenter-provider-aws, pkg/cache)
 REFUSAL_RULES_MAX = 100
 
-# How far a refusal of this code reaches: capacity is a matter of an offer, quotas of the region.
-REFUSAL_SCOPES: dict[str, RefusalScope] = {
-    "InsufficientInstanceCapacity": "offer",
-    "UnfulfillableCapacity": "offer",
-    "Unsupported": "offer",
-    "InsufficientFreeAddressesInSubnet": "zone",
-    "MaxSpotInstanceCountExceeded": "region",
-    "VcpuLimitExceeded": "region",
+# What a refusal of this code is, and how far it reaches: capacity is a matter of an offer, quotas of the region.
+REFUSALS: dict[str, tuple[RefusalKind, RefusalScope]] = {
+    "InsufficientInstanceCapacity": ("capacity", "offer"),
+    "UnfulfillableCapacity": ("capacity", "offer"),
+    "Unsupported": ("capacity", "offer"),
+    "InsufficientFreeAddressesInSubnet": ("capacity", "zone"),
+    "MaxSpotInstanceCountExceeded": ("quota", "region"),
+    "VcpuLimitExceeded": ("quota", "region"),
+    "UnauthorizedOperation": ("permission", "region"),
+    "InvalidParameterValue": ("configuration", "offer"),
 }
 
 
@@ -81,6 +83,7 @@ class Cloud:
         self._by_id: dict[str, Machine] = {}  # in order of launch
         self._by_node: dict[str, Machine] = {}
         self.rules: list[RefusalRule] = []
+        self.shown_after_seconds = 0.0  # from its launch until a machine is listed
         self._agenda.add(api.now(), self._beat)
 
     # ---- the capacity API
@@ -131,11 +134,13 @@ class Cloud:
 
     def instances(self, installation: str) -> Sequence[Instance]:
         """Return this installation's instances, those terminated within the last hour included."""
-        oldest = self._api.now() - timedelta(seconds=TERMINATED_SHOWN_SECONDS)
+        now = self._api.now()
+        oldest = now - timedelta(seconds=TERMINATED_SHOWN_SECONDS)
         return [
             machine.shown()
             for machine in self._by_id.values()
             if machine.installation == installation
+            and machine.launched_at + timedelta(seconds=self.shown_after_seconds) <= now
             and (machine.terminated_at is None or machine.terminated_at >= oldest)
         ]
 
@@ -152,8 +157,8 @@ class Cloud:
 
     def refuse(self, rule: RefusalRule) -> None:
         """Refuse such launches from now on. Raises ValueError for an unknown code and at the limit."""
-        if rule.code not in REFUSAL_SCOPES:
-            raise ValueError(f"code {rule.code!r} is none of {', '.join(sorted(REFUSAL_SCOPES))}")
+        if rule.code not in REFUSALS:
+            raise ValueError(f"code {rule.code!r} is none of {', '.join(sorted(REFUSALS))}")
         now = self._api.now()
         self.rules = [kept for kept in self.rules if kept.left_count != 0 and (kept.until is None or kept.until > now)]
         if len(self.rules) >= REFUSAL_RULES_MAX:
@@ -186,6 +191,10 @@ class Cloud:
         """Hint that the machine is likelier to be taken; returns the instant of the hint."""
         machine.rebalance_at = self._api.now().replace(microsecond=0)
         return machine.rebalance_at
+
+    def let_die(self, machine: Machine) -> None:
+        """End the machine on its own, without a notice."""
+        self._end(machine, LOST_NODE_FORGOTTEN_SECONDS)
 
     def schedule(self, seconds: float, action: Callable[[], object]) -> None:
         """Do `action` in `seconds` of cluster time."""
@@ -265,6 +274,7 @@ class Cloud:
         return LaunchRefused(
             f"{code}: {key} cannot be launched now; try another offer or wait {retry_after_seconds:g} s",
             code=code,
-            scope=REFUSAL_SCOPES[code],
+            kind=REFUSALS[code][0],
+            scope=REFUSALS[code][1],
             retry_after_seconds=retry_after_seconds,
         )

@@ -117,7 +117,8 @@ def _add_capacity_routes(app: web.Application, cloud: Cloud) -> None:
         except msgspec.DecodeError as exc:
             return _refused(400, "InvalidParameterValue", str(exc))
         except LaunchRefused as exc:
-            return _refused(409, exc.code, str(exc), scope=exc.scope, retry_after_seconds=exc.retry_after_seconds)
+            how = {"kind": exc.kind, "scope": exc.scope, "retry_after_seconds": exc.retry_after_seconds}
+            return _refused(409, exc.code, str(exc), **how)
         except PermanentError as exc:
             return _refused(400, "IdempotentParameterMismatch", str(exc))
 

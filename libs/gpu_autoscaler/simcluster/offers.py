@@ -16,17 +16,11 @@ from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.providers.allocatable import PODS_PER_NODE, allocatable
 
 ZONES = ("sim-a", "sim-b", "sim-c")
 REGION = "sim"
-PODS_PER_NODE = 110  # kubelet's default maxPods
 DISK_BYTES = 500 * GIBIBYTE
-
-# What the node itself keeps. CPU and memory of the kubelet as Amazon's EKS images reserve them (awslabs/amazon-eks-ami,
-# nodeadm's kubelet defaults; not looked up again); the agents of every GPU node are a fixture.
-_KUBELET_MEMORY_BYTES = (255 + 11 * PODS_PER_NODE + 100) * 2**20  # reserve, a share for each pod, eviction threshold
-_AGENTS_CPU_MILLI = 300
-_AGENTS_MEMORY_BYTES = 512 * 2**20
 
 # Fixture prices, USD an hour of one GPU: S115 where it names the model, else scaled from those it names.
 GPU_USD_PER_HOUR = {
@@ -159,35 +153,12 @@ def _offer(entry: InstanceType, zone: str, capacity_type: CapacityType) -> Offer
         instance_type=entry.name,
         zone=zone,
         capacity_type=capacity_type,
-        resources=_allocatable(entry),
+        resources=capacity_of(entry) if entry.is_allocatable else allocatable(capacity_of(entry)),
         gpu_model=entry.gpu_model,
         gpu_memory_bytes=None if entry.gpu_memory_gib is None else entry.gpu_memory_gib * GIBIBYTE,
         price_micro_usd_per_hour=_price_micro_usd(entry, zone, capacity_type),
         boot_seconds=float(entry.boot_seconds),
     )
-
-
-def _allocatable(entry: InstanceType) -> Resources:
-    whole = capacity_of(entry)
-    if entry.is_allocatable:
-        return whole
-    kept = Resources(
-        cpu_milli=_kubelet_cpu_milli(entry.vcpu_count) + _AGENTS_CPU_MILLI,
-        memory_bytes=_KUBELET_MEMORY_BYTES + _AGENTS_MEMORY_BYTES,
-        ephemeral_storage_bytes=DISK_BYTES // 10,  # kubelet evicts below a tenth of the disk
-    )
-    return whole - kept
-
-
-def _kubelet_cpu_milli(vcpu_count: float) -> int:
-    """Return 6 % of the first core, 1 % of the second, 0.5 % of the next two, 0.25 % of the rest."""
-    tiers = ((1.0, 60.0), (1.0, 10.0), (2.0, 5.0), (float("inf"), 2.5))
-    left, milli = vcpu_count, 0.0
-    for width, per_core_milli in tiers:
-        taken = min(left, width)
-        milli += taken * per_core_milli
-        left -= taken
-    return round(milli)
 
 
 def _price_micro_usd(entry: InstanceType, zone: str, capacity_type: CapacityType) -> int:

@@ -4,6 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
 from datetime import datetime
+from typing import Literal
 
 import pytest
 
@@ -11,7 +12,10 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.scheduling import Taint
-from gpu_autoscaler.providers.protocol import CapacityProvider, Instance, LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import CapacityProvider, Instance, LaunchRefused, Order, RefusalKind
+
+# Too many calls; nobody answers or everything fails; the credentials ran out.
+Trouble = Literal["throttled", "down", "expired"]
 
 OURS = "installation-ours"
 THEIRS = "installation-theirs"
@@ -28,8 +32,8 @@ class Rig(ABC):
         """Cluster time."""
 
     @abstractmethod
-    async def refuse(self, pattern: str) -> None:
-        """Refuse offers whose key matches the pattern."""
+    async def refuse(self, pattern: str, kind: RefusalKind = "capacity") -> None:
+        """Refuse offers whose key matches the pattern, in the cloud's own words for this kind."""
 
     @abstractmethod
     async def refuse_nothing(self) -> None:
@@ -38,6 +42,30 @@ class Rig(ABC):
     @abstractmethod
     async def lose_next_answer(self) -> None:
         """Do what the next call asks for, and lose the answer."""
+
+    @abstractmethod
+    async def trouble(self, kind: Trouble) -> None:
+        """Let every call fail so, until `calm`."""
+
+    @abstractmethod
+    async def calm(self) -> None:
+        """Let calls work again."""
+
+    @abstractmethod
+    async def show_after(self, seconds: float) -> None:
+        """List what is launched from now on only so long after its launch."""
+
+    @abstractmethod
+    async def let_die(self, provider_id: ProviderId) -> None:
+        """End the instance on its own, as one that fails while booting."""
+
+    @abstractmethod
+    async def stock(self, wanted: Order, count: int) -> None:
+        """Have so many instances of ours run already."""
+
+    @abstractmethod
+    async def stranger(self, wanted: Order) -> ProviderId:
+        """Have an instance run that somebody made by hand, without any tag of ours."""
 
     @abstractmethod
     async def wait(self, seconds: float) -> None:
@@ -142,6 +170,69 @@ class ProviderContract:
         await rig.refuse(wanted.offer.key)
         assert (await rig.ours.launch(await order(rig, "a2", index=1))).action_id == "a2"
 
+    @pytest.mark.parametrize("kind", ["capacity", "quota", "permission", "configuration"])
+    async def test_a_refusal_says_of_which_kind_it_is(self, rig: Rig, kind: RefusalKind) -> None:
+        """Whether to go elsewhere, wait for what is ours to end, or call somebody; nothing was made."""
+        wanted = await order(rig)
+        await rig.refuse(wanted.offer.key, kind)
+        with pytest.raises(LaunchRefused) as refused:
+            await rig.ours.launch(wanted)
+        assert (refused.value.kind, refused.value.code in str(refused.value)) == (kind, True)
+        assert refused.value.scope == ("region" if kind in ("quota", "permission") else "offer")
+        assert not await rig.ours.instances(OURS)
+
+    @pytest.mark.parametrize("kind", ["throttled", "down", "expired"])
+    async def test_trouble_is_transient_and_never_an_empty_list(self, rig: Rig, kind: Trouble) -> None:
+        """Every call says that it may be made again; made again it works, and nothing is bought twice."""
+        wanted = await order(rig)
+        made = await rig.ours.launch(wanted)
+        other = await order(rig, "a2")
+        await rig.trouble(kind)
+        for attempt in (
+            rig.ours.instances(OURS),
+            rig.ours.offers(),
+            rig.ours.launch(other),
+            rig.ours.terminate(made.provider_id, now=rig.now()),
+        ):
+            with pytest.raises(TransientError):
+                await attempt
+        await rig.calm()
+        await rig.ours.launch(other)
+        assert sorted(str(each.action_id) for each in await rig.ours.instances(OURS)) == ["a1", "a2"]
+        assert (await shown(rig, made.provider_id)).state in ("pending", "running")
+
+    async def test_what_shows_up_late_is_not_bought_again(self, rig: Rig) -> None:
+        """Launched and not listed yet: the same token still returns it, and later the list does."""
+        wanted = await order(rig)
+        await rig.show_after(60)
+        made = await rig.ours.launch(wanted)
+        unseen = await rig.ours.instances(OURS)
+        again = await rig.ours.launch(wanted)
+        await rig.wait(90)
+        assert not unseen
+        assert again.provider_id == made.provider_id
+        assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
+
+    async def test_one_that_dies_while_booting_is_told(self, rig: Rig) -> None:
+        """It ended, with a date; its token does not buy another."""
+        wanted = await order(rig)
+        made = await rig.ours.launch(wanted)
+        await rig.wait(5)
+        await rig.let_die(made.provider_id)
+        await rig.wait(60)
+        listed = await shown(rig, made.provider_id)
+        again = await rig.ours.launch(wanted)
+        assert listed.state == "terminated"
+        assert listed.terminated_at is not None
+        assert made.launched_at < listed.terminated_at <= rig.now()
+        assert (again.provider_id, again.state) == (made.provider_id, "terminated")
+
+    async def test_a_large_fleet_is_listed_whole(self, rig: Rig) -> None:
+        """Two thousand instances, each of them once, however the cloud cuts its answers."""
+        await rig.stock(await order(rig), 2000)
+        listed = [each.provider_id for each in await rig.ours.instances(OURS)]
+        assert len(listed) == len(set(listed)) == 2000
+
     async def test_an_end_is_final_and_dated(self, rig: Rig) -> None:
         """Ended twice is no error; the bill ends once, after it began, and the list shows it."""
         made = await rig.ours.launch(await order(rig))
@@ -182,6 +273,13 @@ class ProviderContract:
         assert not await rig.ours.instances(OURS)
         (left,) = await rig.theirs.instances(THEIRS)
         assert left.state in ("pending", "running")
+
+    async def test_what_nobody_tagged_is_left_alone(self, rig: Rig) -> None:
+        """An instance made by hand is neither listed nor ended."""
+        by_hand = await rig.stranger(await order(rig))
+        with pytest.raises(PermanentError, match="left alone"):
+            await rig.ours.terminate(by_hand, now=rig.now())
+        assert not await rig.ours.instances(OURS)
 
     async def test_installations_do_not_share_tokens(self, rig: Rig) -> None:
         """The same token of two installations is two instances."""

@@ -2,10 +2,13 @@
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
-from tests.contract.provider.contract import OURS, ProviderContract, Rig
+from tests.contract.provider.contract import OURS, ProviderContract, Rig, Trouble
 
+from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.providers.fake import FakeCapacity
+from gpu_autoscaler.providers.protocol import Order, RefusalKind
 from gpu_autoscaler.simcluster.offers import CATALOGUE, offers_of
 
 
@@ -22,9 +25,35 @@ class FakeRig(Rig):
         """Moves in `wait` alone."""
         return self._at
 
-    async def refuse(self, pattern: str) -> None:
+    async def refuse(self, pattern: str, kind: RefusalKind = "capacity") -> None:
         """As the fake can."""
-        self.cloud.refuse(pattern)
+        self.cloud.refuse(pattern, kind)
+
+    async def trouble(self, kind: Trouble) -> None:
+        """As the fake can."""
+        self.cloud.trouble = kind
+
+    async def calm(self) -> None:
+        """As the fake can."""
+        self.cloud.trouble = None
+
+    async def show_after(self, seconds: float) -> None:
+        """As the fake can."""
+        self.cloud.shown_after_seconds = seconds
+
+    async def let_die(self, provider_id: ProviderId) -> None:
+        """As the fake can."""
+        self.cloud.let_die(provider_id)
+
+    async def stock(self, wanted: Order, count: int) -> None:
+        """Bought, one by one."""
+        for number in range(count):
+            await self.cloud.launch(msgspec.structs.replace(wanted, action_id=ActionId(f"stock-{number}")))
+
+    async def stranger(self, wanted: Order) -> ProviderId:
+        """Bought for nobody."""
+        made = await self.cloud.launch(msgspec.structs.replace(wanted, installation=""))
+        return made.provider_id
 
     async def refuse_nothing(self) -> None:
         """As the fake can."""

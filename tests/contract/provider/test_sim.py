@@ -5,11 +5,14 @@ import socket
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
-from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, Rig, order
+from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, Rig, Trouble, order
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
-from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.ids import ActionId, ProviderId
+from gpu_autoscaler.providers.fake import CODES
+from gpu_autoscaler.providers.protocol import Order, RefusalKind
 from gpu_autoscaler.providers.sim import SimCapacity
 from gpu_autoscaler.simcluster.cloud import RefusalRule
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
@@ -58,11 +61,38 @@ class SimRig(Rig):
         """Moves in `wait` alone."""
         return self.clock.now()
 
-    async def refuse(self, pattern: str) -> None:
+    async def refuse(self, pattern: str, kind: RefusalKind = "capacity") -> None:
         """Until told otherwise."""
-        self.cloud.refuse(
-            RefusalRule(pattern=pattern, code="InsufficientInstanceCapacity", left_count=None, until=None)
-        )
+        self.cloud.refuse(RefusalRule(pattern=pattern, code=CODES[kind][0], left_count=None, until=None))
+
+    async def trouble(self, kind: Trouble) -> None:
+        """As HTTP says it."""
+        status = {"throttled": 429, "down": 503, "expired": 500}[kind]
+        self.world.faults.refuse(Refusal(method="*", path_prefix="/cloud", status=status, left_count=1000))
+
+    async def calm(self) -> None:
+        """All faults go."""
+        self.world.faults.clear()
+
+    async def show_after(self, seconds: float) -> None:
+        """By the cloud itself."""
+        self.cloud.shown_after_seconds = seconds
+
+    async def let_die(self, provider_id: ProviderId) -> None:
+        """By the cloud itself."""
+        self.cloud.let_die(next(one for one in self.cloud.machines if one.provider_id == provider_id))
+
+    async def stock(self, wanted: Order, count: int) -> None:
+        """Past HTTP."""
+        for number in range(count):
+            self.cloud.launch(msgspec.structs.replace(wanted, action_id=ActionId(f"stock-{number}")))
+
+    async def stranger(self, wanted: Order) -> ProviderId:
+        """Its tag is taken off."""
+        made = self.cloud.launch(wanted)
+        machine = next(one for one in self.cloud.machines if one.provider_id == made.provider_id)
+        machine.installation = None
+        return made.provider_id
 
     async def refuse_nothing(self) -> None:
         """All rules go."""

@@ -10,7 +10,7 @@ import msgspec
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalScope
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
 
 PROVIDER_ID_PREFIX = "sim:///"
 CALL_SECONDS_MAX = 30.0
@@ -23,6 +23,7 @@ class _Error(msgspec.Struct, frozen=True):
     code: str
     message: str
     scope: RefusalScope = "offer"
+    kind: RefusalKind = "capacity"
     retry_after_seconds: float = 180.0
 
 
@@ -113,6 +114,10 @@ def _error(call: str, status: int, content: bytes, retry_after: str) -> Exceptio
         return PermanentError(f"{call}: HTTP {status} {content[:200]!r}; is this the capacity API of simcluster?")
     if status == 409:
         return LaunchRefused(
-            error.message, code=error.code, scope=error.scope, retry_after_seconds=error.retry_after_seconds
+            error.message,
+            code=error.code,
+            kind=error.kind,
+            scope=error.scope,
+            retry_after_seconds=error.retry_after_seconds,
         )
     return PermanentError(f"{call}: {error.code}: {error.message}")

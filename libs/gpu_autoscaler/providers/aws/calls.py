@@ -1,0 +1,125 @@
+"""The calls themselves: boto3's clients in bounded threads, each call with a time limit and a place in a budget.
+
+Requests are validated by botocore against AWS's own models before they leave. Retries are not made here: whoever asks
+asks again, with the same token.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from gpu_autoscaler.model.errors import AutoscalerError, ConfigError, PermanentError, TransientError
+from gpu_autoscaler.providers.aws.permissions import CALLS
+from gpu_autoscaler.providers.aws.translate import failure, is_throttled
+from gpu_autoscaler.providers.pacing import BoundedCalls, RateBudget
+
+THREADS_COUNT = 8
+PAGES_MAX = 1000
+# The price list is served in few regions (AWS Price List, "AWS services endpoints"; read 2026-11-21).
+PRICE_LIST_REGION = "us-east-1"
+# A part of what an account has, so that others get theirs: RunInstances and TerminateInstances refill by 2 and 5 a
+# second, what only reads by 20 (EC2 Developer Guide, "Request throttling for the Amazon EC2 API", read 2026-11-21).
+LAUNCHES_PER_SECOND, LAUNCHES_BURST = 2.0, 5
+ENDS_PER_SECOND, ENDS_BURST = 5.0, 50
+READS_PER_SECOND, READS_BURST = 10.0, 50
+_LAUNCHES = frozenset({"RunInstances", "LaunchInstances"})
+_ENDS = frozenset({"TerminateInstances", "TerminateInstanceInAutoScalingGroup", "CreateTags"})
+
+
+class AwsCalls:
+    """One region of one account, by the credentials that boto3 finds. `url` leads all calls elsewhere, to a fake."""
+
+    def __init__(self, region: str, *, url: str | None, call_seconds_max: float) -> None:
+        """Raises ConfigError where boto3 is not installed, or finds no credentials of its own."""
+        try:
+            import boto3  # noqa: PLC0415 - an extra, and slow to load
+            from botocore.config import Config  # noqa: PLC0415 - as boto3
+        except ImportError as exc:
+            raise ConfigError("provider aws", ["boto3: is not installed; install gpu-autoscaler[aws]"]) from exc
+        self.region = region
+        self._url = url
+        self._config = Config(
+            connect_timeout=call_seconds_max,
+            read_timeout=call_seconds_max,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            max_pool_connections=THREADS_COUNT,
+        )
+        # A fake asks for no credentials, and is not to be given real ones.
+        keys = {"aws_access_key_id": "fake", "aws_secret_access_key": "fake"} if url is not None else {}
+        self._session = boto3.Session(region_name=region, **keys)
+        self._clients: dict[str, Any] = {}
+        self._calls = BoundedCalls("aws", threads_count=THREADS_COUNT, call_seconds_max=call_seconds_max)
+        self._launches = RateBudget(LAUNCHES_PER_SECOND, LAUNCHES_BURST, wait_seconds_max=call_seconds_max)
+        self._ends = RateBudget(ENDS_PER_SECOND, ENDS_BURST, wait_seconds_max=call_seconds_max)
+        self._reads = RateBudget(READS_PER_SECOND, READS_BURST, wait_seconds_max=call_seconds_max)
+
+    async def call(self, operation: str, **parameters: object) -> Mapping[str, Any]:
+        """Return the answer. Raises LaunchRefused, PermanentError, TransientError, all in our words."""
+        budget = self._budget_of(operation)
+        await budget.take(operation)
+        try:
+            answer: Mapping[str, Any] = await self._calls.run(operation, lambda: self._perform(operation, parameters))
+        except AutoscalerError:
+            raise
+        except Exception as exc:
+            error = self._translated(operation, exc)
+            if error is None:
+                raise
+            if is_throttled(_code_of(exc)):
+                budget.throttled()
+            raise error from exc
+        budget.went_well()
+        return answer
+
+    async def pages(self, operation: str, **parameters: object) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield every page, or raise: half a list proves nothing. Each page is a call with its own limit of time."""
+        token: dict[str, object] = {}
+        for _ in range(PAGES_MAX):
+            page = await self.call(operation, **parameters, **token)
+            yield page
+            if not page.get("NextToken"):
+                return
+            token = {"NextToken": page["NextToken"]}
+        raise PermanentError(f"{operation}: more than {PAGES_MAX} pages; ask for less by the settings under [aws]")
+
+    def close(self) -> None:
+        """Give back connections."""
+        self._calls.close()
+        for client in self._clients.values():
+            client.close()
+
+    def _perform(self, operation: str, parameters: Mapping[str, object]) -> Mapping[str, Any]:
+        from botocore import xform_name  # noqa: PLC0415 - as boto3
+
+        method = getattr(self._client(CALLS[operation].service), xform_name(operation))
+        answer: Mapping[str, Any] = method(**parameters)
+        return answer
+
+    def _client(self, service: str) -> Any:  # noqa: ANN401 - boto3 ships no types
+        if service not in self._clients:
+            region = PRICE_LIST_REGION if service == "pricing" else self.region
+            self._clients[service] = self._session.client(
+                service, region_name=region, endpoint_url=self._url, config=self._config
+            )
+        return self._clients[service]
+
+    def _budget_of(self, operation: str) -> RateBudget:
+        return self._launches if operation in _LAUNCHES else self._ends if operation in _ENDS else self._reads
+
+    @staticmethod
+    def _translated(operation: str, exc: Exception) -> AutoscalerError | None:
+        from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError  # noqa: PLC0415 - as boto3
+
+        if isinstance(exc, ClientError):
+            error = exc.response.get("Error", {})
+            is_launch = operation in _LAUNCHES
+            return failure(operation, error.get("Code", ""), error.get("Message", ""), of_launch=is_launch)
+        if isinstance(exc, ParamValidationError):
+            return PermanentError(f"{operation}: {exc}; AWS's own model does not take this request")
+        if isinstance(exc, BotoCoreError):
+            return TransientError(f"{operation}: {exc}; the same call may be made again")
+        return None
+
+
+def _code_of(exc: Exception) -> str:
+    code = getattr(exc, "response", {}).get("Error", {}).get("Code", "")
+    return str(code)

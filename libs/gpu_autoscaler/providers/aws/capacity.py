@@ -1,0 +1,205 @@
+"""Buys from EC2, one instance an order, by RunInstances from a launch template.
+
+RunInstances and not CreateFleet: an order names one offer, so there is nothing to choose; a refusal is an error that
+leaves the token free, where an instant fleet of zero instances has used it up; and the answer is the instance itself.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
+from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.labels import INSTALLATION
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.providers.aws.calls import AwsCalls
+from gpu_autoscaler.providers.aws.market import AwsMarket
+from gpu_autoscaler.providers.aws.translate import instance_id_of, instance_of, read_tags, tags_of
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
+from gpu_autoscaler.providers.tokens import token_of
+
+SUBNETS_KEPT = timedelta(hours=1)
+LIST_PAGE_COUNT = 500  # half of the largest that EC2 gives: a page comes well within the limit of a call
+
+
+class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where and from what instances are made."""
+
+    region: str | None = None
+    launch_template: str | None = None  # its name, or its id (lt-...); the version is the template's default
+    subnets: tuple[str, ...] = ()  # ids; the first of a zone is used
+    instance_types: tuple[str, ...] = ("g4dn.*", "g5.*", "g6.*", "g6e.*", "p4d.*", "p4de.*", "p5.*", "p5en.*")
+    user_data_path: str | None = None  # a text with {labels} and {taints}; None: the launch template's own
+    prices_path: str | None = None  # JSON, US dollars an hour by offer key or `type/*/capacity type`
+
+
+def _wall_clock() -> datetime:
+    return datetime.now(UTC)
+
+
+class AwsCapacity:
+    """One region, on behalf of one installation."""
+
+    name = "aws"
+
+    def __init__(
+        self,
+        options: AwsOptions,
+        *,
+        installation: str,
+        url: str | None = None,
+        call_seconds_max: float = 30.0,
+        now: Callable[[], datetime] = _wall_clock,
+    ) -> None:
+        """Raises ConfigError with everything that is missing."""
+        _see_options(options)
+        self._options = options
+        self._installation = installation
+        self._now = now
+        self._user_data = None if options.user_data_path is None else _text_of(options.user_data_path)
+        self._calls = AwsCalls(str(options.region), url=url, call_seconds_max=call_seconds_max)
+        self._market = AwsMarket(self._calls, options.instance_types, _prices_of(options.prices_path))
+        self._subnets: Mapping[str, str] = {}  # by zone
+        self._subnets_read_at: datetime | None = None
+
+    async def offers(self) -> Sequence[Offer]:
+        """Return every type in every zone that has a subnet. Raises TransientError."""
+        return await self._market.offers(sorted(await self._zones()), self._now())
+
+    async def launch(self, order: Order) -> Instance:
+        """Make the instance, or return the one of this token. Raises LaunchRefused, PermanentError, TransientError."""
+        answer = await self._calls.call("RunInstances", **await self._request(order))
+        return instance_of(answer["Instances"][0], now=self._now())
+
+    async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
+        """Begin the instance's end; None if it never was. Raises PermanentError if it is not ours, TransientError."""
+        instance_id = instance_id_of(provider_id)
+        told = await self._described(instance_id)
+        if told is None:
+            return None
+        owner = read_tags(told).get(INSTALLATION)
+        if owner != self._installation:
+            raise PermanentError(f"{provider_id} carries the tag of {owner!r}, not ours: it is left alone")
+        instance = instance_of(told, now=now)
+        if instance.state in ("terminating", "terminated"):
+            return instance
+        await self._calls.call("TerminateInstances", InstanceIds=[instance_id])
+        return msgspec.structs.replace(instance, state="terminating")
+
+    async def instances(self, installation: str) -> Sequence[Instance]:
+        """Return the instances of an installation, for as long as EC2 shows those that ended: about an hour."""
+        mine = [{"Name": f"tag:{INSTALLATION}", "Values": [installation]}]
+        now = self._now()
+        return [
+            instance_of(told, now=now)
+            async for page in self._calls.pages("DescribeInstances", Filters=mine, MaxResults=LIST_PAGE_COUNT)
+            for reservation in page["Reservations"]
+            for told in reservation["Instances"]
+        ]
+
+    async def close(self) -> None:
+        """Give back threads and connections."""
+        self._calls.close()
+
+    async def _request(self, order: Order) -> dict[str, object]:
+        """Everything of it follows from the order and the settings, so that a second try is the same request."""
+        zones = await self._zones()
+        if order.offer.zone not in zones:
+            raise LaunchRefused(
+                f"RunInstances: no subnet in {order.offer.zone}; add one to aws.subnets",
+                code="NoSubnet",
+                kind="configuration",
+                scope="zone",
+            )
+        template = str(self._options.launch_template)
+        by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"
+        request: dict[str, object] = {
+            "LaunchTemplate": {by: template, "Version": "$Default"},
+            "InstanceType": order.offer.instance_type,
+            "SubnetId": zones[order.offer.zone],
+            "MinCount": 1,
+            "MaxCount": 1,
+            "ClientToken": token_of(order.installation, order.action_id),
+            "TagSpecifications": [{"ResourceType": kind, "Tags": tags_of(order)} for kind in ("instance", "volume")],
+        }
+        if order.offer.capacity_type is CapacityType.SPOT:
+            # No maximum price: EC2's ceiling is then the on-demand price (EC2 User Guide, "Spot Instance pricing").
+            spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+            request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
+        if self._user_data is not None:
+            request["UserData"] = _filled(self._user_data, order)  # botocore encodes it
+        return request
+
+    async def _described(self, instance_id: str) -> Mapping[str, Any] | None:
+        # By filter, and not by id: an id that never was is then no error. No page size goes with it.
+        wanted = [{"Name": "instance-id", "Values": [instance_id]}]
+        async for page in self._calls.pages("DescribeInstances", Filters=wanted):
+            for reservation in page["Reservations"]:
+                for told in reservation["Instances"]:
+                    found: Mapping[str, Any] = told
+                    return found
+        return None
+
+    async def _zones(self) -> Mapping[str, str]:
+        """Zone -> subnet, as the settings order them."""
+        now = self._now()
+        if self._subnets_read_at is None or now - self._subnets_read_at >= SUBNETS_KEPT:
+            zones: dict[str, str] = {}
+            wanted = [{"Name": "subnet-id", "Values": list(self._options.subnets)}]
+            found = {
+                subnet["SubnetId"]: subnet["AvailabilityZone"]
+                async for page in self._calls.pages("DescribeSubnets", Filters=wanted)
+                for subnet in page["Subnets"]
+            }
+            missing = [subnet for subnet in self._options.subnets if subnet not in found]
+            if missing:
+                raise TransientError(
+                    f"DescribeSubnets: {', '.join(missing)} not found in {self._calls.region};"
+                    " see aws.subnets, aws.region"
+                )
+            for subnet in self._options.subnets:
+                zones.setdefault(found[subnet], subnet)
+            self._subnets, self._subnets_read_at = zones, now
+        return self._subnets
+
+
+def _see_options(options: AwsOptions) -> None:
+    mistakes = []
+    if not options.region:
+        mistakes.append("aws.region: is needed; set it to the region of the cluster, e.g. eu-west-1")
+    if not options.launch_template:
+        mistakes.append("aws.launch_template: is needed; set it to the name or id of the template of your GPU nodes")
+    if not options.subnets:
+        mistakes.append("aws.subnets: is needed; set it to the ids of subnets, one a zone")
+    if not options.instance_types:
+        mistakes.append("aws.instance_types: is empty; name types or patterns, e.g. g5.*")
+    if mistakes:
+        raise ConfigError("provider aws", mistakes)
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError("provider aws", [f"{path}: cannot be read: {exc.strerror}"]) from exc
+
+
+def _prices_of(path: str | None) -> dict[str, int]:
+    if path is None:
+        return {}
+    try:
+        prices = msgspec.json.decode(_text_of(path), type=dict[str, float])
+    except msgspec.DecodeError as exc:
+        raise ConfigError("provider aws", [f"{path}: is no object of prices in US dollars an hour: {exc}"]) from exc
+    return {key: round(usd * MICRO_USD_PER_USD) for key, usd in prices.items()}
+
+
+def _filled(text: str, order: Order) -> str:
+    """Return the text with the node's labels and taints, as the kubelet's flags take them."""
+    labels = ",".join(f"{key}={value}" for key, value in order.labels)
+    taints = ",".join(f"{taint.key}={taint.value or ''}:{taint.effect}" for taint in order.taints)
+    return text.replace("{labels}", labels).replace("{taints}", taints)

@@ -1,0 +1,188 @@
+"""What is for sale in the region, and at which price: types, zones, spot history, price list or a file of prices."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+import structlog
+
+from gpu_autoscaler.model.errors import AutoscalerError, TransientError
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.providers.aws.calls import AwsCalls
+from gpu_autoscaler.providers.aws.known_kinds import KNOWN_KINDS
+from gpu_autoscaler.providers.aws.translate import Kind, kind_of
+
+TYPES_KEPT = timedelta(hours=1)  # what is sold where, and on-demand prices, change by the month
+NAMES_COUNT_MAX = 50  # of types in one request
+# A spot price stands until the next one; the history of an hour has the one that stands now.
+SPOT_HISTORY = timedelta(hours=1)
+
+log = structlog.get_logger()
+
+
+class _Types(msgspec.Struct, frozen=True):
+    kinds: Mapping[str, Kind]
+    zones_by_type: Mapping[str, frozenset[str]] | None  # None: not told, so every zone
+    on_demand_micro_usd: Mapping[str, int]
+    read_at: datetime
+
+
+class AwsMarket:
+    """Offers of the types that match `patterns`. Prices of a file go before the cloud's own."""
+
+    def __init__(self, calls: AwsCalls, patterns: Sequence[str], file_prices: Mapping[str, int]) -> None:
+        """`file_prices`: micro-dollars an hour by offer key, or by `type/*/capacity type`."""
+        self._calls = calls
+        self._patterns = tuple(patterns)
+        self._file_prices = file_prices
+        self._types: _Types | None = None
+
+    async def offers(self, zones: Sequence[str], now: datetime) -> list[Offer]:
+        """Return what is for sale in these zones. Raises TransientError."""
+        types = await self._read_types(now)
+        spot = await self._spot_prices(sorted(types.kinds), now)
+        return [
+            Offer(
+                instance_type=kind.name,
+                zone=zone,
+                capacity_type=capacity_type,
+                resources=kind.resources,
+                gpu_model=kind.gpu_model,
+                gpu_memory_bytes=kind.gpu_memory_bytes,
+                price_micro_usd_per_hour=self._price(kind.name, zone, capacity_type, types, spot),
+            )
+            for kind in types.kinds.values()
+            for zone in zones
+            if types.zones_by_type is None or zone in types.zones_by_type.get(kind.name, ())
+            for capacity_type in kind.capacity_types
+        ]
+
+    def _price(
+        self, name: str, zone: str, capacity_type: CapacityType, types: _Types, spot: Mapping[tuple[str, str], int]
+    ) -> int | None:
+        for key in (f"{name}/{zone}/{capacity_type}", f"{name}/*/{capacity_type}"):
+            if key in self._file_prices:
+                return self._file_prices[key]
+        if capacity_type is CapacityType.SPOT:
+            return spot.get((name, zone))
+        return types.on_demand_micro_usd.get(name)
+
+    async def _read_types(self, now: datetime) -> _Types:
+        if self._types is None or now - self._types.read_at >= TYPES_KEPT:
+            kinds = await self._kinds()
+            zones = await self._zones_by_type(sorted(kinds))
+            self._types = _Types(kinds, zones, await self._on_demand_prices(kinds), now)
+        return self._types
+
+    async def _kinds(self) -> dict[str, Kind]:
+        """Every type that matches; from the bundled table where the cloud does not let us ask."""
+        filters = [{"Name": "instance-type", "Values": list(self._patterns)}]
+        told: list[Mapping[str, Any]] = []
+        try:
+            async for page in self._calls.pages("DescribeInstanceTypes", Filters=filters):
+                told += page["InstanceTypes"]
+        except TransientError as exc:
+            if not _is_denied(exc):
+                raise
+            log.warning("instance types not told, the bundled table stands in for them", error=str(exc))
+            return {
+                name: kind
+                for name, kind in KNOWN_KINDS.items()
+                if any(fnmatchcase(name, pattern) for pattern in self._patterns)
+            }
+        kinds = [kind for kind in map(kind_of, told) if kind is not None]
+        return {kind.name: kind for kind in sorted(kinds, key=lambda kind: kind.name)}
+
+    async def _zones_by_type(self, names: Sequence[str]) -> Mapping[str, frozenset[str]] | None:
+        found: dict[str, set[str]] = {}
+        try:
+            for some in _portions(names):
+                filters = [{"Name": "instance-type", "Values": some}]
+                async for page in self._calls.pages(
+                    "DescribeInstanceTypeOfferings", LocationType="availability-zone", Filters=filters
+                ):
+                    for one in page["InstanceTypeOfferings"]:
+                        found.setdefault(one["InstanceType"], set()).add(one["Location"])
+        except TransientError as exc:
+            if not _is_denied(exc):
+                raise
+            log.warning("what is sold where is not told, each type is taken for sold everywhere", error=str(exc))
+            return None
+        return {name: frozenset(zones) for name, zones in found.items()}
+
+    async def _on_demand_prices(self, kinds: Mapping[str, Kind]) -> dict[str, int]:
+        """Prices of the price list; what it does not tell has none, and is not bought. A failure is told."""
+        prices: dict[str, int] = {}
+        for name in kinds:
+            if f"{name}/*/{CapacityType.ON_DEMAND}" in self._file_prices:
+                continue
+            try:
+                page = await self._calls.call(
+                    "GetProducts", ServiceCode="AmazonEC2", Filters=_product_filters(name, self._calls.region)
+                )
+            except AutoscalerError as exc:
+                log.warning("on-demand prices not told, offers without a price are not bought", error=str(exc))
+                break
+            told = [price for product in page["PriceList"] if (price := _on_demand_price(product)) is not None]
+            if told:
+                prices[name] = max(told)  # one, as the filters are; of several the dearest, so that no limit is passed
+        return prices
+
+    async def _spot_prices(self, names: Sequence[str], now: datetime) -> dict[tuple[str, str], int]:
+        latest: dict[tuple[str, str], tuple[datetime, int]] = {}
+        try:
+            for some in _portions(names):
+                async for page in self._calls.pages(
+                    "DescribeSpotPriceHistory",
+                    InstanceTypes=some,
+                    ProductDescriptions=["Linux/UNIX"],
+                    StartTime=now - SPOT_HISTORY,
+                    EndTime=now,
+                ):
+                    for one in page["SpotPriceHistory"]:
+                        key = (one["InstanceType"], one["AvailabilityZone"])
+                        told = (one["Timestamp"], round(float(one["SpotPrice"]) * MICRO_USD_PER_USD))
+                        latest[key] = max(latest.get(key, told), told)
+        except TransientError as exc:
+            if not _is_denied(exc):
+                raise
+            log.warning("spot prices not told, spot without a price is not bought", error=str(exc))
+        return {key: price for key, (_, price) in latest.items()}
+
+
+def _portions(names: Sequence[str]) -> Iterator[list[str]]:
+    for start in range(0, len(names), NAMES_COUNT_MAX):
+        yield list(names[start : start + NAMES_COUNT_MAX])
+
+
+def _is_denied(exc: TransientError) -> bool:
+    """True where asking again changes nothing until somebody allows the call."""
+    code = getattr(exc.__cause__, "response", {}).get("Error", {}).get("Code", "")
+    return code in {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
+
+
+def _product_filters(name: str, region: str) -> list[dict[str, str]]:
+    """Linux, nothing installed, shared hardware, not of a reservation. Source: AWS Price List API, "GetProducts"."""
+    wanted = {
+        "instanceType": name,
+        "regionCode": region,
+        "operatingSystem": "Linux",
+        "preInstalledSw": "NA",
+        "tenancy": "Shared",
+        "capacitystatus": "Used",
+    }
+    return [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+
+
+def _on_demand_price(product: str) -> int | None:
+    """Return micro-dollars an hour of a product of the price list, None where it has no price by the hour."""
+    terms = msgspec.json.decode(product).get("terms", {}).get("OnDemand", {})
+    for term in terms.values():
+        for dimension in term.get("priceDimensions", {}).values():
+            usd = dimension.get("pricePerUnit", {}).get("USD")
+            if usd is not None and dimension.get("unit") == "Hrs" and float(usd) > 0:
+                return round(float(usd) * MICRO_USD_PER_USD)
+    return None

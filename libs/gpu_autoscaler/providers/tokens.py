@@ -1,0 +1,16 @@
+"""The token that makes a second try harmless, in the forms that clouds ask for."""
+
+import hashlib
+import uuid
+
+from gpu_autoscaler.model.ids import ActionId
+
+
+def token_of(installation: str, action_id: ActionId) -> str:
+    """Return 32 hex digits of SHA-256. Two installations in one account never share one."""
+    return hashlib.sha256(f"{installation}/{action_id}".encode()).hexdigest()[:32]
+
+
+def uuid_of(installation: str, action_id: ActionId) -> str:
+    """Return the same token as a UUID, for clouds that take nothing else."""
+    return str(uuid.UUID(hex=token_of(installation, action_id)))

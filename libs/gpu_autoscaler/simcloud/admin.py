@@ -1,0 +1,36 @@
+"""The door by which a fake cloud is made to misbehave from outside, and tells what it was asked.
+
+GET    /admin/asked    calls, oldest first, with their parameters
+GET    /admin/faults   what stands
+POST   /admin/faults   a `Fault`; 400 says what is wrong with it
+DELETE /admin/faults   nothing goes wrong any more
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from gpu_autoscaler.simcloud.faults import Fault, Faults
+
+BODY_BYTES_MAX = 64 * 1024
+
+
+def answer_admin(environ: dict[str, Any], faults: Faults, asked: Iterable[msgspec.Struct]) -> tuple[int, bytes]:
+    """Return HTTP status and JSON."""
+    match environ["REQUEST_METHOD"], environ["PATH_INFO"]:
+        case "GET", "/admin/asked":
+            return 200, msgspec.json.encode(list(asked))
+        case "GET", "/admin/faults":
+            return 200, msgspec.json.encode(faults.standing)
+        case "DELETE", "/admin/faults":
+            faults.clear()
+            return 200, b"[]"
+        case "POST", "/admin/faults":
+            length = min(int(environ.get("CONTENT_LENGTH") or 0), BODY_BYTES_MAX)
+            try:
+                faults.add(msgspec.json.decode(environ["wsgi.input"].read(length), type=Fault))
+            except (msgspec.DecodeError, ValueError) as exc:
+                return 400, msgspec.json.encode({"error": str(exc)})
+            return 200, msgspec.json.encode(faults.standing)
+    return 404, msgspec.json.encode({"error": "doors: /admin/asked, /admin/faults"})

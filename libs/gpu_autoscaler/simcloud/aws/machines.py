@@ -1,0 +1,117 @@
+"""The life of moto's instances by our clock: they boot, show up late, end slowly, die on their own, are forgotten."""
+
+import copy
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+ACCOUNT = "123456789012"  # moto's
+TERMINATING_SECONDS = 5.0  # fixture: from the order to end until the bill ends
+FORGOTTEN_SECONDS = 3600.0  # EC2 User Guide, "Terminate Amazon EC2 instances": visible for about an hour
+
+
+class _Life(msgspec.Struct, kw_only=True):
+    reservation: Any
+    runs_at: datetime
+    shown_at: datetime
+    ends_at: datetime | None = None  # when it is terminated; None: it lives
+
+
+class Machines:
+    """Every instance that was launched through the layer. `now` may be a clock that a test turns."""
+
+    def __init__(self, region: str, now: Callable[[], datetime]) -> None:
+        from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto loads slowly, and only fakes need it
+
+        ec2_backends[ACCOUNT].pop(region, None)  # of an earlier fake in this process
+        self.backend: Any = ec2_backends[ACCOUNT][region]
+        self.boot_seconds = 0.0
+        self.shown_after_seconds = 0.0
+        self._now = now
+        self._lives: dict[str, _Life] = {}
+
+    def launched(self, ids: Iterable[str]) -> None:
+        """Begin the life of instances that moto has just made."""
+        now = self._now()
+        for instance_id in ids:
+            reservation = next(
+                one for one in self.backend.reservations.values() if any(it.id == instance_id for it in one.instances)
+            )
+            self._lives[instance_id] = _Life(
+                reservation=reservation,
+                runs_at=now + timedelta(seconds=self.boot_seconds),
+                shown_at=now + timedelta(seconds=self.shown_after_seconds),
+            )
+            machine = self.get(instance_id)
+            machine.launch_time = now.replace(microsecond=0)
+            self._set(machine, "pending", 0)
+        self.settle()
+
+    def terminating(self, ids: Iterable[str]) -> None:
+        """Begin the end of instances that moto has terminated at once; again changes nothing."""
+        now = self._now()
+        for instance_id in ids:
+            life = self._lives.get(instance_id)
+            if life is not None and life.ends_at is None:
+                life.ends_at = now + timedelta(seconds=TERMINATING_SECONDS)
+                machine = self.get(instance_id)
+                machine._reason = f"User initiated ({now:%Y-%m-%d %H:%M:%S} GMT)"  # noqa: SLF001 - no setter in moto
+        self.settle()
+
+    def die(self, instance_id: str, code: str = "Server.InternalError") -> None:
+        """End the instance on its own: at boot, or taken by the cloud. The reason carries no date, as EC2's."""
+        life, machine = self._lives[instance_id], self.get(instance_id)
+        life.ends_at = self._now()
+        machine._reason = code  # noqa: SLF001 - no setter in moto
+        machine.state_reason.code, machine.state_reason.message = code, f"{code}: it ended on its own"
+        self.settle()
+
+    def stock(self, instance_id: str, count: int) -> None:
+        """Have so many copies of an instance, with its tags: a large fleet without a launch for each.
+
+        Copies have no disks and no network, which make up most of moto's work on a list.
+        """
+        life, model = self._lives[instance_id], self.get(instance_id)
+        tags = dict(self.backend.tags[instance_id])
+        told = [{"key": key, "value": value} for key, value in tags.items()]
+        bare = {"network_interfaces": [], "block_device_mappings": [], "get_tags": lambda _: told}
+        twin_class: Any = type("Twin", (type(model),), bare)
+        for number in range(count):
+            twin, reservation = copy.copy(model), copy.copy(life.reservation)
+            twin.__class__ = twin_class
+            twin.id, reservation.id = f"i-{number:017x}", f"r-{number:017x}"
+            reservation.instances = [twin]
+            self.backend.tags[twin.id].update(tags)
+            self.backend.reservations[reservation.id] = reservation
+            self._lives[twin.id] = _Life(reservation=reservation, runs_at=life.runs_at, shown_at=life.shown_at)
+
+    def get(self, instance_id: str) -> Any:  # noqa: ANN401 - moto ships no types
+        """Return moto's instance, also while it is not shown."""
+        return next(one for one in self._lives[instance_id].reservation.instances if one.id == instance_id)
+
+    def __contains__(self, instance_id: str) -> bool:
+        return instance_id in self._lives
+
+    def settle(self) -> None:
+        """Bring every instance to where it is by now."""
+        now = self._now()
+        for instance_id, life in list(self._lives.items()):
+            reservations, machine = self.backend.reservations, self.get(instance_id)
+            if life.ends_at is not None:
+                is_over = now >= life.ends_at
+                self._set(machine, *(("terminated", 48) if is_over else ("shutting-down", 32)))
+            elif now >= life.runs_at:
+                self._set(machine, "running", 16)
+            is_forgotten = life.ends_at is not None and now >= life.ends_at + timedelta(seconds=FORGOTTEN_SECONDS)
+            if is_forgotten or now < life.shown_at:
+                reservations.pop(life.reservation.id, None)
+            else:
+                reservations.setdefault(life.reservation.id, life.reservation)
+            if is_forgotten:
+                del self._lives[instance_id]
+
+    @staticmethod
+    def _set(machine: Any, name: str, code: int) -> None:  # noqa: ANN401 - moto ships no types
+        machine._state.name, machine._state.code = name, code  # noqa: SLF001 - no setter in moto

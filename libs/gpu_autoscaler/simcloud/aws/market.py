@@ -1,0 +1,95 @@
+"""What moto knows nothing of: prices as the spot history and the price list tell them, and quotas of vCPUs.
+
+Prices are the simulated catalogue's fixtures, and no quotes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.simcloud.aws.wire import Call, elements
+from gpu_autoscaler.simcluster.offers import CATALOGUE, ZONES, offers_of
+
+PAGE_PRODUCTS_COUNT = 100  # the price list's largest page
+
+
+def usd_per_hour(instance_type: str, zone_number: int, capacity_type: CapacityType) -> float | None:
+    """Return the fixture price in the n-th zone, None for a type that the catalogue lacks."""
+    zone = ZONES[zone_number % len(ZONES)]
+    key = f"{instance_type}/{zone}/{capacity_type}"
+    price = _PRICES.get(key)
+    return None if price is None else price / MICRO_USD_PER_USD
+
+
+_PRICES = {offer.key: offer.price_micro_usd_per_hour for offer in offers_of(CATALOGUE)}
+
+
+def spot_history(call: Call, zones: Sequence[str], now: datetime) -> str:
+    """Return the last spot price of each type and zone that is asked for."""
+    items = []
+    for instance_type in call.listed("InstanceType"):
+        for number, zone in enumerate(zones):
+            price = usd_per_hour(instance_type, number, CapacityType.SPOT)
+            if price is not None:
+                items.append(
+                    {
+                        "instanceType": instance_type,
+                        "productDescription": "Linux/UNIX",
+                        "spotPrice": f"{price:.6f}",
+                        "timestamp": now.isoformat(),
+                        "availabilityZone": zone,
+                    }
+                )
+    return elements("spotPriceHistorySet", items) + "<nextToken></nextToken>"
+
+
+def products(call: Call, region: str) -> bytes:
+    """Return the on-demand price list of the types in the catalogue, in pages. Source: AWS Price List API Reference."""
+    asked: dict[str, Any] = msgspec.json.decode(call.parameters["body"])
+    wanted = {one["Field"]: one["Value"] for one in asked.get("Filters", ())}
+    types = sorted({key.split("/", 1)[0] for key in _PRICES})
+    if "instanceType" in wanted:
+        types = [name for name in types if name == wanted["instanceType"]]
+    start = int(asked.get("NextToken") or 0)
+    page = types[start : start + min(asked.get("MaxResults", PAGE_PRODUCTS_COUNT), PAGE_PRODUCTS_COUNT)]
+    answer: dict[str, Any] = {"FormatVersion": "aws_v1", "PriceList": [_product(name, region) for name in page]}
+    if start + len(page) < len(types):
+        answer["NextToken"] = str(start + len(page))
+    return msgspec.json.encode(answer if wanted.get("regionCode", region) == region else {"PriceList": []})
+
+
+def _product(instance_type: str, region: str) -> str:
+    price = usd_per_hour(instance_type, 0, CapacityType.ON_DEMAND)
+    dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}}
+    return msgspec.json.encode(
+        {
+            "product": {
+                "attributes": {"instanceType": instance_type, "regionCode": region, "operatingSystem": "Linux"}
+            },
+            "terms": {"OnDemand": {"SKU.TERM": {"priceDimensions": {"SKU.TERM.RATE": dimension}}}},
+        }
+    ).decode()
+
+
+def exceeded_quota(call: Call, quota_vcpus: Mapping[str, int], running: Iterable[Any]) -> str | None:
+    """Return the error of a launch that would pass a quota, None where it fits."""
+    wanted = call.parameters.get("InstanceType", "")
+    is_spot = call.parameters.get("InstanceMarketOptions.MarketType") == "spot"
+    for pattern, limit in quota_vcpus.items():
+        if fnmatchcase(wanted, pattern):
+            same = [
+                one.instance_type
+                for one in running
+                if fnmatchcase(one.instance_type, pattern) and (one.lifecycle == "spot") == is_spot
+            ]
+            if sum(_VCPUS.get(name, 4) for name in [*same, wanted]) > limit:
+                return "MaxSpotInstanceCountExceeded" if is_spot else "VcpuLimitExceeded"
+    return None
+
+
+_VCPUS = {kind.name: int(kind.vcpu_count) for kind in CATALOGUE}

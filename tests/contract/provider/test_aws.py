@@ -1,0 +1,255 @@
+"""The AWS driver keeps the promises, asked through boto3 of moto behind our faults."""
+
+import asyncio
+import base64
+from collections import Counter
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, Rig, Trouble, order
+from tests.support.aws import Region, served_region
+
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.ids import ActionId, ProviderId
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.providers.protocol import LaunchRefused, Order, RefusalKind
+from gpu_autoscaler.providers.tokens import token_of, uuid_of
+from gpu_autoscaler.simcloud.faults import Fault
+
+pytestmark = pytest.mark.timeout(180)
+
+REFUSED = {
+    "capacity": "InsufficientInstanceCapacity",
+    "quota": "VcpuLimitExceeded",
+    "permission": "UnauthorizedOperation",
+    "configuration": "InvalidLaunchTemplateName.NotFoundException",
+}
+TROUBLE: dict[Trouble, str] = {
+    "throttled": "RequestLimitExceeded",
+    "down": "ServiceUnavailable",
+    "expired": "RequestExpired",
+}
+
+
+class AwsRig(Rig):
+    """One region, two installations of one account."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.fake = region.fake
+        self.ours = region.provider(OURS)
+        self.theirs = region.provider(THEIRS)
+
+    def now(self) -> datetime:
+        """Moves in `wait` alone."""
+        return self.region.clock.now()
+
+    async def refuse(self, pattern: str, kind: RefusalKind = "capacity") -> None:
+        """In EC2's words."""
+        self.fake.faults.add(Fault(kind="refused", call="RunInstances", offer=pattern, code=REFUSED[kind]))
+
+    async def refuse_nothing(self) -> None:
+        """All faults go."""
+        self.fake.faults.clear()
+
+    async def lose_next_answer(self) -> None:
+        """Of the next call that changes something."""
+        for call in ("RunInstances", "TerminateInstances"):
+            self.fake.faults.add(Fault(kind="lost", call=call, left_count=1))
+
+    async def trouble(self, kind: Trouble) -> None:
+        """Of every call."""
+        self.fake.faults.add(Fault(kind="refused", code=TROUBLE[kind]))
+
+    async def calm(self) -> None:
+        """All faults go."""
+        self.fake.faults.clear()
+
+    async def show_after(self, seconds: float) -> None:
+        """As eventual consistency has it."""
+        self.fake.machines.shown_after_seconds = seconds
+
+    async def let_die(self, provider_id: ProviderId) -> None:
+        """With a reason that has no date."""
+        self.fake.machines.die(provider_id.rpartition("/")[2])
+
+    async def stock(self, wanted: Order, count: int) -> None:
+        """One is bought, the others are its copies."""
+        made = await self.ours.launch(wanted)
+        self.fake.machines.stock(made.provider_id.rpartition("/")[2], count - 1)
+
+    async def stranger(self, wanted: Order) -> ProviderId:
+        """Its tags are taken off."""
+        made = await self.ours.launch(wanted)
+        self.fake.machines.backend.tags[made.provider_id.rpartition("/")[2]].clear()
+        return made.provider_id
+
+    async def wait(self, seconds: float) -> None:
+        """At once."""
+        self.region.clock.turn(seconds)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[AwsRig]:
+    """A region, and two installations that buy there."""
+    with served_region() as region:
+        made = AwsRig(region)
+        yield made
+        await made.ours.close()
+        await made.theirs.close()
+
+
+class TestAws(ProviderContract):
+    """The inherited promises; the fixture is the module's."""
+
+
+async def test_never_two_launches_for_one_token(rig: AwsRig) -> None:
+    """Whatever was lost, refused or asked twice: the fake's own count is one for each action."""
+    await rig.lose_next_answer()
+    orders = [await order(rig, f"a{number}") for number in range(4)]
+    for _ in range(3):
+        await asyncio.gather(*(rig.ours.launch(each) for each in orders), return_exceptions=True)
+    tokens = Counter(call.parameters["ClientToken"] for call in rig.fake.asked_of("RunInstances"))
+    assert len(tokens) == len(orders)
+    assert all(len(token) == 32 for token in tokens)
+    assert rig.fake.launches_count == len(orders)
+
+
+async def test_an_instance_carries_whose_it_is(rig: AwsRig) -> None:
+    """Installation, action, pool and agreed price, on the instance and on its disk."""
+    wanted = await order(rig)
+    made = await rig.ours.launch(wanted)
+    call = rig.fake.asked_of("RunInstances")[0]
+    tags = call.tags("instance")
+    assert tags == call.tags("volume")
+    assert tags["gpu-autoscaler.io/installation"] == OURS
+    assert tags["gpu-autoscaler.io/action-id"] == wanted.action_id
+    assert tags["gpu-autoscaler.io/pool"] == wanted.pool
+    assert made.provider_id.startswith(f"aws:///{wanted.offer.zone}/i-")
+
+
+async def test_spot_is_bought_as_spot_and_never_above_on_demand(rig: AwsRig) -> None:
+    """One-time, ended and not stopped when taken; no maximum price, so EC2 holds it to on-demand's."""
+    offers = await rig.ours.offers()
+    spot = next(offer for offer in offers if offer.capacity_type is CapacityType.SPOT)
+    made = await rig.ours.launch(msgspec.structs.replace(await order(rig), offer=spot))
+    asked = rig.fake.asked_of("RunInstances")[0].parameters
+    assert made.capacity_type is CapacityType.SPOT
+    assert asked["InstanceMarketOptions.SpotOptions.SpotInstanceType"] == "one-time"
+    assert asked["InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior"] == "terminate"
+    assert "InstanceMarketOptions.SpotOptions.MaxPrice" not in asked
+
+
+async def test_credentials_that_expire_between_two_pages_are_no_short_list(rig: AwsRig) -> None:
+    """A page is missing, so there is no list at all."""
+    await rig.stock(await order(rig), 501)
+    rig.fake.faults.add(Fault(kind="refused", call="DescribeInstances", code="RequestExpired", passed_count=1))
+    with pytest.raises(TransientError, match="credentials"):
+        await rig.ours.instances(OURS)
+    assert len(rig.fake.asked_of("DescribeInstances")) == 2
+
+
+async def test_a_quota_is_refused_for_its_family_until_something_ends(rig: AwsRig) -> None:
+    """The account's own limit, counted by the cloud."""
+    rig.fake.quota_vcpus["g4dn.*"] = 4
+    wanted = await order(rig)
+    assert wanted.offer.instance_type == "g4dn.xlarge"
+    made = await rig.ours.launch(wanted)
+    with pytest.raises(LaunchRefused) as refused:
+        await rig.ours.launch(await order(rig, "a2"))
+    await rig.ours.terminate(made.provider_id, now=rig.now())
+    await rig.wait(10)
+    await rig.ours.launch(await order(rig, "a3"))
+    assert (refused.value.kind, refused.value.scope) == ("quota", "region")
+
+
+async def test_a_denied_launch_names_what_to_allow(rig: AwsRig) -> None:
+    """Call, action and the next step."""
+    await rig.refuse("*", "permission")
+    with pytest.raises(LaunchRefused, match=r"RunInstances.*ec2:RunInstances, ec2:CreateTags, iam:PassRole.*doctor"):
+        await rig.ours.launch(await order(rig))
+
+
+async def test_an_answer_that_never_comes_ends_by_our_limit(rig: AwsRig) -> None:
+    """The call may have been done: asked again it returns what it made."""
+    wanted = await order(rig)
+    rig.fake.faults.add(Fault(kind="slow", call="RunInstances", wait_seconds=2.0, left_count=1))
+    hasty = rig.region.provider(OURS)
+    await hasty.offers()
+    hasty._calls._calls._call_seconds_max = 0.5
+    with pytest.raises(TransientError, match="may be made again"):
+        await hasty.launch(wanted)
+    made = await rig.ours.launch(wanted)
+    await hasty.close()
+    assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
+    assert rig.fake.launches_count == 1
+
+
+async def test_an_instance_of_another_cloud_is_left_alone(rig: AwsRig) -> None:
+    """Its name alone tells; nothing is asked."""
+    with pytest.raises(PermanentError, match="no instance of this cloud"):
+        await rig.ours.terminate(ProviderId("gce://project/zone/name"), now=rig.now())
+    assert not rig.fake.asked_of("DescribeInstances")
+
+
+async def test_a_price_is_told_or_unknown(rig: AwsRig) -> None:
+    """From the price list and the spot history of each zone; a type that they lack has none, and is not free."""
+    provider = rig.region.provider(OURS, instance_types=("g4dn.xlarge", "g4dn.metal"))
+    prices = {offer.key: offer.price_micro_usd_per_hour for offer in await provider.offers()}
+    await provider.close()
+    assert prices["g4dn.xlarge/eu-west-1a/on-demand"] == 526_000
+    assert prices["g4dn.xlarge/eu-west-1a/spot"] == 160_000
+    assert prices["g4dn.metal/eu-west-1a/on-demand"] is None
+
+
+async def test_without_the_right_to_ask_for_types_the_bundled_table_stands_in(rig: AwsRig) -> None:
+    """Sizes of the table, sold everywhere until refused; prices too are unknown where they may not be asked for."""
+    for call in ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings", "DescribeSpotPriceHistory", "GetProducts"):
+        rig.fake.faults.add(Fault(kind="refused", call=call, code="UnauthorizedOperation"))
+    offers = {offer.key: offer for offer in await rig.ours.offers()}
+    assert len(offers) == 2 * 3 * 2  # types, zones, capacity types
+    offer = offers["g4dn.xlarge/eu-west-1b/spot"]
+    assert (offer.gpu_model, offer.resources.gpu_count, offer.price_micro_usd_per_hour) == ("T4", 1, None)
+
+
+async def test_a_file_of_prices_goes_before_the_cloud_s(rig: AwsRig, tmp_path: Path) -> None:
+    """By type, or by type and zone."""
+    path = tmp_path / "prices.json"
+    path.write_text('{"g4dn.xlarge/*/on-demand": 0.6, "g4dn.xlarge/eu-west-1b/spot": 0.2}', encoding="utf-8")
+    provider = rig.region.provider(OURS, prices_path=str(path))
+    prices = {offer.key: offer.price_micro_usd_per_hour for offer in await provider.offers()}
+    await provider.close()
+    assert prices["g4dn.xlarge/eu-west-1a/on-demand"] == 600_000
+    assert prices["g4dn.xlarge/eu-west-1b/spot"] == 200_000
+    assert prices["g4dn.xlarge/eu-west-1a/spot"] == 160_000
+
+
+async def test_a_subnet_that_is_not_there_is_named(rig: AwsRig) -> None:
+    """With the settings to look at; a region's mistake shows so too."""
+    provider = rig.region.provider(OURS, subnets=("subnet-0123456789abcdef0",))
+    with pytest.raises(TransientError, match=r"subnet-0123456789abcdef0 not found in eu-west-1; see aws\.subnets"):
+        await provider.offers()
+    await provider.close()
+
+
+async def test_labels_and_taints_reach_the_node(rig: AwsRig, tmp_path: Path) -> None:
+    """By the user data that the kubelet starts from."""
+    path = tmp_path / "user-data"
+    path.write_text("--node-labels={labels} --register-with-taints={taints}", encoding="utf-8")
+    provider = rig.region.provider(OURS, user_data_path=str(path))
+    await provider.launch(await order(rig))
+    await provider.close()
+    asked = rig.fake.asked_of("RunInstances")[0].parameters["UserData"]
+    assert base64.b64decode(asked).decode() == (
+        "--node-labels=team=vision --register-with-taints=nvidia.com/gpu=true:NoSchedule"
+    )
+
+
+def test_tokens_have_the_forms_that_clouds_ask_for() -> None:
+    """32 hex digits, or a UUID of the same; another installation has another."""
+    assert len(token_of(OURS, ActionId("a1"))) == 32
+    assert uuid_of(OURS, ActionId("a1")).replace("-", "") == token_of(OURS, ActionId("a1"))
+    assert token_of(OURS, ActionId("a1")) != token_of(THEIRS, ActionId("a1"))
