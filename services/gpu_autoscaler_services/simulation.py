@@ -11,6 +11,7 @@ from gpu_autoscaler.core.job_budgets import outlays
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.scoring import is_to_be_scored
+from gpu_autoscaler.core.sparing import is_to_leave_spot
 from gpu_autoscaler.core.state import ClusterState, JobRecord, Tombstone
 from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.model.ids import JobId, PodUid
@@ -117,6 +118,8 @@ def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Ha
     what = _asked_of(view.state.jobs, view.state.pods_gone, policy)
     if what in ("a loss", "a score"):
         return object()  # equal to nothing
+    if any(is_to_leave_spot(job, policy, now) for job in queue(view.state)):
+        return object()  # its Job is looked at
     spent = outlays(view.state, now)
     if any(each.is_nearly_spent for each in spent):
         return object()  # somebody is told, or ends

@@ -6,8 +6,9 @@ nodes; smaller jobs of lower priority go around it. A job that has no room in si
 idles a cluster that it cannot use.
 """
 
+from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -21,7 +22,7 @@ from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.shapes import Standing
-from gpu_autoscaler.core.sparing import off_spot_if_worn
+from gpu_autoscaler.core.sparing import is_to_leave_spot, off_spot_if_worn
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import is_finished, pods_by_node, queue
 from gpu_autoscaler.core.wear import hinted
@@ -29,7 +30,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import HeldBack
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.reasons import HoldReason, PriceUnknown, RoomExpected
-from gpu_autoscaler.model.waits import GangIncomplete
+from gpu_autoscaler.model.waits import GangIncomplete, SpotLeft
 
 _STEP = "schedule"
 
@@ -83,6 +84,7 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
             or tuple(nodes[key] for key in keys)
         )
     found.update(_released(state, waiting, {view.name: view for view in views if view.node is not None}))
+    found.update(_leaving_spot(state, waiting, policy, as_of))
     placements: list[Placement] = []
     held: list[HeldBack] = []
     for job_id, job in waiting.items():
@@ -168,6 +170,26 @@ def _released(
         else:
             found[job_id] = GangIncomplete(job_id=job_id, members_placed=len(bound), members_count=count)
     return found
+
+
+def _leaving_spot(
+    state: ClusterState, waiting: Mapping[JobId, JobRecord], policy: ScalingPolicy, as_of: datetime
+) -> dict[JobId, HoldReason]:
+    """Jobs that are to leave spot and have pods still: Kubernetes may have bound them to spot that was free.
+
+    The scheduler holds their Jobs; once no pod is left they are placed as those of the queue are.
+    """
+    leaving = {job_id: job for job_id, job in waiting.items() if is_to_leave_spot(job, policy, as_of)}
+    left = Counter(pod.job_id for pod in state.pods.values() if pod.job_id in leaving and not is_finished(pod))
+    return {
+        job_id: SpotLeft(
+            losses_count=job.preempted.attempt,
+            members_left=left[job_id],
+            until=job.preempted.preempted_at + timedelta(seconds=policy.spot.on_demand_wait_seconds),
+        )
+        for job_id, job in leaving.items()
+        if left[job_id] and job.preempted is not None
+    }
 
 
 def _by_uid(pod: PodObserved) -> PodUid:

@@ -40,6 +40,15 @@ def is_worn(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bo
     return waited_seconds < policy.spot.on_demand_wait_seconds and any(map(_has_other_than_spot, policy.pools))
 
 
+def is_to_leave_spot(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bool:
+    """True for a job whose next attempt is to be on no spot though its Job would take it: it is held, and let go anew.
+
+    What must not be interrupted at all says so in its Job from the beginning.
+    """
+    may_be_on_spot = job is not None and job.queued is not None and job.queued.spec.is_preemptible
+    return may_be_on_spot and is_worn(job, policy, as_of)
+
+
 def _has_other_than_spot(pool: NodePool) -> bool:
     return pool.capacity_types != (CapacityType.SPOT,)
 

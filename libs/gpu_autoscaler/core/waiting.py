@@ -7,9 +7,9 @@ from typing import assert_never
 
 from gpu_autoscaler.core.wording import counted, instant, named, percent, span, thing
 from gpu_autoscaler.model.reasons import RoomExpected
-from gpu_autoscaler.model.waits import GangBackoff, GangIncomplete, GangLate, SpotAwaited
+from gpu_autoscaler.model.waits import GangBackoff, GangIncomplete, GangLate, SpotAwaited, SpotLeft
 
-Waiting = RoomExpected | GangIncomplete | GangLate | GangBackoff | SpotAwaited
+Waiting = RoomExpected | GangIncomplete | GangLate | GangBackoff | SpotAwaited | SpotLeft
 
 
 def why_waiting(reason: Waiting) -> str:
@@ -36,6 +36,13 @@ def why_waiting(reason: Waiting) -> str:
                 f"Spot ({named(reason.offers)}) is not to be had now and costs {saving} less than what is; work of low "
                 f"priority waits for it until {instant(reason.until)}."
             )
+        case SpotLeft():
+            times = counted(reason.losses_count, "time")
+            return (
+                f"It lost its place {times}, so its next one is on no spot before {instant(reason.until)}, be it free; "
+                f"{counted(reason.members_left, 'pod')} of it {'has' if reason.members_left == 1 else 'have'} to stop "
+                "first."
+            )
         case _:
             assert_never(reason)
 
@@ -55,5 +62,7 @@ def over_when(reason: Waiting) -> str:
             return f"its wait is over at {instant(reason.retry_at)} and all of its nodes can be had"
         case SpotAwaited():
             return f"spot can be had again, or at {instant(reason.until)} on what is dearer"
+        case SpotLeft():
+            return "its pods are gone and there is room that nobody takes back"
         case _:
             assert_never(reason)

@@ -336,6 +336,8 @@ class JobSpecification(_Wire, frozen=True, kw_only=True):
 class JobStatus(_Wire, frozen=True, kw_only=True):
     """How a Job is."""
 
+    active: int = 0
+    terminating: int = 0
     ready: int = 0
     succeeded: int = 0
     conditions: tuple[Condition, ...] = ()

@@ -16,7 +16,7 @@ from gpu_autoscaler.model.passed import DroppedPreference, PassedOver
 from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.model.shape_reasons import ShapeReason
 from gpu_autoscaler.model.use_reasons import TelemetryUnsure, UtilizationAlone, UtilizationHigh
-from gpu_autoscaler.model.waits import GangBackoff, GangIncomplete, GangLate, SpotAwaited
+from gpu_autoscaler.model.waits import GangBackoff, GangIncomplete, GangLate, SpotAwaited, SpotLeft
 
 # ---- why a node is bought
 
@@ -375,6 +375,7 @@ HoldReason = (
     | GangLate
     | GangBackoff
     | SpotAwaited
+    | SpotLeft
     | MinimumReached
     | SavingTooSmall
     | TooManySick

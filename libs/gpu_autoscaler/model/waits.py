@@ -38,3 +38,11 @@ class SpotAwaited(Reason, frozen=True, kw_only=True, tag="spot_awaited"):
     offers: tuple[str, ...]  # of spot, that would do and were refused
     saving_ratio: float  # of the cheapest of them, for each member, against the cheapest that can be had
     until: Instant
+
+
+class SpotLeft(Reason, frozen=True, kw_only=True, tag="spot_left"):
+    """The job lost its place as often as the policy leaves it to spot: it is held, to start again on something else."""
+
+    losses_count: int
+    members_left: int  # pods of it that are still there, which stop first
+    until: Instant  # spot is better than no place from then on

@@ -5,6 +5,7 @@ The rules are those of `simcluster`'s controllers, as events instead of ticks. S
 """
 
 import random
+from asyncio import TimerHandle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -38,6 +39,7 @@ class Work:
     made_count: int = 0
     done: set[int] = field(default_factory=set)
     pods: dict[int, wire.Pod] = field(default_factory=dict)  # by index; the last one made for it
+    deadline: TimerHandle | None = None  # of its active time, which begins anew with each release
 
     @property
     def members_count(self) -> int:
@@ -82,6 +84,8 @@ class Workloads:
         changed = work.job = self.cluster.put(JOBS, replace(job, spec=specification))
         if job.spec.suspend and not specification.suspend:
             self._released(job.metadata.uid)
+        elif specification.suspend and not job.spec.suspend:
+            self._held(work)
         return changed
 
     def delete_job(self, job: wire.Job) -> None:
@@ -97,10 +101,19 @@ class Workloads:
             else:
                 self.delete(pod)
 
+    def _held(self, work: Work) -> None:
+        """A Job that is suspended loses its pods, and none of them counts as failed."""
+        if work.deadline is not None:
+            work.deadline.cancel()
+        for pod in self._pods_of(work.job.metadata.uid):
+            if pod.status.phase not in FINISHED:
+                self.delete(pod)
+        self.loop.call_later(NOTICED_SECONDS, self._count, work.job.metadata.uid)
+
     def _released(self, uid: str) -> None:
         seconds = self.works[uid].manifest["spec"].get("activeDeadlineSeconds")
         if seconds is not None:
-            self.loop.call_later(seconds, self._over_time, uid)
+            self.works[uid].deadline = self.loop.call_later(seconds, self._over_time, uid)
         self.loop.call_later(NOTICED_SECONDS, self._fill, uid)
 
     def _fill(self, uid: str) -> None:
@@ -161,10 +174,28 @@ class Workloads:
         work = self.works.get(uid)
         if work is None or is_over(work.job):
             return
-        ready_count = sum(is_ready(pod) for pod in self._pods_of(uid))
-        self._put_job(work, replace(work.job.status, ready=ready_count, succeeded=len(work.done)))
+        pods = [pod for pod in self._pods_of(uid) if pod.status.phase not in FINISHED]
+        ending_count = sum(pod.metadata.deletion_timestamp is not None for pod in pods)
+        status = replace(
+            work.job.status,
+            active=len(pods) - ending_count,
+            terminating=ending_count,
+            ready=sum(map(is_ready, pods)),
+            succeeded=len(work.done),
+            conditions=self._suspension(work.job),
+        )
+        self._put_job(work, status)
         if len(work.done) == work.members_count:
             self._end_job(work, "Complete", "CompletionsReached", "Reached expected number of succeeded pods")
+
+    def _suspension(self, job: wire.Job) -> tuple[wire.Condition, ...]:
+        """The Job's conditions, with what its suspension is now; one that never was suspended says nothing of it."""
+        known = condition(job.status.conditions, "Suspended")
+        if known is None and not job.spec.suspend:
+            return job.status.conditions
+        return with_condition(
+            job.status.conditions, "Suspended", "True" if job.spec.suspend else "False", self.cluster.now()
+        )
 
     def _pods_of(self, owner_uid: str) -> list[wire.Pod]:
         return [pod for pod in self.cluster.all(PODS) if controller_of(pod) == owner_uid]
@@ -305,7 +336,7 @@ class Workloads:
         if uid is None or work is None or is_over(work.job):
             return
         was_disrupted = condition(pod.status.conditions, DISRUPTED) is not None
-        if pod.status.phase == "Failed" and not was_disrupted:
+        if pod.status.phase == "Failed" and not was_disrupted and not work.job.spec.suspend:
             self._end_job(work, "Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit")
             self._delete_pods(work)
             return

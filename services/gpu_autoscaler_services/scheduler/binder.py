@@ -9,7 +9,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.job import JobPlaced
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import JOBS, Conflict, KubeApi, NotFound
-from gpu_autoscaler.kube.translate.job import is_ending, is_over, job_id_of
+from gpu_autoscaler.kube.translate.job import is_ending, is_held, is_over, job_id_of
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import JobId
@@ -43,6 +43,19 @@ class Binder:
             await self._kube.patch_job(
                 self._namespace, job.metadata.name, release_patch(spec, placed.node_names, state)
             )
+
+    async def hold(self, job_id: JobId) -> bool:
+        """Suspend the Job, which takes its pods away; True once they are gone, also where there is no Job any more.
+
+        None of them counts as failed. What the Job was let go with may be changed then. Raises TransientError.
+        """
+        try:
+            job = await self._own(job_id)
+        except NotFound:
+            return True
+        if not job.spec.suspend and not is_ending(job):
+            job = await self._kube.patch_job(self._namespace, job.metadata.name, {"spec": {"suspend": True}})
+        return is_held(job)
 
     async def has(self, job_id: JobId) -> bool:
         """True while there is a Kubernetes Job of the job's name, also where it is another's."""

@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 from typing import ClassVar
 
+import msgspec
 import structlog
 
 from gpu_autoscaler.core.admission import admit, supply
@@ -12,6 +13,7 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.reports import mistakes_of
 from gpu_autoscaler.core.schedule import schedule
 from gpu_autoscaler.core.scoring import estimates_due
+from gpu_autoscaler.core.sparing import is_to_leave_spot
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.events.catalogue import FACTS
@@ -131,8 +133,24 @@ class Scheduler:
         ]
         spent = await self._budgets.ends(self._view.state, now, self._is_ending)
         ended = {each.job_id for each in spent}
-        placed = [each for each in placed if each.job_id not in ended]
+        unheld = await self._unheld(now)
+        placed = [each for each in placed if each.job_id not in ended | unheld]
         return [*await self._lose(), *spent, *placed, *estimates_due(self._view.state, self._policy, now)]
+
+    async def _unheld(self, now: datetime) -> set[JobId]:
+        """Jobs that are to leave spot, and whose pods are not all gone yet: they are placed when their Job is held."""
+        waiting = (job for job in queue(self._view.state) if is_to_leave_spot(job, self._policy, now))
+        leaving = [job.queued.job_id for job in waiting if job.queued is not None]
+        unheld: set[JobId] = set()
+        for job_id in leaving:
+            try:
+                is_held = await self._binder.hold(job_id)
+            except TransientError as exc:
+                log.warning("cannot hold a job that is to leave spot; tried again", job_id=job_id, error=str(exc))
+                is_held = False
+            if not is_held:
+                unheld.add(job_id)
+        return unheld
 
     async def _lose(self) -> list[Fact]:
         """Attempts end, but not where pods went because their Job ends: that is no loss, and has its own fact."""
@@ -214,7 +232,11 @@ class Scheduler:
         job = self._view.state.jobs.get(placed.job_id)
         if self._is_ending(placed.job_id) or job is None or job.queued is None:
             return ()
-        await self._binder.release(job.queued.spec, placed, self._view.state)
+        spec = job.queued.spec
+        if is_to_leave_spot(job, self._policy, placed.placed_at):
+            # To Kubernetes it is what must not be interrupted, so that it binds no member to spot that is free.
+            spec = msgspec.structs.replace(spec, is_preemptible=False)
+        await self._binder.release(spec, placed, self._view.state)
         return ()
 
     async def _cancel(self, request: JobCancelRequested) -> Outputs:

@@ -76,6 +76,26 @@ async def test_suspending_takes_the_pods_away(kube: KubeHttp, namespace: str) ->
     assert item["status"].get("failed", 0) == 0
 
 
+async def test_a_job_that_is_held_again_can_be_sent_elsewhere(kube: KubeHttp, namespace: str) -> None:
+    """Once its pods are gone its status knows no start, and node affinity may be set as if it never ran."""
+    far = {"nodeSelector": {"kubernetes.io/hostname": "no-such-node"}}
+    await kube.made(jobs(namespace), job("j", template=far))
+    await kube.until(pods_of(namespace, "j"), lambda answer: answer.get("items"))
+    await kube.patched(jobs(namespace, "j"), {"spec": {"suspend": True}})
+    await kube.until(
+        jobs(namespace, "j"),
+        lambda item: (
+            conditions(item).get("Suspended", ("",))[0] == "True"
+            and not item["status"].get("active")
+            and not item["status"].get("terminating")
+        ),
+    )
+    await kube.patched(jobs(namespace, "j"), {"spec": SOMEWHERE | {"suspend": False}})
+    answer = await kube.until(pods_of(namespace, "j"), lambda answer: answer.get("items"))
+
+    assert answer["items"][0]["spec"]["nodeSelector"] == {"kubernetes.io/hostname": "somewhere"}
+
+
 async def test_a_finished_job_says_so(kube: KubeHttp, namespace: str, nodes: Nodes) -> None:
     """All indexes succeed: Complete, with times and counts."""
     place = {"nodeSelector": {"kubernetes.io/hostname": await nodes.ready()}}

@@ -28,7 +28,7 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import HoldReason, RoomExpected, WatchStale
 from gpu_autoscaler.model.scheduling import Taint
-from gpu_autoscaler.model.waits import GangIncomplete
+from gpu_autoscaler.model.waits import GangIncomplete, SpotLeft
 
 
 def now(state: ClusterState) -> Schedule:
@@ -206,3 +206,19 @@ def test_pods_say_by_annotation_when_they_are_to_start() -> None:
     )
     found = [item.key for item in demand(state, node_views(state, T0), T0)]
     assert found == ["pod/uid-sooner", "pod/uid-old", "pod/uid-odd"]
+
+
+def test_a_job_at_its_last_attempt_is_not_placed_where_kubernetes_put_it() -> None:
+    """Bound to free spot or not, its pods have to stop first; then it is placed as others are, on no spot."""
+    worn = (job("train", placed_on=("n1",), attempt=3), preempted("train", 3))
+    bound = pod("train-0", on="n1", gpus=8, job_id="train", owner_kind="Job")
+    lasting = node("n2", offer(capacity_type=CapacityType.ON_DEMAND))
+
+    assert waits(given(*worn, node("n1"), lasting, bound), "train") == SpotLeft(
+        losses_count=3, members_left=1, until=T0 + 30 * MINUTE
+    )
+    assert started(given(*worn, node("n1"), lasting)) == {"train": ("n2",)}
+    assert started(given(*worn, node("n1"))) == {}
+    assert started(given(job("train", placed_on=("n1",), attempt=2), preempted("train", 2), node("n1"), bound)) == {
+        "train": ("n1",)
+    }

@@ -70,6 +70,15 @@ def is_ending(job: wire.Job) -> bool:
     return job.metadata.deletion_timestamp is not None or _has_one_of(job, (*_ANNOUNCED, *_OUTCOMES))
 
 
+def is_held(job: wire.Job) -> bool:
+    """True for a suspended Job whose pods are gone: from then on its template's node affinity may change again.
+
+    Source: Kubernetes, "Jobs: Mutable Scheduling Directives"; seen on v1.36: the status loses its `startTime` then.
+    """
+    is_still = not job.status.active and not job.status.terminating
+    return job.spec.suspend and is_still and _has_one_of(job, ("Suspended",))
+
+
 def _has_one_of(job: wire.Job, condition_types: tuple[str, ...]) -> bool:
     found = (condition(job.status.conditions, condition_type) for condition_type in condition_types)
     return any(each is not None and each.status == "True" for each in found)

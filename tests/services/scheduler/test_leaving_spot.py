@@ -1,0 +1,43 @@
+"""The last attempt of a job: its Job is held and let go anew, so that nothing binds it to spot. A real API server."""
+
+from tests.services.scheduler.test_scheduler import TRAIN, Desk
+from tests.services.scheduler.test_scheduler import desk as desk  # noqa: PLC0414 - a fixture
+from tests.support.cluster import until
+from tests.support.stories import T0, Told, job, node, offer
+
+from gpu_autoscaler.events.job import JobPlaced, JobPreempted, JobQueued
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.runtime.service import Outputs
+
+
+def placements(facts: Outputs) -> list[JobPlaced]:
+    """Those among what a tick said."""
+    return [fact for fact in facts if isinstance(fact, JobPlaced)]  # type: ignore[union-attr]
+
+
+async def test_a_last_attempt_is_let_go_anew_and_on_no_spot(desk: Desk) -> None:
+    """Its Job, which Kubernetes bound to free spot again, is held; only then is it placed, and spot stays free."""
+    (queued,) = (told.fact for told in job("train") if isinstance(told.fact, JobQueued))
+    await desk.hear(queued)
+    spot = {labels.CAPACITY_TYPE: "spot"}
+    desk.here.add_node("free", gpus=8, labels=spot)
+    placed = JobPlaced(job_id=TRAIN, attempt=3, node_uids=(NodeUid("u"),), node_names=("free",), placed_at=T0)
+    desk.knows((Told(queued, T0),))
+    await desk.hear(placed)
+    await until(lambda: any(pod["spec"].get("nodeName") == "free" for pod in desk.here.items("pods")))
+    lost = JobPreempted(job_id=TRAIN, attempt=3, cause="gone", preempted_at=T0)
+    lasting = node("n1", offer(capacity_type=CapacityType.ON_DEMAND))
+    desk.knows(lasting, (Told(queued, T0), Told(placed, T0), Told(lost, T0)))
+
+    assert placements(await desk.scheduler.on_tick(T0)) == []
+    await until(lambda: not desk.here.items("pods"))
+    await until(lambda: not desk.here.item("jobs", "train")["status"]["terminating"])
+    (last,) = placements(await desk.scheduler.on_tick(T0))
+    assert last.attempt == 4
+    desk.knows(lasting, (Told(queued, T0), Told(placed, T0), Told(lost, T0), Told(last, T0)))
+    await desk.hear(last)
+    (pod,) = await until(lambda: [pod for pod in desk.here.items("pods") if pod["status"].get("conditions")])
+    assert "nodeName" not in pod["spec"]
+    assert desk.here.item("jobs", "train")["status"].get("failed", 0) == 0
