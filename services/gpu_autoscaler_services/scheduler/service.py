@@ -145,7 +145,7 @@ class Scheduler:
         for job_id in leaving:
             try:
                 is_held = await self._binder.hold(job_id)
-            except TransientError as exc:
+            except (TransientError, PermanentError) as exc:
                 log.warning("cannot hold a job that is to leave spot; tried again", job_id=job_id, error=str(exc))
                 is_held = False
             if not is_held:
