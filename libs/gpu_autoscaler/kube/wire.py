@@ -298,7 +298,7 @@ class Node(Object, frozen=True, kw_only=True):
     status: NodeStatus = NodeStatus()
 
 
-# ---- disruption budgets
+# ---- disruption budgets and jobs
 
 
 class BudgetSpec(_Wire, frozen=True, kw_only=True):
@@ -321,9 +321,6 @@ class PodDisruptionBudget(Object, frozen=True, kw_only=True):
 
     spec: BudgetSpec = BudgetSpec()
     status: BudgetStatus = BudgetStatus()
-
-
-# ---- jobs
 
 
 class JobSpecification(_Wire, frozen=True, kw_only=True):
