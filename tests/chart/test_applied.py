@@ -106,7 +106,8 @@ def test_it_is_installed_changed_and_removed(plane: ControlPlane) -> None:
     assert len(store) == 1, "who opens the store runs on one node"
     before = json.loads(plane.kubectl("get", "secret", "gpu-autoscaler-nats-users", *scoped))["data"]
 
-    upgrade(plane, "--values", str(VALUES["cluster"]), "--set", "nats.replicas=1")
+    file = "nats.replicas=1,store.postgresql.url=,store.sqlite.enabled=true"
+    upgrade(plane, "--values", str(VALUES["cluster"]), "--set", file)
     assert json.loads(plane.kubectl("get", "secret", "gpu-autoscaler-nats-users", *scoped))["data"] == before
     ready = json.loads(plane.kubectl("get", "deployments", *scoped))["items"]
     assert {one["metadata"]["name"] for one in ready} >= {"gpu-autoscaler-announcer", "gpu-autoscaler-shadow"}
@@ -120,3 +121,17 @@ def test_it_is_installed_changed_and_removed(plane: ControlPlane) -> None:
     kept = {one["metadata"]["name"] for one in claims}
     assert kept == {"gpu-autoscaler-store", "data-gpu-autoscaler-nats-0"}
     assert plane.kubectl("get", "nodes", "--output", "name").count("machine-") == 3
+    upgrade(plane)  # what was kept is taken up again
+    on(plane, "uninstall", RELEASE, "--wait", "--timeout", INSTALL_SECONDS_MAX)
+
+
+def test_it_is_installed_with_a_broker_of_three_and_a_database(plane: ControlPlane) -> None:
+    """Servers of the broker on a machine each, services on several; no volume but the broker's."""
+    upgrade(plane, "--values", str(VALUES["cluster"]))
+    pods = json.loads(plane.kubectl("get", "pods", "--namespace", NAMESPACE, "--output", "json"))["items"]
+    where: dict[str, set[str]] = {}
+    for pod in pods:
+        where.setdefault(pod["metadata"]["labels"]["app.kubernetes.io/component"], set()).add(pod["spec"]["nodeName"])
+    assert len(where["nats"]) == 3
+    assert len(where["controller"]) == 3
+    on(plane, "uninstall", RELEASE, "--wait", "--timeout", INSTALL_SECONDS_MAX)

@@ -102,17 +102,34 @@ def test_a_container_cannot_do_more_than_it_must(values: str) -> None:
         assert probed <= ports
 
 
-def test_who_opens_the_store_runs_on_one_node() -> None:
+STORED = {f"gpu-autoscaler-{name}" for name in ("controller", "scheduler", "cost-tracker", "gateway")}
+
+
+@pytest.mark.parametrize("values", ["simulated", "outside"])
+def test_who_opens_the_file_runs_on_one_node(values: str) -> None:
     """One file, one volume: the four that open it are bound to each other, and nobody else is."""
-    found = rendered("cluster")
     opened = {}
-    for name, pod, settings in processes(found):
+    for name, pod, settings in processes(rendered(values)):
         mounted = any("persistentVolumeClaim" in volume for volume in pod["volumes"])
         assert mounted == ("podAffinity" in pod["affinity"])
         if mounted:
             opened[name] = settings.store.url
-    names = {f"gpu-autoscaler-{name}" for name in ("controller", "scheduler", "cost-tracker", "gateway")}
-    assert opened == dict.fromkeys(names, "sqlite:////var/lib/gpu-autoscaler/store.db")
+    assert opened == dict.fromkeys(STORED, "sqlite:////var/lib/gpu-autoscaler/store.db")
+
+
+def test_who_opens_the_database_runs_anywhere() -> None:
+    """PostgreSQL: an address and a password for the same four, no volume, and replicas rather apart."""
+    found = rendered("cluster")
+    assert "gpu-autoscaler-store" not in of_kind(found, "PersistentVolumeClaim")
+    opened = {}
+    for name, pod, settings in processes(found):
+        assert "podAffinity" not in pod["affinity"]
+        seen = environment(pod["containers"][0])
+        if "PGPASSWORD" in seen:
+            opened[name] = (settings.store.url, seen["PGPASSWORD"])
+    url = "postgresql://gpu@db.example:5433/gpu?sslmode=verify-full"
+    assert opened == dict.fromkeys(STORED, (url, "database.password"))
+    assert "podAntiAffinity" in pods(found)["gpu-autoscaler-controller"]["affinity"]
 
 
 def test_without_values_the_policy_is_the_default(tmp_path: Path) -> None:
@@ -168,7 +185,10 @@ REFUSED = {
     "autoscaling.limits.maxNodes=-1": "/autoscaling/limits/maxNodes",
     "autoscaling.multiTier.spotPercentage=70": "do not add up to 100",
     "autoscaling.predictive.horizonMinutes=60": "/autoscaling/predictive/horizonMinutes",
-    "store.url=postgresql://db/gpu": "PostgreSQL is not here yet",
+    "autoscaling.sim.url=http://cloud": "store.postgresql.url: names no database",
+    "store.postgresql.url=postgresql://gpu@db/gpu": "store.postgresql.passwordSecret",
+    "store.postgresql.url=postgresql://gpu:secret@db/gpu": "/store/postgresql/url",
+    "store.postgresql.url=mysql://db/gpu": "/store/postgresql/url",
     "nats.enabled=false": "names no broker",
     "nats.replicas=2": "/nats/replicas",
     "services.scheduler.replicas=2": "/services/scheduler/replicas",
@@ -243,9 +263,9 @@ def test_network_policies_open_what_is_used() -> None:
     policies = of_kind(rendered("cluster"), "NetworkPolicy")
     opened = {name.removeprefix("gpu-autoscaler-"): one["spec"] for name, one in policies.items()}
     for name in ("cost-tracker", "shadow"):
-        assert _ports(opened[name]["egress"]) == {53, 4222}
+        assert _ports(opened[name]["egress"]) == {53, 4222} | ({5433} if name == "cost-tracker" else set())
     assert _ports(opened["dcgm-ingest"]["egress"]) == {53, 4222, 9400}
-    assert _ports(opened["controller"]["egress"]) == {53, 4222, 6443, 8001, 9090}
+    assert _ports(opened["controller"]["egress"]) == {53, 4222, 5433, 6443, 8001, 9090}
     assert _ports(opened["gateway"]["ingress"]) == {"http", "api"}
     assert _ports(opened["to-dcgm"]["ingress"]) == {9400}
     assert _ports(opened["to-prometheus"]["ingress"]) == {9090}

@@ -1,7 +1,7 @@
 """The demo's story on a real control plane: real API server, scheduler and controllers, KWOK's nodes, our processes."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -55,8 +55,11 @@ PATH = "/api/v1/namespaces/default/pods"
 
 
 @asynccontextmanager
-async def real_cluster(folder: Path, plane: ControlPlane) -> AsyncIterator[tuple[Running, KubeHttp]]:
-    """Our processes on this control plane, and the simulated cloud whose machines join it."""
+async def real_cluster(
+    folder: Path, plane: ControlPlane, kubeconfigs: Mapping[str, Path] | None = None
+) -> AsyncIterator[tuple[Running, KubeHttp]]:
+    """Our processes on this control plane, as its administrator or each with a kubeconfig of its own, and the simulated
+    cloud whose machines join it."""
     policy, offers = folder / "policy.toml", folder / "offers.json"
     policy.write_text(POLICY)
     offers.write_text(json.dumps([one | {"boot_seconds": BOOT_SECONDS} for one in OFFERS]))
@@ -68,7 +71,7 @@ async def real_cluster(folder: Path, plane: ControlPlane) -> AsyncIterator[tuple
                 clock_factor=1.0,
                 policy=policy,
                 offers=offers,
-                elsewhere=Elsewhere(kubeconfig=plane.kubeconfig()),
+                elsewhere=Elsewhere(kubeconfig=kubeconfigs or plane.kubeconfig()),
             ) as system,
             joined(system.simcluster_url, kube),
             followed(system, policy=policy) as running,

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -72,7 +72,8 @@ def kept_clock(folder: Path, factor: float) -> Clock:
 class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
     """What of a system is not started here, but is there already."""
 
-    kubeconfig: Path | None = None  # of a real cluster instead of the simulated one, of which the cloud is left
+    # Of a real cluster, or one for each service; it takes the simulated one's place, of which the cloud is left.
+    kubeconfig: Path | Mapping[str, Path] | None = None
     store_url: str | None = None  # a store of record that is no file of the folder
 
 
@@ -111,9 +112,7 @@ class LocalSystem:
         self._shadow = shadow
         elsewhere = elsewhere or Elsewhere()
         self._store_url = elsewhere.store_url or f"sqlite:///{(folder / 'store.db').absolute()}"
-        self._kube = KubeSettings(url=self.simcluster_url)
-        if elsewhere.kubeconfig is not None:
-            self._kube = KubeSettings(kubeconfig_path=str(elsewhere.kubeconfig))
+        self._kubeconfig = elsewhere.kubeconfig
 
     @property
     def nats_url(self) -> str:
@@ -179,7 +178,7 @@ class LocalSystem:
 
     def _services(self) -> Iterator[Child]:
         for name, (service, role) in PROCESSES.items():
-            if (name == SHADOW and self._shadow is None) or (name == ANNOUNCER and self._kube.url is not None):
+            if (name == SHADOW and self._shadow is None) or (name == ANNOUNCER and self._kubeconfig is None):
                 continue
             yield self._process(name, service, role)
 
@@ -199,6 +198,12 @@ class LocalSystem:
             process_group=self._guard.process_group,
         )
 
+    def _kube(self, service: str) -> KubeSettings:
+        config = self._kubeconfig
+        if config is None:
+            return KubeSettings(url=self.simcluster_url)
+        return KubeSettings(kubeconfig_path=str(config[service] if isinstance(config, Mapping) else config))
+
     def _settings(self, name: str, service: str, role: Role | None) -> Settings:
         sensing = SensingSettings(
             dcgm_url=self.simcluster_url + "/nodes/{node_name}/metrics",
@@ -207,7 +212,7 @@ class LocalSystem:
         )
         return Settings(
             nats=NatsSettings(url=self.nats_url_of(service)),
-            kube=self._kube,
+            kube=self._kube(service),
             provider=ProviderSettings(name="sim", url=self.simcluster_url),
             store=StoreSettings(url=self._store_url),
             gateway=GatewaySettings(port=int(self.gateway_url.rsplit(":", 1)[1])),

@@ -4,8 +4,15 @@
 {{- if not (has .Values.autoscaling.provider $code.providers) }}
 {{- fail (printf "autoscaling.provider: this version has no driver for %s; it has %s" .Values.autoscaling.provider (join ", " $code.providers)) }}
 {{- end }}
-{{- if not (hasPrefix "sqlite:////" .Values.store.url) }}
-{{- fail "store.url: this version keeps the store of record in SQLite (sqlite:////var/lib/gpu-autoscaler/store.db), on one volume and one node; PostgreSQL is not here yet" }}
+{{- $store := .Values.store }}
+{{- if and $store.postgresql.url $store.sqlite.enabled }}
+{{- fail "store: both postgresql.url and sqlite.enabled are set; keep one" }}
+{{- end }}
+{{- if and $store.postgresql.url (not $store.postgresql.passwordSecret) }}
+{{- fail "store.postgresql.passwordSecret: names no Secret; name one with the key password" }}
+{{- end }}
+{{- if not (or $store.postgresql.url $store.sqlite.enabled (include "gpu-autoscaler.isSimulated" .)) }}
+{{- fail "store.postgresql.url: names no database for the store of record; name one (postgresql://user@host:5432/database), or set store.sqlite.enabled to keep it in a file on one volume, with all that open it on one node" }}
 {{- end }}
 {{- if and (not .Values.nats.enabled) (not .Values.nats.external.servers) }}
 {{- fail "nats.external.servers: names no broker, and nats.enabled is off; name host:port of one, or switch it on" }}

@@ -39,6 +39,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 http://{{ include "gpu-autoscaler.fullname" . }}-simcluster:8001
 {{- end }}
 
+{{- define "gpu-autoscaler.isSqlite" -}}
+{{- if not .Values.store.postgresql.url }}true{{ end }}
+{{- end }}
+
 {{- define "gpu-autoscaler.jobsNamespace" -}}
 {{- if include "gpu-autoscaler.isSimulated" . }}default{{ else }}{{ .Values.jobs.namespace | default .Release.Namespace }}{{ end }}
 {{- end }}

@@ -72,7 +72,13 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- end }}
 {{- end }}
 {{- if $process.store }}
-- {name: GPU_AUTOSCALER_STORE_URL, value: {{ $values.store.url | quote }}}
+{{- if include "gpu-autoscaler.isSqlite" $root }}
+- {name: GPU_AUTOSCALER_STORE_URL, value: "sqlite:////var/lib/gpu-autoscaler/store.db"}
+{{- else }}
+- name: PGPASSWORD
+  valueFrom: {secretKeyRef: {name: {{ $values.store.postgresql.passwordSecret }}, key: password}}
+- {name: GPU_AUTOSCALER_STORE_URL, value: {{ $values.store.postgresql.url | quote }}}
+{{- end }}
 - {name: GPU_AUTOSCALER_STORE_SNAPSHOT_SECONDS, value: {{ $values.store.snapshotSeconds | toString | quote }}}
 {{- end }}
 {{- if $process.policy }}
@@ -110,12 +116,13 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "gpu-autoscaler.pod" -}}
 {{- $root := .root }}{{ $values := .root.Values }}{{ $process := .process }}{{ $settings := .settings }}
+{{- $hasFile := and $process.store (include "gpu-autoscaler.isSqlite" $root) }}
 {{- $port := ternary ($values.sensing.hostPort | int) 8081 (not (empty $process.onNodes)) -}}
 metadata:
   labels:
     {{- include "gpu-autoscaler.labels" $root | nindent 4 }}
     app.kubernetes.io/component: {{ .name }}
-    {{- if $process.store }}
+    {{- if $hasFile }}
     gpu-autoscaler.io/store: {{ $root.Release.Name }}
     {{- end }}
   {{- with $settings.podAnnotations }}
@@ -154,11 +161,21 @@ spec:
       requiredDuringSchedulingIgnoredDuringExecution:
         nodeSelectorTerms:
           - matchExpressions: [{key: gpu-autoscaler.io/action-id, operator: DoesNotExist}]
-    {{- if $process.store }}
+    {{- if $hasFile }}
     podAffinity: # one file, so one node for all that open it
       requiredDuringSchedulingIgnoredDuringExecution:
         - topologyKey: kubernetes.io/hostname
           labelSelector: {matchLabels: {gpu-autoscaler.io/store: {{ $root.Release.Name }}}}
+    {{- else if gt (int $settings.replicas) 1 }}
+    podAntiAffinity: # rather not on one node
+      preferredDuringSchedulingIgnoredDuringExecution:
+        - weight: 100
+          podAffinityTerm:
+            topologyKey: kubernetes.io/hostname
+            labelSelector:
+              matchLabels:
+                {{- include "gpu-autoscaler.selector" $root | nindent 16 }}
+                app.kubernetes.io/component: {{ .name }}
     {{- end }}
   {{- end }}
   containers:
@@ -189,7 +206,7 @@ spec:
       securityContext: {{- include "gpu-autoscaler.restrictions" $root | nindent 8 }}
       volumeMounts:
         - {name: scratch, mountPath: /tmp}
-        {{- if $process.store }}
+        {{- if $hasFile }}
         - {name: store, mountPath: /var/lib/gpu-autoscaler}
         {{- end }}
         {{- if $process.policy }}
@@ -197,9 +214,9 @@ spec:
         {{- end }}
   volumes:
     - {name: scratch, emptyDir: {sizeLimit: 64Mi}}
-    {{- if $process.store }}
+    {{- if $hasFile }}
     - name: store
-      persistentVolumeClaim: {claimName: {{ $values.store.existingClaim | default (printf "%s-store" (include "gpu-autoscaler.fullname" $root)) }}}
+      persistentVolumeClaim: {claimName: {{ $values.store.sqlite.existingClaim | default (printf "%s-store" (include "gpu-autoscaler.fullname" $root)) }}}
     {{- end }}
     {{- if $process.policy }}
     - {name: policy, configMap: {name: {{ include "gpu-autoscaler.fullname" $root }}-policy}}

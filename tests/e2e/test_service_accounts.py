@@ -1,0 +1,172 @@
+"""Every service under its own account of the chart: the whole story, no refusal, and no right that nobody uses."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tests.chart.charting import NAMESPACE, tool
+from tests.controlplane.plane import EVERYTHING, ControlPlane, running_plane
+from tests.e2e.test_kubernetes import play, real_cluster
+from tests.support.kube_http import KubeHttp
+from tests.support.kube_objects import job, node, pod
+from tests.support.service_accounts import account, audit_settings, give_accounts, granted, seen
+
+from gpu_autoscaler.core.announcements import Announcement
+from gpu_autoscaler.kube.announcing import EventWriter
+from gpu_autoscaler.kube.client import KubeClient
+from gpu_autoscaler.kube.connection import from_kubeconfig
+from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler_services.gateway.auth import TokenReviews
+from gpu_autoscaler_services.registry import SERVICES
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+
+PODS_PATH, JOBS_PATH = "/api/v1/namespaces/default/pods", "/apis/batch/v1/namespaces/default/jobs"
+
+# What the story does not come to. A test below does it under the same account, where it can be done here.
+NOT_PLAYED = {
+    "pod_watcher": {  # of kinds that are not installed here; where they are it lists them, and then watches
+        ("watch", "podgroups", "scheduling.x-k8s.io"),
+        ("watch", "podgroups", "scheduling.volcano.sh"),
+    },
+    "announcer": {("get", "events", ""), ("patch", "events", "")},  # the same thing said again
+    "scaler": {("delete", "pods", ""), ("patch", "pods/status", "")},  # only at a deadline
+    "scheduler": {("delete", "jobs", "batch"), ("patch", "pods", ""), ("list", "pods", "")},  # a job is taken back
+    "gateway": granted("gateway"),  # only where it asks Kubernetes who is there
+}
+# One thing each that it does not need: method, path, body.
+REFUSED = {
+    "pod_watcher": ("PATCH", "/api/v1/nodes/n", {"spec": {"unschedulable": True}}),
+    "dcgm_ingest": ("GET", "/api/v1/nodes", None),
+    "spot_watcher": ("GET", "/api/v1/nodes", None),
+    "scheduler": ("POST", "/apis/batch/v1/namespaces/kube-system/jobs", job("j")),
+    "scaler": ("DELETE", "/api/v1/nodes/n", None),
+    "shadow": ("GET", "/api/v1/namespaces/kube-system", None),
+    "announcer": ("DELETE", f"{PODS_PATH}/p", None),
+    "cost_tracker": ("GET", "/api/v1/pods", None),
+    "gateway": ("POST", JOBS_PATH, job("j")),
+}
+SECRETS = "/api/v1/secrets"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server writes down who called what."""
+    return tmp_path_factory.mktemp("audit")
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[ControlPlane]:
+    """A control plane with service accounts."""
+    tool("helm")
+    settings = audit_settings(folder)
+    where = tmp_path_factory.mktemp("plane")
+    with running_plane(where, EVERYTHING, with_service_accounts=True, api_settings=settings) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="module")
+def kubeconfigs(plane: ControlPlane) -> Mapping[str, Path]:
+    """The chart's accounts."""
+    return give_accounts(plane)
+
+
+@asynccontextmanager
+async def acting_as(kubeconfig: Path) -> AsyncIterator[KubeClient]:
+    """Our client under a service's account."""
+    client = KubeClient(from_kubeconfig(str(kubeconfig)), now=Clock().now)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def everybody_else(plane: ControlPlane) -> AsyncIterator[KubeHttp]:
+    """Users, as the administrator."""
+    async with aiohttp.ClientSession() as session:
+        yield KubeHttp(session, plane.url, plane.admin_token, plane.tls)
+
+
+async def test_the_story_with_the_rights_of_the_chart(
+    tmp_path: Path, folder: Path, plane: ControlPlane, kubeconfigs: Mapping[str, Path]
+) -> None:
+    """Nobody is refused anything, and there is no right that nobody calls."""
+    async with real_cluster(tmp_path, plane, kubeconfigs) as (cluster, kube):
+        await play(cluster, kube)
+    for service in SERVICES:
+        told = seen(folder, service.name)
+        assert told.refused == set(), service.name
+        unused = granted(service.name) - told.calls
+        assert unused <= NOT_PLAYED.get(service.name, set()), f"{service.name} has rights that it does not use"
+
+
+async def test_the_scaler_may_end_a_pod_at_its_deadline(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
+    """Marked, and then deleted."""
+    async with everybody_else(plane) as users, acting_as(kubeconfigs["scaler"]) as kube:
+        await users.made(PODS_PATH, pod("late", nodeName="somewhere"))
+        late = PODS.decode((await _raw(users, f"{PODS_PATH}/late")), "get")
+        assert await kube.delete_pod(late, grace_seconds=1)
+
+
+async def test_the_scheduler_may_take_a_job_back(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
+    """It tells its pods to save, and deletes the Job."""
+    async with everybody_else(plane) as users, acting_as(kubeconfigs["scheduler"]) as kube:
+        await users.made("/api/v1/nodes", node("there"))
+        await users.made(PODS_PATH, pod("work", nodeName="there"))
+        (work,) = await kube.pods_on("there")
+        assert await kube.annotate_pod(work, {"gpu-autoscaler.io/checkpoint-requested": "now"})
+        made = await kube.create_job("default", job("taken-back"))
+        assert await kube.delete_job(made)
+        await users.until(f"{JOBS_PATH}/taken-back", lambda body: not body)
+
+
+async def test_the_announcer_may_say_it_again(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
+    """The same thing is one Event that counts."""
+    said = Announcement(
+        kind="Pod", namespace="default", name="p", uid="u", reason="Waits", message="still", is_warning=False
+    )
+    async with everybody_else(plane) as users, acting_as(kubeconfigs["announcer"]) as kube:
+        for _ in range(2):
+            await EventWriter(kube).say(said, Clock().now())
+        events = await users.read("/api/v1/namespaces/default/events?fieldSelector=reason%3DWaits")
+    assert [event["count"] for event in events["items"]] == [2]
+
+
+async def test_the_gateway_may_ask_who_is_there(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
+    """A token of this cluster is known by its owner; what he may do is what was granted on jobs of ours."""
+    plane.kubectl("create", "serviceaccount", "alice")
+    token = plane.kubectl("create", "token", "alice").strip()
+    async with acting_as(kubeconfigs["gateway"]) as kube:
+        assert (await kube.cluster()).installation
+        assert await TokenReviews(kube).caller(token) is None, "nothing was granted yet"
+        role = ("--clusterrole=gpu-autoscaler-jobs-edit", "--serviceaccount=default:alice")
+        plane.kubectl("create", "clusterrolebinding", "alice", *role)
+        async with asyncio.timeout(30):
+            while (caller := await TokenReviews(kube).caller(token)) is None:
+                await asyncio.sleep(0.1)
+    assert (caller.name, caller.may_write) == ("system:serviceaccount:default:alice", True)
+
+
+@pytest.mark.parametrize("service", [service.name for service in SERVICES])
+async def test_a_service_is_refused_what_it_does_not_need(
+    plane: ControlPlane, kubeconfigs: Mapping[str, Path], service: str
+) -> None:
+    """403 for another's work, and for everybody's secrets."""
+    token = plane.kubectl("create", "token", account(service), "--namespace", NAMESPACE).strip()
+    assert kubeconfigs[service].is_file()
+    async with everybody_else(plane) as users:
+        method, path, body = REFUSED[service]
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        refused = await users.send(method, path, body, content_type=kind, token=token)
+        assert (refused.status, refused.body["reason"]) == (403, "Forbidden")
+        assert (await users.send("GET", SECRETS, token=token)).status == 403
+
+
+async def _raw(users: KubeHttp, path: str) -> bytes:
+    return json.dumps(await users.read(path)).encode()

@@ -1,0 +1,72 @@
+"""The chart's own accounts and rights on a control plane, and what the API server saw them do."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import yaml
+from tests.chart.charting import NAMESPACE, RELEASE, of_kind, rendered
+from tests.controlplane.plane import ControlPlane
+
+from gpu_autoscaler_services.registry import SERVICES
+from gpu_autoscaler_services.rights import RIGHTS
+
+# (verb, resource with its subresource, group)
+Call = tuple[str, str, str]
+_KINDS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+_PREFIX = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-"
+
+
+def account(service: str) -> str:
+    """The name of a service's account."""
+    return f"{RELEASE}-{'controller' if service == 'scaler' else service.replace('_', '-')}"
+
+
+def audit_settings(folder: Path) -> list[str]:
+    """What makes an API server write down who called what, in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"]}
+    (folder / "policy.json").write_text(json.dumps(policy | {"rules": [{"level": "Metadata"}]}))
+    return [f"--audit-policy-file={folder / 'policy.json'}", f"--audit-log-path={folder / 'audit.log'}"]
+
+
+def give_accounts(plane: ControlPlane) -> Mapping[str, Path]:
+    """Make the accounts and roles that the chart renders; return a kubeconfig for each service."""
+    found = rendered("cluster", "jobs.namespace=default")
+    plane.kubectl("create", "namespace", NAMESPACE)
+    chosen = [one for kind in _KINDS for one in of_kind(found, kind).values()]
+    plane.kubectl("apply", "--filename", "-", text=yaml.safe_dump_all(chosen))
+    return {service.name: _kubeconfig(plane, account(service.name)) for service in SERVICES}
+
+
+def _kubeconfig(plane: ControlPlane, name: str) -> Path:
+    token = plane.kubectl("create", "token", name, "--namespace", NAMESPACE).strip()
+    return plane.kubeconfig(name, {"token": token})
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What an account called, and what it was refused."""
+
+    calls: frozenset[Call]
+    refused: frozenset[Call]
+
+
+def seen(folder: Path, service: str) -> Seen:
+    """What the server wrote down of a service's account."""
+    calls: set[Call] = set()
+    refused: set[Call] = set()
+    for line in (folder / "audit.log").read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        if event["user"]["username"] != _PREFIX + account(service).removeprefix(f"{RELEASE}-"):
+            continue
+        thing = event.get("objectRef", {})
+        sub = f"/{thing['subresource']}" if "subresource" in thing else ""
+        call = (event["verb"], thing.get("resource", "") + sub, thing.get("apiGroup", ""))
+        (refused if event.get("responseStatus", {}).get("code") == 403 else calls).add(call)
+    return Seen(frozenset(calls), frozenset(refused))
+
+
+def granted(service: str) -> frozenset[Call]:
+    """What the table gives it."""
+    return frozenset((verb, right.resource, right.group) for right in RIGHTS[service] for verb in right.verbs)
