@@ -25,6 +25,7 @@ from gpu_autoscaler.model.ids import ActionId, JobId
 from gpu_autoscaler.model.reasons import NodeIdle
 from gpu_autoscaler.sim.ceilings import Ceilings
 from gpu_autoscaler.sim.cloud import Cloud, Machine
+from gpu_autoscaler.sim.courtesy import Courtesy
 from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, RECORD, STORE
 from gpu_autoscaler.sim.goings import Goings
 from gpu_autoscaler.sim.kubernetes import Entry
@@ -98,7 +99,8 @@ class Witness:
         self._goings = Goings(cloud, policies, self.breaks)
         self._wholeness = Wholeness(jobs, self.breaks)
         self._obedience = Obedience(cloud, self.breaks)
-        self.lost_listeners.append(self._obedience.lost)
+        self._courtesy = Courtesy(self.breaks)
+        self.lost_listeners += [self._obedience.lost, self._courtesy.lost]
         cloud.launch_listeners.append(self.launched)
         workloads.cluster.listen(self._changed)
 
@@ -247,6 +249,7 @@ class Witness:
     def heard(self, recorded: Recorded) -> None:
         """A fact was stored."""
         self._obedience.heard(recorded)
+        self._courtesy.heard(recorded)
         if isinstance(recorded.fact, ScalingPlanMade):
             self._planned(recorded.fact.plan, recorded.sequence)
             self._see_frozen(recorded.fact)

@@ -1,0 +1,60 @@
+"""A cloud that would not sell an offer is not asked for it again before the time that it named.
+
+Part of the witness. A plan is held to the refusals that it knew, by its own cut.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingNodeLaunched, ScalingPlanMade
+from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.ids import ActionId
+
+PROMISE = "a cloud that refused is left alone"
+
+
+class Courtesy:
+    """Knows the last refusal of each offer, and what was sold since."""
+
+    def __init__(self, breaks: Callable[[str, str], None]) -> None:
+        self._breaks = breaks
+        self._stream = ScalingLaunchRefused.stream()
+        self._planned: dict[ActionId, tuple[str, datetime]] = {}  # which offer, and when it was planned
+        self._sold_at: dict[str, datetime] = {}  # by offer: when what was sold last was planned
+        self._refused: dict[str, tuple[int, ScalingLaunchRefused]] = {}  # by offer, with the fact's place
+
+    def lost(self) -> None:
+        """The stream begins anew."""
+        self._refused.clear()
+
+    def heard(self, recorded: Recorded) -> None:
+        """A fact was stored."""
+        fact = recorded.fact
+        if isinstance(fact, ScalingPlanMade):
+            self._see(fact)
+        elif isinstance(fact, ScalingLaunchRefused) and fact.scope == "offer":
+            self._refused[fact.offer.key] = (recorded.sequence, fact)
+        elif isinstance(fact, ScalingNodeLaunched) and fact.action_id in self._planned:
+            key, planned_at = self._planned[fact.action_id]
+            self._sold_at[key] = max(planned_at, self._sold_at.get(key, planned_at))
+
+    def _see(self, made: ScalingPlanMade) -> None:
+        known_to = dict(made.cut.last_sequences).get(self._stream, 0)
+        for decision in made.plan.decisions:
+            if not isinstance(decision, BuyNode):
+                continue
+            key = decision.offer.key
+            self._planned[decision.action_id] = (key, made.plan.as_of)
+            sequence, refused = self._refused.get(key, (0, None))
+            if refused is None or sequence > known_to or self._is_sold_since(refused):
+                continue
+            if made.plan.as_of < refused.retry_at:
+                until = refused.retry_at.isoformat()
+                self._breaks(PROMISE, f"plan {made.plan_id} asks for {key}, refused until {until}")
+
+    def _is_sold_since(self, refused: ScalingLaunchRefused) -> bool:
+        """True where what was asked for beside it, or later, was sold: there is some again."""
+        key, planned_at = self._planned.get(refused.action_id, (refused.offer.key, None))
+        sold_at = self._sold_at.get(key)
+        return sold_at is not None and (planned_at is None or sold_at >= planned_at)
