@@ -67,12 +67,13 @@ class Hunt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plant(bug: Planted, root: Path) -> None:
-    """Change the one place in this copy. Raises ValueError where the text is not there exactly once."""
-    path = root / bug.path
-    text = path.read_text(encoding="utf-8")
-    if text.count(bug.right) != 1:
-        raise ValueError(f"{bug.name!r}: {bug.path} has its text {text.count(bug.right)} times; plant it anew")
-    path.write_text(text.replace(bug.right, bug.wrong), encoding="utf-8")
+    """Change its places in this copy. Raises ValueError where a text is not there exactly once."""
+    for name, right, wrong in bug.changes():
+        path = root / name
+        text = path.read_text(encoding="utf-8")
+        if text.count(right) != 1:
+            raise ValueError(f"{bug.name!r}: {name} has its text {text.count(right)} times; plant it anew")
+        path.write_text(text.replace(right, wrong), encoding="utf-8")
 
 
 class Garden:
@@ -109,7 +110,8 @@ class Garden:
 
     @contextmanager
     def _planted(self, bugs: Sequence[Planted]) -> Iterator[None]:
-        before = {path: (path.read_bytes(), path.stat()) for path in (self._copy / bug.path for bug in bugs)}
+        changed = {self._copy / name for bug in bugs for name, _, _ in bug.changes()}
+        before = {path: (path.read_bytes(), path.stat()) for path in changed}
         try:
             for bug in bugs:
                 plant(bug, self._copy)

@@ -5,6 +5,7 @@ numbers are those of the design notes, "Promises"; what a promise does not name,
 """
 
 from tests.sim.planted_later import LATER
+from tests.sim.planted_launches import LAUNCHES
 from tests.sim.planted_limits import LIMITS
 from tests.sim.planting import Planted
 
@@ -62,131 +63,6 @@ _JOBS = (
         "        again_seconds = await self._attempt(recorded, key)\n",
         "        consumer.settle(sequence)\n        again_seconds = await self._attempt(recorded, key)\n",
         world="crashes",
-    ),
-)
-
-# 2: never two launches for one action, never more than the limits
-_LAUNCHES = (
-    Planted(
-        "the fence is dropped",
-        2,
-        f"{_SCALER}/service.py",
-        "expected_last_sequence=made.parent_sequence",
-        "",
-    ),
-    Planted(
-        "orders in flight are forgotten",
-        2,
-        f"{_CORE}/life.py",
-        "    return joined.order is None or joined.order.refused is None\n",
-        "    return False\n",
-        world="busy",
-        where=lambda policy: policy.nodes_count_max == 12 or policy.gpu_count_max == 24,
-    ),
-    Planted(
-        "launched again without the token",
-        2,
-        f"{_SCALER}/purchases.py",
-        "            action_id=ordered.action_id,\n            installation",
-        '            action_id=ActionId(f"{ordered.action_id}-{self._now().timestamp()}"),\n            installation',
-        world="launches",
-    ),
-    Planted(
-        "one node too many",
-        2,
-        f"{_CORE}/limits.py",
-        "self._nodes[owner] + 1 > nodes_max",
-        "self._nodes[owner] > nodes_max",
-        world="busy",
-        where=lambda policy: policy.nodes_count_max == 12 or policy.limits.zones,
-    ),
-    Planted(
-        "GPUs of the purchase are not counted",
-        2,
-        f"{_CORE}/limits.py",
-        "self._gpus[owner] + more > gpus_max",
-        "self._gpus[owner] > gpus_max",
-        world="busy",
-        where=lambda policy: policy.gpu_count_max == 24,
-    ),
-    Planted(
-        "money is no limit",
-        2,
-        f"{_CORE}/limits.py",
-        "if self._price_micro_usd_per_hour + price > price_max:",
-        "if price > price_max:",
-        world="busy",
-        where=lambda policy: policy.price_micro_usd_per_hour_max == 20_000_000,
-    ),
-    Planted(
-        "an instance that ends counts no more",
-        2,
-        f"{_CORE}/life.py",
-        '        return joined.instance.state != "terminated"\n',
-        '        return joined.instance.state in ("pending", "running")\n',
-        world="busy",
-        where=lambda policy: (
-            policy.nodes_count_max == 12
-            or policy.gpu_count_max == 24
-            or policy.price_micro_usd_per_hour_max == 20_000_000
-        ),
-    ),
-    Planted(
-        "an instance that ends is taken for ended",
-        2,
-        f"{_SCALER}/purchases.py",
-        "        instance = None if provider_id is None else await self._provider.terminate(provider_id, now=now)\n",
-        "        instance = None\n",
-        world="calm",
-    ),
-    Planted(
-        "an instance shown after its order was closed is forgotten",
-        2,
-        f"{_CORE}/joins.py",
-        '        is_refuted = joined.instance is not None and joined.instance.state != "terminated"\n',
-        "        is_refuted = False\n",
-        world="launches",
-    ),
-    Planted(
-        "what never came up is never given back",
-        2,
-        f"{_CORE}/scale_down.py",
-        "    if view.phase is not NodePhase.FAILED or order is None:\n",
-        "    if True or order is None:\n",
-        world="duds",
-    ),
-    Planted(
-        "a gang is bought in part",
-        2,
-        f"{_CORE}/basket.py",
-        "buyer.member_count > 1:\n            for key in bought:\n                self._take",
-        "buyer.member_count > 99:\n            for key in bought:\n                self._take",
-        world="busy",
-        where=lambda policy: policy.nodes_count_max == 12 or policy.gpu_count_max == 24,
-    ),
-    Planted(
-        "what is on its way is bought once more",
-        2,
-        f"{_CORE}/life.py",
-        "BOOTING_PHASES = frozenset({_P.PLANNED, _P.ORDERED, _P.LAUNCHED, ",
-        "BOOTING_PHASES = frozenset({",
-        world="calm",
-    ),
-    Planted(
-        "what was refused is asked for again at once",
-        2,
-        f"{_CORE}/refusals.py",
-        "if as_of < refusal.until\n",
-        "if as_of < refusal.refused_at\n",
-        world="refusals",
-    ),
-    Planted(
-        "a cordoned node counts as room",
-        2,
-        f"{_CORE}/life.py",
-        "        return self.phase is NodePhase.READY\n",
-        "        return self.phase in (NodePhase.READY, NodePhase.CORDONED)\n",
-        world="operators",
     ),
 )
 
@@ -397,4 +273,4 @@ _RECORDS = (
     ),
 )
 
-PLANTED = (*_JOBS, *_LAUNCHES, *_REMOVALS, *_NOTICES, *_MONEY, *_RECORDS, *LATER, *LIMITS)
+PLANTED = (*_JOBS, *LAUNCHES, *_REMOVALS, *_NOTICES, *_MONEY, *_RECORDS, *LATER, *LIMITS)

@@ -1,6 +1,6 @@
 """What a planted bug is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 from tests.sim.searching import SWARM
@@ -18,3 +18,9 @@ class Planted(msgspec.Struct, frozen=True):
     wrong: str
     world: str = SWARM  # where it shows best; see `searching.py`
     where: Callable[[ScalingPolicy], object] | None = None  # true for policies under which it can show; None: any
+    also: tuple[tuple[str, str, str], ...] = ()  # other places of the same rule: path, right, wrong
+
+    def changes(self) -> Iterator[tuple[str, str, str]]:
+        """Yield path, right and wrong text of all that is changed."""
+        yield self.path, self.right, self.wrong
+        yield from self.also

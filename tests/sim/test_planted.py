@@ -11,8 +11,11 @@ from tests.sim.planting import Planted
 @pytest.mark.parametrize("bug", [*PLANTED, UNCHECKED], ids=lambda bug: bug.name)
 def test_a_planted_bug_has_its_place(bug: Planted, tmp_path: Path) -> None:
     """Its text is in the code exactly once; a change that moved it has to plant it anew."""
-    copy = tmp_path / bug.path
-    copy.parent.mkdir(parents=True)
-    copy.write_text((ROOT / bug.path).read_text(encoding="utf-8"), encoding="utf-8")
+    names = [name for name, _, _ in bug.changes()]
+    for name in names:
+        copy = tmp_path / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
     plant(bug, tmp_path)
-    compile(copy.read_text(encoding="utf-8"), bug.path, "exec")
+    for name in names:
+        compile((tmp_path / name).read_text(encoding="utf-8"), name, "exec")
