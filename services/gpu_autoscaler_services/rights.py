@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from gpu_autoscaler.kube import wire_policy
+
 
 class Right(msgspec.Struct, frozen=True, kw_only=True):
     """Verbs on a resource. Everywhere, in the namespace of the jobs, or on one object of this name."""
@@ -55,6 +57,18 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
     "shadow": (),
     "announcer": (
         WHICH_CLUSTER,
+        Right(verbs=("create", "get", "patch"), resource="events"),
+    ),
+    "policy_watcher": (
+        WHICH_CLUSTER,
+        Right(verbs=_READ, resource=wire_policy.PLURAL, group=wire_policy.GROUP),
+        Right(verbs=("patch",), resource=f"{wire_policy.PLURAL}/status", group=wire_policy.GROUP),
+        Right(
+            verbs=("get",),
+            resource="customresourcedefinitions",
+            group="apiextensions.k8s.io",
+            name=wire_policy.DEFINITION,
+        ),
         Right(verbs=("create", "get", "patch"), resource="events"),
     ),
     "cost_tracker": (),

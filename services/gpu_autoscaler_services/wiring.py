@@ -155,6 +155,25 @@ async def announcer(place: Workplace) -> tuple[Service, Bus]:
     return service, await _bus(place, Announcer)
 
 
+async def policy_watcher(place: Workplace) -> tuple[Service, Bus]:
+    """Policies as objects -> what is in force of them."""
+    from gpu_autoscaler.kube.announcing import EventWriter
+    from gpu_autoscaler_services.policy_watcher.service import PolicyWatcher
+
+    policies = PolicyFile(_path(place.settings))
+    kube, _ = await _kube(place)
+    service = PolicyWatcher(
+        place.view,
+        policies.now,
+        kube,
+        EventWriter(kube),
+        provider=place.settings.provider.name,
+        say=lambda words: place.readiness.say("policies", words),
+    )
+    await _follow(place, policies, service.use_policy)
+    return service, await _bus(place, PolicyWatcher)
+
+
 async def cost_tracker(place: Workplace) -> tuple[Service, Bus]:
     """Instances and pods -> money."""
     from gpu_autoscaler_services.cost_tracker.service import CostTracker
@@ -219,6 +238,7 @@ COMPOSE: Mapping[str, Compose] = {
     "scheduler": scheduler,
     "shadow": shadow,
     "announcer": announcer,
+    "policy_watcher": policy_watcher,
     "cost_tracker": cost_tracker,
     "gateway": gateway,
 }

@@ -77,7 +77,7 @@ def test_every_service_starts_with_these_settings(values: str) -> None:
         assert account in of_kind(found, "ServiceAccount")
         uses_kube = settings.kube.is_in_cluster
         assert pod["automountServiceAccountToken"] is uses_kube, name
-    without = {"simulated": {"shadow", "announcer"}, "outside": {"shadow"}}.get(values, set())
+    without = {"simulated": {"shadow", "announcer", "policy_watcher"}, "outside": {"shadow"}}.get(values, set())
     assert seen == {service.name for service in SERVICES} - without
 
 

@@ -20,8 +20,8 @@ MESSAGE_LENGTH_MAX = 1024  # Kubernetes API reference v1.36, "Event": longer not
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to be said of one object."""
 
-    kind: Literal["Pod", "Node"]
-    namespace: str  # empty: of a node
+    kind: Literal["Pod", "Node", "AutoscalingPolicy"]
+    namespace: str  # empty: of what stands in none
     name: str
     uid: str
     reason: str

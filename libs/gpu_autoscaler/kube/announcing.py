@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from gpu_autoscaler.core.announcements import Announcement
+from gpu_autoscaler.kube import wire_policy
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.protocol import Conflict, NotFound
 
@@ -38,8 +39,11 @@ class EventWriter:
             return  # its namespace went meanwhile, and everybody in it
 
 
+_API_OF = {wire_policy.KIND: f"{wire_policy.GROUP}/{wire_policy.VERSION}"}
+
+
 def _event(said: Announcement, *, namespace: str, name: str, at: str) -> dict[str, Any]:
-    about = {"apiVersion": "v1", "kind": said.kind, "name": said.name, "uid": said.uid}
+    about = {"apiVersion": _API_OF.get(said.kind, "v1"), "kind": said.kind, "name": said.name, "uid": said.uid}
     if said.namespace:
         about["namespace"] = said.namespace
     return {

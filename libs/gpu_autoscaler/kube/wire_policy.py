@@ -15,6 +15,8 @@ from gpu_autoscaler.kube import wire
 
 GROUP, VERSION, KIND, PLURAL = "gpu-autoscaler.io", "v1alpha1", "AutoscalingPolicy", "autoscalingpolicies"
 DEFINITION = f"{PLURAL}.{GROUP}"
+PATH = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
+DEFINITION_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{DEFINITION}"
 
 POOLS_COUNT_MAX = 64
 _Share = Annotated[float, Meta(ge=0, le=1)]
@@ -120,7 +122,7 @@ class PoolStatus(_Wire, frozen=True, kw_only=True):
 
     name: str
     nodes: Annotated[int, Meta(description="Nodes that take work.")] = 0
-    coming: Annotated[int, Meta(description="Nodes that are ordered or boot.")] = 0
+    pending: Annotated[int, Meta(description="Nodes that are ordered or boot.")] = 0
     leaving: Annotated[int, Meta(description="Nodes that are drained or ended.")] = 0
     gpus: Annotated[int, Meta(description="GPUs of the nodes that take work.")] = 0
 
@@ -134,8 +136,12 @@ class PolicyStatus(_Wire, frozen=True, kw_only=True):
     ] = None
     in_force: Annotated[PolicySpec | None, Meta(description="That spec, if it is an older one.")] = None
     nodes: Annotated[int, Meta(description="Nodes of its pools that take work.")] = 0
-    nodes_coming: Annotated[int, Meta(description="Nodes that are ordered or boot.")] = 0
+    nodes_pending: Annotated[int, Meta(description="Nodes that are ordered or boot.")] = 0
+    nodes_desired: Annotated[int, Meta(description="Those that take work and those that come.")] = 0
     gpus: Annotated[int, Meta(description="GPUs of the nodes that take work.")] = 0
+    spot_percentage: Annotated[
+        int | None, Meta(description="Share of spot among the nodes that take work; left out: there are none.")
+    ] = None
     price_usd_per_hour: Annotated[
         str | None, Meta(description="Of all its nodes; left out: the price of one is not known.")
     ] = None

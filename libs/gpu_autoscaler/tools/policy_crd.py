@@ -53,16 +53,18 @@ RULES_OF_POOL = (
     ),
 )
 COLUMNS = (
-    ("Enabled", "boolean", ".spec.enabled", 0),
-    ("Accepted", "string", ".status.conditions[?(@.type=='Accepted')].status", 0),
+    ("Provider", "string", ".spec.provider", 0),
     ("Nodes", "integer", ".status.nodes", 0),
-    ("Coming", "integer", ".status.nodesComing", 0),
-    ("Max", "integer", ".spec.maxNodes", 0),
-    ("GPUs", "integer", ".status.gpus", 0),
-    ("USD/h", "string", ".status.priceUsdPerHour", 0),
-    ("Today", "string", ".status.spentTodayUsd", 1),
-    ("Reason", "string", ".status.conditions[?(@.type=='Accepted')].reason", 1),
+    ("Desired", "integer", ".status.nodesDesired", 0),
+    ("Pending", "integer", ".status.nodesPending", 0),
+    ("Spot%", "integer", ".status.spotPercentage", 0),
+    ("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Max", "integer", ".spec.maxNodes", 1),
+    ("GPUs", "integer", ".status.gpus", 1),
+    ("USD/h", "string", ".status.priceUsdPerHour", 1),
+    ("Today", "string", ".status.spentTodayUsd", 1),
+    ("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", 1),
 )
 
 

@@ -32,7 +32,8 @@ from gpu_autoscaler_services.permissions import OPERATOR_USER, fresh_passwords, 
 Role = Literal["nodes", "central"]
 
 SHADOW = "shadow"  # runs only where there is a policy for it
-ANNOUNCER = "announcer"  # runs only on a real cluster: nobody runs kubectl on the simulated one
+ANNOUNCER, POLICY_WATCHER = "announcer", "policy-watcher"
+_ON_REAL_CLUSTERS = (ANNOUNCER, POLICY_WATCHER)  # nobody runs kubectl on the simulated one
 # Process name -> (service, role of the spot watcher); one process each, as in deploy/ and docker-compose.yml.
 PROCESSES: dict[str, tuple[str, Role | None]] = {
     "scaler": ("scaler", None),
@@ -43,6 +44,7 @@ PROCESSES: dict[str, tuple[str, Role | None]] = {
     "dcgm-ingest": ("dcgm_ingest", None),
     SHADOW: ("shadow", None),
     ANNOUNCER: ("announcer", None),
+    POLICY_WATCHER: ("policy_watcher", None),
     "cost-tracker": ("cost_tracker", None),
     "gateway": ("gateway", None),
 }
@@ -178,7 +180,7 @@ class LocalSystem:
 
     def _services(self) -> Iterator[Child]:
         for name, (service, role) in PROCESSES.items():
-            if (name == SHADOW and self._shadow is None) or (name == ANNOUNCER and self._kubeconfig is None):
+            if (name == SHADOW and self._shadow is None) or (name in _ON_REAL_CLUSTERS and self._kubeconfig is None):
                 continue
             yield self._process(name, service, role)
 

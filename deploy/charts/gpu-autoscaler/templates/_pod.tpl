@@ -18,6 +18,7 @@ shadow: {service: shadow, policy: true}
 {{- end }}
 {{- if not $isSimulated }}
 announcer: {service: announcer, policy: true, kube: true}
+policy-watcher: {service: policy_watcher, policy: true, kube: true}
 {{- end }}
 cost-tracker: {service: cost_tracker, store: true}
 gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gateway.tokenReview (not $isSimulated) }}}

@@ -1,0 +1,1 @@
+"""Policies that are objects of Kubernetes, judged and answered."""

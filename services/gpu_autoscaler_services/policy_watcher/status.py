@@ -1,0 +1,103 @@
+"""What is told of a policy on the object itself: what there is of its pools, what they cost, whether it is in force."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from gpu_autoscaler.core.ledger import Period, period_name
+from gpu_autoscaler.core.life import NodeView, node_views
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.kube.wire_policy import PolicyCondition, PolicySpec, PolicyStatus, PoolStatus
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.policy_documents import PolicyDocument
+
+MESSAGE_LENGTH_MAX = 4096  # of a condition; Kubernetes API conventions allow eight times as much
+
+
+def told(
+    before: PolicyStatus,
+    generation: int,
+    in_force: PolicyDocument | None,
+    spec_in_force: PolicySpec | None,
+    refused: Sequence[str],
+    state: ClusterState,
+    now: datetime,
+) -> PolicyStatus:
+    """Return the status of the policy at this generation. `refused`: why that is not in force; empty: it is."""
+    names = () if in_force is None else tuple(pool.name for pool in in_force.pools)
+    own = [view for view in node_views(state, now) if view.is_ours and view.pool in names]
+    pools = tuple(_pool(name, [view for view in own if view.pool == name]) for name in names)
+    ready = [view for view in own if view.is_usable]
+    pending = sum(pool.pending for pool in pools)
+    spot = sum(view.capacity_type is CapacityType.SPOT for view in ready)
+    prices = [view.price_micro_usd_per_hour for view in own if view.is_counted]
+    return PolicyStatus(
+        observed_generation=generation,
+        generation_in_force=None if in_force is None else in_force.generation,
+        in_force=spec_in_force if in_force is not None and in_force.generation != generation else None,
+        nodes=len(ready),
+        nodes_pending=pending,
+        nodes_desired=len(ready) + pending,
+        gpus=sum(view.allocatable.gpu_count for view in ready),
+        spot_percentage=round(100 * spot / len(ready)) if ready else None,
+        price_usd_per_hour=None if None in prices else _usd(sum(price or 0 for price in prices)),
+        spent_today_usd=_spent("day", names, state, now),
+        spent_this_month_usd=_spent("month", names, state, now),
+        pools=pools,
+        conditions=_conditions(before, generation, in_force, refused, now),
+    )
+
+
+def _pool(name: str, own: Sequence[NodeView]) -> PoolStatus:
+    return PoolStatus(
+        name=name,
+        nodes=sum(view.is_usable for view in own),
+        pending=sum(view.is_booting for view in own),
+        leaving=sum(view.is_leaving for view in own),
+        gpus=sum(view.allocatable.gpu_count for view in own if view.is_usable),
+    )
+
+
+def _spent(period: Period, pools: Sequence[str], state: ClusterState, now: datetime) -> str | None:
+    """What the ledger has charged; None while it has said nothing at all."""
+    if state.ledger_told_at is None and not state.charges:
+        return None
+    owners = state.spent.get(period_name(period, now)) or {}
+    return _usd(sum(owners.get(f"pool/{name}", 0) for name in pools))
+
+
+def _usd(micro_usd: int) -> str:
+    return f"{micro_usd / MICRO_USD_PER_USD:.2f}"
+
+
+def _conditions(
+    before: PolicyStatus, generation: int, in_force: PolicyDocument | None, refused: Sequence[str], now: datetime
+) -> tuple[PolicyCondition, ...]:
+    """`Accepted`: can be decided by. `Ready`: is decided by, at the generation that people see."""
+    if not refused:
+        accepted = ("True", "Accepted", "")
+        ready = ("True", "InForce", f"generation {generation} is in force")
+    else:
+        accepted = ("False", "Refused", "; ".join(refused)[:MESSAGE_LENGTH_MAX])
+        stays = "nothing of it is in force" if in_force is None else f"generation {in_force.generation} stays in force"
+        ready = ("False", "Refused", stays)
+    known = {each.type: each for each in before.conditions}
+    return tuple(_condition(kind, *said, generation, known.get(kind), now) for kind, said in
+                 (("Accepted", accepted), ("Ready", ready)))  # fmt: skip
+
+
+def _condition(
+    kind: str, status: str, reason: str, message: str, generation: int, before: PolicyCondition | None, now: datetime
+) -> PolicyCondition:
+    """The condition; the instant is that of the last change of its status."""
+    stands = before is not None and before.status == status
+    return PolicyCondition(
+        type=kind,
+        status="True" if status == "True" else "False",
+        reason=reason,
+        message=message,
+        observed_generation=generation,
+        last_transition_time=before.last_transition_time
+        if before is not None and stands
+        else now.replace(microsecond=0),
+    )

@@ -1,0 +1,209 @@
+"""The policy watcher on a real API server: what comes into force, what stays, and what the objects then say."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.controlplane.fixtures import plane
+from tests.controlplane.plane import ControlPlane
+from tests.support.kube_policies import defined, policy
+from tests.support.stories import Told, node, record
+from tests.support.stories import policy as policy_file
+
+from gpu_autoscaler.core.documents import policy_in_force
+from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.state import EMPTY_STATE
+from gpu_autoscaler.kube.announcing import EventWriter
+from gpu_autoscaler.kube.client import KubeClient
+from gpu_autoscaler.kube.connection import from_kubeconfig
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.service import Outcome
+from gpu_autoscaler_services.policy_watcher.service import PolicyWatcher
+
+__all__ = ["plane"]
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+
+FILE = policy_file(nodes_count_max=40, pools=(NodePool(name="of-the-file"),))
+
+
+class Running:
+    """The service on its watch, ticking; what it says is folded, as a broker would bring it back."""
+
+    def __init__(self, kube: KubeClient, told: list[str]) -> None:
+        self.view = StateView()
+        self.facts: list[Told] = []  # all that was said, by us and by others
+        self.service = PolicyWatcher(self.view, FILE, kube, EventWriter(kube), provider="sim", say=told.append)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await asyncio.gather(self._watch(), self._tick())
+
+    async def _watch(self) -> None:
+        (source,) = self.service.sources()
+        async for item in source:
+            await self.service.on_item(item)
+
+    async def _tick(self) -> None:
+        while True:
+            now = datetime.now(UTC)
+            with contextlib.suppress(TransientError):
+                said = await self.service.on_tick(now)
+                assert not isinstance(said, Outcome)
+                self.facts += [Told(fact, now) for fact in said]
+                self.view.advance(fold(EMPTY_STATE, record(self.facts)), {})
+            await asyncio.sleep(0.1)
+
+    @property
+    def in_force(self) -> ScalingPolicy:
+        """What a scaler would decide by now."""
+        return policy_in_force(FILE, self.view.state.policy_documents)
+
+    async def until(self, holds: Callable[[], Any], seconds: float = 30.0) -> None:
+        """Wait until it holds."""
+        async with asyncio.timeout(seconds):
+            while not await asyncio.to_thread(holds):
+                await asyncio.sleep(0.1)
+
+    def pools(self) -> list[str]:
+        """Names of the pools that may be bought in."""
+        return [pool.name for pool in self.in_force.pools]
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """What was said of the definition."""
+    return []
+
+
+@pytest.fixture
+async def running(plane: ControlPlane, told: list[str]) -> AsyncIterator[Running]:
+    """The service, with the definition installed and no policy yet."""
+    defined(plane)
+    plane.kubectl("delete", "asp", "--all")
+    kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
+    one = Running(kube, told)
+    task = asyncio.create_task(one.run())
+    yield one
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await kube.close()
+
+
+def apply(plane: ControlPlane, body: dict[str, Any]) -> None:
+    """As people do."""
+    plane.kubectl("apply", "-f", "-", text=json.dumps(body))
+
+
+def seen(plane: ControlPlane, name: str) -> dict[str, Any]:
+    """The object's status, its conditions by type."""
+    status: dict[str, Any] = json.loads(plane.kubectl("get", "asp", name, "-o", "json")).get("status", {})
+    return status | {"conditions": {each["type"]: each for each in status.get("conditions", ())}}
+
+
+def condition(plane: ControlPlane, name: str, kind: str = "Accepted") -> dict[str, Any]:
+    """One condition; empty before it was said."""
+    found: dict[str, Any] = seen(plane, name)["conditions"].get(kind, {})
+    return found
+
+
+async def test_a_policy_takes_effect_and_says_so(plane: ControlPlane, running: Running) -> None:
+    """Applied, changed and deleted: decided by within seconds, and told on the object, by generation."""
+    apply(plane, policy("vision", maxNodes=3, nodePools=[{"name": "a100", "gpuType": "A100"}]))
+    await running.until(lambda: running.pools() == ["of-the-file", "a100"])
+    assert running.in_force.pools[1] == NodePool(name="a100", gpu_models=("A100",), nodes_count_max=3)
+    await running.until(lambda: condition(plane, "vision").get("status") == "True")
+    assert condition(plane, "vision", "Ready")["observedGeneration"] == 1
+
+    apply(plane, policy("vision", maxNodes=5, nodePools=[{"name": "a100", "gpuType": "A100"}]))
+    await running.until(lambda: running.in_force.pools[1].nodes_count_max == 5)
+    await running.until(lambda: seen(plane, "vision")["observedGeneration"] == 2)
+    status = seen(plane, "vision")
+    assert (status["generationInForce"], status["nodes"], status["gpus"]) == (2, 0, 0)
+    assert "spentTodayUsd" not in status  # no ledger has spoken: not known is not nothing
+    row = plane.kubectl("get", "asp", "vision", "--no-headers").split()
+    assert row[1:5] == ["0", "0", "0", "True"]
+
+    plane.kubectl("delete", "asp", "vision")
+    await running.until(lambda: running.pools() == ["of-the-file"])
+
+
+async def test_a_bad_generation_leaves_the_last_good_one(plane: ControlPlane, running: Running) -> None:
+    """Refused in the condition and by an Event, with what stays in force; a good one takes its place."""
+    apply(plane, policy("vision", maxNodes=3, nodePools=[{"name": "a"}]))
+    await running.until(lambda: running.pools() == ["of-the-file", "a"])
+    apply(plane, policy("vision", maxNodes=9, provider="gcp", nodePools=[{"name": "b"}]))
+    await running.until(lambda: condition(plane, "vision").get("status") == "False")
+    assert running.pools() == ["of-the-file", "a"]
+    assert "meant for gcp, and this system buys from sim" in condition(plane, "vision")["message"]
+    status = seen(plane, "vision")
+    assert (status["observedGeneration"], status["generationInForce"], status["inForce"]["maxNodes"]) == (2, 1, 3)
+    assert condition(plane, "vision", "Ready")["message"] == "generation 1 stays in force"
+    await running.until(lambda: "PolicyRefused" in plane.kubectl("describe", "asp", "vision"))
+
+    apply(plane, policy("vision", maxNodes=9, provider="sim", nodePools=[{"name": "b"}]))
+    await running.until(lambda: running.pools() == ["of-the-file", "b"])
+    await running.until(lambda: "inForce" not in seen(plane, "vision"))
+
+
+async def test_of_two_policies_with_one_pool_the_later_is_refused(plane: ControlPlane, running: Running) -> None:
+    """With both names; it comes into force when the pool is free."""
+    apply(plane, policy("first", nodePools=[{"name": "shared"}]))
+    await running.until(lambda: condition(plane, "first").get("status") == "True")
+    apply(plane, policy("second", nodePools=[{"name": "shared", "maxSize": 2}]))
+    await running.until(lambda: condition(plane, "second").get("status") == "False")
+    words = condition(plane, "second")["message"]
+    assert "policy first" in words
+    assert "policy second" in words
+    assert condition(plane, "first")["status"] == "True"
+    assert condition(plane, "second", "Ready")["message"] == "nothing of it is in force"
+
+    plane.kubectl("delete", "asp", "first")
+    await running.until(lambda: condition(plane, "second").get("status") == "True")
+    assert running.in_force.pools[1].nodes_count_max == 2
+
+
+async def test_a_lost_stream_is_told_from_the_objects(plane: ControlPlane, running: Running) -> None:
+    """A new process, a new stream, and a policy whose newest word is bad: what was in force is so again."""
+    apply(plane, policy("vision", maxNodes=3, nodePools=[{"name": "a"}]))
+    await running.until(lambda: condition(plane, "vision").get("status") == "True")
+    apply(plane, policy("vision", provider="gcp", nodePools=[{"name": "b"}]))
+    await running.until(lambda: condition(plane, "vision").get("status") == "False")
+
+    kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
+    other = Running(kube, [])
+    task = asyncio.create_task(other.run())
+    try:
+        await other.until(lambda: other.pools() == ["of-the-file", "a"])
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await kube.close()
+
+
+async def test_a_definition_that_goes_takes_no_policy_with_it(
+    plane: ControlPlane, running: Running, told: list[str]
+) -> None:
+    """Deleting it deletes every object first; the last good ones stay in force, and that is told."""
+    apply(plane, policy("vision", maxNodes=3, nodePools=[{"name": "a"}]))
+    await running.until(lambda: running.pools() == ["of-the-file", "a"])
+    plane.kubectl("delete", "crd", "autoscalingpolicies.gpu-autoscaler.io", "--wait=true")
+    await running.until(lambda: any("is being deleted" in words or "is not installed" in words for words in told))
+    await asyncio.sleep(1.0)
+    assert running.pools() == ["of-the-file", "a"]
+    assert told[-1].endswith("1 in force")
+
+
+async def test_the_status_tells_nodes_and_their_share(plane: ControlPlane, running: Running) -> None:
+    """What there is of its pools, counted from the state."""
+    running.facts += node("n1", pool="default")
+    apply(plane, policy("default", nodePools=[{"name": "default"}]))
+    await running.until(lambda: seen(plane, "default").get("gpus") == 8)
+    status = seen(plane, "default")
+    assert (status["nodes"], status["nodesDesired"], status["pools"][0]["nodes"]) == (1, 1, 1)
