@@ -66,6 +66,7 @@ peers: $(VENV)/.dev ## Build what the bench measures against and Go is needed fo
 
 controlplane: $(VENV)/.dev ## Build a real Kubernetes control plane for tests (needs Go; into a cache outside of this folder)
 	@$(BIN)/python -m tests.controlplane.programs
+	@$(BIN)/python -m tests.controlplane.definitions
 
 chart: $(VENV)/.dev ## Build Helm for tests (needs Go), then lint, render and install the chart on a real API server
 	@$(BIN)/python -m tests.chart.programs

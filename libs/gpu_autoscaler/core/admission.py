@@ -14,6 +14,7 @@ import msgspec
 
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.pools import allows
+from gpu_autoscaler.core.runtimes import runtime_mistakes
 from gpu_autoscaler.core.share_asked import (
     is_share,
     memory_min,
@@ -28,7 +29,7 @@ from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS, gpu_model_name
 from gpu_autoscaler.model.ids import JobId, derive_id
-from gpu_autoscaler.model.jobs import PRIORITY_NAMES, JobSpec, Mistake
+from gpu_autoscaler.model.jobs import PRIORITY_NAMES, JobSpec, Mistake, Runtime
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.resources import Resources, parse_quantity, parse_quantity_milli
 
@@ -122,6 +123,7 @@ def admit(
         *_resources(request),
         *_limits(request, policy),
         *_time(at, now),
+        *runtime_mistakes(request),
     )
     return mistakes or _spec(request, event_id, at, policy, known)
 
@@ -161,6 +163,7 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         run_seconds=request.run_seconds,
         within=request.within,
         start_by_at=request.start_by_at,
+        runtime=Runtime(request.runtime.lower()),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 from gpu_autoscaler.events.fact import Fact, Versioned
 from gpu_autoscaler.model.estimates import Basis, Estimate
 from gpu_autoscaler.model.ids import JobId, NodeUid
-from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest, Runtime
 from gpu_autoscaler.model.observed import Instant
 
 
@@ -28,6 +28,7 @@ class JobRequested(Fact, frozen=True, kw_only=True):
         None  # label of nodes whose value all members share: topology.kubernetes.io/zone, nvidia.com/gpu.clique
     )
     workload_type: str | None = None  # training, inference, batch, development ...
+    runtime: str = "job"  # what makes its members: job, jobset, pytorchjob, rayjob, volcano
     job_id: JobId | None = None  # None: derived from the event's id
     run_seconds: float | None = None  # for simulated clusters: how long the work takes
 
@@ -123,11 +124,12 @@ class JobStarted(Versioned, frozen=True, kw_only=True):
 
 
 class JobListed(Versioned, frozen=True, kw_only=True):
-    """A whole list of our Kubernetes Jobs was read. A job that was queued before this was said and is not in it, and
-    has not ended, has no Kubernetes Job, unless one was made since."""
+    """A whole list of our Kubernetes Jobs, or of another kind of ours, was read. A job of that kind that was queued
+    before this was said and is not in it, and has not ended, has no Kubernetes Job, unless one was made since."""
 
     job_ids: tuple[JobId, ...]
     listed_at: Instant
+    runtime: Runtime = Runtime.JOB  # of which kind the list was; one that is not installed has none
 
 
 class JobEstimated(_AboutJob, frozen=True, kw_only=True):

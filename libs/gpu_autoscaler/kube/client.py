@@ -11,7 +11,6 @@ from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.credentials import ended_at
 from gpu_autoscaler.kube.protocol import (
-    JOBS,
     NAMESPACES,
     NODES,
     PODS,
@@ -22,6 +21,7 @@ from gpu_autoscaler.kube.protocol import (
     NotFound,
     Now,
     ObjectT,
+    Patch,
     WatchItem,
     decoded,
 )
@@ -34,6 +34,7 @@ CALL_SECONDS_MAX = 10.0  # wall time of one read or write
 EVICTION_SECONDS_MAX = 20.0
 CONNECTIONS_COUNT_MAX = 32
 MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"  # merges conditions by their type
 _LIST_PAGE_COUNT_MAX = 500
 
@@ -96,6 +97,14 @@ class KubeClient:
         """Return the object. Raises NotFound."""
         body = await self._call("GET", kind.path(namespace, name), f"get {kind.plural} {namespace}/{name}")
         return kind.decode(body, "get")
+
+    async def serves(self, kind: Kind[Any]) -> bool:
+        """True where the kind is installed, by what the server says that it serves."""
+        try:
+            served = decoded(wire.Served, await self._call("GET", kind.api, f"ask for {kind.plural}"), kind.api)
+        except NotFound:
+            return False
+        return any(one.name == kind.plural for one in served.resources)
 
     async def pods_on(self, node_name: str) -> Sequence[wire.Pod]:
         """Return the pods bound to this node."""
@@ -173,18 +182,18 @@ class KubeClient:
             return False
         return await self._delete(PODS, pod, {"gracePeriodSeconds": max(1, grace_seconds)})
 
-    async def create_job(self, namespace: str, manifest: Mapping[str, Any]) -> wire.Job:
-        """Create the Job."""
-        what = f"create job {namespace}/{manifest['metadata']['name']}"
-        return JOBS.decode(await self._call("POST", JOBS.path(namespace), what, body=manifest), "create")
+    async def make(self, kind: Kind[ObjectT], namespace: str, manifest: Mapping[str, Any]) -> ObjectT:
+        """Create the object."""
+        what = f"create {kind.plural} {namespace}/{manifest['metadata']['name']}"
+        return kind.decode(await self._call("POST", kind.path(namespace), what, body=manifest), "create")
 
-    async def patch_job(self, namespace: str, name: str, patch: Mapping[str, Any]) -> wire.Job:
-        """Apply a merge patch to the Job."""
-        return await self._patch(JOBS, namespace, name, patch)
+    async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
+        """Apply a patch to the object."""
+        return await self._patch(kind, namespace, name, patch)
 
-    async def delete_job(self, job: wire.Job) -> bool:
-        """Delete that very Job; without a policy its pods would stay (recorded: batch/v1 Jobs orphan by default)."""
-        return await self._delete(JOBS, job, {"propagationPolicy": "Background"})
+    async def remove(self, kind: Kind[Any], thing: wire.Object) -> bool:
+        """Delete that very object; without a policy its pods would stay (recorded: batch/v1 Jobs orphan by default)."""
+        return await self._delete(kind, thing, {"propagationPolicy": "Background"})
 
     async def create(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Create an object of a kind that has no struct of its own (a TokenReview, an Event); return the answer."""
@@ -207,9 +216,10 @@ class KubeClient:
 
     # ---- one call
 
-    async def _patch(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Mapping[str, Any]) -> ObjectT:
+    async def _patch(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
         what = f"patch {kind.plural} {namespace}/{name}"
-        body = await self._call("PATCH", kind.path(namespace, name), what, body=patch, content_type=MERGE_PATCH)
+        content_type = MERGE_PATCH if isinstance(patch, Mapping) else JSON_PATCH
+        body = await self._call("PATCH", kind.path(namespace, name), what, body=patch, content_type=content_type)
         return kind.decode(body, "patch")
 
     async def _delete(self, kind: Kind[Any], thing: wire.Object, options: Mapping[str, Any]) -> bool:
@@ -235,7 +245,7 @@ class KubeClient:
         what: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
+        body: Patch | None = None,
         content_type: str = "application/json",
     ) -> bytes:
         code, headers, answer = await self._ask(method, path, what, query=query, body=body, content_type=content_type)
@@ -250,7 +260,7 @@ class KubeClient:
         what: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
+        body: Patch | None = None,
         content_type: str = "application/json",
         seconds_max: float = CALL_SECONDS_MAX,
     ) -> tuple[int, Mapping[str, str], bytes]:

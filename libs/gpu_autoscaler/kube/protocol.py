@@ -11,11 +11,13 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from gpu_autoscaler.kube import wire, wire_policy, wire_storage
+from gpu_autoscaler.kube import wire, wire_policy, wire_storage, wire_workloads
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.observed import Instant
 
 T = TypeVar("T")
+# A merge patch (RFC 7386), or the operations of a JSON patch (RFC 6902), which reaches into lists.
+Patch = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 ObjectT = TypeVar("ObjectT", bound=wire.Object)
 
 
@@ -39,6 +41,11 @@ class Kind(msgspec.Struct, Generic[ObjectT], frozen=True, kw_only=True):
         """Path of the whole kind, of a namespace's, or of one object."""
         middle = f"/namespaces/{namespace}" if namespace else ""
         return f"{self.api}{middle}/{self.plural}" + (f"/{name}" if name else "")
+
+    @property
+    def crd(self) -> str:
+        """Name of the CustomResourceDefinition that brings the kind, for one of others."""
+        return f"{self.plural}.{self.api.split('/')[2]}"
 
     def decode(self, body: bytes | msgspec.Raw, what: str) -> ObjectT:
         """Return the object in an answer. Raises PermanentError where it is not what the API describes."""
@@ -77,6 +84,14 @@ POLICIES = Kind(
     is_optional=True,
 )
 NAMESPACES = Kind(plural="namespaces", api="/api/v1", type=wire.Object)
+SERVICES = Kind(plural="services", api="/api/v1", type=wire.Object)
+# Kinds that others bring, in which members of a job can be made.
+JOBSETS = Kind(plural="jobsets", api="/apis/jobset.x-k8s.io/v1alpha2", type=wire_workloads.JobSet, is_optional=True)
+PYTORCHJOBS = Kind(plural="pytorchjobs", api="/apis/kubeflow.org/v1", type=wire_workloads.PyTorchJob, is_optional=True)
+RAYJOBS = Kind(plural="rayjobs", api="/apis/ray.io/v1", type=wire_workloads.RayJob, is_optional=True)
+VOLCANO_JOBS = Kind(
+    plural="jobs", api="/apis/batch.volcano.sh/v1alpha1", type=wire_workloads.VolcanoJob, is_optional=True
+)
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +164,10 @@ class KubeApi(Protocol):
         """Return the object. Raises NotFound."""
         ...
 
+    async def serves(self, kind: Kind[Any]) -> bool:
+        """True where the kind is installed."""
+        ...
+
     async def pods_on(self, node_name: str) -> Sequence[wire.Pod]:
         """Return the pods bound to this node, as the server knows them now, finished ones included."""
         ...
@@ -169,16 +188,16 @@ class KubeApi(Protocol):
         """Delete that very pod whatever its budgets say; False where it is gone. `grace_seconds` is at least 1."""
         ...
 
-    async def create_job(self, namespace: str, manifest: Mapping[str, Any]) -> wire.Job:
-        """Create the Job. Raises Conflict where one of this name exists."""
+    async def make(self, kind: Kind[ObjectT], namespace: str, manifest: Mapping[str, Any]) -> ObjectT:
+        """Create the object. Raises Conflict where its name is taken, NotFound where the kind is not installed."""
         ...
 
-    async def patch_job(self, namespace: str, name: str, patch: Mapping[str, Any]) -> wire.Job:
-        """Apply a merge patch to the Job. Raises NotFound, Conflict."""
+    async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
+        """Apply a patch to the object. Raises NotFound, Conflict."""
         ...
 
-    async def delete_job(self, job: wire.Job) -> bool:
-        """Delete that very Job and its pods in the background; False where it is gone."""
+    async def remove(self, kind: Kind[Any], thing: wire.Object) -> bool:
+        """Delete that very object and what it made in the background; False where it is gone."""
         ...
 
     async def close(self) -> None:

@@ -29,6 +29,16 @@ PRIORITY_NAMES = {"low": 100, "medium": 500, "high": 1000}
 PRIORITY_DEFAULT = PRIORITY_NAMES["medium"]
 
 
+class Runtime(enum.StrEnum):
+    """What the members are made by in Kubernetes. All but the first are kinds that others bring, each with a CRD."""
+
+    JOB = "job"  # batch/v1 Job: part of Kubernetes
+    JOBSET = "jobset"  # jobset.x-k8s.io/v1alpha2 JobSet
+    PYTORCHJOB = "pytorchjob"  # kubeflow.org/v1 PyTorchJob
+    RAYJOB = "rayjob"  # ray.io/v1 RayJob
+    VOLCANO = "volcano"  # batch.volcano.sh/v1alpha1 Job
+
+
 class GpuRequirements(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What each member of the job needs of GPUs (S32)."""
 
@@ -93,6 +103,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     start_by_at: Instant | None = None  # of equal priority the earliest goes first; None: no hurry
     within: str | None = None  # label of nodes whose value all members share; None: they may be apart
     gpu_models: tuple[str, ...] = ()  # any of these will do, the best first; empty: see gpu_model
+    runtime: Runtime = Runtime.JOB
 
     @property
     def models(self) -> tuple[str, ...]:

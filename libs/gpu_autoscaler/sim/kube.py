@@ -21,6 +21,7 @@ from gpu_autoscaler.kube.protocol import (
     Kind,
     Listed,
     NotFound,
+    Patch,
     WatchItem,
 )
 from gpu_autoscaler.runtime.clock import Clock
@@ -116,6 +117,11 @@ class SimKube:
         await self._gate.leave("kube_call_failed")
         return self._found(kind, namespace, name)
 
+    async def serves(self, kind: Kind[Any]) -> bool:
+        """True where the kind is installed."""
+        await self._gate.leave("kube_call_failed")
+        return self._cluster.has(kind)
+
     async def pods_on(self, node_name: str) -> Sequence[wire.Pod]:
         """Return the pods bound to this node."""
         await self._gate.leave("kube_call_failed")
@@ -166,30 +172,35 @@ class SimKube:
         await self._gate.back("kube_answer_lost")
         return known is not None
 
-    async def create_job(self, namespace: str, manifest: Mapping[str, Any]) -> wire.Job:
-        """Create the Job. Raises Conflict."""
+    async def make(self, kind: Kind[ObjectT], namespace: str, manifest: Mapping[str, Any]) -> ObjectT:
+        """Create the object. Raises Conflict, NotFound."""
         await self._gate.leave("kube_call_failed")
         name = manifest["metadata"]["name"]
-        if self._cluster.find(JOBS, namespace, name) is not None:
-            raise Conflict(f"create job {namespace}/{name}: it exists")
-        job = self._workloads.create_job(namespace, manifest)
+        if not self._cluster.has(kind):
+            raise NotFound(f"create {kind.plural} {namespace}/{name}: {kind.crd} is not installed")
+        if self._cluster.find(kind, namespace, name) is not None:
+            raise Conflict(f"create {kind.plural} {namespace}/{name}: it exists")
+        made: Any = self._made(kind, namespace, manifest)
         await self._gate.back("kube_answer_lost")
-        return job
+        thing: ObjectT = made
+        return thing
 
-    async def patch_job(self, namespace: str, name: str, patch: Mapping[str, Any]) -> wire.Job:
-        """Apply a merge patch to the Job. Raises NotFound, Conflict."""
+    async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
+        """Apply a merge patch to a Job: nothing else is changed here. Raises NotFound, Conflict."""
         await self._gate.leave("kube_call_failed")
-        job = self._found(JOBS, namespace, name)
+        assert isinstance(patch, Mapping), "only kinds of others are changed by operations"  # noqa: S101 - our bug
+        job: Any = self._found(kind, namespace, name)
         self._same(job, patch)
         manifest = merge(self._workloads.works[job.metadata.uid].manifest, msgspec.to_builtins(patch))
-        changed = self._workloads.patch_job(job, manifest)
+        changed: Any = self._workloads.patch_job(job, manifest)
         await self._gate.back("kube_answer_lost")
-        return changed
+        thing: ObjectT = changed
+        return thing
 
-    async def delete_job(self, job: wire.Job) -> bool:
+    async def remove(self, kind: Kind[Any], thing: wire.Object) -> bool:
         """Delete that very Job and its pods in the background."""
         await self._gate.leave("kube_call_failed")
-        known = self._cluster.current(JOBS, job)
+        known = self._cluster.current(kind, thing)
         if known is not None:
             self._workloads.delete_job(known)
         await self._gate.back("kube_answer_lost")
@@ -198,8 +209,17 @@ class SimKube:
     async def close(self) -> None:
         """Nothing is held."""
 
+    def _made(self, kind: Kind[Any], namespace: str, manifest: Mapping[str, Any]) -> wire.Object:
+        """A Job, whose pods follow; anything else just is there."""
+        if kind is JOBS:
+            return self._workloads.create_job(namespace, manifest)
+        owners = msgspec.convert(manifest["metadata"]["ownerReferences"], tuple[wire.OwnerReference, ...])
+        metadata = self._cluster.metadata(namespace, manifest["metadata"]["name"], owner_references=owners)
+        made: wire.Object = self._cluster.put(kind, kind.type(metadata=metadata))
+        return made
+
     def _found(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
-        found = self._cluster.find(kind, namespace, name)
+        found = self._cluster.find(kind, namespace, name) if self._cluster.has(kind) else None
         if found is None:
             raise NotFound(f"{kind.plural} {namespace}/{name} is not there")
         return found

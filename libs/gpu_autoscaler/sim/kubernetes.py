@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from gpu_autoscaler.kube import wire
-from gpu_autoscaler.kube.protocol import BUDGETS, JOBS, NODES, PODS, Kind
+from gpu_autoscaler.kube.protocol import BUDGETS, JOBS, NODES, PODS, SERVICES, Kind
 from gpu_autoscaler.model.ids import derive_id
 
 ObjectT = TypeVar("ObjectT", bound=wire.Object)
 Key = tuple[str, str]  # namespace and name
 
-KINDS: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, JOBS)
+KINDS: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, JOBS, SERVICES)
 
 
 class Entry:
@@ -38,18 +38,20 @@ class Kubernetes:
         self.version = 1
         self.history: dict[str, list[Entry]] = {kind.plural: [] for kind in KINDS}
         self._objects: dict[str, dict[Key, Any]] = {kind.plural: {} for kind in KINDS}
+        self._served = {kind.path() for kind in KINDS}
         self._listeners: list[Callable[[str, Entry], None]] = []
         self._made_count = 0
 
     def serve(self, *kinds: Kind[Any]) -> None:
         """Have objects of these kinds as well; to be called before anybody watches."""
         for kind in kinds:
+            self._served.add(kind.path())
             self.history[kind.plural] = []
             self._objects[kind.plural] = {}
 
     def has(self, kind: Kind[Any]) -> bool:
         """False for a kind of which this cluster never has an object."""
-        return kind.plural in self.history
+        return kind.path() in self._served
 
     def listen(self, listener: Callable[[str, Entry], None]) -> None:
         """Have every change told, from now on."""

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_autoscaler.kube import wire
-from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS
+from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS, SERVICES
 from gpu_autoscaler.kube.translate.common import condition
 from gpu_autoscaler.kube.translate.job import is_over
 from gpu_autoscaler.kube.translate.pod import pod_requests
@@ -93,6 +93,9 @@ class Workloads:
         work = self.works.pop(job.metadata.uid)
         self.cluster.remove(JOBS, work.job)
         self._delete_pods(work)
+        for service in self.cluster.all(SERVICES):
+            if any(owner.uid == job.metadata.uid for owner in service.metadata.owner_references):
+                self.cluster.remove(SERVICES, service)
 
     def _delete_pods(self, work: Work) -> None:
         for pod in self._pods_of(work.job.metadata.uid):

@@ -97,6 +97,7 @@ PODS = Kind(
     returns_deleted=True,
     fields=POD_FIELDS,
 )
+SERVICES = Kind(group="", kind="Service", plural="services", has_status=True, returns_deleted=True)
 EVENTS = Kind(group="", kind="Event", plural="events", fields=EVENT_FIELDS)
 NEW_EVENTS = Kind(group="events.k8s.io", kind="Event", plural="events", storage="events", view=event_as_new_group)
 JOBS = Kind(
@@ -142,6 +143,7 @@ KINDS = (
     NAMESPACES,
     NODES,
     PODS,
+    SERVICES,
     EVENTS,
     NEW_EVENTS,
     JOBS,

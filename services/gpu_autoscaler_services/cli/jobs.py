@@ -66,6 +66,9 @@ class Request:
     budget_limit_usd: Annotated[float | None, Parameter(help="Ended when it has cost this much.")] = None
     preemptible: Annotated[bool | None, Parameter(help="May run on spot capacity.")] = None
     workload_type: Annotated[str | None, Parameter(help="training, inference, batch, development ...")] = None
+    runtime: Annotated[
+        str | None, Parameter(help="What makes its members: job, jobset, pytorchjob, rayjob, volcano.")
+    ] = None
     job_id: Annotated[str | None, Parameter(help="Id of your choice: the same one twice is one job.")] = None
 
     def body(self, base: Document, command: tuple[str, ...]) -> Document:
@@ -82,6 +85,7 @@ class Request:
             "budget_limit_usd": self.budget_limit_usd,
             "preemptible": self.preemptible,
             "workload_type": self.workload_type,
+            "runtime": self.runtime,
             "job_id": self.job_id,
         }
         nested: dict[str, dict[str, Any]] = {

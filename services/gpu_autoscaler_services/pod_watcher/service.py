@@ -22,7 +22,6 @@ from gpu_autoscaler.events.pod import (
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import (
     BUDGETS,
-    JOBS,
     NODES,
     PODS,
     Bookmark,
@@ -38,6 +37,7 @@ from gpu_autoscaler.kube.translate.budget import budget_gone, budget_observed
 from gpu_autoscaler.kube.translate.job import are_all_running, job_finished, job_id_of, job_removed, job_started
 from gpu_autoscaler.kube.translate.node import node_gone, node_observed
 from gpu_autoscaler.kube.translate.pod import pod_gone, pod_observed
+from gpu_autoscaler.kube.translate.progress import KINDS, RUNTIMES
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import NodeUid, PodUid
@@ -118,15 +118,15 @@ class PodWatcher:
             ),
         }
         self._around = Surroundings()
-        self._running: set[str] = set()  # uids of Jobs whose members all run, as last told
+        self._running: dict[str, set[str]] = {}  # by kind: uids of Jobs whose members all run, as last told
         # The last item of each kind and what it said: the runner asks again where the broker did not take it.
         self._last: dict[str, tuple[WatchItem, list[Fact]]] = {}
 
     def sources(self) -> Sequence[AsyncIterator[WatchItem]]:
-        """One watch a kind; of Jobs only those that the binder made."""
+        """One watch a kind; of Jobs and their like only those that the binder made."""
         kinds: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, *AROUND_KINDS)
         watched = [self._kube.watch(kind) for kind in kinds]
-        return [*watched, self._kube.watch(JOBS, label_selector=labels.JOB_ID)]
+        return [*watched, *(self._kube.watch(kind, label_selector=labels.JOB_ID) for kind in KINDS.values())]
 
     async def on_item(self, item: WatchItem) -> Sequence[Fact]:
         """Return what the item says that was not said before; the same again for the same item."""
@@ -213,36 +213,46 @@ class PodWatcher:
             case Listed():
                 return self._on_jobs_listed(item)
             case Changed():
-                return self._job_facts(item.object, item.seen_at)
+                return self._job_facts(item.kind, item.object, item.seen_at)
             case Deleted():
-                self._running.discard(item.object.metadata.uid)
+                self._running_of(item.kind).discard(item.object.metadata.uid)
                 return self._job_end(item.object, item.seen_at)
             case Bookmark():
                 return []
 
     def _on_jobs_listed(self, item: Listed) -> list[Fact]:
         """What the list shows of each Job, then the list: what went while nobody watched is not in it."""
-        self._running &= {one.metadata.uid for one in item.objects}
-        facts = [fact for one in item.objects for fact in self._job_facts(one, item.seen_at)]
-        jobs: tuple[Any, ...] = item.objects
-        job_ids = tuple(sorted(job_id for one in jobs if (job_id := job_id_of(one)) is not None))
-        return [*facts, JobListed(epoch=self._epoch, version=item.version, job_ids=job_ids, listed_at=item.seen_at)]
+        running = self._running_of(item.kind)
+        running &= {one.metadata.uid for one in item.objects}
+        facts = [fact for one in item.objects for fact in self._job_facts(item.kind, one, item.seen_at)]
+        listed = JobListed(
+            epoch=self._epoch,
+            version=item.version,
+            job_ids=tuple(sorted(job_id for one in item.objects if (job_id := job_id_of(one)) is not None)),
+            listed_at=item.seen_at,
+            runtime=RUNTIMES[item.kind.path()],
+        )
+        return [*facts, listed]
 
-    def _job_facts(self, job: Any, seen_at: datetime) -> list[Fact]:  # noqa: ANN401 - items hold objects of any kind
+    def _running_of(self, kind: Kind[Any]) -> set[str]:
+        return self._running.setdefault(kind.path(), set())
+
+    def _job_facts(self, kind: Kind[Any], job: wire.Object, seen_at: datetime) -> list[Fact]:
         job_id = job_id_of(job)
         if job_id is None:
             return []
         if (end := job_finished(job, job_id, seen_at=seen_at)) is not None:
             return [end]
-        uid, was_running = job.metadata.uid, job.metadata.uid in self._running
+        uid, running = job.metadata.uid, self._running_of(kind)
+        was_running = uid in running
         if not are_all_running(job):
-            self._running.discard(uid)
+            running.discard(uid)
             return []
-        self._running.add(uid)
+        running.add(uid)
         return [] if was_running else [job_started(job, job_id, started_at=seen_at, epoch=self._epoch)]
 
     @staticmethod
-    def _job_end(job: Any, seen_at: datetime) -> list[Fact]:  # noqa: ANN401 - as above
+    def _job_end(job: wire.Object, seen_at: datetime) -> list[Fact]:
         """A Job that was deleted ends its job. Where it had ended before, or the scheduler ended it, that stands:
         a job's end is one fact by id."""
         job_id = job_id_of(job)

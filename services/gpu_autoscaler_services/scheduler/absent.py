@@ -16,7 +16,8 @@ def not_listed(state: ClusterState, listed: JobListed) -> Iterator[tuple[JobQueu
     there = frozenset(listed.job_ids)
     for job_id, job in sorted(state.jobs.items()):
         is_over = job.finished is not None or job.cancel_requested is not None
-        if job.queued is not None and not is_over and job_id not in there:
+        is_of_kind = job.queued is not None and job.queued.spec.runtime == listed.runtime
+        if job.queued is not None and is_of_kind and not is_over and job_id not in there:
             yield job.queued, job
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from gpu_autoscaler.core.demand import share_memory
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS
 from gpu_autoscaler.kube.translate.node import CAPACITY_TYPE_LABELS
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.model.jobs import JobSpec, Runtime
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 
@@ -20,67 +21,141 @@ RUN_SECONDS = "simcluster.gpu-autoscaler.io/run-seconds"  # simulated kubelets r
 # Long enough to read logs and status afterwards. Source: our own.
 KEPT_SECONDS_AFTER_END = 3600
 PREFERENCE_WEIGHT = 100  # the most there is
+RENDEZVOUS_PORT = "29500"  # PyTorch's own default
 
 _Term = tuple[dict[str, Any], ...]  # conditions that hold together
 
 
 def job_manifest(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
     """Return the Job, suspended: nothing runs until `release_patch`. Its name is the job's id."""
-    # Admission lets only such ids and words in that can be names and label values.
-    told = {labels.JOB_ID: spec.job_id, labels.PROJECT_ID: spec.project_id}
-    if spec.workload_type is not None:
-        told[labels.WORKLOAD_TYPE] = spec.workload_type
-    run = {} if spec.run_seconds is None else {RUN_SECONDS: f"{spec.run_seconds:g}"}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": spec.job_id, "labels": told},
+        "metadata": {"name": spec.job_id, "labels": told_of(spec)},
         "spec": {
             "suspend": True,
-            "completionMode": "Indexed",
-            "completions": spec.member_count,
-            "parallelism": spec.member_count,
-            # A failure of the work ends the job; pods that were moved do not count, and are replaced only when they
-            # are gone for good, so that no member ever runs twice.
-            "backoffLimit": 0,
-            "podFailurePolicy": {
-                "rules": [
-                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                ],
-            },
-            "podReplacementPolicy": "Failed",
-            "activeDeadlineSeconds": max(1, int(spec.duration_seconds_max)),
+            "activeDeadlineSeconds": seconds_max(spec),
             "ttlSecondsAfterFinished": KEPT_SECONDS_AFTER_END,
-            "template": {
-                "metadata": {"labels": told, "annotations": run},
-                "spec": _pod_spec(spec, state),
-            },
+            **members(spec),
+            "template": pod_template(spec, state),
         },
+    }
+
+
+def members(spec: JobSpec) -> dict[str, Any]:
+    """Return what makes a Job one of members: an index each, all at once, and none that runs twice."""
+    return {
+        "completionMode": "Indexed",
+        "completions": spec.member_count,
+        "parallelism": spec.member_count,
+        # A failure of the work ends the job; pods that were moved do not count, and are replaced only when they
+        # are gone for good, so that no member ever runs twice.
+        "backoffLimit": 0,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ],
+        },
+        "podReplacementPolicy": "Failed",
     }
 
 
 def release_patch(spec: JobSpec, node_names: Sequence[str], state: ClusterState) -> dict[str, Any]:
     """Return the merge patch that lets the Job go, with a liking for these nodes. Valid once: then it is immutable."""
-    affinity = {"nodeAffinity": _node_affinity(spec, state, node_names)}
-    return {"spec": {"suspend": False, "template": {"spec": {"affinity": affinity}}}}
+    return {"spec": {"suspend": False, "template": {"spec": {"affinity": affinity(spec, state, node_names)}}}}
 
 
-def _pod_spec(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
+def gang_service(spec: JobSpec, job: wire.Job) -> dict[str, Any]:
+    """Return the headless Service that gives each member its name, `<job id>-<index>.gang-<job id>`, also before it
+    is ready; it goes with its Job. Source: Kubernetes, "Job with Pod-to-Pod Communication" (read 2026-11-21)."""
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job.metadata.name, "uid": job.metadata.uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": gang_name(spec), "labels": told_of(spec), "ownerReferences": [owner]},
+        "spec": {
+            "clusterIP": "None",
+            "selector": {labels.JOB_ID: spec.job_id},
+            "publishNotReadyAddresses": True,
+        },
+    }
+
+
+def gang_name(spec: JobSpec) -> str:
+    """Return the subdomain that the members share; names of Services begin with a letter, ids of jobs need not."""
+    return f"gang-{spec.job_id}"
+
+
+def is_gang(spec: JobSpec) -> bool:
+    """True for members that may want to find each other."""
+    return spec.member_count > 1
+
+
+def told_of(spec: JobSpec) -> dict[str, str]:
+    """Return the labels of everything that is made for the job."""
+    # Admission lets only such ids and words in that can be names and label values.
+    told = {labels.JOB_ID: spec.job_id, labels.PROJECT_ID: spec.project_id}
+    if spec.workload_type is not None:
+        told[labels.WORKLOAD_TYPE] = spec.workload_type
+    return told
+
+
+def seconds_max(spec: JobSpec) -> int:
+    """Return how long the work may take, in whole seconds as Kubernetes counts them."""
+    return max(1, int(spec.duration_seconds_max))
+
+
+def pod_template(
+    spec: JobSpec, state: ClusterState, *, node_names: Sequence[str] = (), container: str = "main"
+) -> dict[str, Any]:
+    """Return the template of every member, whatever kind it stands in; `container` is what that kind calls its own."""
+    run = {} if spec.run_seconds is None else {RUN_SECONDS: f"{spec.run_seconds:g}"}
+    return {
+        "metadata": {"labels": told_of(spec), "annotations": run},
+        "spec": _pod_spec(spec, state, node_names, container),
+    }
+
+
+def _pod_spec(spec: JobSpec, state: ClusterState, node_names: Sequence[str], container_name: str) -> dict[str, Any]:
     amounts = _amounts(spec)
     container: dict[str, Any] = {
-        "name": "main",
+        "name": container_name,
         "image": spec.image,
-        "env": [{"name": name, "value": value} for name, value in sorted(spec.env.items())],
+        "env": [*_rendezvous(spec), *({"name": name, "value": value} for name, value in sorted(spec.env.items()))],
         "resources": {"requests": amounts, "limits": amounts},
     }
     if spec.command:
         container["command"] = list(spec.command)
-    return {
+    found = {
         "restartPolicy": "Never",
         "containers": [container],
         "tolerations": [{"key": GPU_RESOURCE, "operator": "Exists"}] if spec.member_resources.has_gpus else [],
-        "affinity": {"nodeAffinity": _node_affinity(spec, state, ())},
+        "affinity": affinity(spec, state, node_names),
     }
+    return {**found, "subdomain": gang_name(spec)} if _names_its_members(spec) else found
+
+
+def _names_its_members(spec: JobSpec) -> bool:
+    """True where the names are of our making; other kinds have controllers that see to it."""
+    return is_gang(spec) and spec.runtime is Runtime.JOB
+
+
+def _rendezvous(spec: JobSpec) -> list[dict[str, Any]]:
+    """Where the members of a gang meet, as PyTorch and its like ask for it; what the request says itself stands.
+
+    Source: PyTorch documentation, "Distributed communication package", environment variable initialization; the rank
+    of an indexed Job's pod is its index (read 2026-11-21).
+    """
+    if not _names_its_members(spec):
+        return []
+    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+    found: dict[str, dict[str, Any]] = {
+        "MASTER_ADDR": {"value": f"{spec.job_id}-0.{gang_name(spec)}"},
+        "MASTER_PORT": {"value": RENDEZVOUS_PORT},
+        "RANK": {"valueFrom": index},
+        "WORLD_SIZE": {"value": str(spec.member_count)},
+    }
+    return [{"name": name, **said} for name, said in found.items() if name not in spec.env]
 
 
 def _amounts(spec: JobSpec) -> dict[str, str]:
@@ -96,22 +171,23 @@ def _amounts(spec: JobSpec) -> dict[str, str]:
     return {name: amount for name, amount in amounts.items() if amount not in ("0", "0m")}
 
 
-def _node_affinity(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> dict[str, Any]:
-    """What the job needs of its nodes as required; the nodes of its placement, and the best GPUs, as preferred."""
+def affinity(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> dict[str, Any]:
+    """Return what the job needs of its nodes as required; the nodes of its placement, and the best GPUs, as
+    preferred."""
     groups = [_models(spec, state), _memories(spec, state), _capacity_types(spec), _domain(spec, state, node_names)]
     terms = [
         {"matchExpressions": [condition for part in parts for condition in part]}
         for parts in product(*(group for group in groups if group))
     ]
-    affinity: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     if any(groups):
-        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
+        found["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
     liked = [*_liked_hosts(node_names), *_liked_models(spec)]
     if liked:
-        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [
+        found["preferredDuringSchedulingIgnoredDuringExecution"] = [
             {"weight": weight, "preference": {"matchExpressions": [condition]}} for weight, condition in liked
         ]
-    return affinity
+    return {"nodeAffinity": found}
 
 
 def _liked_hosts(node_names: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
@@ -174,10 +250,8 @@ def _capacity_types(spec: JobSpec) -> list[_Term]:
     return [(_in(key, words),) for key, words in lasting.items() if words]
 
 
-def _domain(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> list[_Term]:
-    """The domain of the placement, for members that must share one; before the placement there is none yet."""
-    if spec.within is None or not node_names:
-        return []
+def domain(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> str | None:
+    """Return the one value that these nodes share of the label that the members must share; None: there is none."""
     chosen = set(node_names)
     values = {
         value
@@ -186,7 +260,13 @@ def _domain(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> li
         for key, value in node.labels
         if key == spec.within
     }
-    return [(_in(spec.within, sorted(values)),)] if len(values) == 1 else []
+    return values.pop() if len(values) == 1 else None
+
+
+def _domain(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> list[_Term]:
+    """The domain of the placement, for members that must share one; before the placement there is none yet."""
+    value = domain(spec, state, node_names)
+    return [] if spec.within is None or value is None else [(_in(spec.within, [value]),)]
 
 
 def _in(key: str, values: Sequence[str]) -> dict[str, Any]:

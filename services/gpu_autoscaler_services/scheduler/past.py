@@ -47,7 +47,7 @@ class Past:
         queued = JobQueued(job_id=job_id, spec=row.spec, queued_at=row.accepted_at)
         known, before = state.jobs.get(job_id) or JobRecord(), self._seed.jobs.get(job_id) or JobRecord()
         is_made = was_made(self._seed, before) or was_made(state, known)
-        if known.finished is None and is_made and not await self._binder.has(job_id):
+        if known.finished is None and is_made and not await self._binder.has(job_id, row.spec.runtime):
             # Its end comes first in the stream, so that nothing is made for it again.
             message = "its Kubernetes Job went while the record was lost, and nobody saw how it ended"
             return [JobFinished(job_id=job_id, outcome="cancelled", finished_at=now, message=message), queued]

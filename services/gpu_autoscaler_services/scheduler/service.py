@@ -1,5 +1,6 @@
 """The scheduler: accepts jobs, finds out when each may start, and hears when one is lost."""
 
+from collections.abc import Awaitable, Sequence
 from datetime import datetime, timedelta
 from typing import ClassVar
 
@@ -37,14 +38,14 @@ from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.kube.protocol import Now
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.jobs import JobSpec, Mistake
+from gpu_autoscaler.model.jobs import JobSpec, Mistake, Runtime
 from gpu_autoscaler.runtime.digests import request_digest
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.scheduler.absent import not_listed, was_made
 from gpu_autoscaler_services.scheduler.attempts import losses
-from gpu_autoscaler_services.scheduler.binder import Binder
+from gpu_autoscaler_services.scheduler.binder import Binder, NotInstalled, not_installed
 from gpu_autoscaler_services.scheduler.budgets import Budgets
 from gpu_autoscaler_services.scheduler.past import Past
 
@@ -140,11 +141,11 @@ class Scheduler:
     async def _unheld(self, now: datetime) -> set[JobId]:
         """Jobs that are to leave spot, and whose pods are not all gone yet: they are placed when their Job is held."""
         waiting = (job for job in queue(self._view.state) if is_to_leave_spot(job, self._policy, now))
-        leaving = [job.queued.job_id for job in waiting if job.queued is not None]
+        leaving = [job.queued.spec for job in waiting if job.queued is not None]
         unheld: set[JobId] = set()
-        for job_id in leaving:
+        for job_id, runtime in ((spec.job_id, spec.runtime) for spec in leaving):
             try:
-                is_held = await self._binder.hold(job_id)
+                is_held = await self._binder.hold(job_id, runtime)
             except (TransientError, PermanentError) as exc:
                 log.warning("cannot hold a job that is to leave spot; tried again", job_id=job_id, error=str(exc))
                 is_held = False
@@ -157,7 +158,7 @@ class Scheduler:
         lost: list[Fact] = []
         for job_id, facts in losses(self._view.state, self._policy).items():
             try:
-                if not await self._binder.is_ending(job_id):
+                if not await self._binder.is_ending(job_id, await self._runtime_of(job_id)):
                     lost += facts
             except TransientError as exc:
                 # Looked at again with the next tick; meanwhile other jobs are to be placed.
@@ -206,6 +207,8 @@ class Scheduler:
         row = await self._store.job(spec.job_id)
         if row is None and (mistake := too_little(spec, self._view.state)) is not None:
             return _refused(request, envelope.id, (mistake,))
+        if row is None and not await self._binder.serves(spec.runtime):
+            return _refused(request, envelope.id, (Mistake("runtime", not_installed(spec.runtime)),))
         waiting_count = len(queue(self._view.state))
         # A row: the job is in already, or the gateway has promised it (202). No queue is too full for it.
         if row is None and waiting_count >= self._policy.queue_count_max:
@@ -222,13 +225,12 @@ class Scheduler:
             return ()  # a late repeat: the state may have forgotten the job, and would run it once more
         return (JobQueued(job_id=spec.job_id, spec=spec, queued_at=now),)
 
-    async def _make(self, queued: JobQueued) -> Outputs:
+    async def _make(self, queued: JobQueued) -> Sequence[Fact]:
         if self._is_ending(queued.job_id):
             return ()
-        await self._binder.create(queued.spec, self._view.state)
-        return ()
+        return await self._unless_not_installed(queued.job_id, self._binder.create(queued.spec, self._view.state))
 
-    async def _release(self, placed: JobPlaced) -> Outputs:
+    async def _release(self, placed: JobPlaced) -> Sequence[Fact]:
         job = self._view.state.jobs.get(placed.job_id)
         if self._is_ending(placed.job_id) or job is None or job.queued is None:
             return ()
@@ -236,8 +238,24 @@ class Scheduler:
         if is_to_leave_spot(job, self._policy, placed.placed_at):
             # To Kubernetes it is what must not be interrupted, so that it binds no member to spot that is free.
             spec = msgspec.structs.replace(spec, is_preemptible=False)
-        await self._binder.release(spec, placed, self._view.state)
+        released = self._binder.release(spec, placed, self._view.state)
+        return await self._unless_not_installed(placed.job_id, released)
+
+    async def _unless_not_installed(self, job_id: JobId, effect: Awaitable[None]) -> Sequence[Fact]:
+        """Carry it out. The end of a job whose kind went after it was accepted, or that somebody else accepted."""
+        try:
+            await effect
+        except NotInstalled as exc:
+            return (JobFinished(job_id=job_id, outcome="failed", finished_at=self._now(), message=str(exc)),)
         return ()
+
+    async def _runtime_of(self, job_id: JobId) -> Runtime:
+        """What the job is made of, also when the state has forgotten it."""
+        job = self._view.state.jobs.get(job_id)
+        if job is not None and job.queued is not None:
+            return job.queued.spec.runtime
+        row = await self._store.job(job_id)
+        return Runtime.JOB if row is None else row.spec.runtime
 
     async def _cancel(self, request: JobCancelRequested) -> Outputs:
         """End the job on record; its Kubernetes Job goes as the effect of that."""
@@ -266,23 +284,23 @@ class Scheduler:
     async def _end(self, finished: JobFinished) -> Outputs:
         await self._store.finish_job(finished.job_id, outcome=finished.outcome, finished_at=finished.finished_at)
         if finished.outcome != "completed":
-            await self._binder.withdraw(finished.job_id)
+            await self._binder.withdraw(finished.job_id, await self._runtime_of(finished.job_id))
         return ()
 
     async def _heal(self, listed: JobListed) -> Outputs:
         """Make what was never made, and end what somebody took away: both while nobody watched."""
         ended: list[Fact] = []
         for queued, job in not_listed(self._view.state, listed):
-            if await self._binder.has(queued.job_id):
+            if await self._binder.has(queued.job_id, queued.spec.runtime):
                 continue  # made since
             if was_made(self._view.state, job):
                 message = "its Kubernetes Job is gone, and nobody saw how it ended"
                 now = self._now()
                 ended.append(JobFinished(job_id=queued.job_id, outcome="cancelled", finished_at=now, message=message))
             elif job.placed is None:
-                await self._make(queued)
+                ended += await self._make(queued)
             else:
-                await self._release(job.placed)
+                ended += await self._release(job.placed)
         return ended
 
     def _is_ending(self, job_id: JobId) -> bool:

@@ -4,19 +4,28 @@ import itertools
 from collections.abc import AsyncIterator
 
 import aiohttp
+import msgspec
 import pytest
 from tests.controlplane.fixtures import plane
 from tests.controlplane.plane import ControlPlane
 from tests.support.faulty_proxy import Fault, faulty_proxy
 from tests.support.kube_http import MERGE, STRATEGIC, Json, KubeHttp
 from tests.support.kube_objects import budget, job, node, pod
+from tests.support.stories import T0, given
+from tests.support.stories import job as job_story
+from tests.support.stories import node as story_node
 
+from gpu_autoscaler.events.job import JobPlaced
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection, from_kubeconfig
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS, Conflict, NotFound
+from gpu_autoscaler.kube.translate.progress import KINDS
 from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.ids import JobId, NodeUid
+from gpu_autoscaler.model.jobs import Runtime
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler_services.scheduler.binder import Binder, NotInstalled
 
 __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -163,20 +172,20 @@ async def test_a_node_is_patched_without_losing_what_others_wrote(kube: KubeClie
 
 async def test_a_job_is_made_once_released_once_and_deleted(kube: KubeClient, outside: KubeHttp) -> None:
     """A taken name is a conflict, a change of what may not change a permanent refusal, a deletion is of that Job."""
-    made = await kube.create_job("default", job("train", suspend=True))
+    made = await kube.make(JOBS, "default", job("train", suspend=True))
     assert made.spec.suspend
     with pytest.raises(Conflict, match="already exists"):
-        await kube.create_job("default", job("train"))
+        await kube.make(JOBS, "default", job("train"))
     with pytest.raises(PermanentError, match=r"default/bad.*422"):
-        await kube.create_job("default", job("bad", completions=-1))
-    released = await kube.patch_job("default", "train", {"spec": {"suspend": False}})
+        await kube.make(JOBS, "default", job("bad", completions=-1))
+    released = await kube.change(JOBS, "default", "train", {"spec": {"suspend": False}})
     assert not released.spec.suspend
     with pytest.raises(PermanentError, match="immutable"):
-        await kube.patch_job("default", "train", {"spec": {"completionMode": "NonIndexed"}})
-    assert await kube.delete_job(made)
+        await kube.change(JOBS, "default", "train", {"spec": {"completionMode": "NonIndexed"}})
+    assert await kube.remove(JOBS, made)
     with pytest.raises(NotFound):
         await kube.get(JOBS, "default", "train")
-    assert not await kube.delete_job(made)
+    assert not await kube.remove(JOBS, made)
 
 
 async def test_pods_of_a_node_are_found_by_the_server(kube: KubeClient, outside: KubeHttp) -> None:
@@ -186,3 +195,18 @@ async def test_pods_of_a_node_are_found_by_the_server(kube: KubeClient, outside:
     await outside.patched(f"{PATH}/on-a/status", {"status": {"phase": "Succeeded"}}, STRATEGIC)
     assert [one.metadata.name for one in await kube.pods_on("other-a")] == ["on-a"]
     assert await kube.pods_on("nowhere") == []
+
+
+@pytest.mark.parametrize("runtime", [each for each in Runtime if each is not Runtime.JOB])
+async def test_a_kind_that_is_not_installed_is_named(kube: KubeClient, runtime: Runtime) -> None:
+    """No CustomResourceDefinition: nothing is made, and the refusal says which one is missing."""
+    binder = Binder(kube, "default")
+    state = given(story_node("n1"), job_story("absent"))
+    queued = state.jobs[JobId("absent")].queued
+    assert queued is not None
+    spec = msgspec.structs.replace(queued.spec, runtime=runtime, command=("python",))
+    placed = JobPlaced(job_id=spec.job_id, attempt=1, node_uids=(NodeUid("n1"),), node_names=("n1",), placed_at=T0)
+
+    assert not await binder.serves(runtime)
+    with pytest.raises(NotInstalled, match=KINDS[runtime].crd):
+        await binder.release(spec, placed, state)

@@ -109,13 +109,13 @@ async def test_pods_are_listed_by_node(here: RunningCluster) -> None:
 async def test_a_job_is_made_once_and_deleted_with_its_pods(here: RunningCluster) -> None:
     """A second Job of the name is a conflict; the deletion takes the pods along."""
     here.add_node("gpu-a")
-    made = await here.kube.create_job("default", job("train"))
+    made = await here.kube.make(JOBS, "default", job("train"))
     with pytest.raises(Conflict, match="already exists"):
-        await here.kube.create_job("default", job("train"))
+        await here.kube.make(JOBS, "default", job("train"))
     await until(lambda: here.items("pods"))
-    assert await here.kube.delete_job(made)
+    assert await here.kube.remove(JOBS, made)
     await until(lambda: not here.items("pods") and not here.items("jobs"))
-    assert not await here.kube.delete_job(made)
+    assert not await here.kube.remove(JOBS, made)
     with pytest.raises(NotFound):
         await here.kube.get(JOBS, "default", "train")
 
@@ -128,7 +128,7 @@ async def test_what_may_pass_is_transient_and_says_when(here: RunningCluster) ->
         await here.kube.get(NODES, "", "gpu-a")
     assert throttled.value.retry_after_seconds == 7
     with pytest.raises(PermanentError, match="default/train"):
-        await here.kube.create_job("default", job("train", completions=-1))
+        await here.kube.make(JOBS, "default", job("train", completions=-1))
     away = KubeClient(Connection(base_url="http://127.0.0.1:9"), now=here.clock.now)
     with pytest.raises(TransientError, match="does not answer"):
         await away.get(NODES, "", "gpu-a")
