@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube import wire, wire_workloads
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.credentials import ended_at
 from gpu_autoscaler.kube.protocol import (
@@ -101,7 +101,7 @@ class KubeClient:
     async def serves(self, kind: Kind[Any]) -> bool:
         """True where the kind is installed, by what the server says that it serves."""
         try:
-            served = decoded(wire.Served, await self._call("GET", kind.api, f"ask for {kind.plural}"), kind.api)
+            served = decoded(wire_workloads.Served, await self._call("GET", kind.api, f"ask for {kind.plural}"), kind.api)
         except NotFound:
             return False
         return any(one.name == kind.plural for one in served.resources)

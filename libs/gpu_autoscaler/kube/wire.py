@@ -365,18 +365,6 @@ class Page(_Wire, frozen=True, kw_only=True):
     items: tuple[msgspec.Raw, ...] | None = None
 
 
-class ServedResource(_Wire, frozen=True, kw_only=True):
-    """One kind that the server has."""
-
-    name: str
-
-
-class Served(_Wire, frozen=True, kw_only=True):
-    """The kinds of one group and version."""
-
-    resources: tuple[ServedResource, ...] = ()
-
-
 class WatchEvent(_Wire, frozen=True, kw_only=True):
     """One line of a watch, its object still encoded."""
 

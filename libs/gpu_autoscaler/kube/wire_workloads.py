@@ -16,6 +16,21 @@ class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base, as in `wire.py`."""
 
 
+# ---- whether a kind is there
+
+
+class ServedResource(_Wire, frozen=True, kw_only=True):
+    """One kind that the server has."""
+
+    name: str
+
+
+class Served(_Wire, frozen=True, kw_only=True):
+    """The kinds of one group and version."""
+
+    resources: tuple[ServedResource, ...] = ()
+
+
 # ---- JobSet
 
 
