@@ -101,9 +101,10 @@ class KubeClient:
     async def serves(self, kind: Kind[Any]) -> bool:
         """True where the kind is installed, by what the server says that it serves."""
         try:
-            served = decoded(wire_workloads.Served, await self._call("GET", kind.api, f"ask for {kind.plural}"), kind.api)
+            answer = await self._call("GET", kind.api, f"ask for {kind.plural}")
         except NotFound:
             return False
+        served = decoded(wire_workloads.Served, answer, kind.api)
         return any(one.name == kind.plural for one in served.resources)
 
     async def pods_on(self, node_name: str) -> Sequence[wire.Pod]:
