@@ -25,6 +25,13 @@ class Right(msgspec.Struct, frozen=True, kw_only=True):
 # Which cluster this is: the UID of this namespace (`KubeClient.cluster`).
 WHICH_CLUSTER = Right(verbs=("get",), resource="namespaces", name="kube-system")
 _READ = ("list", "watch")
+# Kinds that others bring: asked for where they are installed (`kube/translate/progress.py`).
+_OTHERS = (
+    ("jobsets", "jobset.x-k8s.io"),
+    ("pytorchjobs", "kubeflow.org"),
+    ("rayjobs", "ray.io"),
+    ("jobs", "batch.volcano.sh"),
+)
 
 RIGHTS: Mapping[str, tuple[Right, ...]] = {
     "pod_watcher": (
@@ -36,6 +43,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(verbs=_READ, resource="storageclasses", group="storage.k8s.io"),
         Right(verbs=_READ, resource="poddisruptionbudgets", group="policy"),
         Right(verbs=_READ, resource="jobs", group="batch"),
+        *(Right(verbs=_READ, resource=resource, group=group) for resource, group in _OTHERS),
         Right(verbs=_READ, resource="podgroups", group="scheduling.x-k8s.io"),
         Right(verbs=_READ, resource="podgroups", group="scheduling.volcano.sh"),
     ),
@@ -44,6 +52,11 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
     "scheduler": (
         WHICH_CLUSTER,
         Right(verbs=("create", "get", "patch", "delete"), resource="jobs", group="batch", is_for_jobs=True),
+        *(
+            Right(verbs=("create", "get", "patch", "delete"), resource=resource, group=group, is_for_jobs=True)
+            for resource, group in _OTHERS
+        ),
+        Right(verbs=("create",), resource="services", is_for_jobs=True),  # names for the members of a gang
         Right(verbs=("list",), resource="pods"),  # of a node: it does not say in which namespaces they are
         Right(verbs=("patch",), resource="pods", is_for_jobs=True),  # to tell them to save
     ),

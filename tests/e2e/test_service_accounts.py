@@ -19,7 +19,7 @@ from gpu_autoscaler.core.announcements import Announcement
 from gpu_autoscaler.kube.announcing import EventWriter
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
-from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.kube.protocol import JOBS, PODS
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.gateway.auth import TokenReviews
 from gpu_autoscaler_services.registry import SERVICES
@@ -28,15 +28,29 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300
 
 PODS_PATH, JOBS_PATH = "/api/v1/namespaces/default/pods", "/apis/batch/v1/namespaces/default/jobs"
 
+# Kinds that others bring, and that are not installed here.
+OTHERS = {
+    ("jobsets", "jobset.x-k8s.io"),
+    ("pytorchjobs", "kubeflow.org"),
+    ("rayjobs", "ray.io"),
+    ("jobs", "batch.volcano.sh"),
+}
 # What the story does not come to. A test below does it under the same account, where it can be done here.
 NOT_PLAYED = {
     "pod_watcher": {  # of kinds that are not installed here; where they are it lists them, and then watches
         ("watch", "podgroups", "scheduling.x-k8s.io"),
         ("watch", "podgroups", "scheduling.volcano.sh"),
+        *(("watch", resource, group) for resource, group in OTHERS),
     },
     "announcer": {("get", "events", ""), ("patch", "events", "")},  # the same thing said again
     "scaler": {("delete", "pods", ""), ("patch", "pods/status", "")},  # only at a deadline
-    "scheduler": {("delete", "jobs", "batch"), ("patch", "pods", ""), ("list", "pods", "")},  # a job is taken back
+    "scheduler": {  # a job is taken back, a gang, and one of each kind that others bring (tests/integration/kube)
+        ("delete", "jobs", "batch"),
+        ("patch", "pods", ""),
+        ("list", "pods", ""),
+        ("create", "services", ""),
+        *((verb, *kind) for verb in ("create", "get", "patch", "delete") for kind in OTHERS),
+    },
     "gateway": granted("gateway"),  # only where it asks Kubernetes who is there
 }
 # One thing each that it does not need: method, path, body.
@@ -121,8 +135,8 @@ async def test_the_scheduler_may_take_a_job_back(plane: ControlPlane, kubeconfig
         await users.made(PODS_PATH, pod("work", nodeName="there"))
         (work,) = await kube.pods_on("there")
         assert await kube.annotate_pod(work, {"gpu-autoscaler.io/checkpoint-requested": "now"})
-        made = await kube.create_job("default", job("taken-back"))
-        assert await kube.delete_job(made)
+        made = await kube.make(JOBS, "default", job("taken-back"))
+        assert await kube.remove(JOBS, made)
         await users.until(f"{JOBS_PATH}/taken-back", lambda body: not body)
 
 
