@@ -27,6 +27,7 @@ REFUSED = {
     "permission": "UnauthorizedOperation",
     "configuration": "InvalidLaunchTemplateName.NotFoundException",
 }
+LAUNCHES = ("RunInstances", "LaunchInstances")
 TROUBLE: dict[Trouble, str] = {
     "throttled": "RequestLimitExceeded",
     "down": "ServiceUnavailable",
@@ -49,7 +50,8 @@ class AwsRig(Rig):
 
     async def refuse(self, pattern: str, kind: RefusalKind = "capacity") -> None:
         """In EC2's words."""
-        self.fake.faults.add(Fault(kind="refused", call="RunInstances", offer=pattern, code=REFUSED[kind]))
+        for call in LAUNCHES:
+            self.fake.faults.add(Fault(kind="refused", call=call, offer=pattern, code=REFUSED[kind]))
 
     async def refuse_nothing(self) -> None:
         """All faults go."""
@@ -57,7 +59,7 @@ class AwsRig(Rig):
 
     async def lose_next_answer(self) -> None:
         """Of the next call that changes something."""
-        for call in ("RunInstances", "TerminateInstances"):
+        for call in (*LAUNCHES, "TerminateInstance*"):
             self.fake.faults.add(Fault(kind="lost", call=call, left_count=1))
 
     async def trouble(self, kind: Trouble) -> None:

@@ -1,4 +1,4 @@
-"""Buys from EC2, one instance an order, by RunInstances from a launch template.
+"""Buys from EC2, one instance an order: from the group of its pool, else by RunInstances from a launch template.
 
 RunInstances and not CreateFleet: an order names one offer, so there is nothing to choose; a refusal is an error that
 leaves the token free, where an instant fleet of zero instances has used it up; and the answer is the instance itself.
@@ -6,6 +6,7 @@ leaves the token free, where an instant fleet of zero instances has used it up; 
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,16 @@ from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.calls import AwsCalls
+from gpu_autoscaler.providers.aws.groups import AwsGroups
 from gpu_autoscaler.providers.aws.market import AwsMarket
-from gpu_autoscaler.providers.aws.translate import instance_id_of, instance_of, read_tags, tags_of
+from gpu_autoscaler.providers.aws.translate import (
+    GROUP_TAG,
+    PROVIDER_ID_PREFIX,
+    instance_id_of,
+    instance_of,
+    read_tags,
+    tags_of,
+)
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
 from gpu_autoscaler.providers.tokens import token_of
 
@@ -30,9 +39,11 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where and from what instances are made."""
 
     region: str | None = None
-    launch_template: str | None = None  # its name, or its id (lt-...); the version is the template's default
+    # Name, or id (lt-...), of what all other pools' instances are made from; the version is the template's default.
+    launch_template: str | None = None
     subnets: tuple[str, ...] = ()  # ids; the first of a zone is used
     instance_types: tuple[str, ...] = ("g4dn.*", "g5.*", "g6.*", "g6e.*", "p4d.*", "p4de.*", "p5.*", "p5en.*")
+    groups: tuple[str, ...] = ()  # `pool=name` of Auto Scaling groups: such a pool's instances come from there
     user_data_path: str | None = None  # a text with {labels} and {taints}; None: the launch template's own
     prices_path: str | None = None  # JSON, US dollars an hour by offer key or `type/*/capacity type`
 
@@ -62,18 +73,47 @@ class AwsCapacity:
         self._now = now
         self._user_data = None if options.user_data_path is None else _text_of(options.user_data_path)
         self._calls = AwsCalls(str(options.region), url=url, call_seconds_max=call_seconds_max)
-        self._market = AwsMarket(self._calls, options.instance_types, _prices_of(options.prices_path))
+        self._market = AwsMarket(self._calls, _prices_of(options.prices_path))
+        self._groups = AwsGroups(self._calls, names_by_pool(options.groups))
         self._subnets: Mapping[str, str] = {}  # by zone
         self._subnets_read_at: datetime | None = None
 
     async def offers(self) -> Sequence[Offer]:
-        """Return every type in every zone that has a subnet. Raises TransientError."""
-        return await self._market.offers(sorted(await self._zones()), self._now())
+        """Return what each group sells, and every type in every zone that has a subnet. Raises TransientError."""
+        now = self._now()
+        groups = await self._groups.read(now)
+        patterns = self._options.instance_types if self._options.launch_template else ()
+        zones = await self._zones() if patterns else {}
+        group_types = sorted({group.instance_type for group in groups if group.instance_type is not None})
+        if not patterns and not group_types:
+            return ()  # of groups of which none can be bought from; `doctor` says why
+        everywhere = sorted({*zones, *(zone for group in groups for zone in group.zones)})
+        return [
+            offer
+            for offer in await self._market.offers((*patterns, *group_types), everywhere, now)
+            if any(group.sells(offer.instance_type, offer.zone, offer.capacity_type) for group in groups)
+            or (offer.zone in zones and any(fnmatchcase(offer.instance_type, pattern) for pattern in patterns))
+        ]
 
     async def launch(self, order: Order) -> Instance:
         """Make the instance, or return the one of this token. Raises LaunchRefused, PermanentError, TransientError."""
-        answer = await self._calls.call("RunInstances", **await self._request(order))
-        return instance_of(answer["Instances"][0], now=self._now())
+        now = self._now()
+        if self._groups.stands_for(order.pool):
+            instance_id = await self._groups.launch(order, now)
+            told = await self._described(instance_id)
+            made = _unseen(order, instance_id, now) if told is None else instance_of(told, now=now)
+        else:
+            answer = await self._calls.call("RunInstances", **await self._request(order))
+            made = instance_of(answer["Instances"][0], now=now)
+        offer = order.offer
+        if (made.instance_type, made.zone, made.capacity_type) != (
+            offer.instance_type,
+            offer.zone,
+            offer.capacity_type,
+        ):
+            bought = f"{made.instance_type}/{made.zone}/{made.capacity_type}"
+            raise PermanentError(f"token of {order.action_id} bought {bought} ({made.provider_id}), not {offer.key}")
+        return made
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
         """Begin the instance's end; None if it never was. Raises PermanentError if it is not ours, TransientError."""
@@ -87,7 +127,10 @@ class AwsCapacity:
         instance = instance_of(told, now=now)
         if instance.state in ("terminating", "terminated"):
             return instance
-        await self._calls.call("TerminateInstances", InstanceIds=[instance_id])
+        if GROUP_TAG in read_tags(told):
+            await self._groups.terminate(instance_id)
+        else:
+            await self._calls.call("TerminateInstances", InstanceIds=[instance_id])
         return msgspec.structs.replace(instance, state="terminating")
 
     async def instances(self, installation: str) -> Sequence[Instance]:
@@ -108,6 +151,13 @@ class AwsCapacity:
     async def _request(self, order: Order) -> dict[str, object]:
         """Everything of it follows from the order and the settings, so that a second try is the same request."""
         zones = await self._zones()
+        if not self._options.launch_template:
+            raise LaunchRefused(
+                f"pool {order.pool} has no group; add it to aws.groups, or set aws.launch_template",
+                code="NoGroup",
+                kind="configuration",
+                scope="offer",
+            )
         if order.offer.zone not in zones:
             raise LaunchRefused(
                 f"RunInstances: no subnet in {order.offer.zone}; add one to aws.subnets",
@@ -115,7 +165,7 @@ class AwsCapacity:
                 kind="configuration",
                 scope="zone",
             )
-        template = str(self._options.launch_template)
+        template = self._options.launch_template
         by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"
         request: dict[str, object] = {
             "LaunchTemplate": {by: template, "Version": "$Default"},
@@ -171,14 +221,36 @@ def _see_options(options: AwsOptions) -> None:
     mistakes = []
     if not options.region:
         mistakes.append("aws.region: is needed; set it to the region of the cluster, e.g. eu-west-1")
-    if not options.launch_template:
-        mistakes.append("aws.launch_template: is needed; set it to the name or id of the template of your GPU nodes")
-    if not options.subnets:
+    mistakes += [f"aws.groups: {one!r} is not pool=group" for one in options.groups if not one.partition("=")[2]]
+    if not options.launch_template and not options.groups:
+        mistakes.append(
+            "aws.launch_template: is needed where there are no aws.groups; name the template of your GPU nodes"
+        )
+    if not options.subnets and not options.groups:
         mistakes.append("aws.subnets: is needed; set it to the ids of subnets, one a zone")
     if not options.instance_types:
         mistakes.append("aws.instance_types: is empty; name types or patterns, e.g. g5.*")
     if mistakes:
         raise ConfigError("provider aws", mistakes)
+
+
+def names_by_pool(groups: Sequence[str]) -> dict[str, str]:
+    """Return the group's name by pool."""
+    return {pool.strip(): name.strip() for pool, _, name in (one.partition("=") for one in groups)}
+
+
+def _unseen(order: Order, instance_id: str, now: datetime) -> Instance:
+    """Return what was launched and is not shown yet: what the order says, and no more."""
+    return Instance(
+        provider_id=ProviderId(f"{PROVIDER_ID_PREFIX}{order.offer.zone}/{instance_id}"),
+        action_id=order.action_id,
+        state="pending",
+        instance_type=order.offer.instance_type,
+        zone=order.offer.zone,
+        capacity_type=order.offer.capacity_type,
+        price_micro_usd_per_hour=order.offer.price_micro_usd_per_hour,
+        launched_at=now,
+    )
 
 
 def _text_of(path: str) -> str:

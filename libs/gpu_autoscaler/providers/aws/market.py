@@ -24,6 +24,7 @@ log = structlog.get_logger()
 
 
 class _Types(msgspec.Struct, frozen=True):
+    patterns: tuple[str, ...]
     kinds: Mapping[str, Kind]
     zones_by_type: Mapping[str, frozenset[str]] | None  # None: not told, so every zone
     on_demand_micro_usd: Mapping[str, int]
@@ -31,18 +32,17 @@ class _Types(msgspec.Struct, frozen=True):
 
 
 class AwsMarket:
-    """Offers of the types that match `patterns`. Prices of a file go before the cloud's own."""
+    """Offers of the region. Prices of a file go before the cloud's own."""
 
-    def __init__(self, calls: AwsCalls, patterns: Sequence[str], file_prices: Mapping[str, int]) -> None:
+    def __init__(self, calls: AwsCalls, file_prices: Mapping[str, int]) -> None:
         """`file_prices`: micro-dollars an hour by offer key, or by `type/*/capacity type`."""
         self._calls = calls
-        self._patterns = tuple(patterns)
         self._file_prices = file_prices
         self._types: _Types | None = None
 
-    async def offers(self, zones: Sequence[str], now: datetime) -> list[Offer]:
-        """Return what is for sale in these zones. Raises TransientError."""
-        types = await self._read_types(now)
+    async def offers(self, patterns: Sequence[str], zones: Sequence[str], now: datetime) -> list[Offer]:
+        """Return what is sold of the types that match, in these zones. Raises TransientError."""
+        types = await self._read_types(tuple(patterns), now)
         spot = await self._spot_prices(sorted(types.kinds), now)
         return [
             Offer(
@@ -70,16 +70,17 @@ class AwsMarket:
             return spot.get((name, zone))
         return types.on_demand_micro_usd.get(name)
 
-    async def _read_types(self, now: datetime) -> _Types:
-        if self._types is None or now - self._types.read_at >= TYPES_KEPT:
-            kinds = await self._kinds()
+    async def _read_types(self, patterns: tuple[str, ...], now: datetime) -> _Types:
+        known = self._types
+        if known is None or known.patterns != patterns or now - known.read_at >= TYPES_KEPT:
+            kinds = await self._kinds(patterns)
             zones = await self._zones_by_type(sorted(kinds))
-            self._types = _Types(kinds, zones, await self._on_demand_prices(kinds), now)
-        return self._types
+            known = self._types = _Types(patterns, kinds, zones, await self._on_demand_prices(kinds), now)
+        return known
 
-    async def _kinds(self) -> dict[str, Kind]:
+    async def _kinds(self, patterns: Sequence[str]) -> dict[str, Kind]:
         """Every type that matches; from the bundled table where the cloud does not let us ask."""
-        filters = [{"Name": "instance-type", "Values": list(self._patterns)}]
+        filters = [{"Name": "instance-type", "Values": list(patterns)}]
         told: list[Mapping[str, Any]] = []
         try:
             async for page in self._calls.pages("DescribeInstanceTypes", Filters=filters):
@@ -91,7 +92,7 @@ class AwsMarket:
             return {
                 name: kind
                 for name, kind in KNOWN_KINDS.items()
-                if any(fnmatchcase(name, pattern) for pattern in self._patterns)
+                if any(fnmatchcase(name, pattern) for pattern in patterns)
             }
         kinds = [kind for kind in map(kind_of, told) if kind is not None]
         return {kind.name: kind for kind in sorted(kinds, key=lambda kind: kind.name)}

@@ -14,6 +14,7 @@ from typing import Any
 
 from gpu_autoscaler.simcloud.admin import answer_admin
 from gpu_autoscaler.simcloud.aws import market
+from gpu_autoscaler.simcloud.aws.groups import Groups, UnknownGroup
 from gpu_autoscaler.simcloud.aws.machines import ACCOUNT, Machines
 from gpu_autoscaler.simcloud.aws.wire import Call, Environ, answer_body, error_body, read_call
 from gpu_autoscaler.simcloud.faults import Faults
@@ -42,6 +43,9 @@ ERRORS = {
 }
 
 
+OF_CAPACITY = ("InsufficientInstanceCapacity", "VcpuLimitExceeded", "MaxSpotInstanceCountExceeded")
+
+
 class AwsFake:
     """One region of one account. Set faults on `faults`, times on `machines`, quotas and prices by attribute."""
 
@@ -56,6 +60,7 @@ class AwsFake:
         self.now = now or (lambda: datetime.now(UTC))
         self.faults = Faults()
         self.machines = Machines(region, self.now)
+        self.groups = Groups(region, self.machines)
         self.asked: deque[Call] = deque(maxlen=ASKED_MAX)
         self.quota_vcpus: dict[str, int] = {}  # pattern of instance types: vCPUs that may run at once
         self.launches_count = 0
@@ -73,7 +78,7 @@ class AwsFake:
             self.machines.settle()
             struck = list(self.faults.met_by(call.name, self._offer_of(call)))
             refused = next((fault for fault in struck if fault.kind == "refused"), None)
-            status, body = self._error(call, refused.code) if refused else self._perform(call, environ)
+            status, body = self._refuse(call, refused.code) if refused else self._perform(call, environ)
         for fault in struck:
             time.sleep(fault.wait_seconds)
             if fault.kind == "lost":
@@ -96,6 +101,8 @@ class AwsFake:
         match call.name:
             case "RunInstances":
                 return self._once(call, lambda: self._run_instances(call, environ))
+            case "LaunchInstances":
+                return self._once(call, lambda: self._launch_instances(call))
             case "DescribeSpotPriceHistory":
                 return 200, answer_body(call, market.spot_history(call, self.zones, self.now()))
             case "GetProducts":
@@ -105,6 +112,8 @@ class AwsFake:
         status, body = self._forward(environ)
         if call.name == "TerminateInstances" and status == 200:
             self.machines.terminating(call.listed("InstanceId"))
+        if call.name == "TerminateInstanceInAutoScalingGroup" and status == 200:
+            self.machines.terminating([call.parameters["InstanceId"]])
         return status, body
 
     @property
@@ -112,9 +121,11 @@ class AwsFake:
         """The zones of the region."""
         return sorted({subnet.availability_zone for subnet in self.machines.backend.get_default_subnets().values()})
 
-    def offer_template(self, name: str) -> list[str]:
+    def offer_template(self, name: str, instance_type: str = "m5.large", *, is_spot: bool = False) -> list[str]:
         """Have a launch template of this name; returns the subnets, one a zone."""
-        data = {"ImageId": "ami-00000000000000000", "InstanceType": "m5.large"}
+        data: dict[str, Any] = {"ImageId": "ami-00000000000000000", "InstanceType": instance_type}
+        if is_spot:
+            data["InstanceMarketOptions"] = {"MarketType": "spot"}
         self.machines.backend.create_launch_template(name, "", data, {})
         subnets: dict[str, Any] = self.machines.backend.get_default_subnets()
         return [str(subnet.id) for _, subnet in sorted(subnets.items())]
@@ -129,12 +140,12 @@ class AwsFake:
         token = call.parameters.get("ClientToken", "")
         if token in self._tokens:
             asked, answered = self._tokens[token]
-            if asked != call.parameters:
+            if _without_zone(asked) != _without_zone(call.parameters):
                 why = "The request uses the same client token as a previous, but non-identical request."
                 return self._error(call, "IdempotentParameterMismatch", why)
             return 200, self._with_states(answered)
         status, body = perform()
-        if status == 200 and token:
+        if status == 200 and token and b"<ErrorCode>" not in body:
             self._tokens[token] = (call.parameters, body)
         return status, body
 
@@ -150,6 +161,22 @@ class AwsFake:
             body = self._with_states(body)
         return status, body
 
+    def _launch_instances(self, call: Call) -> Answer:
+        try:
+            made = self.groups.launch(call)
+        except UnknownGroup as unknown:
+            return self._error(call, "ValidationError", f"AutoScalingGroup name not found - {unknown}")
+        if made is None:
+            return self._error(call, "ValidationError", "The group is at its MaxSize.")
+        self.launches_count += 1
+        return 200, answer_body(call, self.groups.answer(call, made))
+
+    def _refuse(self, call: Call, code: str) -> Answer:
+        """Answer with the error; what stands in the way of capacity is no error of LaunchInstances, but its answer."""
+        if call.name == "LaunchInstances" and code in OF_CAPACITY:
+            return 200, answer_body(call, self.groups.failure(call, code, ERRORS[code][1]))
+        return self._error(call, code)
+
     def _with_states(self, body: bytes) -> bytes:
         """Return a launch's answer with the state and reason that its instance, or the first of many, is in now."""
         text = _REASON.sub("", body.decode())
@@ -163,6 +190,8 @@ class AwsFake:
 
     def _offer_of(self, call: Call) -> str:
         """Return `type/zone/capacity type` of what a launch asks for, empty for other calls."""
+        if call.name == "LaunchInstances":
+            return self.groups.offer_of(call)
         if call.name != "RunInstances":
             return ""
         subnets: Any = self.machines.backend.get_default_subnets().values()
@@ -185,6 +214,11 @@ class AwsFake:
     def _error(call: Call, code: str, message: str | None = None) -> Answer:
         status, words = ERRORS.get(code, (400, f"{code}, as this fake was told to say"))
         return status, error_body(call, code, message or words)
+
+
+def _without_zone(parameters: dict[str, str]) -> dict[str, str]:
+    """The parameters by which two requests of one token differ: region and zone are not among them."""
+    return {name: value for name, value in parameters.items() if not name.startswith("AvailabilityZones")}
 
 
 __all__ = ["ACCOUNT", "AwsFake"]

@@ -1,0 +1,166 @@
+"""The AWS driver keeps the promises also where a pool's instances come from an Auto Scaling group."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, order
+from tests.contract.provider.test_aws import AwsRig
+from tests.support.aws import REGION, Region, served_region
+
+from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.labels import INSTALLATION
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.providers.protocol import LaunchRefused
+from gpu_autoscaler.simcloud.faults import Fault
+
+boto3 = pytest.importorskip("boto3", reason="NOT RUN: boto3 is not installed; `make .venv/.dev` installs it")
+pytestmark = pytest.mark.timeout(180)
+
+
+def make_group(region: Region, name: str = "gpu-workers", *, template: str = "group", **more: Any) -> None:
+    """Have a group, as a user's own tools would: empty, of three zones, with the installation's tag."""
+    fitting: dict[str, Any] = {
+        "MinSize": 0,
+        "MaxSize": 3000,
+        "LaunchTemplate": {"LaunchTemplateName": template},
+        "VPCZoneIdentifier": ",".join(region.subnets),
+        "Tags": [{"Key": INSTALLATION, "Value": OURS, "PropagateAtLaunch": True}],
+    }
+    if "MixedInstancesPolicy" in more:
+        del fitting["LaunchTemplate"]
+    keys = {"aws_access_key_id": "fake", "aws_secret_access_key": "fake"}
+    client = boto3.client("autoscaling", region_name=REGION, endpoint_url=region.url, **keys)
+    client.create_auto_scaling_group(AutoScalingGroupName=name, **(fitting | more))
+    client.close()
+
+
+class GroupRig(AwsRig):
+    """A group for each of two installations, of T4 nodes on demand, which stands for the pool `default`."""
+
+    def __init__(self, region: Region) -> None:
+        super().__init__(region)
+        region.fake.offer_template("group", "g4dn.xlarge")
+        make_group(region)
+        make_group(region, "theirs", Tags=[])
+        self.ours = region.provider(OURS, launch_template=None, subnets=(), groups=("default=gpu-workers",))
+        self.theirs = region.provider(THEIRS, launch_template=None, subnets=(), groups=("default=theirs",))
+
+    def desired_count(self) -> int:
+        """What our group wants."""
+        return int(self.fake.groups.get("gpu-workers").desired_capacity)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[GroupRig]:
+    """A region with groups."""
+    with served_region() as region:
+        made = GroupRig(region)
+        yield made
+        await made.ours.close()
+        await made.theirs.close()
+
+
+class TestAwsGroups(ProviderContract):
+    """The inherited promises; the fixture is the module's."""
+
+
+async def test_a_group_sells_its_type_in_its_zones(rig: GroupRig) -> None:
+    """Under its own purchase option, and nothing else."""
+    assert sorted(offer.key for offer in await rig.ours.offers()) == [
+        f"g4dn.xlarge/eu-west-1{zone}/on-demand" for zone in "abc"
+    ]
+
+
+async def test_up_by_order_and_down_by_name(rig: GroupRig) -> None:
+    """The group wants one more for each order and one less for each end; nobody sets its number."""
+    made = [await rig.ours.launch(await order(rig, f"a{number}", index=number)) for number in range(3)]
+    grown = rig.desired_count()
+    await rig.ours.terminate(made[1].provider_id, now=rig.now())
+    await rig.wait(30)
+    assert (grown, rig.desired_count()) == (3, 2)
+    assert {each.zone for each in made} == {"eu-west-1a", "eu-west-1b", "eu-west-1c"}
+    living = [each.provider_id for each in await rig.ours.instances(OURS) if each.state == "running"]
+    assert sorted(living) == sorted([made[0].provider_id, made[2].provider_id])
+    assert not rig.fake.asked_of("SetDesiredCapacity")
+    assert not rig.fake.asked_of("TerminateInstances")
+
+
+async def test_never_two_launches_for_one_token_of_a_group(rig: GroupRig) -> None:
+    """Answers are lost, tags cannot be set at first: still one instance an action, and each with its tag."""
+    orders = [await order(rig, f"a{number}") for number in range(3)]
+    rig.fake.faults.add(Fault(kind="lost", call="LaunchInstances", left_count=2))
+    rig.fake.faults.add(Fault(kind="refused", call="CreateTags", code="RequestLimitExceeded", left_count=2))
+    for _ in range(4):
+        await asyncio.gather(*(rig.ours.launch(each) for each in orders), return_exceptions=True)
+    tokens = Counter(call.parameters["ClientToken"] for call in rig.fake.asked_of("LaunchInstances"))
+    listed = await rig.ours.instances(OURS)
+    assert len(tokens) == rig.fake.launches_count == rig.desired_count() == len(orders)
+    assert sorted(str(each.action_id) for each in listed) == ["a0", "a1", "a2"]
+
+
+async def test_a_spot_group_is_bought_from_as_spot(rig: GroupRig) -> None:
+    """By what its launch template says."""
+    rig.fake.offer_template("spot", "g5.xlarge", is_spot=True)
+    make_group(rig.region, "spot-workers", template="spot")
+    provider = rig.region.provider(OURS, launch_template=None, subnets=(), groups=("default=spot-workers",))
+    offers = sorted(await provider.offers(), key=lambda offer: offer.key)
+    made = await provider.launch(msgspec.structs.replace(await order(rig), offer=offers[0]))
+    await provider.close()
+    assert {offer.capacity_type for offer in offers} == {CapacityType.SPOT}
+    assert made.capacity_type is CapacityType.SPOT
+
+
+async def test_a_full_group_is_refused_by_its_own_limit(rig: GroupRig) -> None:
+    """Its MaxSize holds, whatever our limits say."""
+    rig.fake.groups.get("gpu-workers").max_size = 1
+    await rig.ours.launch(await order(rig))
+    with pytest.raises(LaunchRefused, match="MaxSize") as refused:
+        await rig.ours.launch(await order(rig, "a2"))
+    assert refused.value.kind == "configuration"
+    assert rig.desired_count() == 1
+
+
+async def test_a_token_that_bought_in_another_zone_is_told(rig: GroupRig) -> None:
+    """For AWS the zone makes no other request: the answer is the first instance, which is not what is ordered now."""
+    await rig.ours.launch(await order(rig))
+    with pytest.raises(PermanentError, match=r"not g4dn\.xlarge/eu-west-1b/on-demand"):
+        await rig.ours.launch(await order(rig, index=1))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"CapacityRebalance": True}, ("CapacityRebalance", "turn it off")),
+        ({"missing": True}, ("no such group",)),
+        (
+            {
+                "MixedInstancesPolicy": {
+                    "LaunchTemplate": {
+                        "LaunchTemplateSpecification": {"LaunchTemplateName": "group", "Version": "$Default"},
+                        "Overrides": [{"InstanceType": "g5.xlarge"}, {"InstanceType": "g4dn.xlarge"}],
+                    },
+                    "InstancesDistribution": {"OnDemandPercentageAboveBaseCapacity": 40},
+                }
+            },
+            ("several instance types", "mixes spot and on-demand"),
+        ),
+    ],
+)
+async def test_a_group_that_cannot_be_bought_from_says_why(
+    rig: GroupRig, more: dict[str, Any], words: Sequence[str]
+) -> None:
+    """It sells nothing, and an order for its pool is refused with the same words."""
+    if "missing" not in more:
+        make_group(rig.region, "odd", **more)
+    provider = rig.region.provider(OURS, launch_template=None, subnets=(), groups=("default=odd",))
+    offers = await provider.offers()
+    with pytest.raises(LaunchRefused) as refused:
+        await provider.launch(await order(rig))
+    await provider.close()
+    assert not offers
+    assert refused.value.kind == "configuration"
+    assert all(word in str(refused.value) for word in words)
