@@ -178,8 +178,21 @@ def test_without_spot_there_is_none(tmp_path: Path) -> None:
     assert "gpu-autoscaler-spot-watcher-notices" not in pods(found)
 
 
+def test_a_cloud_s_values_reach_whoever_buys_there() -> None:
+    """Region, groups by pool, and what the other pools are made from, as the settings take them."""
+    aws = ("region=eu-west-1", "autoScalingGroups.training=p4d", "launchTemplate=gpu", "subnets[0]=subnet-1")
+    found = rendered("outside", "autoscaling.provider=aws", *(f"autoscaling.aws.{one}" for one in aws))
+    told = {name: settings for name, _, settings in processes(found) if settings.provider.name == "aws"}
+    assert "gpu-autoscaler-controller" in told
+    for settings in told.values():
+        assert settings.aws.region == "eu-west-1"
+        assert settings.aws.groups == ("training=p4d",)
+        assert (settings.aws.launch_template, settings.aws.subnets) == ("gpu", ("subnet-1",))
+
+
 REFUSED = {
-    "autoscaling.provider=aws": "no driver for aws; it has",
+    "autoscaling.provider=aws": "autoscaling.aws.region: is needed",
+    "autoscaling.provider=karpenter": "no driver for karpenter; it has",
     "autoscaling.scaleUp.threshhold=0.8": "additional properties 'threshhold' not allowed",
     "autoscaling.scaleUp.cooldown=soon": "/autoscaling/scaleUp/cooldown",
     "autoscaling.limits.maxNodes=-1": "/autoscaling/limits/maxNodes",

@@ -21,7 +21,7 @@ boto3 = pytest.importorskip("boto3", reason="NOT RUN: boto3 is not installed; `m
 pytestmark = pytest.mark.timeout(180)
 
 
-def make_group(region: Region, name: str = "gpu-workers", *, template: str = "group", **more: Any) -> None:
+def make_group(region: Region, name: str = "gpu-workers", *, template: str = "group", **more: Any) -> None:  # noqa: ANN401 - AWS's words
     """Have a group, as a user's own tools would: empty, of three zones, with the installation's tag."""
     fitting: dict[str, Any] = {
         "MinSize": 0,

@@ -4,6 +4,9 @@
 {{- if not (has .Values.autoscaling.provider $code.providers) }}
 {{- fail (printf "autoscaling.provider: this version has no driver for %s; it has %s" .Values.autoscaling.provider (join ", " $code.providers)) }}
 {{- end }}
+{{- if and (eq .Values.autoscaling.provider "aws") (not .Values.autoscaling.aws.region) }}
+{{- fail "autoscaling.aws.region: is needed; the region of the cluster, e.g. eu-west-1" }}
+{{- end }}
 {{- $store := .Values.store }}
 {{- if and $store.postgresql.url $store.sqlite.enabled }}
 {{- fail "store: both postgresql.url and sqlite.enabled are set; keep one" }}

@@ -71,6 +71,23 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- if eq $values.autoscaling.provider "sim" }}
 - {name: GPU_AUTOSCALER_PROVIDER_URL, value: {{ $values.autoscaling.sim.url | default (include "gpu-autoscaler.simulationUrl" $root) | quote }}}
 {{- end }}
+{{- if eq $values.autoscaling.provider "aws" }}
+{{- $groups := list }}
+{{- range $pool, $group := $values.autoscaling.aws.autoScalingGroups }}
+{{- $groups = append $groups (printf "%s=%s" $pool $group) }}
+{{- end }}
+{{- with $values.autoscaling.aws }}
+- {name: GPU_AUTOSCALER_AWS_REGION, value: {{ .region | quote }}}
+{{- if .launchTemplate }}
+- {name: GPU_AUTOSCALER_AWS_LAUNCH_TEMPLATE, value: {{ .launchTemplate | quote }}}
+{{- end }}
+{{- range $name, $list := dict "SUBNETS" .subnets "INSTANCE_TYPES" .instanceTypes "GROUPS" $groups }}
+{{- if $list }}
+- {name: GPU_AUTOSCALER_AWS_{{ $name }}, value: {{ join "," $list | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- if $process.store }}
 {{- if include "gpu-autoscaler.isSqlite" $root }}
