@@ -136,7 +136,7 @@ def places_of(bug: Planted, seeds: Sequence[int], hours: float | None = None) ->
     """Where to look for a bug: in its world, under policies that let it show, in runs of `hours` or short and long."""
     right = [seed for seed in seeds if bug.where is None or bug.where(policy_of(seed))]
     return [
-        Place(seed, hours or (HOURS_LONG if number % LONG_EACH == LONG_EACH - 1 else HOURS), bug.world)
+        Place(seed, hours or bug.hours or (HOURS_LONG if number % LONG_EACH == LONG_EACH - 1 else HOURS), bug.world)
         for number, seed in enumerate(right)
     ]
 

@@ -74,8 +74,9 @@ _REMOVALS = (
         f"{_SCALER}/drains.py",
         "        if not started.is_voluntary and self._clock.now() >= eviction_order",
         "        if True or self._clock.now() >= eviction_order",
-        world="operators",
+        world="services",
         where=lambda policy: policy.is_consolidation_on and policy.consolidation_requested_ratio_max == 1.0,
+        hours=2.0,
     ),
     Planted(
         "disruption budgets are ignored",
@@ -83,8 +84,9 @@ _REMOVALS = (
         f"{_CORE}/protection.py",
         "        if budget.namespace == pod.namespace\n",
         "        if budget.namespace == pod.name\n",
-        world="operators",
+        world="services",
         where=lambda policy: policy.is_consolidation_on and policy.consolidation_requested_ratio_max == 1.0,
+        hours=2.0,
     ),
     Planted(
         "work that would start over is moved",
@@ -103,7 +105,8 @@ _REMOVALS = (
         "    sensed = state.telemetry.get(node.node_uid)\n"
         "    is_busy = sensed is not None and any(gpu.utilization_ratio_mean for gpu in sensed.gpus)\n"
         "    if is_busy and any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):\n",
-        world="calm",
+        world="sensors",
+        where=lambda policy: policy.idle_seconds_max == 120.0,
     ),
     Planted(
         "nodes are removed on an old picture",
@@ -111,7 +114,8 @@ _REMOVALS = (
         f"{_CORE}/freshness.py",
         "age_seconds is not None and age_seconds <= policy.watch_seconds_max",
         "age_seconds is not None",
-        world="messages",
+        world="outages",
+        where=lambda policy: policy.idle_seconds_max == 120.0,
     ),
     Planted(
         "a drain does not wait for its pods",

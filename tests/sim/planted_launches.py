@@ -132,6 +132,6 @@ LAUNCHES = (
         f"{_CORE}/life.py",
         "        return self.phase is NodePhase.READY\n",
         "        return self.phase in (NodePhase.READY, NodePhase.CORDONED)\n",
-        world="operators",
+        world="cordons",
     ),
 )

@@ -18,6 +18,7 @@ class Planted(msgspec.Struct, frozen=True):
     wrong: str
     world: str = SWARM  # where it shows best; see `searching.py`
     where: Callable[[ScalingPolicy], object] | None = None  # true for policies under which it can show; None: any
+    hours: float | None = None  # of a run; None: short ones, and now and then a long one
     also: tuple[tuple[str, str, str], ...] = ()  # other places of the same rule: path, right, wrong
 
     def changes(self) -> Iterator[tuple[str, str, str]]:

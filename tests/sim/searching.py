@@ -33,6 +33,9 @@ WORLDS: Mapping[str, World] = {
     SWARM: World(),
     "calm": World(()),
     "busy": World((), jobs_per_hour=60.0),
+    "services": World((), jobs_per_hour=5.0),
+    "cordons": World(("node_cordoned",), 40.0, jobs_per_hour=40.0),
+    "outages": World(("broker_away",), 30.0, jobs_per_hour=10.0),
     "users": World(("user_cancels", "user_asks_again", "user_talks_nonsense"), 4.0),
     "notices": World(
         ("notice_120", "notice_30", "notice_cancelled", "rebalance_hint", "storm_of_type", "budget_tightened"), 8.0

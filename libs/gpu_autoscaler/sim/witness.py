@@ -30,6 +30,7 @@ from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, RECORD, STORE
 from gpu_autoscaler.sim.goings import Goings
 from gpu_autoscaler.sim.kubernetes import Entry
 from gpu_autoscaler.sim.obedience import Obedience
+from gpu_autoscaler.sim.permission import Permission
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.purse import Purse
 from gpu_autoscaler.sim.thrift import Thrift
@@ -97,6 +98,7 @@ class Witness:
         self._ceilings = Ceilings(cloud, policies, self.breaks)
         self._purse = Purse(loop, cloud, policies, jobs, self.breaks, calm_since=calm_since)
         self._goings = Goings(cloud, policies, self.breaks)
+        self._permission = Permission(workloads, cloud, self.breaks)
         self._wholeness = Wholeness(jobs, self.breaks)
         self._obedience = Obedience(cloud, self.breaks)
         self._courtesy = Courtesy(self.breaks)
@@ -219,9 +221,11 @@ class Witness:
                 f"plan #{sequence} knows #{plan.parent_sequence}, not #{self._last_plan_sequence}",
             )
         self._last_plan_sequence = sequence
-        self._thrift.planned(plan, is_calm=self._was_calm_since(self._loop.time()))
+        is_calm = self._was_calm_since(self._loop.time())
+        self._thrift.planned(plan, is_calm=is_calm)
         self._wholeness.planned(plan)
-        self._purse.planned(plan, is_calm=self._was_calm_since(self._loop.time()))
+        self._permission.planned(plan, is_calm=is_calm)
+        self._purse.planned(plan, is_calm=is_calm)
         for decision in plan.decisions:
             if isinstance(decision, DrainNode) and decision.is_voluntary and isinstance(decision.reason, NodeIdle):
                 self._see_idle(decision.node_name)
