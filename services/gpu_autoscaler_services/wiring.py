@@ -12,7 +12,7 @@ import aiohttp
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import BUCKETS, ConsumerSpec, Declared, consumers_of_process, streams
-from gpu_autoscaler.kube.client import KubeClient
+from gpu_autoscaler.kube.client import KubeClient, read_only
 from gpu_autoscaler.kube.connection import Connection, from_environment, from_service_account
 from gpu_autoscaler.kube.credentials import FixedToken
 from gpu_autoscaler.kube.protocol import Cluster
@@ -288,7 +288,9 @@ async def _connected(
 
 
 async def _kube(place: Workplace, before_write: Callable[[], None] = lambda: None) -> tuple[KubeClient, Cluster]:
-    client = KubeClient(_connection(place.settings.kube), now=place.clock.now, before_write=before_write)
+    kube = place.settings.kube
+    guard = read_only if kube.is_read_only else before_write
+    client = KubeClient(_connection(kube), now=place.clock.now, before_write=guard)
     place.closing.push_async_callback(client.close)
     return client, await client.cluster()
 

@@ -39,6 +39,11 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"  # merges conditions 
 _LIST_PAGE_COUNT_MAX = 500
 
 
+def read_only() -> None:
+    """A `before_write` of clients that only look on. Raises PermanentError."""
+    raise PermanentError("this process only reads (kube.is_read_only): the write was not sent")
+
+
 class KubeClient:
     """A `KubeApi` on one HTTP session. Use it inside one event loop; `close` it at the end."""
 

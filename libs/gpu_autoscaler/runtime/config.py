@@ -48,6 +48,7 @@ class KubeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kubeconfig_path: str | None = None
     context: str | None = None
     is_in_cluster: bool = False
+    is_read_only: bool = False  # nothing is written to the cluster, whatever its rights would allow
     namespace: str = "default"  # where jobs are made
 
 

@@ -11,7 +11,7 @@ import msgspec
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobFinished, JobPreempted, JobQueued, JobStarted
 from gpu_autoscaler.events.node import NodeInstanceObserved
-from gpu_autoscaler.model.ids import JobId, ProviderId
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.model.observed import Instant
@@ -47,18 +47,28 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     queue: tuple[tuple[Instant, int], ...]  # from each instant on, so many jobs waited for their first start
 
 
-class _Job(msgspec.Struct):
-    priority: int
+class Work(msgspec.Struct):
+    """A job, or a pod that is one."""
+
+    priority: int | None  # None: not one of ours
     queued_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
 
 
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What was paid for."""
+
+    from_at: Instant
+    to_at: Instant | None  # None: it goes on
+    price_micro_usd_per_hour: int | None
+
+
 def measure(facts: Iterable[Stored], from_at: datetime, to_at: datetime, before: ClusterState = EMPTY_STATE) -> Outcome:
     """Return the figures from one instant to another. `before`: what was known ahead of the first of the facts."""
     machines = dict(before.instances)
-    jobs: dict[JobId, _Job] = {
-        job_id: _Job(
+    jobs: dict[JobId, Work] = {
+        job_id: Work(
             priority=record.queued.spec.priority,
             queued_at=record.queued.queued_at,
             started_at=None if record.started is None else record.started.started_at,
@@ -77,58 +87,61 @@ def measure(facts: Iterable[Stored], from_at: datetime, to_at: datetime, before:
             if known is None or known.version < fact.version:
                 machines[fact.provider_id] = fact
         elif isinstance(fact, JobQueued):
-            jobs.setdefault(fact.job_id, _Job(priority=fact.spec.priority, queued_at=fact.queued_at))
+            jobs.setdefault(fact.job_id, Work(priority=fact.spec.priority, queued_at=fact.queued_at))
         elif isinstance(fact, JobPreempted):
             interrupted_count += each.at >= from_at
         else:
             _note(fact, jobs)
-    return _sum(machines, jobs, interrupted_count, from_at, to_at)
+    paid = (
+        Machine(from_at=one.launched_at, to_at=one.terminated_at, price_micro_usd_per_hour=one.price_micro_usd_per_hour)
+        for one in machines.values()
+    )
+    return summed(paid, jobs.values(), interrupted_count, from_at, to_at)
 
 
-def _note(fact: object, jobs: dict[JobId, _Job]) -> None:
+def _note(fact: object, jobs: dict[JobId, Work]) -> None:
     if isinstance(fact, JobStarted) and (job := jobs.get(fact.job_id)) is not None:
         job.started_at = job.started_at or fact.started_at
     elif isinstance(fact, JobFinished) and (job := jobs.get(fact.job_id)) is not None:
         job.finished_at = job.finished_at or fact.finished_at
 
 
-def _sum(
-    machines: dict[ProviderId, NodeInstanceObserved],
-    jobs: dict[JobId, _Job],
-    interrupted_count: int,
-    from_at: datetime,
-    to_at: datetime,
+def summed(
+    machines: Iterable[Machine], work: Iterable[Work], interrupted_count: int, from_at: datetime, to_at: datetime
 ) -> Outcome:
-    spans = {
-        machine.provider_id: (max(machine.launched_at, from_at), min(machine.terminated_at or to_at, to_at))
-        for machine in machines.values()
-        if (machine.terminated_at or to_at) > from_at and machine.launched_at < to_at
-    }
-    ours = {job_id: job for job_id, job in jobs.items() if (job.finished_at or to_at) > from_at}
+    """Return the figures of these machines and this work from one instant to another."""
+    spans = [
+        (machine, max(machine.from_at, from_at), min(machine.to_at or to_at, to_at))
+        for machine in machines
+        if (machine.to_at or to_at) > from_at and machine.from_at < to_at
+    ]
+    ours = [each for each in work if (each.finished_at or to_at) > from_at]
     waited: defaultdict[str, list[float]] = defaultdict(list)
-    for job in ours.values():
-        if job.finished_at is not None and job.started_at is None:
+    for each in ours:
+        if each.finished_at is not None and each.started_at is None:
             continue  # cancelled before it began: it waited for nothing
-        seconds = max(0.0, ((job.started_at or to_at) - job.queued_at).total_seconds())
-        for name in (_NAMES.get(job.priority, str(job.priority)), ALL):
-            waited[name].append(seconds)
-    nodes = _steps(list(spans.values()), from_at, to_at)
-    prices = {one: machines[one].price_micro_usd_per_hour for one in spans}
+        seconds = max(0.0, ((each.started_at or to_at) - each.queued_at).total_seconds())
+        if each.priority is not None:
+            waited[_NAMES.get(each.priority, str(each.priority))].append(seconds)
+        waited[ALL].append(seconds)
+    nodes = _steps([(begin, end) for _, begin, end in spans], from_at, to_at)
     return Outcome(
         cost_micro_usd=sum(
-            cost_micro_usd(price, spans[one][1] - spans[one][0]) for one, price in prices.items() if price is not None
+            cost_micro_usd(price, end - begin)
+            for machine, begin, end in spans
+            if (price := machine.price_micro_usd_per_hour) is not None
         ),
-        price_unknown_count=sum(price is None for price in prices.values()),
-        node_hours=sum((end - begin) / _HOUR for begin, end in spans.values()),
+        price_unknown_count=sum(machine.price_micro_usd_per_hour is None for machine, _, _ in spans),
+        node_hours=sum((end - begin) / _HOUR for _, begin, end in spans),
         nodes_count_max=max((count for _, count in nodes), default=0),
         jobs_count=len(ours),
-        started_count=sum(job.started_at is not None for job in ours.values()),
-        finished_count=sum(job.finished_at is not None for job in ours.values()),
+        started_count=sum(each.started_at is not None for each in ours),
+        finished_count=sum(each.finished_at is not None for each in ours),
         interrupted_count=interrupted_count,
         waiting={name: _waiting(seconds) for name, seconds in sorted(waited.items(), key=_urgent_first)},
         nodes=nodes,
         queue=_steps(
-            [(max(job.queued_at, from_at), job.started_at or job.finished_at or to_at) for job in ours.values()],
+            [(max(each.queued_at, from_at), each.started_at or each.finished_at or to_at) for each in ours],
             from_at,
             to_at,
         ),

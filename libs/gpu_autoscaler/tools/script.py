@@ -4,7 +4,7 @@ took, what was for sale, how long machines booted, what the cloud refused and to
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from statistics import median
 
@@ -31,6 +31,7 @@ from gpu_autoscaler.tools.recording import Recording
 RUN_SECONDS_UNKNOWN = 1800.0
 NOTICE_SECONDS_UNKNOWN = 30.0  # as the policy's `notice_seconds_default`
 _NOT_WORK = frozenset({"DaemonSet", "Node"})  # pods that come with their node
+_SERVING = frozenset({"ReplicaSet", "ReplicationController", "StatefulSet"})  # controllers whose pods never end
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,13 +99,24 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     demanding_count: int  # groups of replicas with selectors or tolerations, which are not played again
 
 
-def script_of(recording: Recording) -> Script:
-    """Return the world of the recording, from its first plan's time on."""
+def is_foreign_work(pod: PodObserved) -> bool:
+    """True for a pod that wants GPUs, is of no job of ours and does not come with a node."""
+    return pod.job_id is None and pod.requests.gpu_count > 0 and pod.owner_kind not in _NOT_WORK
+
+
+def is_serving(pod: PodObserved) -> bool:
+    """True for foreign work that has no end of its own: its controller replaces what goes."""
+    return is_foreign_work(pod) and pod.owner_kind in _SERVING
+
+
+def script_of(recording: Recording, is_replica: Callable[[PodObserved], bool] = is_foreign_work) -> Script:
+    """Return the world of the recording, from its first plan's time on. `is_replica`: which foreign pods are played as
+    groups that stay for as long as they were there; the others are left out."""
     facts = recording.facts
     from_at = max(recording.head.from_at, facts[0].at) if facts else recording.head.from_at
     boots, never_up_count = _boots(facts)
     arrivals, under_way_count, guessed_count = _arrivals(recording, from_at)
-    replicas, demanding_count = _replicas(recording, from_at)
+    replicas, demanding_count = _replicas(recording, from_at, is_replica)
     return Script(
         from_at=from_at,
         to_at=recording.head.to_at,
@@ -197,13 +209,15 @@ def _happened(job: _Job, fact: JobStarted | JobPreempted | JobFinished | JobCanc
             job.cancelled_at = job.cancelled_at or at
 
 
-def _replicas(recording: Recording, from_at: datetime) -> tuple[tuple[Replicas, ...], int]:
+def _replicas(
+    recording: Recording, from_at: datetime, is_replica: Callable[[PodObserved], bool]
+) -> tuple[tuple[Replicas, ...], int]:
     """Pods that want GPUs and are of no job of ours, by controller; as many as there were at a time at most."""
-    seen: dict[PodUid, PodObserved] = {uid: pod for uid, pod in recording.head.state.pods.items() if _is_replica(pod)}
+    seen: dict[PodUid, PodObserved] = {uid: pod for uid, pod in recording.head.state.pods.items() if is_replica(pod)}
     gone: dict[PodUid, datetime] = {}
     for each in recording.facts:
         fact = each.recorded.fact
-        if isinstance(fact, PodObserved) and _is_replica(fact):
+        if isinstance(fact, PodObserved) and is_replica(fact):
             seen[fact.pod_uid] = fact
             if fact.finished_at is not None:
                 gone.setdefault(fact.pod_uid, fact.finished_at)
@@ -218,10 +232,6 @@ def _replicas(recording: Recording, from_at: datetime) -> tuple[tuple[Replicas, 
         tuple(sorted(found, key=lambda one: (one.from_at, one.name))),
         sum(any(pod.demands.node_selector or pod.demands.node_affinity for pod in pods) for pods in groups.values()),
     )
-
-
-def _is_replica(pod: PodObserved) -> bool:
-    return pod.job_id is None and pod.requests.gpu_count > 0 and pod.owner_kind not in _NOT_WORK
 
 
 def _group(pods: Sequence[PodObserved], gone: dict[PodUid, datetime], from_at: datetime) -> Replicas:

@@ -2,7 +2,6 @@
 the gateway."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -12,18 +11,17 @@ import structlog
 from cyclopts import Parameter
 
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.tools.chart import draw
-from gpu_autoscaler.tools.outcome import ALL, Outcome
 from gpu_autoscaler.tools.recording import Missing, Recording, collect, load, save
 from gpu_autoscaler.tools.replay import Verdict
 from gpu_autoscaler.tools.retrace import retrace
 from gpu_autoscaler.tools.retraced import notes, told
 from gpu_autoscaler.tools.whatif import WhatIf, notice_of, what_if
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import Columns, Output, Row, show, words
+from gpu_autoscaler_services.cli.figures import figures
+from gpu_autoscaler_services.cli.output import Columns, Output, show, words
 from gpu_autoscaler_services.cli.record import HERE, Broker, with_bus
 from gpu_autoscaler_services.simulation import ROLES
 from gpu_autoscaler_services.wiring import command_store
@@ -87,7 +85,8 @@ def replay(
 
 def _tell(found: WhatIf, picture: Path, output: Output) -> None:
     document = msgspec.to_builtins(found)
-    show(document, list(_figures(found)), _COLUMNS, lambda row: str(row["name"]), output)
+    rows = list(figures({"recorded": found.recorded, "modelled": found.modelled, "other": found.other}))
+    show(document, rows, _COLUMNS, lambda row: str(row["name"]), output)
     words(notice_of(found))
     for head, sentences in (("from the record", found.taken_over), ("modelled", found.assumed)):
         words(f"{head}:")
@@ -103,42 +102,6 @@ _COLUMNS: Columns = (
     ("MODEL, OTHER POLICY", lambda row: row["other"]),
     ("DIFFERENCE", lambda row: row["difference"]),
 )
-
-
-def _figures(found: WhatIf) -> Iterator[Row]:
-    outcomes = (found.recorded, found.modelled, found.other)
-    names = list(dict.fromkeys(name for one in outcomes for name in one.waiting))
-    yield _row("cost", [one.cost_micro_usd / MICRO_USD_PER_USD for one in outcomes], "${:,.2f}")
-    yield _row("node-hours", [one.node_hours for one in outcomes], "{:,.2f}")
-    yield _row("nodes at most", [one.nodes_count_max for one in outcomes], "{:d}")
-    for name, pick in _COUNTS:
-        yield _row(name, [pick(one) for one in outcomes], "{:d}")
-    for name in names:
-        waiting = [one.waiting.get(name) for one in outcomes]
-        whose = "all jobs" if name == ALL else f"priority {name}"
-        yield _row(f"wait, mean ({whose})", [None if one is None else one.mean_seconds for one in waiting], "{:,.0f} s")
-        yield _row(f"wait, 95 % ({whose})", [None if one is None else one.p95_seconds for one in waiting], "{:,.0f} s")
-
-
-_COUNTS: tuple[tuple[str, Callable[[Outcome], int]], ...] = (
-    ("jobs", lambda one: one.jobs_count),
-    ("jobs started", lambda one: one.started_count),
-    ("jobs finished", lambda one: one.finished_count),
-    ("attempts lost", lambda one: one.interrupted_count),
-)
-
-
-def _row(name: str, values: Sequence[float | None], form: str) -> Row:
-    told = ["-" if value is None else form.format(value) for value in values]
-    _, modelled, other = values
-    difference = (
-        "" if modelled is None or other is None else _signed(form.format(abs(other - modelled)), other - modelled)
-    )
-    return {"name": name, "recorded": told[0], "modelled": told[1], "other": told[2], "difference": difference}
-
-
-def _signed(text: str, amount: float) -> str:
-    return text if not any(digit in text for digit in "123456789") else f"{'+' if amount > 0 else '-'}{text}"
 
 
 def _history(file: Path | None, from_: str | None, to: str | None, broker: Broker) -> Recording | Missing:

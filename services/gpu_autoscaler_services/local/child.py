@@ -14,7 +14,7 @@ import aiohttp
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.runtime.process import EXIT_MISCONFIGURED
 
-READY_SECONDS_MAX = 60.0  # a cold start of eight processes on two slow cores takes about ten
+READY_SECONDS_MAX = 120.0  # a cold start of eight processes on two slow cores takes about ten, on busy ones a minute
 STOP_SECONDS_MAX = 15.0  # after this SIGTERM becomes SIGKILL
 RESTART_SECONDS_MIN, RESTART_SECONDS_MAX = 0.2, 5.0
 RESTARTS_COUNT_MAX = 20  # a process that dies this often has a reason that another start does not mend

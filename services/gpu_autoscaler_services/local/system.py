@@ -50,6 +50,8 @@ PROCESSES: dict[str, tuple[str, Role | None]] = {
 }
 
 
+WATCHERS = frozenset({"pod-watcher", "spot-watcher-offers", "gateway"})  # they change nothing in a cluster
+
 CLOCK_FILE = "clock"
 
 
@@ -77,6 +79,7 @@ class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
     # Of a real cluster, or one for each service; it takes the simulated one's place, of which the cloud is left.
     kubeconfig: Path | Mapping[str, Path] | None = None
     store_url: str | None = None  # a store of record that is no file of the folder
+    is_only_watched: bool = False  # nothing of ours decides or acts; the kubeconfig may be the user's own
 
 
 class LocalSystem:
@@ -115,6 +118,7 @@ class LocalSystem:
         elsewhere = elsewhere or Elsewhere()
         self._store_url = elsewhere.store_url or f"sqlite:///{(folder / 'store.db').absolute()}"
         self._kubeconfig = elsewhere.kubeconfig
+        self._is_only_watched = elsewhere.is_only_watched
 
     @property
     def nats_url(self) -> str:
@@ -180,6 +184,8 @@ class LocalSystem:
 
     def _services(self) -> Iterator[Child]:
         for name, (service, role) in PROCESSES.items():
+            if self._is_only_watched and name not in WATCHERS:
+                continue
             if (name == SHADOW and self._shadow is None) or (name in _ON_REAL_CLUSTERS and self._kubeconfig is None):
                 continue
             yield self._process(name, service, role)
@@ -201,10 +207,10 @@ class LocalSystem:
         )
 
     def _kube(self, service: str) -> KubeSettings:
-        config = self._kubeconfig
-        if config is None:
+        config = self._kubeconfig[service] if isinstance(self._kubeconfig, Mapping) else self._kubeconfig
+        if config is None and not self._is_only_watched:
             return KubeSettings(url=self.simcluster_url)
-        return KubeSettings(kubeconfig_path=str(config[service] if isinstance(config, Mapping) else config))
+        return KubeSettings(kubeconfig_path=None if config is None else str(config), is_read_only=self._is_only_watched)
 
     def _settings(self, name: str, service: str, role: Role | None) -> Settings:
         sensing = SensingSettings(
