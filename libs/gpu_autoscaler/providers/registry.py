@@ -1,12 +1,13 @@
 """Every provider by name. A new cloud is one line here."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
 
-from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.providers.aws import AwsCapacity, AwsOptions
+from gpu_autoscaler.providers.findings import Finding, fault, fine
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.providers.sim import SimCapacity
 
@@ -48,3 +49,17 @@ def open_provider(name: str, options: ProviderOptions) -> CapacityProvider:
     if name not in PROVIDERS:
         raise ConfigError("provider", [f"name: {name!r} is none of {', '.join(sorted(PROVIDERS))}"])
     return PROVIDERS[name](options)
+
+
+async def examine_provider(name: str, options: ProviderOptions) -> Sequence[Finding]:
+    """Return what an examination of the cloud's set-up finds. Raises ConfigError as opening it would."""
+    provider = open_provider(name, options)
+    try:
+        if isinstance(provider, AwsCapacity):
+            return await provider.examine()
+        offers = await provider.offers()
+    except TransientError as exc:
+        return [fault("offers", str(exc), f"see provider.url, {options.url}")]
+    finally:
+        await provider.close()
+    return [fine("offers", f"{len(offers)}, of {len({offer.instance_type for offer in offers})} types")]

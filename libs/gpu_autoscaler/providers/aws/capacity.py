@@ -7,19 +7,19 @@ leaves the token free, where an instant fleet of zero instances has used it up; 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
+from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.labels import INSTALLATION
-from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.calls import AwsCalls
+from gpu_autoscaler.providers.aws.examine import Examination
 from gpu_autoscaler.providers.aws.groups import AwsGroups
 from gpu_autoscaler.providers.aws.market import AwsMarket
+from gpu_autoscaler.providers.aws.options import AwsOptions, names_by_pool, prices_of, see_options, text_of
 from gpu_autoscaler.providers.aws.translate import (
     GROUP_TAG,
     PROVIDER_ID_PREFIX,
@@ -28,24 +28,12 @@ from gpu_autoscaler.providers.aws.translate import (
     read_tags,
     tags_of,
 )
+from gpu_autoscaler.providers.findings import Finding
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
 from gpu_autoscaler.providers.tokens import token_of
 
 SUBNETS_KEPT = timedelta(hours=1)
 LIST_PAGE_COUNT = 500  # half of the largest that EC2 gives: a page comes well within the limit of a call
-
-
-class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where and from what instances are made."""
-
-    region: str | None = None
-    # Name, or id (lt-...), of what all other pools' instances are made from; the version is the template's default.
-    launch_template: str | None = None
-    subnets: tuple[str, ...] = ()  # ids; the first of a zone is used
-    instance_types: tuple[str, ...] = ("g4dn.*", "g5.*", "g6.*", "g6e.*", "p4d.*", "p4de.*", "p5.*", "p5en.*")
-    groups: tuple[str, ...] = ()  # `pool=name` of Auto Scaling groups: such a pool's instances come from there
-    user_data_path: str | None = None  # a text with {labels} and {taints}; None: the launch template's own
-    prices_path: str | None = None  # JSON, US dollars an hour by offer key or `type/*/capacity type`
 
 
 def _wall_clock() -> datetime:
@@ -67,13 +55,13 @@ class AwsCapacity:
         now: Callable[[], datetime] = _wall_clock,
     ) -> None:
         """Raises ConfigError with everything that is missing."""
-        _see_options(options)
+        see_options(options)
         self._options = options
         self._installation = installation
         self._now = now
-        self._user_data = None if options.user_data_path is None else _text_of(options.user_data_path)
+        self._user_data = None if options.user_data_path is None else text_of(options.user_data_path)
         self._calls = AwsCalls(str(options.region), url=url, call_seconds_max=call_seconds_max)
-        self._market = AwsMarket(self._calls, _prices_of(options.prices_path))
+        self._market = AwsMarket(self._calls, prices_of(options.prices_path))
         self._groups = AwsGroups(self._calls, names_by_pool(options.groups))
         self._subnets: Mapping[str, str] = {}  # by zone
         self._subnets_read_at: datetime | None = None
@@ -143,6 +131,10 @@ class AwsCapacity:
             for reservation in page["Reservations"]
             for told in reservation["Instances"]
         ]
+
+    async def examine(self) -> Sequence[Finding]:
+        """Return what is right and wrong with account, region and settings. Buys nothing, changes nothing."""
+        return await Examination(self._options, self._calls, self._installation, self._now()).findings()
 
     async def close(self) -> None:
         """Give back threads and connections."""
@@ -217,28 +209,6 @@ class AwsCapacity:
         return self._subnets
 
 
-def _see_options(options: AwsOptions) -> None:
-    mistakes = []
-    if not options.region:
-        mistakes.append("aws.region: is needed; set it to the region of the cluster, e.g. eu-west-1")
-    mistakes += [f"aws.groups: {one!r} is not pool=group" for one in options.groups if not one.partition("=")[2]]
-    if not options.launch_template and not options.groups:
-        mistakes.append(
-            "aws.launch_template: is needed where there are no aws.groups; name the template of your GPU nodes"
-        )
-    if not options.subnets and not options.groups:
-        mistakes.append("aws.subnets: is needed; set it to the ids of subnets, one a zone")
-    if not options.instance_types:
-        mistakes.append("aws.instance_types: is empty; name types or patterns, e.g. g5.*")
-    if mistakes:
-        raise ConfigError("provider aws", mistakes)
-
-
-def names_by_pool(groups: Sequence[str]) -> dict[str, str]:
-    """Return the group's name by pool."""
-    return {pool.strip(): name.strip() for pool, _, name in (one.partition("=") for one in groups)}
-
-
 def _unseen(order: Order, instance_id: str, now: datetime) -> Instance:
     """Return what was launched and is not shown yet: what the order says, and no more."""
     return Instance(
@@ -251,23 +221,6 @@ def _unseen(order: Order, instance_id: str, now: datetime) -> Instance:
         price_micro_usd_per_hour=order.offer.price_micro_usd_per_hour,
         launched_at=now,
     )
-
-
-def _text_of(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as exc:
-        raise ConfigError("provider aws", [f"{path}: cannot be read: {exc.strerror}"]) from exc
-
-
-def _prices_of(path: str | None) -> dict[str, int]:
-    if path is None:
-        return {}
-    try:
-        prices = msgspec.json.decode(_text_of(path), type=dict[str, float])
-    except msgspec.DecodeError as exc:
-        raise ConfigError("provider aws", [f"{path}: is no object of prices in US dollars an hour: {exc}"]) from exc
-    return {key: round(usd * MICRO_USD_PER_USD) for key, usd in prices.items()}
 
 
 def _filled(text: str, order: Order) -> str:

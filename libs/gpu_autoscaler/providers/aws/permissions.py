@@ -70,6 +70,13 @@ CALLS: Mapping[str, Allowed] = {
             without="on-demand has no price but the file's, so it is not bought",
         ),
         Allowed(
+            service="service-quotas",
+            operation="ListServiceQuotas",
+            actions=("servicequotas:ListServiceQuotas",),
+            way="prices",
+            without="a quota of zero shows only as a refusal",
+        ),
+        Allowed(
             service="ec2",
             operation="RunInstances",
             actions=("ec2:RunInstances", "ec2:CreateTags", "iam:PassRole"),

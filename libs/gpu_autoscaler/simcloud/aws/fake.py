@@ -107,6 +107,8 @@ class AwsFake:
                 return 200, answer_body(call, market.spot_history(call, self.zones, self.now()))
             case "GetProducts":
                 return 200, market.products(call, self.region)
+            case "ListServiceQuotas":
+                return 200, market.quotas(self.quota_vcpus)
             case "":
                 return 400, error_body(call, "MissingAction", "The request names no action.")
         status, body = self._forward(environ)
@@ -150,6 +152,11 @@ class AwsFake:
         return status, body
 
     def _run_instances(self, call: Call, environ: Environ) -> Answer:
+        name = call.parameters.get("LaunchTemplate.LaunchTemplateName")
+        if name is not None and name not in self.machines.backend.launch_template_name_to_ids:
+            # moto answers a trial (DryRun) before it looks for the template; EC2 looks first.
+            why = f"The specified launch template, with template name {name}, does not exist."
+            return self._error(call, "InvalidLaunchTemplateName.NotFoundException", why)
         exceeded = market.exceeded_quota(call, self.quota_vcpus, self.machines.backend.all_running_instances())
         if exceeded is not None:
             return self._error(call, exceeded)

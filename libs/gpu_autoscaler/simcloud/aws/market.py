@@ -92,4 +92,22 @@ def exceeded_quota(call: Call, quota_vcpus: Mapping[str, int], running: Iterable
     return None
 
 
+def quotas(quota_vcpus: Mapping[str, int]) -> bytes:
+    """Return quotas of GPU families on demand; one that is not set is large. Source: Service Quotas API Reference."""
+    told = {
+        "L-DB2E81BA": ("Running On-Demand G and VT instances", "g"),
+        "L-417A185B": ("Running On-Demand P instances", "p"),
+    }
+    listed = [
+        {
+            "ServiceCode": "ec2",
+            "QuotaCode": code,
+            "QuotaName": name,
+            "Value": float(min((limit for key, limit in quota_vcpus.items() if key.startswith(family)), default=768)),
+        }
+        for code, (name, family) in told.items()
+    ]
+    return msgspec.json.encode({"Quotas": listed})
+
+
 _VCPUS = {kind.name: int(kind.vcpu_count) for kind in CATALOGUE}

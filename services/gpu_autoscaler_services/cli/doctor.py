@@ -1,0 +1,59 @@
+"""`gpu-autoscaler doctor`: whether the cloud can be bought from as the settings say, before anything is bought."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.providers.aws import AwsOptions
+from gpu_autoscaler.providers.aws.examine import needed_policy
+from gpu_autoscaler.providers.registry import ProviderOptions, examine_provider
+from gpu_autoscaler.runtime.config import load_settings
+from gpu_autoscaler_services.cli.exits import Exit
+from gpu_autoscaler_services.cli.output import Output, show, words
+
+
+def doctor(
+    *,
+    config: Annotated[Path | None, Parameter(help="TOML file of settings; the environment wins.")] = None,
+    installation: Annotated[
+        str, Parameter(help="UID of the namespace kube-system: whose instances are counted.")
+    ] = "*",
+    policy: Annotated[
+        bool, Parameter(negative="", help="Print the permissions that these settings need, and ask nothing.")
+    ] = False,
+    output: Output = "table",
+) -> int:
+    """Look at credentials, region, subnets, groups, types, prices and quotas; buy nothing.
+
+    Exits 0 when it can be bought from, 1 with faults, 2 with mistakes in the settings.
+    """
+    given = os.environ.get("GPU_AUTOSCALER_CONFIG")
+    settings = load_settings(config or (Path(given) if given else None), os.environ)
+    if policy:
+        return _print_policy(settings.provider.name, settings.aws)
+    options = ProviderOptions(
+        installation=installation,
+        url=settings.provider.url,
+        call_seconds_max=settings.provider.call_seconds_max,
+        aws=settings.aws,
+    )
+    findings = asyncio.run(examine_provider(settings.provider.name, options))
+    rows = [msgspec.to_builtins(finding) for finding in findings]
+    columns = [(key, lambda row, key=key: row[key]) for key in ("level", "subject", "said", "next_step")]
+    show(rows, rows, columns, lambda row: str(row["subject"]), output)
+    faults_count = sum(1 for finding in findings if finding.level == "fault")
+    if faults_count:
+        words(f"{settings.provider.name}: {faults_count} fault(s); nothing is bought until they are gone")
+    return Exit.FAILURE if faults_count else Exit.OK
+
+
+def _print_policy(provider: str, aws: AwsOptions) -> int:
+    if provider != "aws":
+        raise ConfigError("doctor", [f"provider.name: {provider} has no permissions to list; set it to aws"])
+    print(needed_policy(aws))
+    return Exit.OK

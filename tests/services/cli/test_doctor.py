@@ -1,0 +1,129 @@
+"""`gpu-autoscaler doctor` says what is right and wrong with a set-up, and what to do; asked of the fake AWS."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract.provider.test_aws_groups import make_group
+from tests.support.aws import REGION, Region, served_region
+
+from gpu_autoscaler.providers import aws
+from gpu_autoscaler.providers.aws.permissions import CALLS
+from gpu_autoscaler.simcloud.faults import Fault
+from gpu_autoscaler_services.cli.main import run
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def region(monkeypatch: pytest.MonkeyPatch) -> Iterator[Region]:
+    """A served region, and an environment of settings that fits it."""
+    with served_region() as served:
+        for name, value in {
+            "PROVIDER_NAME": "aws",
+            "PROVIDER_URL": served.url,
+            "AWS_REGION": REGION,
+            "AWS_LAUNCH_TEMPLATE": "gpu",
+            "AWS_SUBNETS": ",".join(served.subnets),
+            "AWS_INSTANCE_TYPES": "g4dn.xlarge,p4d.*",
+        }.items():
+            monkeypatch.setenv(f"GPU_AUTOSCALER_{name}", value)
+        yield served
+
+
+def findings(capsys: pytest.CaptureFixture[str], code: int) -> dict[str, dict[str, str]]:
+    """What the command found, by subject; it must end with this code."""
+    assert run(["doctor", "-o", "json"]) == code
+    return {one["subject"]: one for one in json.loads(capsys.readouterr().out)}
+
+
+def test_a_good_set_up_is_found_fine(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    """Credentials, zones, offers, a launch that is only tried, quotas; nothing is made."""
+    found = findings(capsys, 0)
+    assert {one["level"] for one in found.values()} == {"fine"}
+    assert {"credentials", "zones", "offers", "RunInstances"} <= set(found)
+    assert "would have made" in found["RunInstances"]["said"]
+    assert region.fake.launches_count == 0
+
+
+def test_a_missing_permission_is_named_with_what_it_costs(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which call, which actions to allow, and what does not work until then."""
+    region.fake.faults.add(Fault(kind="refused", call="RunInstances", code="UnauthorizedOperation"))
+    found = findings(capsys, 1)["RunInstances"]
+    assert (found["level"], "nothing is bought" in found["said"]) == ("fault", True)
+    assert "ec2:RunInstances, ec2:CreateTags, iam:PassRole" in found["next_step"]
+
+
+def test_names_that_are_not_there_are_told(
+    region: Region, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A subnet of elsewhere, a template and a type that do not exist, each by its setting."""
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_SUBNETS", f"{region.subnets[0]},subnet-0123456789abcdef0")
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_LAUNCH_TEMPLATE", "gone")
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_INSTANCE_TYPES", "g4dn.xlarge,g99.*")
+    found = findings(capsys, 1)
+    assert found["aws.subnets subnet-0123456789abcdef0"]["level"] == "fault"
+    assert "InvalidLaunchTemplateName.NotFoundException" in found["RunInstances"]["said"]
+    assert "names no type" in found["aws.instance_types g99.*"]["said"]
+
+
+def test_a_quota_of_zero_is_told_before_it_refuses(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the quota's code and the types that it stops."""
+    region.fake.quota_vcpus["p4d.*"] = 0
+    found = findings(capsys, 0)["quota Running On-Demand P instances"]
+    assert (found["level"], "p4d.24xlarge" in found["said"], "L-417A185B" in found["next_step"]) == (
+        "advice",
+        True,
+        True,
+    )
+
+
+def test_credentials_that_are_not_accepted_end_the_look(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    """One fault that says where to look, and not the same one for each call."""
+    region.fake.faults.add(Fault(kind="refused", code="RequestExpired"))
+    found = findings(capsys, 1)
+    assert list(found) == ["DescribeInstances"]
+    assert "this machine's clock" in found["DescribeInstances"]["said"]
+
+
+def test_groups_are_looked_at_by_name(
+    region: Region, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stops purchases is a fault, what only loses something is advice, both with the step to take."""
+    region.fake.offer_template("group", "g4dn.xlarge")
+    make_group(region, "odd", CapacityRebalance=True, Tags=[])
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_GROUPS", "default=odd,training=gone")
+    assert run(["doctor", "-o", "json"]) == 1
+    told = [
+        (one["level"], one["subject"], one["said"] + one["next_step"]) for one in json.loads(capsys.readouterr().out)
+    ]
+    assert any(
+        level == "fault" and subject.endswith("odd") and "CapacityRebalance" in said for level, subject, said in told
+    )
+    assert any(
+        level == "fault" and subject.endswith("gone") and "no such group" in said for level, subject, said in told
+    )
+    assert any(level == "advice" and "gpu-autoscaler.io/installation" in said for level, subject, said in told)
+
+
+def test_the_policy_is_that_of_the_calls(
+    region: Region, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the settings ask for and no more: groups bring their actions only where there are some."""
+    assert run(["doctor", "--policy"]) == 0
+    (alone,) = json.loads(capsys.readouterr().out)["Statement"]
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_GROUPS", "default=gpu-workers")
+    run(["doctor", "--policy"])
+    (both,) = json.loads(capsys.readouterr().out)["Statement"]
+    assert "ec2:RunInstances" in alone["Action"]
+    assert "autoscaling:LaunchInstances" not in alone["Action"]
+    assert "autoscaling:LaunchInstances" in both["Action"]
+    assert not region.fake.asked
+
+
+def test_every_permission_has_a_call() -> None:
+    """An action that no line of the driver needs is not asked for."""
+    sources = [path.read_text(encoding="utf-8") for path in Path(aws.__file__).parent.glob("*.py")]
+    others = [text for text in sources if "CALLS: Mapping" not in text]
+    assert [name for name in CALLS if not any(f'"{name}"' in text for text in others)] == []
