@@ -141,6 +141,7 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         project_id=request.project_id,
         priority=PRIORITY_NAMES[priority.lower()] if isinstance(priority, str) else priority,
         member_count=request.members,
+        member_count_min=None if request.min_members == request.members else request.min_members,
         member_resources=Resources(
             cpu_milli=parse_quantity_milli(asked.cpu),
             memory_bytes=parse_quantity(asked.memory),
@@ -196,6 +197,8 @@ def _gpus(request: JobRequested, policy: ScalingPolicy, known: Supply) -> Iterat
     field = "gpu_requirements.gpu_count"
     if members < 1:
         yield Mistake("members", f"is {members}; a job has at least one member")
+    elif request.min_members is not None and not 1 <= request.min_members <= members:
+        yield Mistake("min_members", f"is {request.min_members}; at least one member starts, and at most all {members}")
     if gpus.gpu_count < 0:
         yield Mistake(field, f"is {gpus.gpu_count}; a member asks for GPUs, or for none (0)")
     elif gpus.gpu_count == 0 and (gpus.gpu_types or gpus.gpu_memory_gb is not None):

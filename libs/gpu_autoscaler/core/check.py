@@ -292,8 +292,9 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
         rooms = [decision.promised for decision in bought]
         rooms += _rooms_there(plan, state)
         places = members_count + sum(_places(spec.member_resources, room) for room in rooms)
-        if places < spec.member_count:
-            yield f"gang {key} of {spec.member_count} would have room for {places}: part of a gang is never bought"
+        least = spec.member_count if spec.member_count_min is None else spec.member_count_min
+        if places < least:
+            yield f"gang {key} of {least} would have room for {places}: part of a gang is never bought"
 
 
 def _group(key: str, state: ClusterState, held: Mapping[str, HoldReason]) -> Iterator[str]:

@@ -200,8 +200,10 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
         if job.queued is None or job.finished is not None or job.cancel_requested is not None:
             continue
         spec = job.queued.spec
-        missing_count = spec.member_count - pods_per_job.get(job_id, 0)
         is_queued = is_waiting(job)
+        # Members beyond the gang want room once they are pods, each for itself.
+        count = spec.gang_count if is_queued or job.placed is None else len(job.placed.node_uids)
+        missing_count = count - pods_per_job.get(job_id, 0)
         if missing_count > 0 and (is_queued or is_unbound(job)):
             yield DemandItem(
                 key=f"job/{job_id}",

@@ -69,7 +69,7 @@ class Estimates:
 
     def of_new(self, spec: JobSpec) -> Estimate:
         """The estimate of a job that would enter the queue as the last one now. Asked for one job only."""
-        return self._estimate(job_shape(spec), spec.member_count, spec)
+        return self._estimate(job_shape(spec), spec.gang_count, spec)
 
     def all(self) -> Mapping[JobId, Estimate]:
         """Of every job in the queue."""

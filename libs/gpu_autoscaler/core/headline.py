@@ -192,9 +192,11 @@ def _placed(job: JobRecord, job_id: JobId, sight: Sight) -> str:
     pods = job_pods(sight.state, job_id)
     running = sum(pod.phase == "running" for pod in pods)
     count = len(job.placed.node_uids)
+    gang_count = count if job.queued is None else job.queued.spec.gang_count
     lost = next((pod for pod in pods if pod.unschedulable_since is not None and pod.node_name is None), None)
     why = "" if lost is None else f" {lost.name}: {pod_line(lost.pod_uid, sight)}"
-    return f"Placed on {where}; it starts when all members run ({running} of {count} do).{why}"
+    needed = "all members run" if count == gang_count else f"{counted(gang_count, 'member')} run"
+    return f"Placed on {where}; it starts when {needed} ({running} of {count} do).{why}"
 
 
 def _why_there(view: NodeView) -> str:

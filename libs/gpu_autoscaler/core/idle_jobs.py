@@ -57,18 +57,30 @@ def _held_gpus(state: ClusterState, use: Use) -> dict[str, list[GpuTrail]]:
 
 
 def _pods_by_job(state: ClusterState) -> dict[JobId, list[PodObserved]]:
-    """Pods with GPUs of jobs that run, where all of them do."""
+    """Pods with GPUs of jobs that run, where all of them do, or as many as are enough."""
     found: dict[JobId, list[PodObserved]] = {}
     for pod in state.pods.values():
-        if pod.job_id is not None and pod.requests.has_gpus and not is_finished(pod):
+        if pod.job_id is not None and pod.requests.has_gpus and not is_finished(pod) and not _is_spare(pod, state):
             found.setdefault(pod.job_id, []).append(pod)
     return {job_id: pods for job_id, pods in found.items() if _runs(state.jobs.get(job_id), pods)}
+
+
+def _is_spare(pod: PodObserved, state: ClusterState) -> bool:
+    """True for a member that waits and that its job can do without."""
+    job = None if pod.job_id is None else state.jobs.get(pod.job_id)
+    return (
+        pod.node_name is None
+        and job is not None
+        and job.queued is not None
+        and (job.queued.spec.member_count_min is not None)
+    )
 
 
 def _runs(job: JobRecord | None, pods: list[PodObserved]) -> bool:
     if job is None or job.queued is None or job.finished is not None or job.cancel_requested is not None:
         return False
-    return len(pods) == job.queued.spec.member_count and all(_may_end(pod) for pod in pods)
+    spec = job.queued.spec
+    return spec.gang_count <= len(pods) <= spec.member_count and all(_may_end(pod) for pod in pods)
 
 
 def _may_end(pod: PodObserved) -> bool:

@@ -130,7 +130,7 @@ def too_little(spec: JobSpec, state: ClusterState) -> Mistake | None:
     if spec.budget_limit_micro_usd is None or not shares or not spec.member_resources.gpu_count:
         return None
     seconds = min(spec.duration_seconds_max, _MINUTE_SECONDS if spec.run_seconds is None else spec.run_seconds)
-    least = spec.member_count * cost_micro_usd(min(shares), timedelta(seconds=seconds))
+    least = spec.gang_count * cost_micro_usd(min(shares), timedelta(seconds=seconds))
     if spec.budget_limit_micro_usd >= least:
         return None
     length = "one minute" if spec.run_seconds is None else f"its {seconds:g} s"

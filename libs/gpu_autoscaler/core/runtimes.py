@@ -29,5 +29,7 @@ def runtime_mistakes(request: JobRequested) -> Iterator[Mistake]:
     if job_id is not None and (len(job_id) > NAME_LENGTH_MAX or not _NAME.fullmatch(job_id)):
         reason = f"begin with a letter and have at most {NAME_LENGTH_MAX} characters: names of its pods are made of it"
         yield Mistake("job_id", f"{job_id[:80]!r}: the id of a {asked} must {reason}")
+    if request.min_members is not None:
+        yield Mistake("min_members", f"is for the runtime job alone; a {asked} starts with all its members")
     if asked == Runtime.RAYJOB and not request.container.command:
         yield Mistake("container.command", "is empty; a rayjob needs one: Ray runs it as its entrypoint")

@@ -1,9 +1,9 @@
 """Which queued jobs start now, and where. Called by the scheduler on each tick; the same engine as the plan's.
 
-The rule of the queue: jobs are looked at by priority, then by waiting time. A job starts when all its members fit on
-usable nodes. A job that will start once nodes that are on their way are usable keeps its room there and on usable
-nodes; smaller jobs of lower priority go around it. A job that has no room in sight keeps nothing, so that it never
-idles a cluster that it cannot use.
+The rule of the queue: jobs are looked at by priority, then by waiting time. A job starts when all its members, or as
+many as are enough for it, fit on usable nodes. A job that will start once nodes that are on their way are usable keeps
+its room there and on usable nodes; smaller jobs of lower priority go around it. A job that has no room in sight keeps
+nothing, so that it never idles a cluster that it cannot use.
 """
 
 from collections import Counter
@@ -81,7 +81,7 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
         found[item.job_id] = (
             _why_no_price(item, keys, unpriced, nodes, room)
             or _why_not_now(item.job_id, item, keys, room)
-            or tuple(nodes[key] for key in keys)
+            or tuple(nodes[key] for key in (*keys, *_beyond_the_gang(item, state, room)))
         )
     found.update(_released(state, waiting, {view.name: view for view in views if view.node is not None}))
     found.update(_leaving_spot(state, waiting, policy, as_of))
@@ -133,6 +133,15 @@ def _why_no_price(
     return PriceUnknown(offers=offers_of(nodes[key] for key in places)) if places else None
 
 
+def _beyond_the_gang(item: DemandItem, state: ClusterState, room: Room) -> tuple[str, ...]:
+    """Usable nodes for the members that the job can do without; what is coming for them they may have to share."""
+    spec = job_spec(state, item.job_id)
+    if spec is None or item.within is not None:
+        return ()
+    placed = room.place_most(item.shape, spec.member_count - spec.gang_count)
+    return tuple(key for key in placed if room[key].standing is Standing.READY)
+
+
 def _why_not_now(job_id: JobId, item: DemandItem, keys: tuple[str, ...], room: Room) -> HoldReason | None:
     """Return why a gang does not start now; None: every member has a place on a usable node."""
     if len(keys) < item.member_count:
@@ -164,9 +173,9 @@ def _released(
     found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}
     for job_id, bound in members_bound.items():
         queued = waiting[job_id].queued
-        count = len(bound) if queued is None else queued.spec.member_count
+        count = len(bound) if queued is None else queued.spec.gang_count
         if len(bound) >= count:
-            found[job_id] = tuple(bound[:count])
+            found[job_id] = tuple(bound if queued is None else bound[: queued.spec.member_count])
         else:
             found[job_id] = GangIncomplete(job_id=job_id, members_placed=len(bound), members_count=count)
     return found

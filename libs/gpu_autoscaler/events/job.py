@@ -22,7 +22,8 @@ class JobRequested(Fact, frozen=True, kw_only=True):
     budget_limit_usd: float | None = None
     max_duration_hours: float | None = None  # None: the policy's default
     preemptible: bool = True
-    members: int = 1  # pods that start together or not at all, each with these requirements
+    members: int = 1  # pods, each with these requirements; they start together or not at all
+    min_members: int | None = None  # so many start together, the others where and when there is room; None: all of them
     start_by_at: Instant | None = None  # of equal priority the earliest goes first; None: no hurry
     within: str | None = (
         None  # label of nodes whose value all members share: topology.kubernetes.io/zone, nvidia.com/gpu.clique

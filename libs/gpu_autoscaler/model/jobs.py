@@ -87,7 +87,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     job_name: str
     project_id: str
     priority: int  # 0..1000, higher goes first
-    member_count: int  # pods of the gang: all of them run or none
+    member_count: int  # pods of the gang: all of them run or none, unless fewer are enough
     member_resources: Resources  # of each
     gpu_model: str | None  # the only one that will do; None: any, or one of several
     gpu_memory_bytes_min: int | None  # of one GPU
@@ -104,6 +104,12 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     within: str | None = None  # label of nodes whose value all members share; None: they may be apart
     gpu_models: tuple[str, ...] = ()  # any of these will do, the best first; empty: see gpu_model
     runtime: Runtime = Runtime.JOB
+    member_count_min: int | None = None  # so many are enough to start and to go on; None: all
+
+    @property
+    def gang_count(self) -> int:
+        """Members that start together or not at all; those beyond come and go as there is room."""
+        return self.member_count if self.member_count_min is None else self.member_count_min
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ GPU_MODEL = f"{PREFIX}/gpu-model"
 CAPACITY_TYPE = f"{PREFIX}/capacity-type"
 WORKLOAD_TYPE = f"{PREFIX}/workload-type"
 JOB_ID = f"{PREFIX}/job-id"  # on Kubernetes Jobs and pods that the binder makes
+MIN_MEMBERS = f"{PREFIX}/min-members"  # on Kubernetes Jobs: an annotation, as many members as are enough; none: all
 PROJECT_ID = f"{PREFIX}/project-id"  # ... and on nodes: the project that they were bought for
 EVICTION_PRIORITY = f"{PREFIX}/eviction-priority"  # low, medium, high; low is evicted first (S77)
 DO_NOT_DISRUPT = f"{PREFIX}/do-not-disrupt"

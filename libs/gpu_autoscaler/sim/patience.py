@@ -90,9 +90,9 @@ def servable(run: Asked) -> list[JobId]:
     found: list[JobId] = []
     for row in run.tables.jobs.values():
         wanted = row.spec
-        waits = row.outcome is None and at_work[wanted.job_id] < wanted.member_count
+        waits = row.outcome is None and at_work[wanted.job_id] < wanted.gang_count
         is_limited = wanted.project_id in {part.name for part in policy.limits.projects}
-        if not waits or is_limited or len(standing) + wanted.member_count > policy.nodes_count_max:
+        if not waits or is_limited or len(standing) + wanted.gang_count > policy.nodes_count_max:
             continue
         if any(
             _is_allowed(policy, gpus, price, wanted, offer)
@@ -118,8 +118,8 @@ def _right_for(wanted: JobSpec, policy: ScalingPolicy, cloud: Cloud) -> Iterator
 
 def _is_allowed(policy: ScalingPolicy, gpus: int, price: int, wanted: JobSpec, offer: Offer) -> bool:
     """True where a node of the offer for each member stays within the cluster's own limits."""
-    gpus_then = gpus + wanted.member_count * offer.resources.gpu_count
-    price_then = price + wanted.member_count * (offer.price_micro_usd_per_hour or 0)
+    gpus_then = gpus + wanted.gang_count * offer.resources.gpu_count
+    price_then = price + wanted.gang_count * (offer.price_micro_usd_per_hour or 0)
     price_max = policy.price_micro_usd_per_hour_max
     return (policy.gpu_count_max is None or gpus_then <= policy.gpu_count_max) and (
         price_max is None or price_then <= price_max

@@ -93,6 +93,9 @@ class Users:
             workload_type=chance.choice((None, "training", "batch")),
             run_seconds=round(run_seconds, 1),
         )
+        # Some can begin with fewer; drawn apart, so that kept seeds stay.
+        least = random.Random(f"{name}/{run_seconds}").choice((None, 1, 2)) if request.members > 2 else None
+        request = replace(request, min_members=least)
         # Where some work is particular about GPUs, gangs are about zones.
         return replace(request, within=labels.ZONE) if self._wants_parts and request.members > 1 else request
 
@@ -110,6 +113,7 @@ class Users:
     def _nonsense(self, request: JobRequested) -> JobRequested:
         wishes: tuple[dict[str, Any], ...] = (
             {"members": 0},
+            {"members": 2, "min_members": 3},
             {"gpu_requirements": GpuRequirements(gpu_count=-1)},
             {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_type="abacus")},
             {"gpu_requirements": GpuRequirements(gpu_count=999)},

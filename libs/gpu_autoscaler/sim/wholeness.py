@@ -33,4 +33,4 @@ class Wholeness:
 
     def _is_gang(self, key: str) -> bool:
         row = self._jobs.get(JobId(key.removeprefix("job/")))
-        return row is not None and row.spec.member_count > 1
+        return row is not None and row.spec.gang_count > 1

@@ -3,6 +3,7 @@
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,13 +27,18 @@ _COLUMNS: Columns = (
     ("PROJECT", lambda row: row["project_id"]),
     ("STATUS", lambda row: row["status"]),
     ("QUEUE", lambda row: row["queue_position"]),
-    ("GPUS", lambda row: f"{row['members']}x{row['gpu_count']} {row['gpu_type'] or ''}".strip()),
+    ("GPUS", lambda row: f"{_members(row)}x{row['gpu_count']} {row['gpu_type'] or ''}".strip()),
     ("NODES", lambda row: row["node_names"]),
     ("STARTS", lambda row: (row["estimated_start_time"] or "unknown")[:19]),
     ("COST", lambda row: "-" if row["estimated_cost_usd"] is None else f"${row['estimated_cost_usd']:,.2f}"),
     ("CREATED", lambda row: row["created_at"][:19] + "Z"),
     ("MESSAGE", lambda row: row["message"]),
 )
+
+
+def _members(row: Mapping[str, Any]) -> str:
+    least = row.get("min_members")
+    return str(row["members"]) if least is None else f"{least}-{row['members']}"
 
 
 def _show(document: Document, rows: list[Document], output: Output) -> None:
@@ -54,6 +60,9 @@ class Request:
     gpu_fraction: Annotated[float | None, Parameter(help="A part of one GPU will do: this share of its memory.")] = None
     shared: Annotated[bool | None, Parameter(help="A part of one GPU will do: with --gpu-memory-gb of memory.")] = None
     members: Annotated[int | None, Parameter(help="Pods that start together or not at all.")] = None
+    min_members: Annotated[
+        int | None, Parameter(help="So many start together; the others join where and when there is room.")
+    ] = None
     start_by_at: Annotated[
         str | None, Parameter(help="RFC 3339 instant; of equal priority the earliest goes first.")
     ] = None
@@ -78,6 +87,7 @@ class Request:
             "job_name": self.name,
             "project_id": self.project,
             "members": self.members,
+            "min_members": self.min_members,
             "within": self.within,
             "start_by_at": self.start_by_at,
             "priority": int(priority) if priority is not None and priority.isdigit() else priority,

@@ -78,6 +78,7 @@ def job(spec: JobSpec, status: JobState, scene: Scene, sight: Sight | None = Non
         gpu_type=",".join(spec.models) or None,
         gpu_count=spec.member_resources.gpu_count,
         members=spec.member_count,
+        min_members=spec.member_count_min,
         preemptible=spec.is_preemptible,
         attempt=0 if placed is None else placed.attempt,
         node_names=() if placed is None else tuple(dict.fromkeys(placed.node_names)),

@@ -28,6 +28,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     gpu_count: int  # of each member
     members: int
     preemptible: bool
+    min_members: int | None = None  # so many are enough to start and to go on; None: all of them
     attempt: int = 0  # placements so far
     node_names: tuple[str, ...] = ()
     started_at: Instant | None = None

@@ -28,10 +28,11 @@ _Term = tuple[dict[str, Any], ...]  # conditions that hold together
 
 def job_manifest(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
     """Return the Job, suspended: nothing runs until `release_patch`. Its name is the job's id."""
+    enough = {} if spec.member_count_min is None else {labels.MIN_MEMBERS: str(spec.member_count_min)}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": spec.job_id, "labels": told_of(spec)},
+        "metadata": {"name": spec.job_id, "labels": told_of(spec), "annotations": enough},
         "spec": {
             "suspend": True,
             "activeDeadlineSeconds": seconds_max(spec),

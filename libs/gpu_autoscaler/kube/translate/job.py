@@ -16,7 +16,7 @@ def job_id_of(job: wire.Object) -> JobId | None:
 
 
 def are_all_running(job: wire.Object) -> bool:
-    """True while every member is ready or done, and at least one still works."""
+    """True while every member that is needed is ready or done, and at least one still works."""
     return progress(job).is_running
 
 

@@ -9,6 +9,7 @@ import msgspec
 from gpu_autoscaler.kube import wire, wire_workloads
 from gpu_autoscaler.kube.protocol import JOBS, JOBSETS, PYTORCHJOBS, RAYJOBS, VOLCANO_JOBS, Kind
 from gpu_autoscaler.kube.translate.common import condition
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.jobs import Runtime
 
 KINDS: dict[Runtime, Kind[Any]] = {
@@ -70,10 +71,12 @@ def _job(job: wire.Job) -> Progress:
     status = job.status
     end = _by_condition(status.conditions, {"Complete": "completed", "Failed": "failed"}, status.completion_time)
     is_still = not status.active and not status.terminating
+    enough = job.metadata.annotations.get(labels.MIN_MEMBERS, "")  # as the scheduler wrote it
+    needed_count = min(int(enough), job.spec.parallelism) if enough.isdigit() else job.spec.parallelism
     return Progress(
         is_suspended=job.spec.suspend,
         is_held=job.spec.suspend and is_still and _holds(status.conditions, "Suspended"),
-        is_running=status.ready > 0 and status.ready + status.succeeded >= job.spec.parallelism,
+        is_running=status.ready > 0 and status.ready + status.succeeded >= needed_count,
         end=end,
         is_ending=end is not None or any(_holds(status.conditions, each) for each in _ANNOUNCED),
     )

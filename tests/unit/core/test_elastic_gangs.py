@@ -1,0 +1,229 @@
+"""A job that can do with fewer members than it asks for: its gang is whole or nothing, the others come and go."""
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.stories import (
+    EPOCH,
+    HOUR,
+    SECOND,
+    T0,
+    Story,
+    Told,
+    bought,
+    given,
+    job,
+    node,
+    offer,
+    on_sale,
+    pod,
+    policy,
+    request,
+)
+
+from gpu_autoscaler.core.admission import admit
+from gpu_autoscaler.core.check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.events.job import JobFinished, JobPreempted
+from gpu_autoscaler.events.pod import PodGone
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.translate.job import are_all_running
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.ids import JobId, PodUid
+from gpu_autoscaler.model.jobs import JobSpec, Mistake
+from gpu_autoscaler.model.reasons import NodesLimit
+from gpu_autoscaler_services.cli.jobs import Request
+from gpu_autoscaler_services.scheduler.attempts import losses
+from gpu_autoscaler_services.scheduler.manifest import job_manifest
+
+
+def five(**changes: Any) -> Story:  # noqa: ANN401 - fields of the job
+    """The job `a` of five members, of which two are enough."""
+    return job("a", members=5, member_count_min=2, **changes)
+
+
+def placed(state: ClusterState) -> list[tuple[str, ...]]:
+    """The nodes of each job that starts now."""
+    return [each.node_names for each in schedule(state, policy(), T0).placements]
+
+
+def buys(state: ClusterState, under: ScalingPolicy | None = None) -> list[BuyNode]:
+    """What the plan of now buys; the second opinion has nothing against it."""
+    under = under or policy()
+    made = plan(state, under, T0)
+    assert check(made, state, under) == ()
+    return [each for each in made.decisions if isinstance(each, BuyNode)]
+
+
+def member(number: int, *, on: str | None = None) -> Story:
+    """A pod of the job `a`."""
+    return pod(f"a-{number}", gpus=8, on=on, job_id="a", owner_kind="Job", labels={labels.JOB_ID: "a"})
+
+
+def gone(number: int, at_seconds: float) -> Story:
+    """The pod went before it was done."""
+    said = PodGone(
+        epoch=EPOCH, version=2, pod_uid=PodUid(f"uid-a-{number}"), namespace="default", name=f"a-{number}",
+        node_name=f"n{number}", job_id=JobId("a"), phase="running",
+    )  # fmt: skip
+    return (Told(said, T0 + timedelta(seconds=at_seconds)),)
+
+
+def running(count: int, *, least: int | None = 2) -> tuple[Story, ...]:
+    """The job `a` of five members, of which so many run, each on a node of its own."""
+    names = tuple(f"n{number}" for number in range(count))
+    nodes = [node(name) for name in names]
+    pods = [member(number, on=f"n{number}" if number < count else None) for number in range(5)]
+    started = job("a", members=5, member_count_min=least, placed_on=names, is_running=True)
+    return (*nodes, *pods, started)
+
+
+@pytest.mark.parametrize(("nodes", "starts"), [(1, 0), (2, 2), (3, 3), (5, 5), (7, 5)])
+def test_it_starts_with_as_many_as_have_room_from_its_least_on(nodes: int, starts: int) -> None:
+    """Below two nothing starts; above five nothing is added."""
+    state = given(*(node(f"n{number}") for number in range(nodes)), five())
+
+    assert [len(each) for each in placed(state)] == ([starts] if starts else [])
+
+
+def test_without_a_least_number_all_start_or_none() -> None:
+    """What was so before stays so."""
+    nodes = [node(f"n{number}") for number in range(4)]
+
+    assert placed(given(*nodes, job("a", members=5))) == []
+
+
+def test_its_gang_is_bought_whole_and_no_more_before_it_runs() -> None:
+    """Two nodes of one transaction; a limit below two buys none."""
+    state = given(five(), on_sale(offer()))
+    two, none = buys(state), buys(state, policy(nodes_count_max=1))
+
+    assert [each.gang for each in two] == ["job/a", "job/a"]
+    assert none == []
+
+
+def test_members_beyond_the_gang_are_bought_as_far_as_limits_go() -> None:
+    """Two of five run, three wait as pods: two more nodes are within the limit, and the third pod is told why not."""
+    limited = policy(nodes_count_max=4)
+    state = given(*running(2), on_sale(offer()))
+    made = plan(state, limited, T0)
+
+    assert check(made, state, limited) == ()
+    assert [each.gang for each in buys(state, limited)] == [None, None]
+    assert [type(each.reason) for each in made.held_back if each.subject.startswith("pod/")] == [NodesLimit]
+
+
+def test_the_room_of_what_starts_is_kept_until_its_pods_are_there() -> None:
+    """Placed with three of five, and no pod yet: three nodes are taken, the fourth is another's."""
+    names = ("n0", "n1", "n2")
+    nodes = [node(f"n{number}") for number in range(4)]
+    state = given(*nodes, five(placed_on=names), job("b", gpus=8))
+
+    assert placed(state) == [("n3",)]
+
+
+def after(state: ClusterState) -> list[type]:
+    """What the loss means for the job."""
+    return [type(each) for facts in losses(state, policy()).values() for each in facts]
+
+
+def test_a_loss_above_the_least_number_is_none() -> None:
+    """Three run and one goes: two go on, and the one that comes back waits as any pod does."""
+    story = running(3)
+
+    assert after(given(*story, gone(2, 60.0), as_of=T0 + HOUR)) == []
+    assert after(given(*running(3, least=None), gone(2, 60.0), as_of=T0 + HOUR)) == [JobPreempted]
+
+
+def test_a_loss_below_the_least_number_ends_the_attempt() -> None:
+    """Two of three go, at two times: what counts is the last one, by which too few were left."""
+    state = given(*running(3), gone(1, 60.0), gone(2, 90.0), as_of=T0 + HOUR)
+    (lost,) = losses(state, policy())[JobId("a")]
+
+    assert isinstance(lost, JobPreempted)
+    assert lost.preempted_at == T0 + 90 * SECOND
+    assert "a-2" in lost.cause
+
+
+def test_the_next_attempt_begins_when_enough_are_bound_again() -> None:
+    """Of five members two are bound: that is a placement, and Kubernetes has chosen the nodes."""
+    story = (*running(3), gone(1, 60.0), gone(2, 90.0))
+    state = given(*story, (Told(_preempted(), T0 + 91 * SECOND),), as_of=T0 + HOUR)
+    assert schedule(state, policy(), T0 + HOUR).placements == ()
+
+    back = (node("n9"), pod("a-1b", gpus=8, on="n9", job_id="a", owner_kind="Job", at=T0 + HOUR))
+    state = given(*story, *back, (Told(_preempted(), T0 + 91 * SECOND),), as_of=T0 + HOUR)
+    (again,) = schedule(state, policy(), T0 + HOUR).placements
+    assert (again.attempt, again.node_names) == (2, ("n0", "n9"))
+
+
+def _preempted() -> JobPreempted:
+    return JobPreempted(job_id=JobId("a"), attempt=1, cause="lost", preempted_at=T0 + 90 * SECOND)
+
+
+def test_retries_are_spent_by_lost_attempts_alone() -> None:
+    """Any number of members may be lost above the least number; the job is not failed for it."""
+    story = (*running(3), gone(2, 60.0))
+
+    assert losses(given(*story, as_of=T0 + HOUR), policy(job_retries_count_max=0)) == {}
+    ended = losses(given(*story, gone(1, 70.0), as_of=T0 + HOUR), policy(job_retries_count_max=0))[JobId("a")]
+    assert [type(each) for each in ended] == [JobPreempted, JobFinished]
+
+
+def test_the_kubernetes_job_has_all_members_and_says_how_many_are_enough() -> None:
+    """So it never changes; the watcher calls it started when enough are ready."""
+    spec = _admitted(members=5, min_members=2)
+    assert isinstance(spec, JobSpec)
+    manifest = job_manifest(spec, given())
+    assert (manifest["spec"]["parallelism"], manifest["spec"]["completions"]) == (5, 5)
+
+    one, two = (_ready(manifest["metadata"]["annotations"], count) for count in (1, 2))
+    assert (are_all_running(one), are_all_running(two)) == (False, True)
+    assert not are_all_running(_ready({}, 4))
+
+
+def _ready(annotations: dict[str, str], count: int) -> wire.Job:
+    return wire.Job(
+        metadata=wire.Metadata(annotations=annotations),
+        spec=wire.JobSpecification(parallelism=5),
+        status=wire.JobStatus(ready=count),
+    )
+
+
+def _admitted(**changes: int | str) -> JobSpec | tuple[Mistake, ...]:
+    said = msgspec.structs.replace(request("a"), **changes)
+    return admit(said, event_id="e", at=T0, now=T0, policy=policy(), gpu_models=frozenset(), gpus_per_node_max=8)
+
+
+def test_a_least_number_that_cannot_be_meant_is_refused() -> None:
+    """None, or more than there are; as many as there are is an ordinary gang."""
+    for least in (0, 6):
+        refused = _admitted(members=5, min_members=least)
+        assert isinstance(refused, tuple)
+        assert [each.field for each in refused] == ["min_members"]
+    others = _admitted(members=5, min_members=2, runtime="jobset")
+    assert isinstance(others, tuple)
+    assert "for the runtime job alone" in others[0].reason
+    spec = _admitted(members=5, min_members=5)
+    assert isinstance(spec, JobSpec)
+    assert (spec.member_count_min, spec.gang_count) == (None, 5)
+
+
+def test_the_command_line_says_it() -> None:
+    """The flag is the field of the request."""
+    assert Request(members=5, min_members=2).body({}, ()) == {"members": 5, "min_members": 2}
+
+
+def test_what_was_bought_for_the_gang_is_not_bought_again() -> None:
+    """Two nodes are on their way for it: nothing more is bought until it runs."""
+    waits = (five(), on_sale(offer()))
+    coming = [bought(each) for each in buys(given(*waits))]
+
+    assert len(coming) == 2
+    assert buys(given(*waits, *coming)) == []
