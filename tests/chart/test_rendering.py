@@ -1,5 +1,6 @@
 """What the chart makes of values: settings that the services load, rights that they have, pods that may do little."""
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -77,7 +78,11 @@ def test_every_service_starts_with_these_settings(values: str) -> None:
         assert account in of_kind(found, "ServiceAccount")
         uses_kube = settings.kube.is_in_cluster
         assert pod["automountServiceAccountToken"] is uses_kube, name
-    without = {"simulated": {"shadow", "announcer", "policy_watcher"}, "outside": {"shadow"}}.get(values, set())
+    without = {
+        "simulated": {"shadow", "announcer", "policy_watcher"},
+        "outside": {"shadow"},
+        "aws": {"shadow"},
+    }.get(values, set())
     assert seen == {service.name for service in SERVICES} - without
 
 
@@ -130,6 +135,32 @@ def test_who_opens_the_database_runs_anywhere() -> None:
     url = "postgresql://gpu@db.example:5433/gpu?sslmode=verify-full"
     assert opened == dict.fromkeys(STORED, (url, "database.password"))
     assert "podAntiAffinity" in pods(found)["gpu-autoscaler-controller"]["affinity"]
+
+
+def test_the_driver_is_told_what_it_needs() -> None:
+    """AWS by the processes that ask it, and by no other; notices are heard on each of our nodes, in its own network."""
+    found = rendered("aws")
+    told = {name: settings for name, _, settings in processes(found) if settings.provider.name == "aws"}
+    assert set(told) == {"gpu-autoscaler-controller", "gpu-autoscaler-spot-watcher"}
+    aws = told["gpu-autoscaler-controller"].aws
+    assert (aws.region, aws.launch_template, aws.subnets) == ("us-west-2", "gpu-nodes", ("subnet-1", "subnet-2"))
+    assert aws.instance_types == ("g5.*", "p5.48xlarge")
+    files = of_kind(found, "ConfigMap")["gpu-autoscaler-cloud"]["data"]
+    assert json.loads(files["prices.json"]) == {"p5.48xlarge/*/on-demand": 98.32}
+    assert "{labels}" in files["user-data"]
+    assert aws.prices_path is not None
+    assert aws.user_data_path is not None
+    mounts = pods(found)["gpu-autoscaler-controller"]["containers"][0]["volumeMounts"]
+    folder = next(mount["mountPath"] for mount in mounts if mount["name"] == "cloud")
+    assert {aws.prices_path, aws.user_data_path} == {f"{folder}/{name}" for name in files}
+
+    notices = of_kind(found, "DaemonSet")["gpu-autoscaler-spot-watcher-notices"]["spec"]["template"]["spec"]
+    assert notices["hostNetwork"] is True
+    settings = next(one for name, _, one in processes(found) if name.endswith("-notices"))
+    assert (settings.sensing.role, settings.sensing.node_name) == ("node", "node-1")
+    assert (settings.http.host, settings.http.port) == ("192.0.2.7", 18081)
+    roles = {account["metadata"].get("annotations") is None for account in of_kind(found, "ServiceAccount").values()}
+    assert roles == {True, False}
 
 
 def test_without_values_the_policy_is_the_default(tmp_path: Path) -> None:
@@ -193,6 +224,7 @@ def test_a_cloud_s_values_reach_whoever_buys_there() -> None:
 REFUSED = {
     "autoscaling.provider=aws": "autoscaling.aws.region: is needed",
     "autoscaling.provider=karpenter": "no driver for karpenter; it has",
+    "autoscaling.provider=cloud": "/autoscaling/provider",
     "autoscaling.scaleUp.threshhold=0.8": "additional properties 'threshhold' not allowed",
     "autoscaling.scaleUp.cooldown=soon": "/autoscaling/scaleUp/cooldown",
     "autoscaling.limits.maxNodes=-1": "/autoscaling/limits/maxNodes",

@@ -43,6 +43,10 @@ http://{{ include "gpu-autoscaler.fullname" . }}-simcluster:8001
 {{- if not .Values.store.postgresql.url }}true{{ end }}
 {{- end }}
 
+{{- define "gpu-autoscaler.hasCloudFiles" -}}
+{{- if and (eq .Values.autoscaling.provider "aws") (or .Values.autoscaling.aws.userData .Values.autoscaling.aws.prices) }}true{{ end }}
+{{- end }}
+
 {{- define "gpu-autoscaler.jobsNamespace" -}}
 {{- if include "gpu-autoscaler.isSimulated" . }}default{{ else }}{{ .Values.jobs.namespace | default .Release.Namespace }}{{ end }}
 {{- end }}

@@ -81,6 +81,12 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- if .launchTemplate }}
 - {name: GPU_AUTOSCALER_AWS_LAUNCH_TEMPLATE, value: {{ .launchTemplate | quote }}}
 {{- end }}
+{{- if .userData }}
+- {name: GPU_AUTOSCALER_AWS_USER_DATA_PATH, value: /etc/gpu-autoscaler-cloud/user-data}
+{{- end }}
+{{- if .prices }}
+- {name: GPU_AUTOSCALER_AWS_PRICES_PATH, value: /etc/gpu-autoscaler-cloud/prices.json}
+{{- end }}
 {{- range $name, $list := dict "SUBNETS" .subnets "INSTANCE_TYPES" .instanceTypes "GROUPS" $groups }}
 {{- if $list }}
 - {name: GPU_AUTOSCALER_AWS_{{ $name }}, value: {{ join "," $list | quote }}}
@@ -134,6 +140,7 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "gpu-autoscaler.pod" -}}
 {{- $root := .root }}{{ $values := .root.Values }}{{ $process := .process }}{{ $settings := .settings }}
+{{- $hasCloudFiles := and $process.cloud (include "gpu-autoscaler.hasCloudFiles" $root) }}
 {{- $hasFile := and $process.store (include "gpu-autoscaler.isSqlite" $root) }}
 {{- $port := ternary ($values.sensing.hostPort | int) 8081 (not (empty $process.onNodes)) -}}
 metadata:
@@ -230,6 +237,9 @@ spec:
         {{- if $process.policy }}
         - {name: policy, mountPath: /etc/gpu-autoscaler, readOnly: true}
         {{- end }}
+        {{- if $hasCloudFiles }}
+        - {name: cloud, mountPath: /etc/gpu-autoscaler-cloud, readOnly: true}
+        {{- end }}
   volumes:
     - {name: scratch, emptyDir: {sizeLimit: 64Mi}}
     {{- if $hasFile }}
@@ -238,5 +248,8 @@ spec:
     {{- end }}
     {{- if $process.policy }}
     - {name: policy, configMap: {name: {{ include "gpu-autoscaler.fullname" $root }}-policy}}
+    {{- end }}
+    {{- if $hasCloudFiles }}
+    - {name: cloud, configMap: {name: {{ include "gpu-autoscaler.fullname" $root }}-cloud}}
     {{- end }}
 {{- end }}
