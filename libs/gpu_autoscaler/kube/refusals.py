@@ -5,7 +5,7 @@ Source: Kubernetes API conventions, "Response Status Kind" (read 2026-11-21), an
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -65,20 +65,25 @@ _RIGHT = re.compile(
 
 
 def grant(message: str) -> str | None:
-    """Return the command that gives the right that a 403 is about; None where it is about something else.
-
-    It grants for all namespaces: what we read and write is not in one alone.
-    """
+    """Return the command that gives the right that a 403 is about; None where it is about something else."""
     found = _RIGHT.search(message)
     if found is None:
         return None
-    user, verb, resource, group = (found[part] for part in ("user", "verb", "resource", "group"))
+    return granting(found["user"], (found["verb"],), found["resource"], found["group"])
+
+
+def granting(user: str, verbs: Sequence[str], resource: str, group: str) -> str:
+    """Return the command that lets the user do this to a resource, with its subresource as in `pods/eviction`.
+
+    It grants for all namespaces: what we read and write is not in one alone.
+    """
     main, _, sub = resource.partition("/")
     told = main + (f".{group}" if group else "") + (f"/{sub}" if sub else "")
     account = user.removeprefix("system:serviceaccount:")
-    name = re.sub(r"[^a-z0-9.-]+", "-", f"gpu-autoscaler-{verb}-{resource}-{account}".lower())  # for each its own
+    name = f"gpu-autoscaler-{'-'.join(verbs)}-{resource}-{account}".lower()
+    name = re.sub(r"[^a-z0-9.-]+", "-", name)  # for each its own
     whom = f"--user={user}" if account == user else f"--serviceaccount={account}"
     return (
-        f"kubectl create clusterrole {name} --verb={verb} --resource={told} && "
+        f"kubectl create clusterrole {name} --verb={','.join(verbs)} --resource={told} && "
         f"kubectl create clusterrolebinding {name} --clusterrole={name} {shlex.quote(whom)}"
     )

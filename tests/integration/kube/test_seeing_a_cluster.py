@@ -1,0 +1,61 @@
+"""`up --kubeconfig`: a cluster that cannot be used is told before anything is started, with the next step."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from tests.controlplane.fixtures import plane
+from tests.controlplane.plane import ControlPlane
+
+from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler_services.cli.exits import Exit
+from gpu_autoscaler_services.cli.main import run
+from gpu_autoscaler_services.local.cluster import see_cluster
+from gpu_autoscaler_services.rights import RIGHTS
+
+__all__ = ["plane"]
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+
+ALL = [right for rights in RIGHTS.values() for right in rights]
+
+
+def user(plane: ControlPlane, name: str, days: str = "1") -> Path:
+    """A kubeconfig of somebody with a client certificate and no rights."""
+    certificate, key = plane.authority.client(name, days=days)
+    return plane.kubeconfig(name, {"client-certificate": str(certificate), "client-key": str(key)})
+
+
+async def test_whoever_has_all_rights_may(plane: ControlPlane) -> None:
+    """The administrator; nothing is said but where the cluster is."""
+    assert await see_cluster(plane.kubeconfig(), ALL, "default") == plane.url
+
+
+async def test_each_missing_right_is_told_with_its_command(plane: ControlPlane) -> None:
+    """All at once; and the commands, run as they are told, are enough."""
+    path = user(plane, "carol")
+    with pytest.raises(ConfigError) as told:
+        await see_cluster(path, ALL, "default")
+    mistakes = [line.removeprefix("  - ") for line in str(told.value).splitlines() if line.startswith("  - ")]
+    assert any(one.startswith("carol may not list, watch, get, patch nodes; grant it: kubectl create") for one in mistakes)
+    assert any("pods/eviction" in one for one in mistakes)
+    for one in mistakes:
+        for command in one.partition("; grant it: ")[2].split(" && "):
+            plane.kubectl(*shlex.split(command)[1:])
+    assert await see_cluster(path, ALL, "default") == plane.url
+
+
+async def test_credentials_that_ended_are_told(plane: ControlPlane) -> None:
+    """An expired certificate is no missing right: it is to be renewed."""
+    with pytest.raises(TransientError, match=r"401: .* does not accept user 'dave' .*renew it"):
+        await see_cluster(user(plane, "dave", days="-1"), ALL, "default")
+
+
+def test_nothing_is_started_for_a_kubeconfig_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command says so and ends, and leaves no folder behind."""
+    folder = tmp_path / "up"
+    missing = tmp_path / "nowhere.kubeconfig"
+    assert run(["up", "--kubeconfig", str(missing), "--folder", str(folder)]) == Exit.USAGE
+    assert str(missing) in capsys.readouterr().err
+    assert not folder.exists()
