@@ -68,9 +68,10 @@ controlplane: $(VENV)/.dev ## Build a real Kubernetes control plane for tests (n
 	@$(BIN)/python -m tests.controlplane.programs
 	@$(BIN)/python -m tests.controlplane.definitions
 
-chart: $(VENV)/.dev ## Build Helm for tests (needs Go), then lint, render and install the chart on a real API server
+chart: $(VENV)/.dev ## Build Helm for tests (needs Go), then lint, render and install the chart on a real API server; read the Dockerfile and the compose file
 	@$(BIN)/python -m tests.chart.programs
-	$(BIN)/pytest -q tests/chart $(ARGS)
+	@$(BIN)/python -m tests.containers.programs
+	$(BIN)/pytest -q tests/chart tests/containers $(ARGS)
 
 sim: $(VENV)/.dev ## Simulate SEEDS=n runs (or SEED=n alone) with faults; a broken promise fails
 	$(BIN)/python -m gpu_autoscaler_services.simulate $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

@@ -13,13 +13,16 @@ from tests.controlplane.plane import EVERYTHING, ControlPlane, running_plane
 from tests.e2e.test_kubernetes import play, real_cluster
 from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import job, node, pod
+from tests.support.kube_policies import policy
 from tests.support.service_accounts import account, audit_settings, give_accounts, granted, seen
 
 from gpu_autoscaler.core.announcements import Announcement
+from gpu_autoscaler.kube import wire_policy
 from gpu_autoscaler.kube.announcing import EventWriter
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
-from gpu_autoscaler.kube.protocol import JOBS, PODS
+from gpu_autoscaler.kube.protocol import JOBS, PODS, POLICIES
+from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.gateway.auth import TokenReviews
 from gpu_autoscaler_services.registry import SERVICES
@@ -35,6 +38,7 @@ OTHERS = {
     ("rayjobs", "ray.io"),
     ("jobs", "batch.volcano.sh"),
 }
+_WATCHED = {("list", wire_policy.PLURAL, wire_policy.GROUP), ("watch", wire_policy.PLURAL, wire_policy.GROUP)}
 # What the story does not come to. A test below does it under the same account, where it can be done here.
 NOT_PLAYED = {
     "pod_watcher": {  # of kinds that are not installed here; where they are it lists them, and then watches
@@ -43,6 +47,7 @@ NOT_PLAYED = {
         *(("watch", resource, group) for resource, group in OTHERS),
     },
     "announcer": {("get", "events", ""), ("patch", "events", "")},  # the same thing said again
+    "policy_watcher": granted("policy_watcher") - _WATCHED,  # there is no policy in the story to answer
     "scaler": {("delete", "pods", ""), ("patch", "pods/status", "")},  # only at a deadline
     "scheduler": {  # a job is taken back, a gang, and one of each kind that others bring (tests/integration/kube)
         ("delete", "jobs", "batch"),
@@ -62,6 +67,7 @@ REFUSED = {
     "scaler": ("DELETE", "/api/v1/nodes/n", None),
     "shadow": ("GET", "/api/v1/namespaces/kube-system", None),
     "announcer": ("DELETE", f"{PODS_PATH}/p", None),
+    "policy_watcher": ("DELETE", "/apis/gpu-autoscaler.io/v1alpha1/autoscalingpolicies/p", None),
     "cost_tracker": ("GET", "/api/v1/pods", None),
     "gateway": ("POST", JOBS_PATH, job("j")),
 }
@@ -140,16 +146,35 @@ async def test_the_scheduler_may_take_a_job_back(plane: ControlPlane, kubeconfig
         await users.until(f"{JOBS_PATH}/taken-back", lambda body: not body)
 
 
-async def test_the_announcer_may_say_it_again(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
+@pytest.mark.parametrize("service", ["announcer", "policy_watcher"])
+async def test_who_says_something_may_say_it_again(
+    plane: ControlPlane, kubeconfigs: Mapping[str, Path], service: str
+) -> None:
     """The same thing is one Event that counts."""
+    reason = f"Waits{len(service)}"
     said = Announcement(
-        kind="Pod", namespace="default", name="p", uid="u", reason="Waits", message="still", is_warning=False
+        kind="Pod", namespace="default", name="p", uid=service, reason=reason, message="still", is_warning=False
     )
-    async with everybody_else(plane) as users, acting_as(kubeconfigs["announcer"]) as kube:
+    async with everybody_else(plane) as users, acting_as(kubeconfigs[service]) as kube:
         for _ in range(2):
             await EventWriter(kube).say(said, Clock().now())
-        events = await users.read("/api/v1/namespaces/default/events?fieldSelector=reason%3DWaits")
+        events = await users.read(f"/api/v1/namespaces/default/events?fieldSelector=reason%3D{reason}")
     assert [event["count"] for event in events["items"]] == [2]
+
+
+async def test_the_policy_watcher_may_answer(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
+    """It writes the status of a policy, and reads its definition and no other."""
+    plane.kubectl("apply", "--filename", "-", text=json.dumps(policy("answered", enabled=False)))
+    path = f"{POLICIES.path(name='answered')}/status"
+    async with acting_as(kubeconfigs["policy_watcher"]) as kube:
+        assert (await kube.cluster()).installation
+        await kube.patch(path, {"status": {"nodes": 3}})
+        assert (await kube.read(wire_policy.DEFINITION_PATH))["metadata"]["name"] == wire_policy.DEFINITION
+        with pytest.raises(PermanentError, match="403"):
+            await kube.read("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/others.example")
+        with pytest.raises(PermanentError, match="403"):
+            await kube.patch(POLICIES.path(name="answered"), {"spec": {"enabled": True}})
+    plane.kubectl("delete", "autoscalingpolicy", "answered")
 
 
 async def test_the_gateway_may_ask_who_is_there(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:

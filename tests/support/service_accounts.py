@@ -14,7 +14,7 @@ from gpu_autoscaler_services.rights import RIGHTS
 
 # (verb, resource with its subresource, group)
 Call = tuple[str, str, str]
-_KINDS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+_KINDS = ("CustomResourceDefinition", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 _PREFIX = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-"
 
 

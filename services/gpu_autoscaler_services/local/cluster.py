@@ -28,7 +28,7 @@ async def see_cluster(path: Path, rights: Iterable[Right], jobs_namespace: str) 
     connection = from_kubeconfig(str(path))
     kube = KubeClient(connection, now=Clock().now)
     try:
-        missing = await _missing(kube, _together(rights), jobs_namespace)
+        missing = await _missing(kube, await _served(kube, _together(rights)), jobs_namespace)
         if missing:
             user = await _who_asks(kube)
             raise ConfigError(f"kubeconfig {path}", [_told(user, right) for right in missing])
@@ -49,11 +49,16 @@ def _together(rights: Iterable[Right]) -> list[Right]:
     ]
 
 
+async def _served(kube: KubeClient, rights: list[Right]) -> list[Right]:
+    """Those on kinds that are installed: nobody can be given a right on what is not there, and nobody needs it."""
+    groups = {group["name"] for group in (await kube.read("/apis")).get("groups", ())}
+    return [right for right in rights if not right.group or right.group in groups]
+
+
 async def _missing(kube: KubeClient, rights: list[Right], jobs_namespace: str) -> list[Right]:
-    """The rights with the verbs that are not allowed; the first question also says whether the cluster answers."""
+    """The rights with the verbs that are not allowed."""
     asked = [(right, verb) for right in rights for verb in right.verbs]
-    first = await _may(kube, *asked[0], jobs_namespace)
-    answers = [first, *await asyncio.gather(*(_may(kube, right, verb, jobs_namespace) for right, verb in asked[1:]))]
+    answers = await asyncio.gather(*(_may(kube, right, verb, jobs_namespace) for right, verb in asked))
     refused: dict[Right, tuple[str, ...]] = {}
     for (right, verb), is_allowed in zip(asked, answers, strict=True):
         if not is_allowed:
