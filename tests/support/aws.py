@@ -57,11 +57,16 @@ class Region:
         return AwsCapacity(options, installation=installation, url=self.url, call_seconds_max=60.0, now=self.clock.now)
 
 
+def moto_or_skip() -> None:
+    """Skip the test, by name, where the fake AWS cannot be had."""
+    if importlib.util.find_spec("moto") is None or importlib.util.find_spec("boto3") is None:
+        pytest.skip("NOT RUN: moto and boto3 are not installed; `make .venv/.dev` installs them (the fake AWS)")
+
+
 @contextmanager
 def served_region() -> Iterator[Region]:
     """Serve an empty region until the block ends."""
-    if importlib.util.find_spec("moto") is None or importlib.util.find_spec("boto3") is None:
-        pytest.skip("NOT RUN: moto and boto3 are not installed; `make .venv/.dev` installs them (the fake AWS)")
+    moto_or_skip()
     from gpu_autoscaler.simcloud.aws.fake import AwsFake  # noqa: PLC0415 - moto loads slowly
     from gpu_autoscaler.simcloud.aws.server import serving  # noqa: PLC0415 - as the fake
 

@@ -1,0 +1,106 @@
+"""AWS's words become ours: types, errors, ends."""
+
+from datetime import UTC, datetime
+
+import pytest
+from tests.support.aws import moto_or_skip
+
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.gpu import GIBIBYTE
+from gpu_autoscaler.providers.aws.known_kinds import KNOWN_KINDS
+from gpu_autoscaler.providers.aws.translate import failure, instance_of, kind_of
+from gpu_autoscaler.providers.protocol import LaunchRefused
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+# CHECKLIST, Decisions, "prices": what these types really carry.
+CARRIES = {
+    "p4d.24xlarge": ("A100", 8, 40),
+    "p4de.24xlarge": ("A100", 8, 80),
+    "g6.48xlarge": ("L4", 8, 24),
+    "g6e.48xlarge": ("L40S", 8, 48),
+    "g4dn.12xlarge": ("T4", 4, 16),
+    "p5.48xlarge": ("H100", 8, 80),
+}
+
+
+@pytest.mark.parametrize("name", CARRIES)
+def test_what_a_type_carries(name: str) -> None:
+    """Model, count and memory, by the names that everybody uses for them."""
+    kind = KNOWN_KINDS[name]
+    model, count, gibibytes = CARRIES[name]
+    assert (kind.gpu_model, kind.resources.gpu_count, kind.gpu_memory_bytes) == (model, count, gibibytes * GIBIBYTE)
+
+
+def test_the_bundled_table_says_what_aws_said() -> None:
+    """Row by row as DescribeInstanceTypes answers, where moto carries the answer."""
+    moto_or_skip()
+    from moto.ec2.models.instance_types import INSTANCE_TYPES  # noqa: PLC0415 - loads slowly, and may be missing
+
+    told = {name: kind_of(INSTANCE_TYPES[name]) for name in KNOWN_KINDS if name in INSTANCE_TYPES}
+    differing = [
+        name
+        for name, kind in told.items()
+        if kind is None
+        or (kind.resources, kind.gpu_model, kind.gpu_memory_bytes)
+        != (KNOWN_KINDS[name].resources, KNOWN_KINDS[name].gpu_model, KNOWN_KINDS[name].gpu_memory_bytes)
+    ]
+    assert len(told) > 30
+    assert differing == []
+
+
+def test_gpus_that_our_pods_cannot_use_are_not_for_sale() -> None:
+    """A type with another maker's GPUs."""
+    told = {
+        "InstanceType": "g4ad.xlarge",
+        "VCpuInfo": {"DefaultVCpus": 4},
+        "MemoryInfo": {"SizeInMiB": 16384},
+        "GpuInfo": {"Gpus": [{"Name": "Radeon Pro V520", "Manufacturer": "AMD", "Count": 1}]},
+    }
+    assert kind_of(told) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "scope"),
+    [
+        ("InsufficientInstanceCapacity", "capacity", "offer"),
+        ("UnfulfillableCapacity", "capacity", "offer"),
+        ("InsufficientFreeAddressesInSubnet", "capacity", "zone"),
+        ("VcpuLimitExceeded", "quota", "region"),
+        ("MaxSpotInstanceCountExceeded", "quota", "region"),
+        ("UnauthorizedOperation", "permission", "region"),
+        ("InvalidSubnetID.NotFound", "configuration", "offer"),
+    ],
+)
+def test_a_refused_launch_is_of_one_kind(code: str, kind: str, scope: str) -> None:
+    """The same word of a call that only reads is no refusal: it is asked again."""
+    refused = failure("RunInstances", code, "words", of_launch=True)
+    assert isinstance(refused, LaunchRefused)
+    assert (refused.kind, refused.scope, refused.code) == (kind, scope, code)
+    assert isinstance(failure("DescribeInstances", code, "words", of_launch=False), TransientError)
+
+
+@pytest.mark.parametrize("code", ["RequestLimitExceeded", "InternalError", "ExpiredToken", "ServiceUnavailable", "New"])
+def test_what_may_pass_is_transient(code: str) -> None:
+    """Also a word that nobody has heard yet: the token makes a second try harmless."""
+    assert isinstance(failure("RunInstances", code, "words", of_launch=True), TransientError)
+
+
+def test_a_token_used_for_something_else_is_final() -> None:
+    """Trying again cannot help."""
+    assert type(failure("RunInstances", "IdempotentParameterMismatch", "", of_launch=True)) is PermanentError
+
+
+def test_an_end_has_the_cloud_s_date_or_that_of_being_seen() -> None:
+    """EC2 dates the ends that users ask for, and no others."""
+    told = {
+        "InstanceId": "i-1",
+        "InstanceType": "g4dn.xlarge",
+        "Placement": {"AvailabilityZone": "eu-west-1a"},
+        "LaunchTime": datetime(2026, 11, 21, 11, tzinfo=UTC),
+        "State": {"Name": "terminated"},
+        "StateTransitionReason": "User initiated (2026-11-21 11:30:00 GMT)",
+    }
+    assert instance_of(told, now=NOW).terminated_at == datetime(2026, 11, 21, 11, 30, tzinfo=UTC)
+    assert instance_of(told | {"StateTransitionReason": "Server.InternalError"}, now=NOW).terminated_at == NOW
+    assert instance_of(told, now=NOW).action_id is None
