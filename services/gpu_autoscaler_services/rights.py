@@ -25,6 +25,7 @@ class Right(msgspec.Struct, frozen=True, kw_only=True):
 # Which cluster this is: the UID of this namespace (`KubeClient.cluster`).
 WHICH_CLUSTER = Right(verbs=("get",), resource="namespaces", name="kube-system")
 _READ = ("list", "watch")
+_DEVICES = ("resourceclaims", "resourceclaimtemplates", "resourceslices", "deviceclasses")
 # Kinds that others bring: asked for where they are installed (`kube/translate/progress.py`).
 _OTHERS = (
     ("jobsets", "jobset.x-k8s.io"),
@@ -44,6 +45,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(verbs=_READ, resource="poddisruptionbudgets", group="policy"),
         Right(verbs=_READ, resource="jobs", group="batch"),
         *(Right(verbs=_READ, resource=resource, group=group) for resource, group in _OTHERS),
+        *(Right(verbs=_READ, resource=resource, group="resource.k8s.io") for resource in _DEVICES),
         Right(verbs=_READ, resource="podgroups", group="scheduling.x-k8s.io"),
         Right(verbs=_READ, resource="podgroups", group="scheduling.volcano.sh"),
     ),

@@ -239,12 +239,14 @@ def _nodes_max(plan: Plan, policy: ScalingPolicy) -> int:
 
 
 def _volumes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
-    """Nothing is bought for a pod that no node would help."""
-    waiting = {f"pod/{uid}": pod for uid, pod in state.pods.items() if pod.volume_trouble and pod.node_name is None}
+    """Nothing is bought for a pod that no node would help, or of which nobody knows which would."""
+    unhelped = (pod for pod in state.pods.values() if pod.volume_trouble or pod.device_trouble)
+    waiting = {f"pod/{pod.pod_uid}": pod for pod in unhelped if pod.node_name is None}
     for decision in _bought(plan) if waiting else ():
         for key in getattr(decision.reason, "demand", ()):
             if key in waiting:
-                yield f"{decision.offer.key} is bought for pod {waiting[key].name}: {waiting[key].volume_trouble}"
+                why = waiting[key].volume_trouble or waiting[key].device_trouble
+                yield f"{decision.offer.key} is bought for pod {waiting[key].name}: {why}"
 
 
 def _domains(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:

@@ -25,7 +25,7 @@ from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT, PRIORITY_NAMES, JobSpec
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.model.scheduling import NO_DEMANDS, LabelRequirement, NodeDemands, NodeSelectorTerm, Toleration
-from gpu_autoscaler.model.shape_reasons import VolumeNotReady
+from gpu_autoscaler.model.shape_reasons import DevicesUnread, VolumeNotReady
 
 # Kubernetes reserves priorities from here on for critical system pods
 # (Kubernetes documentation, "Pod Priority and Preemption", read 2026-11-21).
@@ -190,8 +190,14 @@ def _pod_item(
         work_seconds_max=None if spec is None else spec.duration_seconds_max,
         leaves=None if view is None else view.node_uid,
         prefers=_placed_on(job) if source is DemandSource.ARRIVING_POD else (),
-        blocked=VolumeNotReady(detail=pod.volume_trouble) if pod.volume_trouble else None,
+        blocked=_blocked(pod),
     )
+
+
+def _blocked(pod: PodObserved) -> VolumeNotReady | DevicesUnread | None:
+    if pod.device_trouble:
+        return DevicesUnread(detail=pod.device_trouble)
+    return VolumeNotReady(detail=pod.volume_trouble) if pod.volume_trouble else None
 
 
 def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterator[DemandItem]:

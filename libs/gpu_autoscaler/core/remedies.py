@@ -24,7 +24,12 @@ _Keeping = (
 )
 _Overruling = reasons.Frozen | reasons.PoolPaused | reasons.OverrideReached | reasons.KeptByOverride
 _Limiting = reasons.NodesLimit | reasons.GpusLimit | reasons.BudgetLimit | reasons.MoneyLimit | reasons.Cooldown
-_Unready = shape_reasons.NoDomainFits | shape_reasons.VolumeNotReady | shape_reasons.GroupNotWhole
+_Unready = (
+    shape_reasons.NoDomainFits
+    | shape_reasons.VolumeNotReady
+    | shape_reasons.DevicesUnread
+    | shape_reasons.GroupNotWhole
+)
 
 
 _Doubting = reasons.ForecastUnsure | use_reasons.TelemetryUnsure | use_reasons.UtilizationAlone
@@ -78,6 +83,8 @@ def _of_unready(reason: _Unready) -> str:
             return f"one value of {reason.topology_key} has room for all {counted(reason.members_count, 'member')}"
         case shape_reasons.VolumeNotReady():
             return f"its volume is there ({reason.detail})"
+        case shape_reasons.DevicesUnread():
+            return f"it claims so many GPUs of class gpu.nvidia.com, of one product or any ({reason.detail})"
         case shape_reasons.GroupNotWhole():
             missing = counted(reason.members_count_min - reason.members_there, "pod")
             return f"the other {missing} that {thing(reason.group)} needs can be seen"

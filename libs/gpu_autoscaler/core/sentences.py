@@ -240,7 +240,12 @@ _KeptReason = (
 )
 
 
-_NotWhole = shape_reasons.NoDomainFits | shape_reasons.VolumeNotReady | shape_reasons.GroupNotWhole
+_NotWhole = (
+    shape_reasons.NoDomainFits
+    | shape_reasons.VolumeNotReady
+    | shape_reasons.DevicesUnread
+    | shape_reasons.GroupNotWhole
+)
 
 
 def _why_not_whole(reason: _NotWhole) -> str:
@@ -250,6 +255,8 @@ def _why_not_whole(reason: _NotWhole) -> str:
             return f"Its {members} must share a value of {reason.topology_key}; of {tried} none can have them all."
         case shape_reasons.VolumeNotReady():
             return f"No node would help: {reason.detail}."
+        case shape_reasons.DevicesUnread():
+            return f"What it claims of devices cannot be bought for: {reason.detail}."
         case shape_reasons.GroupNotWhole():
             there = f"{reason.members_there} of {counted(reason.members_count_min, 'pod')}"
             return f"Only {there} that {thing(reason.group)} needs are there; it starts whole or not at all."

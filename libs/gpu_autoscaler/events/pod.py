@@ -47,6 +47,7 @@ class PodObserved(Versioned, frozen=True, kw_only=True):
     grace_seconds: float = 30.0
     job_id: JobId | None = None
     volume_trouble: str = ""  # why no node helps before one of its volumes is there; empty: one would
+    device_trouble: str = ""  # why what it claims of devices cannot be bought; empty: it can, or it claims none
     group_count_min: int | None = None  # pods of its group that start together; None: the group does not say
     preferences: Preferences | None = None  # None: it would as soon be anywhere
 

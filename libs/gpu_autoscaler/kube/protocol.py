@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from gpu_autoscaler.kube import wire, wire_policy, wire_storage, wire_workloads
+from gpu_autoscaler.kube import wire, wire_devices, wire_policy, wire_storage, wire_workloads
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.observed import Instant
 
@@ -77,6 +77,13 @@ GROUPS = Kind(plural="podgroups", api="/apis/scheduling.x-k8s.io/v1alpha1", type
 VOLCANO_GROUPS = Kind(
     plural="podgroups", api="/apis/scheduling.volcano.sh/v1beta1", type=wire_storage.Group, is_optional=True
 )
+_DEVICES = "/apis/resource.k8s.io/v1"  # since Kubernetes 1.34
+DEVICE_CLAIMS = Kind(plural="resourceclaims", api=_DEVICES, type=wire_devices.ResourceClaim, is_optional=True)
+DEVICE_TEMPLATES = Kind(
+    plural="resourceclaimtemplates", api=_DEVICES, type=wire_devices.ResourceClaimTemplate, is_optional=True
+)
+DEVICE_CLASSES = Kind(plural="deviceclasses", api=_DEVICES, type=wire_devices.DeviceClass, is_optional=True)
+DEVICE_SLICES = Kind(plural="resourceslices", api=_DEVICES, type=wire_devices.ResourceSlice, is_optional=True)
 POLICIES = Kind(
     plural=wire_policy.PLURAL,
     api=f"/apis/{wire_policy.GROUP}/{wire_policy.VERSION}",

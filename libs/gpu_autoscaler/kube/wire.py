@@ -221,6 +221,7 @@ class PodSpec(_Wire, frozen=True, kw_only=True):
     priority_class_name: str = ""
     termination_grace_period_seconds: float = 30.0
     volumes: tuple[Volume, ...] = ()
+    resource_claims: tuple[dict[str, str], ...] = ()  # each by its own name, and that of its claim or template
 
 
 class Terminated(_Wire, frozen=True, kw_only=True):

@@ -9,6 +9,12 @@ class VolumeNotReady(Reason, frozen=True, kw_only=True, tag="volume_not_ready"):
     detail: str  # in words: "claim default/data does not exist"
 
 
+class DevicesUnread(Reason, frozen=True, kw_only=True, tag="devices_unread"):
+    """The pod claims devices in a way that cannot be read, or that are not there: nothing is bought on a guess."""
+
+    detail: str  # in words: "request gpus has alternatives"
+
+
 class NoDomainFits(Reason, frozen=True, kw_only=True, tag="no_domain_fits"):
     """All members must be near each other, and nowhere near each other can they all have a place."""
 
@@ -25,4 +31,4 @@ class GroupNotWhole(Reason, frozen=True, kw_only=True, tag="group_not_whole"):
     members_count_min: int
 
 
-ShapeReason = VolumeNotReady | GroupNotWhole | NoDomainFits
+ShapeReason = VolumeNotReady | DevicesUnread | GroupNotWhole | NoDomainFits

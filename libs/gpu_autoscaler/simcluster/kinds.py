@@ -138,6 +138,13 @@ CLASSES = Kind(group="storage.k8s.io", kind="StorageClass", plural="storageclass
 GROUPS = Kind(
     group="scheduling.x-k8s.io", version="v1alpha1", kind="PodGroup", plural="podgroups", has_status=True, custom=True
 )
+_DEVICES = "resource.k8s.io"
+DEVICE_CLAIMS = Kind(group=_DEVICES, kind="ResourceClaim", plural="resourceclaims", has_status=True)
+DEVICE_TEMPLATES = Kind(group=_DEVICES, kind="ResourceClaimTemplate", plural="resourceclaimtemplates")
+DEVICE_SLICES = Kind(
+    group=_DEVICES, kind="ResourceSlice", plural="resourceslices", namespaced=False, has_generation=True
+)
+DEVICE_CLASSES = Kind(group=_DEVICES, kind="DeviceClass", plural="deviceclasses", namespaced=False, has_generation=True)
 
 KINDS = (
     NAMESPACES,
@@ -154,6 +161,10 @@ KINDS = (
     VOLUMES,
     CLASSES,
     GROUPS,
+    DEVICE_CLAIMS,
+    DEVICE_TEMPLATES,
+    DEVICE_SLICES,
+    DEVICE_CLASSES,
 )
 
 

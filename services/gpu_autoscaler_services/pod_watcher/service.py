@@ -22,6 +22,7 @@ from gpu_autoscaler.events.pod import (
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import (
     BUDGETS,
+    DEVICE_SLICES,
     NODES,
     PODS,
     Bookmark,
@@ -35,12 +36,13 @@ from gpu_autoscaler.kube.protocol import (
 )
 from gpu_autoscaler.kube.translate.budget import budget_gone, budget_observed
 from gpu_autoscaler.kube.translate.job import are_all_running, job_finished, job_id_of, job_removed, job_started
-from gpu_autoscaler.kube.translate.node import node_gone, node_observed
+from gpu_autoscaler.kube.translate.node import node_gone
 from gpu_autoscaler.kube.translate.pod import pod_gone, pod_observed
 from gpu_autoscaler.kube.translate.progress import KINDS, RUNTIMES
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import NodeUid, PodUid
+from gpu_autoscaler_services.pod_watcher.slices import Slices
 from gpu_autoscaler_services.pod_watcher.surroundings import AROUND_KINDS, Surroundings
 
 # Cluster time between two signs of life of a watch: often enough for any staleness limit, rare enough for the stream.
@@ -109,9 +111,12 @@ class PodWatcher:
         """`cluster` gives the epoch of all versions."""
         self._kube = kube
         self._epoch = cluster.epoch
+        self._slices = Slices()
         self._desks = {
             PODS.plural: _Desk(observed=self._pod_observed, gone=pod_gone, listed=_pod_listed, alive=_pod_watched),
-            NODES.plural: _Desk(observed=node_observed, gone=node_gone, listed=_node_listed, alive=_node_watched),
+            NODES.plural: _Desk(
+                observed=self._slices.observed, gone=node_gone, listed=_node_listed, alive=_node_watched
+            ),
             # Budgets are few, and a whole list of them is as good a sign of life as any.
             BUDGETS.plural: _Desk(
                 observed=budget_observed, gone=budget_gone, listed=_budget_listed, alive=_budget_listed
@@ -124,7 +129,7 @@ class PodWatcher:
 
     def sources(self) -> Sequence[AsyncIterator[WatchItem]]:
         """One watch a kind; of Jobs and their like only those that the binder made."""
-        kinds: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, *AROUND_KINDS)
+        kinds: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, *AROUND_KINDS, DEVICE_SLICES)
         watched = [self._kube.watch(kind) for kind in kinds]
         return [*watched, *(self._kube.watch(kind, label_selector=labels.JOB_ID) for kind in KINDS.values())]
 
@@ -139,6 +144,9 @@ class PodWatcher:
         elif self._around.is_about(item):
             pods = self._desks[PODS.plural]
             facts = [fact for pod in self._around.take(item) for fact in self._observe(pods, pod)]
+        elif self._slices.is_about(item):
+            nodes = self._desks[NODES.plural]
+            facts = [fact for node in self._slices.take(item) for fact in self._observe(nodes, node)]
         else:
             facts = self._on_job_item(item)
         self._last[item.kind.path()] = (item, facts)
@@ -158,9 +166,14 @@ class PodWatcher:
     def _on_listed(self, desk: _Desk, item: Listed) -> list[Fact]:
         """Everything new in the list, then the list: whatever is not in it is gone."""
         uids = tuple(sorted(one.metadata.uid for one in item.objects))
-        # Of a pod with surroundings something may have been said under a version of theirs, later than the list's.
-        absent = self._around.absent_from(frozenset(uids)) if item.kind is PODS else []
-        ended = [self._gone(desk, pod, item.version) for pod in absent]
+        # Of a pod with surroundings something may have been said under a version of theirs, later than the list's, and
+        # of a node with slices of devices.
+        absent: Sequence[wire.Object] = ()
+        if item.kind is PODS:
+            absent = self._around.absent_from(frozenset(uids))
+        elif item.kind is NODES:
+            absent = self._slices.absent_from(frozenset(uids))
+        ended = [self._gone(desk, thing, item.version) for thing in absent]
         desk.told = {uid: fact for uid, fact in desk.told.items() if uid in set(uids)}
         facts = [fact for one in item.objects for fact in self._observe(desk, one)]
         desk.alive_at = item.seen_at
@@ -171,7 +184,7 @@ class PodWatcher:
         uid = thing.metadata.uid
         desk.told.pop(uid, None)
         gone = desk.gone(thing, epoch=self._epoch)
-        told = self._around.gone(uid) if isinstance(gone, PodGone) else 0
+        told = self._around.gone(uid) if isinstance(gone, PodGone) else self._slices.gone(uid)
         return msgspec.structs.replace(gone, version=max(gone.version, told, version))
 
     def _pod_observed(self, pod: wire.Pod, *, epoch: int) -> PodObserved | None:

@@ -1,4 +1,4 @@
-"""Claims, volumes, storage classes and pod groups as last seen, for the pods that they mean something for.
+"""Claims of volumes and devices, volumes, classes and pod groups as last seen, for the pods that they matter to.
 
 What is said of such a pod carries the version up to which its surroundings were seen, so that a change of theirs is
 news of the pod: the server counts one version for all of its objects.
@@ -7,10 +7,13 @@ news of the pod: the server counts one version for all of its objects.
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_autoscaler.kube import wire, wire_storage
+from gpu_autoscaler.kube import wire, wire_devices, wire_storage
 from gpu_autoscaler.kube.protocol import (
     CLAIMS,
     CLASSES,
+    DEVICE_CLAIMS,
+    DEVICE_CLASSES,
+    DEVICE_TEMPLATES,
     GROUPS,
     VOLCANO_GROUPS,
     VOLUMES,
@@ -23,9 +26,11 @@ from gpu_autoscaler.kube.protocol import (
 )
 from gpu_autoscaler.kube.translate.around import NOTHING_AROUND, Around, Storage, around, claims_of
 from gpu_autoscaler.kube.translate.common import group_name
+from gpu_autoscaler.kube.translate.devices import Claims
 
 STORAGE_KINDS: tuple[Kind[Any], ...] = (CLAIMS, VOLUMES, CLASSES)
-AROUND_KINDS: tuple[Kind[Any], ...] = (*STORAGE_KINDS, GROUPS, VOLCANO_GROUPS)
+DEVICE_KINDS: tuple[Kind[Any], ...] = (DEVICE_CLAIMS, DEVICE_TEMPLATES, DEVICE_CLASSES)
+AROUND_KINDS: tuple[Kind[Any], ...] = (*STORAGE_KINDS, *DEVICE_KINDS, GROUPS, VOLCANO_GROUPS)
 
 
 class Surroundings:
@@ -67,13 +72,14 @@ class Surroundings:
 
         A node that is bought meanwhile might stand where its volume is not.
         """
-        has_claims = next(claims_of(pod), None) is not None
-        if not has_claims and not group_name(pod.metadata):
+        kinds = (*(STORAGE_KINDS if any(claims_of(pod)) else ()), *(DEVICE_KINDS if pod.spec.resource_claims else ()))
+        if not kinds and not group_name(pod.metadata):
             return NOTHING_AROUND
         self._pods[pod.metadata.uid] = pod
-        if has_claims and any(kind.path() not in self._objects for kind in STORAGE_KINDS):
+        if any(kind.path() not in self._objects for kind in kinds):
             return Around(version=self._version) if pod.spec.node_name else None
-        found = around(pod, self._storage(), version=self._version, group_count_min=self._group_count_min(pod))
+        least = self._group_count_min(pod)
+        found = around(pod, self._storage(), self._claims(), version=self._version, group_count_min=least)
         self._told[pod.metadata.uid] = max(self._version, pod.version)
         return found
 
@@ -100,6 +106,16 @@ class Surroundings:
             claims={key: one for key, one in claims.items() if isinstance(one, wire_storage.Claim)},
             volumes={key[1]: one for key, one in volumes.items() if isinstance(one, wire_storage.PersistentVolume)},
             classes={key[1]: one for key, one in classes.items() if isinstance(one, wire_storage.StorageClass)},
+        )
+
+    def _claims(self) -> Claims:
+        claims, templates, classes = (self._objects.get(kind.path(), {}) for kind in DEVICE_KINDS)
+        return Claims(
+            claims={key: one for key, one in claims.items() if isinstance(one, wire_devices.ResourceClaim)},
+            templates={
+                key: one for key, one in templates.items() if isinstance(one, wire_devices.ResourceClaimTemplate)
+            },
+            classes=frozenset(name for _, name in classes),
         )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from gpu_autoscaler.kube import wire, wire_storage
 from gpu_autoscaler.kube.translate.around import DEFAULT_CLASS, Storage, all_terms, around
+from gpu_autoscaler.kube.translate.devices import Claims
 from gpu_autoscaler.kube.translate.pod import pod_observed
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.scheduling import LabelRequirement, NodeSelectorTerm
@@ -66,7 +67,11 @@ def storage(*objects: Any) -> Storage:  # noqa: ANN401 - as decoded
 def test_a_volume_binds_its_zone(key: str) -> None:
     """By whoever's key the driver calls it: a node that is not there yet carries only the common one."""
     found = around(
-        POD, storage(claim(phase="Bound", volumeName="v1"), volume(key, "zone-a")), version=7, group_count_min=None
+        POD,
+        storage(claim(phase="Bound", volumeName="v1"), volume(key, "zone-a")),
+        Claims(),
+        version=7,
+        group_count_min=None,
     )
     assert (found.alternatives, found.trouble, found.version) == (((ZONE_A,),), "", 7)
 
@@ -75,9 +80,14 @@ def test_a_volume_that_waits_for_the_pod_binds_the_zones_of_its_class() -> None:
     """And none where its class allows all."""
     waits = storage_class("WaitForFirstConsumer", "zone-a", "zone-b", is_default=True)
     both = NodeSelectorTerm((LabelRequirement(labels.ZONE, "In", ("zone-a", "zone-b")),))
-    assert around(POD, storage(claim(), waits), version=1, group_count_min=None).alternatives == ((both,),)
+    assert around(POD, storage(claim(), waits), Claims(), version=1, group_count_min=None).alternatives == ((both,),)
     anywhere = storage_class("WaitForFirstConsumer")
-    assert around(POD, storage(claim(storageClassName="fast"), anywhere), version=1, group_count_min=None).trouble == ""
+    assert (
+        around(
+            POD, storage(claim(storageClassName="fast"), anywhere), Claims(), version=1, group_count_min=None
+        ).trouble
+        == ""
+    )
 
 
 def test_a_volume_made_by_hand_is_one_of_those_that_are_free() -> None:
@@ -85,11 +95,13 @@ def test_a_volume_made_by_hand_is_one_of_those_that_are_free() -> None:
     by_hand = storage_class("WaitForFirstConsumer", provisioner="kubernetes.io/no-provisioner")
     asked = claim(storageClassName="fast")
     free = volume(labels.ZONE, "zone-b", phase="Available", storage_class="fast")
-    assert around(POD, storage(asked, by_hand, free), version=1, group_count_min=None).alternatives == ((ZONE_B,),)
+    assert around(POD, storage(asked, by_hand, free), Claims(), version=1, group_count_min=None).alternatives == (
+        (ZONE_B,),
+    )
     taken = volume(labels.ZONE, "zone-b", storage_class="fast")
     assert (
         "none of storage class fast is free"
-        in around(POD, storage(asked, by_hand, taken), version=1, group_count_min=None).trouble
+        in around(POD, storage(asked, by_hand, taken), Claims(), version=1, group_count_min=None).trouble
     )
 
 
@@ -107,7 +119,7 @@ def test_a_volume_made_by_hand_is_one_of_those_that_are_free() -> None:
 )
 def test_no_node_helps_a_pod_whose_volume_is_not_to_be_had(pod: wire.Pod, objects: tuple[Any, ...], says: str) -> None:
     """Each with the name of the claim and of what is missing."""
-    assert says in around(pod, storage(*objects), version=1, group_count_min=None).trouble
+    assert says in around(pod, storage(*objects), Claims(), version=1, group_count_min=None).trouble
 
 
 def test_alternatives_of_pod_and_volumes_hold_together() -> None:

@@ -10,6 +10,7 @@ from itertools import product
 import msgspec
 
 from gpu_autoscaler.kube import wire, wire_storage
+from gpu_autoscaler.kube.translate.devices import NOTHING_CLAIMED, Claimed, Claims, claimed
 from gpu_autoscaler.kube.translate.requirements import requirements
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.scheduling import LabelRequirement, NodeSelectorTerm
@@ -46,6 +47,7 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
 
     alternatives: tuple[Terms, ...] = ()  # of each of its volumes that can be reached from some nodes alone
     trouble: str = ""  # why no node helps before something else changes; empty: one would
+    devices: Claimed = NOTHING_CLAIMED
     group_count_min: int | None = None  # None: its group does not say
     version: int = 0  # up to which all of this was seen
 
@@ -62,16 +64,17 @@ def claims_of(pod: wire.Pod) -> Iterator[Key]:
             yield pod.metadata.namespace, f"{pod.metadata.name}-{volume.name}"
 
 
-def around(pod: wire.Pod, storage: Storage, *, version: int, group_count_min: int | None) -> Around:
+def around(pod: wire.Pod, storage: Storage, known: Claims, *, version: int, group_count_min: int | None) -> Around:
     """Return what these objects mean for the pod."""
+    devices = claimed(pod, known)
     alternatives: list[Terms] = []
     for key in claims_of(pod):
         found = _reach(key, storage)
         if isinstance(found, str):
-            return Around(trouble=found, version=version, group_count_min=group_count_min)
+            return Around(trouble=found, devices=devices, version=version, group_count_min=group_count_min)
         if found:
             alternatives.append(found)
-    return Around(alternatives=tuple(alternatives), version=version, group_count_min=group_count_min)
+    return Around(alternatives=tuple(alternatives), devices=devices, version=version, group_count_min=group_count_min)
 
 
 def all_terms(own: Terms, others: tuple[Terms, ...]) -> Terms:

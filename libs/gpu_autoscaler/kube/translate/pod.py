@@ -42,7 +42,7 @@ def pod_observed(pod: wire.Pod, *, epoch: int, around: Around = NOTHING_AROUND) 
     ready = condition(status.conditions, "Ready")
     owner = next((owner for owner in metadata.owner_references if owner.controller), None)
     demands = _demands(spec)
-    models = _gpu_models(demands)
+    models = (around.devices.gpu_model,) if around.devices.gpu_model is not None else _gpu_models(demands)
     if around.alternatives:
         demands = msgspec.structs.replace(demands, node_affinity=all_terms(demands.node_affinity, around.alternatives))
     return PodObserved(
@@ -52,7 +52,7 @@ def pod_observed(pod: wire.Pod, *, epoch: int, around: Around = NOTHING_AROUND) 
         namespace=metadata.namespace,
         name=metadata.name,
         phase=_PHASES[status.phase],
-        requests=pod_requests(pod),
+        requests=pod_requests(pod) + Resources(gpu_count=around.devices.gpu_count),
         created_at=metadata.creation_timestamp,
         node_name=spec.node_name or None,
         is_ready=ready is not None and ready.status == "True",
@@ -75,6 +75,7 @@ def pod_observed(pod: wire.Pod, *, epoch: int, around: Around = NOTHING_AROUND) 
         grace_seconds=spec.termination_grace_period_seconds,
         job_id=_job_id(metadata),
         volume_trouble=around.trouble,
+        device_trouble=around.devices.trouble,
         group_count_min=around.group_count_min,
         preferences=preferences(pod),
     )
