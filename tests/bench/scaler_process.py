@@ -37,7 +37,12 @@ from gpu_autoscaler_services.local.child import free_port
 NODES_COUNT = 1_000
 PODS_PER_NODE = 10
 READY_SECONDS_MAX = 300.0
-POLICY = "nodes_count_max = 1000000\nwatch_seconds_max = 3600.0\nidle_seconds_max = 3600.0\n"
+POLICY = """nodes_count_max = 1000000
+watch_seconds_max = 3600.0
+idle_seconds_max = 3600.0
+[removal]
+waiting_micro_usd_per_hour = 1_000_000_000_000
+"""
 
 
 class Ground:

@@ -7,6 +7,7 @@ import pytest
 
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.gpu import GIBIBYTE
@@ -42,7 +43,9 @@ OFFER = Offer(
 SPOT = msgspec.structs.replace(
     OFFER, capacity_type=CapacityType.SPOT, price_micro_usd_per_hour=PRICE_MICRO_USD_PER_HOUR // 3
 )
-POLICY = ScalingPolicy(idle_seconds_max=150.0, scale_down_cooldown_seconds=0.0)
+# Nobody waits to save money: an empty node stays for all of its seconds.
+PATIENT = RemovalPolicy(waiting_micro_usd_per_hour=10**12)
+POLICY = ScalingPolicy(idle_seconds_max=150.0, scale_down_cooldown_seconds=0.0, removal=PATIENT)
 
 
 def _at(seconds: float) -> datetime:

@@ -80,7 +80,9 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Seconds,
         Meta(description="A bought node is usable by then or given back. Source: cluster-autoscaler."),
     ] = 900.0
-    idle_seconds_max: Annotated[Seconds, Meta(description="An empty node goes after this. Source: S54, S57.")] = 600.0
+    idle_seconds_max: Annotated[
+        Seconds, Meta(description="An empty node goes after this at the latest. Source: S54, S57.")
+    ] = 600.0
     scale_down_cooldown_seconds: Annotated[
         Seconds, Meta(description="A node stays at least this long after it became usable. Source: S56.")
     ] = 600.0

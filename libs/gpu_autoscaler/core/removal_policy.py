@@ -11,7 +11,7 @@ from msgspec import Meta
 from gpu_autoscaler.core.cron import schedule
 from gpu_autoscaler.core.health_policy import GpuHealthPolicy
 from gpu_autoscaler.core.patience_policy import PatiencePolicy
-from gpu_autoscaler.core.ranges import Count, Ratio, Seconds
+from gpu_autoscaler.core.ranges import Count, MicroUsdPerHour, Ratio, Seconds
 
 
 class RemovalCause(enum.StrEnum):
@@ -116,6 +116,13 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Seconds,
         Meta(description="A node whose drain was given up is left alone so long. Source: cluster-autoscaler."),
     ] = 300.0
+    waiting_micro_usd_per_hour: Annotated[
+        MicroUsdPerHour,
+        Meta(
+            description="What an hour of waiting for a node is worth: an empty one goes once it cost its boot and that"
+            " wait; the more it is, the nearer to idle_seconds_max. Source: our own, see docs/scores.md."
+        ),
+    ] = 2_000_000
     horizon_hours: Annotated[
         float,
         Meta(ge=0, description="A cheaper node must pay within this time, and stands for it. Source: our own."),

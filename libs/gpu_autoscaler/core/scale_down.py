@@ -10,6 +10,7 @@ from gpu_autoscaler.core.bins import bin_key, requested_ratio
 from gpu_autoscaler.core.bounds import beyond
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
+from gpu_autoscaler.core.idling import idle_seconds_allowed
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.moving import moving_pods, place_elsewhere, protected_node, protected_pod
 from gpu_autoscaler.core.pace import too_many_go
@@ -84,10 +85,11 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         if view.empty_since is None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
             continue
         idle_seconds = (draft.as_of - view.empty_since).total_seconds()
+        allowed_seconds = idle_seconds_allowed(view, policy)
         at_once = _given_up(view, draft) or beyond(view, draft)
         reason: HoldReason | None
-        if at_once is None and idle_seconds < policy.idle_seconds_max:
-            reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=policy.idle_seconds_max)
+        if at_once is None and idle_seconds < allowed_seconds:
+            reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
         elif at_once is None:
             reason = _kept_ahead(view, draft) or _blocker(view, RemovalCause.EMPTY, draft, policy)
         else:
@@ -96,7 +98,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
             held = HeldBack(step=_RELEASE, subject=f"node/{view.node_uid}", reason=reason)
             draft = draft.adding(held_back=[held])
         else:
-            idle = NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=policy.idle_seconds_max)
+            idle = NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
             draft = draft.adding(removals=_drain(view, draft, policy, at_once or idle))
     return draft
 

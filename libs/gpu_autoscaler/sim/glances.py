@@ -13,6 +13,7 @@ from operator import is_
 
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.gangs import tried_again_at
+from gpu_autoscaler.core.idling import idle_seconds_worth
 from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.money import caps, slot
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -121,11 +122,11 @@ def _turns(
     """The instants at which a comparison of the core turns, in order."""
     idle, young = timedelta(seconds=policy.idle_seconds_max), timedelta(seconds=policy.scale_down_cooldown_seconds)
     boot = timedelta(seconds=policy.boot_seconds_max)
-    turns: list[datetime] = []
-    for usable in usables.values():
-        turns += (usable.since + idle, usable.since + young)
-    for at in busy_until.values():
-        turns.append(at + idle)
+    sold = (order.decision.offer for order in orders.values() if order.decision is not None)
+    spans = {idle, *(timedelta(seconds=idle_seconds_worth(offer, policy)) for offer in sold)}
+    turns = [usable.since + young for usable in usables.values()]
+    for at in (*busy_until.values(), *(usable.since for usable in usables.values())):
+        turns += [at + span for span in spans]
     for instance in instances.values():
         turns.append(instance.launched_at + boot)
     for order in orders.values():

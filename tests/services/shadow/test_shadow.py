@@ -16,7 +16,9 @@ from gpu_autoscaler_services.registry import SERVICES
 from gpu_autoscaler_services.shadow.service import Digests, Shadow
 
 AS_OF = T0 + HOUR
-PATIENT, QUICK = (policy(idle_seconds_max=each, disruption_ratio_max=1.0) for each in (7200.0, 600.0))
+WAITS_COUNT = {"waiting_micro_usd_per_hour": 10**12}  # nobody waits to save money
+PATIENT = policy(idle_seconds_max=7200.0, disruption_ratio_max=1.0, removal=WAITS_COUNT)
+QUICK = policy(idle_seconds_max=600.0, disruption_ratio_max=1.0, removal=WAITS_COUNT)
 
 
 def _shadow(state: ClusterState, real: ScalingPolicy, shadow: ScalingPolicy) -> Shadow:

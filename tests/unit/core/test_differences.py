@@ -41,10 +41,15 @@ def test_a_purchase_that_another_policy_holds_back_is_told_with_both_reasons() -
     assert about.is_decision
 
 
+PATIENT = {"waiting_micro_usd_per_hour": 10**12}  # nobody waits to save money
+
+
 def test_a_node_is_named_as_people_know_it() -> None:
     """Sentences of what was held back have uids alone."""
     state = given(node("n1", at=T0), as_of=AS_OF)
-    made, other = (plan(state, one, AS_OF) for one in (DEFAULT_POLICY, policy(idle_seconds_max=7200.0)))
+    made, other = (
+        plan(state, one, AS_OF) for one in (DEFAULT_POLICY, policy(idle_seconds_max=7200.0, removal=PATIENT))
+    )
 
     (about,) = differences(made, other, state)
 

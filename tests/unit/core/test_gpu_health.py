@@ -37,7 +37,12 @@ def story(sick: Mapping[str, Any], *more: Story, lasting: int = 15) -> Plan:
     return made
 
 
-RULES = policy(is_consolidation_on=False, idle_seconds_max=1e6, disruption_ratio_max=1.0)
+RULES = policy(
+    is_consolidation_on=False,
+    idle_seconds_max=1e6,
+    removal={"waiting_micro_usd_per_hour": 10**15},
+    disruption_ratio_max=1.0,
+)
 WORK = pod("a", on="n1", gpus=4)
 
 

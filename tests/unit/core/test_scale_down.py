@@ -29,6 +29,7 @@ from tests.support.stories import (
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels, reasons
@@ -61,9 +62,13 @@ def held(made: Plan, subject: str, reason: type[R]) -> R:
 # ---- idle
 
 
+# An hour of waiting that counts for more than any node: an empty one stays for all of `idle_seconds_max`.
+PATIENT = RemovalPolicy(waiting_micro_usd_per_hour=10**12)
+
+
 def test_a_node_that_was_empty_long_enough_goes() -> None:
     """Ten minutes without work, and the node is drained by choice and its instance ended."""
-    (decision,) = removals(plan(given(node("n1"), as_of=NOW), policy(), NOW))
+    (decision,) = removals(plan(given(node("n1"), as_of=NOW), policy(removal=PATIENT), NOW))
 
     assert decision.is_voluntary
     assert decision.provider_id == provider_id("buy-n1")
@@ -73,7 +78,7 @@ def test_a_node_that_was_empty_long_enough_goes() -> None:
 def test_a_node_that_emptied_lately_stays_and_the_plan_says_so() -> None:
     """Empty is not idle yet."""
     state = given(node("n1"), as_of=T0 + 5 * MINUTE)
-    made = plan(state, policy(), T0 + 5 * MINUTE)
+    made = plan(state, policy(removal=PATIENT), T0 + 5 * MINUTE)
 
     assert made.decisions == ()
     assert held(made, "node/uid-n1", reasons.NotYetIdle) == reasons.NotYetIdle(
