@@ -216,7 +216,8 @@ class _Folding:
         """The most that it offered while ready, and since when it offers less."""
         known = self._batch.usable.get(fact.node_uid)
         gpus = fact.allocatable.gpus  # cut otherwise than before they are neither more nor less
-        if not fact.is_ready or (known is not None and gpus != known.gpus and gpus.gpus_fit_in(known.gpus)):
+        is_less = fact.is_starting if known is None else gpus != known.gpus and gpus.gpus_fit_in(known.gpus)
+        if not fact.is_ready or is_less:
             if fact.node_uid not in self._batch.amiss_since.now:
                 self._batch.amiss_since.set(fact.node_uid, at)
             return

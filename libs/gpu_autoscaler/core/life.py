@@ -301,9 +301,10 @@ def _phase_in_kubernetes(
         return NodePhase.CORDONED
     if joins.is_missing(joined):
         return NodePhase.LOST
-    if node.is_ready and joined.has_its_gpus(node.allocatable):
+    was_usable = joins.usable_of(joined) is not None
+    if node.is_ready and joined.has_its_gpus(node.allocatable) and (was_usable or not node.is_starting):
         return NodePhase.READY
-    if joins.usable_of(joined) is not None:
+    if was_usable:
         return NodePhase.LOST
     if joined.deadline_at is not None and as_of >= joined.deadline_at:
         return NodePhase.FAILED

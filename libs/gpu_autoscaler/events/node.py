@@ -7,7 +7,7 @@ from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.model.scheduling import Taint
+from gpu_autoscaler.model.scheduling import Taint, is_startup
 
 InstanceState = Literal["pending", "running", "terminating", "terminated"]
 # An instance only moves forward, so its state's place in life is its version.
@@ -41,6 +41,11 @@ class NodeObserved(Versioned, frozen=True, kw_only=True):
     annotations: tuple[tuple[str, str], ...] = ()  # those that we honour, sorted by key
     taints: tuple[Taint, ...] = ()
     action_id: ActionId | None = None  # our tag: the decision that bought it; None: not ours
+
+    @property
+    def is_starting(self) -> bool:
+        """True while a taint is there that whoever makes the node ready takes away."""
+        return any(map(is_startup, self.taints))
 
     def condition(self) -> str | None:
         """A node at a version is one fact."""

@@ -29,6 +29,36 @@ class Taint(msgspec.Struct, frozen=True, gc=False):
     value: str = ""
 
 
+# Taints that a node begins with, and that whoever is to make it ready takes away: the cluster's own, those of network
+# and storage agents, of Karpenter, and by cluster-autoscaler's convention whatever a pool's nodes are registered with
+# under its prefix, or ours. Sources: Kubernetes, "Well-Known Labels, Annotations and Taints"; Cilium, "Considerations
+# on node pool taints"; EBS and EFS CSI drivers, "Node Startup Taint"; Karpenter, "NodePools", startupTaints;
+# cluster-autoscaler FAQ, "startup taints" (read 2026-11-21).
+STARTUP_TAINTS = frozenset(
+    {
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/network-unavailable",
+        "node.cloudprovider.kubernetes.io/uninitialized",
+        "node.cilium.io/agent-not-ready",
+        "ebs.csi.aws.com/agent-not-ready",
+        "efs.csi.aws.com/agent-not-ready",
+        "karpenter.sh/unregistered",
+    }
+)
+STARTUP_PREFIXES = (
+    "startup-taint.gpu-autoscaler.io/",
+    "startup-taint.cluster-autoscaler.kubernetes.io/",
+    "ignore-taint.cluster-autoscaler.kubernetes.io/",
+)
+
+
+def is_startup(taint: Taint) -> bool:
+    """True for a taint that is expected to vanish before the node is of use."""
+    return taint.effect != "PreferNoSchedule" and (
+        taint.key in STARTUP_TAINTS or taint.key.startswith(STARTUP_PREFIXES)
+    )
+
+
 class Toleration(msgspec.Struct, frozen=True, gc=False):
     """A pod's permission to ignore a taint. An empty key with Exists tolerates all; an empty effect, every effect."""
 
