@@ -27,8 +27,8 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.local
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
-demo: $(VENV)/.local ## Run the whole story on this machine, then report (KEEP=1 stays up)
-	@$(BIN)/gpu-autoscaler demo $(if $(KEEP),--keep) $(ARGS)
+demo: $(VENV)/$(if $(CLOUD),.dev,.local) ## Run the whole story on this machine, then report (KEEP=1 stays up; CLOUD=aws buys from a fake of it)
+	@$(BIN)/gpu-autoscaler demo $(if $(KEEP),--keep) $(if $(CLOUD),--cloud $(CLOUD)) $(ARGS)
 
 up: $(VENV)/.local ## Start every service as a process and stay up
 	@$(BIN)/gpu-autoscaler up $(ARGS)

@@ -2,13 +2,16 @@
 
 import os
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
+from tests.support.aws import moto_or_skip
 
 from gpu_autoscaler_services.demo.report import Report
 from gpu_autoscaler_services.demo.run import DemoOptions, run_demo
 from gpu_autoscaler_services.demo.story import JOBS_COUNT
+from gpu_autoscaler_services.local.system import CloudName
 
 TRACE = Path(os.environ.get("GPU_AUTOSCALER_TRACES", "../shared/traces")) / "openb-gpu-2023"
 PODS_COUNT = 500
@@ -17,11 +20,17 @@ SPEED = 600.0
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
 
 
-async def test_the_story_is_told_and_every_promise_kept(tmp_path: Path) -> None:
-    """Jobs run, a refusal goes elsewhere, a notice is answered, the cluster ends empty, the money adds up."""
+@pytest.mark.parametrize("cloud", get_args(CloudName))
+async def test_the_story_is_told_and_every_promise_kept(cloud: CloudName, tmp_path: Path) -> None:
+    """Jobs run, a refusal goes elsewhere, a notice is answered, the cluster ends empty, the money adds up; whoever's
+    API the nodes are bought by.
+    """
+    if cloud == "aws":
+        moto_or_skip()
     told: list[str] = []
     reports: list[Report] = []
-    await run_demo(DemoOptions(folder=tmp_path / "demo", gateway_port=0), told.append, on_report=reports.append)
+    options = DemoOptions(folder=tmp_path / "demo", gateway_port=0, cloud=cloud)
+    await run_demo(options, told.append, on_report=reports.append)
     (report,) = reports
     assert report.broken_promises == ()
     assert (report.jobs_requested, report.jobs_finished) == (JOBS_COUNT, JOBS_COUNT)
@@ -31,6 +40,7 @@ async def test_the_story_is_told_and_every_promise_kept(tmp_path: Path) -> None:
     assert report.nodes_bought == report.nodes_removed
     assert report.bill_micro_usd == report.allocated_micro_usd + report.idle_micro_usd > 0
     assert any("NOTICE" in line for line in told)
+    assert any(f"the cloud made {cloud}:///" in line for line in told)
     written = msgspec.json.decode((tmp_path / "demo" / "report.json").read_bytes(), type=Report)
     assert written == report
 

@@ -114,10 +114,17 @@ class Cloud:
         kind = self._types[offer.instance_type]
         machine = new_machine(order, kind, offer, len(self._by_id), now, self._random.uniform(-1, 1))
         self._by_token[order.installation, order.action_id] = machine
-        self._by_id[machine.instance_id] = machine
-        self._by_node[machine.node_name] = machine
-        self._plan_boot(machine, now)
+        self._begin(machine, now)
         return machine.shown()
+
+    def join(self, order: Order, *, instance_id: str, launched_at: datetime, provider_prefix: str) -> Machine:
+        """Have the machine behind an instance that another cloud's own API made; it boots from now on."""
+        kind = self._types[order.offer.instance_type]
+        jitter = self._random.uniform(-1, 1)
+        machine = new_machine(order, kind, order.offer, len(self._by_id), launched_at, jitter)
+        machine.instance_id, machine.provider_prefix = instance_id, provider_prefix
+        self._begin(machine, self._api.now())
+        return machine
 
     def terminate(self, instance_id: str, installation: str) -> Instance | None:
         """Begin the instance's end; again is no error. None: it never was. Raises NotOurs."""
@@ -165,6 +172,11 @@ class Cloud:
             raise ValueError(f"{REFUSAL_RULES_MAX} refusal rules are set already: clear them first")
         self.rules.append(rule)
 
+    def take_rules(self) -> list[RefusalRule]:
+        """Return the rules that stand, and keep none: another cloud's own API refuses in this one's place."""
+        taken, self.rules = self.rules, []
+        return taken
+
     def first_busy_spot(self) -> Machine | None:
         """Return the oldest spot machine without a notice whose node has a running pod; None: there is none."""
         candidates = (
@@ -192,6 +204,11 @@ class Cloud:
         machine.rebalance_at = self._api.now().replace(microsecond=0)
         return machine.rebalance_at
 
+    def end(self, machine: Machine, *, charged_until: datetime) -> None:
+        """End the machine as ordered through another cloud's own API, which says until when it is charged."""
+        self._end(machine, NODE_FORGOTTEN_SECONDS)
+        machine.terminated_at = charged_until
+
     def let_die(self, machine: Machine) -> None:
         """End the machine on its own, without a notice."""
         self._end(machine, LOST_NODE_FORGOTTEN_SECONDS)
@@ -216,6 +233,11 @@ class Cloud:
 
     def _is_busy(self, machine: Machine) -> bool:
         return any(phase_of(pod) == "Running" for pod in self._api.pods_on(machine.node_name))
+
+    def _begin(self, machine: Machine, now: datetime) -> None:
+        self._by_id[machine.instance_id] = machine
+        self._by_node[machine.node_name] = machine
+        self._plan_boot(machine, now)
 
     def _plan_boot(self, machine: Machine, now: datetime) -> None:
         steps = (
@@ -265,7 +287,7 @@ class Cloud:
 
     def _ended(self, machine: Machine, forgotten_seconds: float, now: datetime) -> None:
         machine.state = "terminated"
-        machine.terminated_at = now
+        machine.terminated_at = machine.terminated_at or now
         forgotten_at = now + timedelta(seconds=forgotten_seconds)
         self._agenda.add(forgotten_at, lambda _now: cloud_nodes.forget(self._api, machine))
 

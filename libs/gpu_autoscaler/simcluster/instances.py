@@ -41,6 +41,7 @@ class Machine:
     launched_at: datetime
     boot_seconds: float  # this machine's own, near the offer's
     telemetry: Telemetry
+    provider_prefix: str = PROVIDER_PREFIX
     state: InstanceState = "pending"
     terminated_at: datetime | None = None
     is_registered: bool = False  # its node was created
@@ -51,7 +52,7 @@ class Machine:
     @property
     def provider_id(self) -> ProviderId:
         """Kubernetes' spec.providerID."""
-        return ProviderId(f"{PROVIDER_PREFIX}{self.offer.zone}/{self.instance_id}")
+        return ProviderId(f"{self.provider_prefix}{self.offer.zone}/{self.instance_id}")
 
     @property
     def is_alive(self) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -18,6 +18,7 @@ def demo(
     clock_factor: Annotated[float, Parameter(help="How much faster cluster time passes, 1 to 20.")] = 15.0,
     gateway_port: Annotated[int, Parameter(help="Port of dashboard and API; 0 takes a free one.")] = 8000,
     folder: Annotated[Path, Parameter(help="Where logs, stores and the report go; emptied first.")] = Path("out/demo"),
+    cloud: Annotated[Literal["sim", "aws"], Parameter(help="Whose API nodes are bought by; aws is a fake.")] = "sim",
     keep: Annotated[bool, Parameter(help="Stay up after the report, until Ctrl-C.")] = False,
 ) -> int:
     """Start everything here, play a story, report. Exits 1 when a promise was broken."""
@@ -32,6 +33,7 @@ def demo(
         pods=pods,
         speed=speed,
         is_kept_up=keep,
+        cloud=cloud,
     )
     teller = Teller()
     report = asyncio.run(run_demo(options, teller.say, on_report=lambda made: show_report(made, folder)))

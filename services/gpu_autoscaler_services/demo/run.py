@@ -20,14 +20,21 @@ from gpu_autoscaler_services.demo.record import Record, Seen
 from gpu_autoscaler_services.demo.report import Report, make_report
 from gpu_autoscaler_services.demo.script import Script
 from gpu_autoscaler_services.demo.story import STORY
-from gpu_autoscaler_services.local.system import LocalSystem
+from gpu_autoscaler_services.local.system import CloudName, Elsewhere, LocalSystem
 from gpu_autoscaler_services.local.world import SimulatedWorld, Truth
 
 DEMO_POLICY = Path(__file__).with_name("policy.toml")
 CLOCK_FACTOR = 15.0
 QUIET_SECONDS_MAX = 120.0  # wall time for the cluster to become empty after the last job could have ended
 _LOOK_SECONDS = 0.5
-_LEFT_BEHIND = ("clock", "logs", "nats", "report.json", "store.db")  # how the names of what a demo leaves begin
+_LEFT_BEHIND = (
+    "clock",
+    "cloud",
+    "logs",
+    "nats",
+    "report.json",
+    "store.db",
+)  # how the names of what a demo leaves begin
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +47,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     pods: int = 100
     speed: float = 600.0
     is_kept_up: bool = False
+    cloud: CloudName = "sim"  # whose API the nodes are bought by
     quiet_seconds_max: float = QUIET_SECONDS_MAX
 
 
@@ -49,7 +57,10 @@ async def run_demo(options: DemoOptions, say: Callable[[str], None], *, on_repor
     policy = load_policy(DEMO_POLICY)
     _empty(options.folder)
     clock = Clock(options.clock_factor)
-    system = LocalSystem(options.folder, clock=clock, policy=DEMO_POLICY, gateway_port=options.gateway_port)
+    elsewhere = Elsewhere(cloud=options.cloud)
+    system = LocalSystem(
+        options.folder, clock=clock, policy=DEMO_POLICY, gateway_port=options.gateway_port, elsewhere=elsewhere
+    )
     began = clock.monotonic_seconds()
     await system.start(say)
     say(f"dashboard: {system.gateway_url}; NATS: {system.nats_url}")

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.json import decode
 
 from gpu_autoscaler.bus.permissions import password_variable, server_text
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.providers.aws import AwsOptions
 from gpu_autoscaler.runtime.clock import CLOCK_ENVIRONMENT, Clock
 from gpu_autoscaler.runtime.config import (
     GatewaySettings,
@@ -30,6 +32,7 @@ from gpu_autoscaler_services.local.guard import Guard
 from gpu_autoscaler_services.permissions import OPERATOR_USER, fresh_passwords, users
 
 Role = Literal["nodes", "central"]
+CloudName = Literal["sim", "aws"]
 
 SHADOW = "shadow"  # runs only where there is a policy for it
 ANNOUNCER, POLICY_WATCHER = "announcer", "policy-watcher"
@@ -74,11 +77,12 @@ def kept_clock(folder: Path, factor: float) -> Clock:
 
 
 class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a system is not started here, but is there already."""
+    """What of a system is not the simulated cluster's own, or not started here, but there already."""
 
     # Of a real cluster, or one for each service; it takes the simulated one's place, of which the cloud is left.
     kubeconfig: Path | Mapping[str, Path] | None = None
     store_url: str | None = None  # a store of record that is no file of the folder
+    cloud: CloudName = "sim"  # whose API its nodes are bought by; another than its own is faked
     is_only_watched: bool = False  # nothing of ours decides or acts; the kubeconfig may be the user's own
 
 
@@ -110,12 +114,14 @@ class LocalSystem:
         )
         self._guard = Guard()
         self.simcluster_url = f"http://127.0.0.1:{free_port()}"
+        elsewhere = elsewhere or Elsewhere()
+        self.cloud = elsewhere.cloud
+        self._cloud_url = self.simcluster_url if self.cloud == "sim" else f"http://127.0.0.1:{free_port()}"
         self.gateway_url = f"http://127.0.0.1:{gateway_port or free_port()}"
         self.children: dict[str, Child] = {}
         self._policy = policy
         self._offers = offers
         self._shadow = shadow
-        elsewhere = elsewhere or Elsewhere()
         self._store_url = elsewhere.store_url or f"sqlite:///{(folder / 'store.db').absolute()}"
         self._kubeconfig = elsewhere.kubeconfig
         self._is_only_watched = elsewhere.is_only_watched
@@ -171,6 +177,9 @@ class LocalSystem:
     def _simcluster(self) -> Child:
         port = self.simcluster_url.rsplit(":", 1)[1]
         command = [sys.executable, "-m", "gpu_autoscaler.simcluster", "--port", port]
+        if self.cloud != "sim":
+            command[2] = "gpu_autoscaler.simcloud"
+            command += ["--cloud-port", self._cloud_url.rsplit(":", 1)[1], "--settings", str(self._cloud_settings)]
         if self._offers is not None:
             command += ["--offers", str(self._offers)]
         return Child(
@@ -212,6 +221,14 @@ class LocalSystem:
             return KubeSettings(url=self.simcluster_url)
         return KubeSettings(kubeconfig_path=None if config is None else str(config), is_read_only=self._is_only_watched)
 
+    @property
+    def _cloud_settings(self) -> Path:
+        return (self.folder / "cloud.json").absolute()
+
+    def _aws(self) -> AwsOptions:
+        """What the fake says of itself: it makes up the names of its subnets when it starts."""
+        return AwsOptions() if self.cloud == "sim" else decode(self._cloud_settings.read_bytes(), type=AwsOptions)
+
     def _settings(self, name: str, service: str, role: Role | None) -> Settings:
         sensing = SensingSettings(
             dcgm_url=self.simcluster_url + "/nodes/{node_name}/metrics",
@@ -221,7 +238,8 @@ class LocalSystem:
         return Settings(
             nats=NatsSettings(url=self.nats_url_of(service)),
             kube=self._kube(service),
-            provider=ProviderSettings(name="sim", url=self.simcluster_url),
+            provider=ProviderSettings(name=self.cloud, url=self._cloud_url),
+            aws=self._aws(),
             store=StoreSettings(url=self._store_url),
             gateway=GatewaySettings(port=int(self.gateway_url.rsplit(":", 1)[1])),
             http=HttpSettings(port=free_port()),

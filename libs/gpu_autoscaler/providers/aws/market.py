@@ -39,6 +39,8 @@ class AwsMarket:
         self._calls = calls
         self._file_prices = file_prices
         self._types: _Types | None = None
+        # Kept one by one: a first look at many types that takes too long goes on where it was.
+        self._on_demand_told: dict[str, tuple[datetime, int | None]] = {}
 
     async def offers(self, patterns: Sequence[str], zones: Sequence[str], now: datetime) -> list[Offer]:
         """Return what is sold of the types that match, in these zones. Raises TransientError."""
@@ -75,7 +77,7 @@ class AwsMarket:
         if known is None or known.patterns != patterns or now - known.read_at >= TYPES_KEPT:
             kinds = await self._kinds(patterns)
             zones = await self._zones_by_type(sorted(kinds))
-            known = self._types = _Types(patterns, kinds, zones, await self._on_demand_prices(kinds), now)
+            known = self._types = _Types(patterns, kinds, zones, await self._on_demand_prices(sorted(kinds), now), now)
         return known
 
     async def _kinds(self, patterns: Sequence[str]) -> dict[str, Kind]:
@@ -114,23 +116,23 @@ class AwsMarket:
             return None
         return {name: frozenset(zones) for name, zones in found.items()}
 
-    async def _on_demand_prices(self, kinds: Mapping[str, Kind]) -> dict[str, int]:
+    async def _on_demand_prices(self, names: Sequence[str], now: datetime) -> dict[str, int]:
         """Prices of the price list; what it does not tell has none, and is not bought. A failure is told."""
-        prices: dict[str, int] = {}
-        for name in kinds:
-            if f"{name}/*/{CapacityType.ON_DEMAND}" in self._file_prices:
+        for name in names:
+            told = self._on_demand_told.get(name)
+            is_fresh = told is not None and now - told[0] < TYPES_KEPT
+            if is_fresh or f"{name}/*/{CapacityType.ON_DEMAND}" in self._file_prices:
                 continue
+            filters = _product_filters(name, self._calls.region)
             try:
-                page = await self._calls.call(
-                    "GetProducts", ServiceCode="AmazonEC2", Filters=_product_filters(name, self._calls.region)
-                )
+                page = await self._calls.call("GetProducts", ServiceCode="AmazonEC2", Filters=filters)
             except AutoscalerError as exc:
                 log.warning("on-demand prices not told, offers without a price are not bought", error=str(exc))
                 break
-            told = [price for product in page["PriceList"] if (price := _on_demand_price(product)) is not None]
-            if told:
-                prices[name] = max(told)  # one, as the filters are; of several the dearest, so that no limit is passed
-        return prices
+            found = [price for product in page["PriceList"] if (price := _on_demand_price(product)) is not None]
+            # One, as the filters are; of several the dearest, so that no limit is passed.
+            self._on_demand_told[name] = (now, max(found, default=None))
+        return {name: price for name, (_, price) in self._on_demand_told.items() if price is not None}
 
     async def _spot_prices(self, names: Sequence[str], now: datetime) -> dict[tuple[str, str], int]:
         latest: dict[tuple[str, str], tuple[datetime, int]] = {}

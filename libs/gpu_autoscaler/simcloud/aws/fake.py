@@ -66,14 +66,14 @@ class AwsFake:
         self.launches_count = 0
         self._moto: Callable[[Environ, Respond], Iterable[bytes]] = DomainDispatcherApplication(create_backend_app)
         self._tokens: dict[str, tuple[dict[str, str], bytes]] = {}  # token: what was asked, what was answered
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()  # held while a call is answered; also for who looks at `machines` meanwhile
 
     def __call__(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         """Answer one request."""
         if environ.get("PATH_INFO", "").startswith("/admin/"):
             return self._answer_admin(environ, respond)
         call = read_call(environ)
-        with self._lock:
+        with self.lock:
             self.asked.append(call)
             self.machines.settle()
             struck = list(self.faults.met_by(call.name, self._offer_of(call)))
@@ -88,7 +88,7 @@ class AwsFake:
         return [body]
 
     def _answer_admin(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
-        with self._lock:
+        with self.lock:
             status, body = answer_admin(environ, self.faults, self.asked)
         respond(f"{status} .", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
         return [body]
@@ -164,7 +164,7 @@ class AwsFake:
         if status == 200:
             ids = _INSTANCE_ID.findall(body.decode())
             self.launches_count += len(ids)
-            self.machines.launched(ids)
+            self.machines.launched(ids, call.parameters.get("UserData", ""))
             body = self._with_states(body)
         return status, body
 

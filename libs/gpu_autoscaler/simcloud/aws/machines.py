@@ -1,8 +1,9 @@
 """The life of moto's instances by our clock: they boot, show up late, end slowly, die on their own, are forgotten."""
 
 import copy
+import re
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -14,9 +15,24 @@ FORGOTTEN_SECONDS = 3600.0  # EC2 User Guide, "Terminate Amazon EC2 instances": 
 
 class _Life(msgspec.Struct, kw_only=True):
     reservation: Any
+    user_data: str = ""  # as it was given, in base64
     runs_at: datetime
     shown_at: datetime
     ends_at: datetime | None = None  # when it is terminated; None: it lives
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance as the cloud itself knows it."""
+
+    instance_id: str
+    instance_type: str
+    zone: str
+    is_spot: bool
+    tags: dict[str, str]
+    user_data: str
+    launched_at: datetime
+    ended_by_user_at: datetime | None
+    is_alive: bool
 
 
 class Machines:
@@ -32,7 +48,7 @@ class Machines:
         self._now = now
         self._lives: dict[str, _Life] = {}
 
-    def launched(self, ids: Iterable[str]) -> None:
+    def launched(self, ids: Iterable[str], user_data: str = "") -> None:
         """Begin the life of instances that moto has just made."""
         now = self._now()
         for instance_id in ids:
@@ -41,6 +57,7 @@ class Machines:
             )
             self._lives[instance_id] = _Life(
                 reservation=reservation,
+                user_data=user_data,
                 runs_at=now + timedelta(seconds=self.boot_seconds),
                 shown_at=now + timedelta(seconds=self.shown_after_seconds),
             )
@@ -60,13 +77,42 @@ class Machines:
                 machine._reason = f"User initiated ({now:%Y-%m-%d %H:%M:%S} GMT)"  # noqa: SLF001 - no setter in moto
         self.settle()
 
-    def die(self, instance_id: str, code: str = "Server.InternalError") -> None:
-        """End the instance on its own: at boot, or taken by the cloud. The reason carries no date, as EC2's."""
-        life, machine = self._lives[instance_id], self.get(instance_id)
-        life.ends_at = self._now()
-        machine._reason = code  # noqa: SLF001 - no setter in moto
+    def die(self, instance_id: str, code: str = "Server.InternalError") -> datetime:
+        """End the instance on its own, at boot: the reason carries no date, as EC2's does not. Returns the instant."""
+        return self._end(instance_id, code, transition=code)
+
+    def reclaim(self, instance_id: str) -> datetime:
+        """Take a spot instance back; returns the instant, which EC2 dates to the second."""
+        now = self._now().replace(microsecond=0)
+        transition = f"Service initiated ({now:%Y-%m-%d %H:%M:%S} GMT)"
+        self._end(instance_id, "Server.SpotInstanceTermination", transition=transition)
+        return now
+
+    def _end(self, instance_id: str, code: str, *, transition: str) -> datetime:
+        life, machine, now = self._lives[instance_id], self.get(instance_id), self._now()
+        life.ends_at = now
+        machine._reason = transition  # noqa: SLF001 - no setter in moto
         machine.state_reason.code, machine.state_reason.message = code, f"{code}: it ended on its own"
         self.settle()
+        return now
+
+    def seen(self) -> list["Seen"]:
+        """Return every instance with what a machine park needs to know of it."""
+        return [
+            Seen(
+                instance_id=instance_id,
+                instance_type=machine.instance_type,
+                zone=machine.availability_zone,
+                is_spot=machine.lifecycle == "spot",
+                tags=dict(self.backend.tags[instance_id]),
+                user_data=life.user_data,
+                launched_at=machine.launch_time,
+                ended_by_user_at=_dated(machine._reason) if life.ends_at is not None else None,  # noqa: SLF001 - as above
+                is_alive=life.ends_at is None,
+            )
+            for instance_id, life in self._lives.items()
+            for machine in [self.get(instance_id)]
+        ]
 
     def stock(self, instance_id: str, count: int) -> None:
         """Have so many copies of an instance, with its tags: a large fleet without a launch for each.
@@ -115,3 +161,8 @@ class Machines:
     @staticmethod
     def _set(machine: Any, name: str, code: int) -> None:  # noqa: ANN401 - moto ships no types
         machine._state.name, machine._state.code = name, code  # noqa: SLF001 - no setter in moto
+
+
+def _dated(reason: str) -> datetime | None:
+    found = re.search(r"\((.+) GMT\)", reason)
+    return None if found is None else datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
