@@ -147,8 +147,8 @@ _REMOVALS = (
         f"{_CORE}/pace.py",
         "    if staying_count <= policy.nodes_count_min:\n",
         "    if staying_count < policy.nodes_count_min:\n",
-        world="calm",
-        where=lambda policy: policy.nodes_count_min == 2,
+        world="quiet",
+        where=lambda policy: policy.nodes_count_min == 2 and policy.idle_seconds_max == 120.0,
     ),
 )
 
@@ -168,7 +168,8 @@ _NOTICES = (
         f"{_CORE}/spot.py",
         "        return notice.notice.reclaim_at\n",
         "        return notice.notice.reclaim_at + timedelta(seconds=300.0)\n",
-        world="notices",
+        world="warnings",
+        hours=2.0,
     ),
     Planted(
         "the job is not told of the notice",
@@ -236,7 +237,7 @@ _MONEY = (
         f"{_COSTS}/service.py",
         "if fact.condition() not in self._marks_told]",
         "if fact.condition() in self._marks_told]",
-        world="calm",
+        world="busy",
     ),
 )
 
@@ -257,7 +258,8 @@ _RECORDS = (
         f"{_CORE}/batch.py",
         "            if version_of(known) >= version:\n                return False\n",
         "            if version_of(known) == version:\n                return False\n",
-        world="messages",
+        world="calm",
+        where=lambda policy: policy.nodes_count_min == 2,
     ),
     Planted(
         "what is gone comes back when it is said again",

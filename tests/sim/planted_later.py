@@ -33,7 +33,7 @@ _LOSSES = (
         f"{_SCALER}/past.py",
         "        if stale is not None:\n",
         "        if False:\n",
-        "losses",
+        world="ruins",
     ),
     Planted(
         "after a loss a node without its GPUs is taken for one that came up",
@@ -128,7 +128,9 @@ _GOINGS = (
         f"{_SCALER}/eviction_order.py",
         "if _is_saving(pod, asked_at) and (is_patient or not is_hurried):",
         "if _is_saving(pod, asked_at) and not is_patient and not is_hurried:",
-        "operators",
+        world="quiet",
+        where=lambda policy: policy.is_consolidation_on and policy.consolidation_requested_ratio_max == 1.0,
+        hours=2.0,
     ),
     Planted(
         "a node drains before its replacement is there",
@@ -136,8 +138,9 @@ _GOINGS = (
         f"{_CORE}/renewal.py",
         "    if not places.homeless and not places.coming:\n",
         "    if True:\n",
-        world="operators",
+        world="quiet",
         where=lambda policy: policy.removal.expire_seconds_max == 4500.0,
+        hours=2.0,
     ),
 )
 

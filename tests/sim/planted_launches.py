@@ -84,7 +84,8 @@ LAUNCHES = (
         f"{_CORE}/joins.py",
         '        is_refuted = joined.instance is not None and joined.instance.state != "terminated"\n',
         "        is_refuted = False\n",
-        world="launches",
+        world="answers",
+        where=lambda policy: policy.nodes_count_max == 12 or policy.gpu_count_max == 24,
     ),
     Planted(
         "what never came up is never given back",

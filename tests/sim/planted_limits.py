@@ -60,7 +60,7 @@ _MONEY = (
         f"{_SCHEDULER}/budgets.py",
         "            if outlay.is_spent:\n",
         "            if False:\n",
-        "calm",
+        world="busy",
     ),
 )
 

@@ -36,6 +36,12 @@ WORLDS: Mapping[str, World] = {
     "services": World((), jobs_per_hour=5.0),
     "cordons": World(("node_cordoned",), 40.0, jobs_per_hour=40.0),
     "outages": World(("broker_away",), 30.0, jobs_per_hour=10.0),
+    "quiet": World((), jobs_per_hour=10.0),
+    "answers": World(
+        ("launch_answer_lost", "instance_visible_late", "launch_slow", "service_killed"), 8.0, jobs_per_hour=60.0
+    ),
+    "ruins": World(("broker_lost", "service_killed", "kube_call_failed", "list_stale", "launch_slow"), 12.0),
+    "warnings": World(("notice_120", "notice_30", "budget_tightened"), 10.0, jobs_per_hour=6.0),
     "users": World(("user_cancels", "user_asks_again", "user_talks_nonsense"), 4.0),
     "notices": World(
         ("notice_120", "notice_30", "notice_cancelled", "rebalance_hint", "storm_of_type", "budget_tightened"), 8.0

@@ -9,12 +9,14 @@ from math import ceil
 
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalCause
-from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, Plan
+from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan
+from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons import NodeDrifted, NodeExpired, NodeIdle, NodeUnderused
-from gpu_autoscaler.sim.cloud import Cloud
+from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.policies import Policies
 
 ENDED_LATELY = timedelta(seconds=60)  # until everybody has seen that a machine is gone
+TAKEN_LATELY = timedelta(seconds=300)
 PROMISE = "removals keep their pace"
 _CAUSES = {
     NodeIdle: RemovalCause.EMPTY,
@@ -32,6 +34,7 @@ class Goings:
         self._policies = policies
         self._breaks = breaks
         self._going: set[str] = set()  # by node name
+        self._bought: dict[ActionId, datetime] = {}  # until when each may come
 
     def over(self, node_name: str) -> None:
         """The node is empty, or stays."""
@@ -45,14 +48,35 @@ class Goings:
         chosen = [one for one in plan.decisions if isinstance(one, DrainNode) and one.is_voluntary]
         self._going |= {one.node_name for one in chosen}
         self._going = {name for name in self._going if (found := self._cloud.of_node(name)) and found.is_alive}
+        policy = self._policies.by_digest[policy_digest]
+        self._see_minimum(plan, policy, now, is_calm=is_calm)
         nodes_count = sum(
             machine.is_ordered and (machine.terminated_at is None or now - machine.terminated_at < ENDED_LATELY)
             for machine in self._cloud.machines
         )
         for cause in {_CAUSES[type(one.reason)] for one in chosen if type(one.reason) in _CAUSES} if is_calm else ():
-            most = min(_limits(self._policies.by_digest[policy_digest], cause, nodes_count, plan.as_of))
+            most = min(_limits(policy, cause, nodes_count, plan.as_of))
             if len(self._going) > most:
                 self._breaks(PROMISE, f"{sorted(self._going)} go at once, one as {cause}; the policy allows {most}")
+
+    def _see_minimum(self, plan: Plan, policy: ScalingPolicy, now: datetime, *, is_calm: bool) -> None:
+        """Nobody goes for being idle where fewer would be left than the policy wants, with all that may still come."""
+        self._bought |= {one.action_id: one.deadline_at for one in plan.decisions if isinstance(one, BuyNode)}
+        idle = [one for one in plan.decisions if isinstance(one, DrainNode) and isinstance(one.reason, NodeIdle)]
+        if not idle or not is_calm:
+            return
+        alive = [one for one in self._cloud.machines if one.is_ordered and (one.is_alive or _is_taken_lately(one, now))]
+        launched = {one.order.action_id for one in self._cloud.machines}
+        coming = [key for key, until in self._bought.items() if until > plan.as_of and key not in launched]
+        left_count = sum(one.node_name not in self._going for one in alive) + len(coming)
+        if left_count < policy.nodes_count_min:
+            what = f"{idle[0].node_name} goes as idle, {left_count} are left; the policy wants {policy.nodes_count_min}"
+            self._breaks(PROMISE, what)
+
+
+def _is_taken_lately(machine: Machine, now: datetime) -> bool:
+    """True for one that the cloud took, and nobody may have seen it yet."""
+    return machine.reclaimed_at is not None and now - machine.reclaimed_at < TAKEN_LATELY
 
 
 def _limits(policy: ScalingPolicy, cause: RemovalCause, nodes_count: int, as_of: datetime) -> Iterator[int]:

@@ -31,7 +31,7 @@ STANDSTILL_SECONDS = 1800.0  # longer than a boot, a cooldown and a deadline tog
 RECOMPUTED_PLANS_COUNT = 3
 SAID_AGAIN_COUNT = 300  # facts of each stream at most, the last ones
 SAID_AGAIN_AGE_MAX = timedelta(hours=1)  # well within what tombstones remember, longer than any broker repeats
-BUDGET_MARK_RATIO = 1.0
+BUDGET_MARKS_RATIO = (0.8, 1.0)
 
 
 class Run(Protocol):
@@ -225,18 +225,20 @@ class Settling:
         self._judge_marks()
 
     def _judge_marks(self) -> None:
-        """Whose money is spent has heard of it."""
+        """Whose money is spent, or soon will be, has heard of it."""
         run = self._run
         told = {
-            one.fact.scope_id
+            (one.fact.scope_id, one.fact.mark_ratio)
             for one in run.record.ever("COST")
-            if isinstance(one.fact, CostBudgetCrossed) and one.fact.mark_ratio == BUDGET_MARK_RATIO
+            if isinstance(one.fact, CostBudgetCrossed)
         }
         for job_id, spent in run.tables.spent.items():
             row = run.tables.jobs.get(job_id)
             limit = None if row is None else row.spec.budget_limit_micro_usd
-            if limit and spent >= limit * BUDGET_MARK_RATIO and job_id not in told:
-                run.witness.breaks("the bill", f"job {job_id} has spent {spent} of {limit}, and nobody was told")
+            for mark in BUDGET_MARKS_RATIO if limit else ():
+                if spent >= (limit or 0) * mark and (job_id, mark) not in told:
+                    what = f"job {job_id} has spent {spent} of {limit}, and nobody was told of {mark:.0%}"
+                    run.witness.breaks("the bill", what)
 
     # ---- a recorded plan can be recomputed
 
