@@ -110,7 +110,8 @@ _PEOPLE = (
         f"{_CORE}/bounds.py",
         "        if (pause := self._paused.get(pool)) is not None:\n",
         "        if (pause := self._paused.get(pool)) is None and False:\n",
-        "overrulers",
+        "many words",
+        lambda policy: len(policy.pools) == 1,
     ),
     Planted(
         "a paused pool lets its nodes go",
@@ -118,7 +119,8 @@ _PEOPLE = (
         f"{_CORE}/bounds.py",
         '    if (pause := draft.directives.paused.get(view.pool or "")) is not None:\n',
         '    if (pause := draft.directives.paused.get(view.pool or "")) is None and False:\n',
-        "overrulers",
+        "many words",
+        lambda policy: len(policy.pools) == 1,
     ),
     Planted(
         "an override's most is passed by one",

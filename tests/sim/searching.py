@@ -48,6 +48,7 @@ WORLDS: Mapping[str, World] = {
     ),
     "operators": World(("node_cordoned", "budget_tightened", "operator_marks_node", "pod_vanished"), 10.0),
     "overrulers": World(("operator_overrules", "operator_freezes"), 6.0, jobs_per_hour=40.0),
+    "many words": World(("operator_overrules",), 25.0, jobs_per_hour=40.0),
     "launches": World(
         ("broker_away", "launch_slow", "launch_answer_lost", "instance_visible_late", "launch_refused", "two_scalers"),
         6.0,
