@@ -68,6 +68,8 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(verbs=("list", "patch", "delete"), resource="pods"),
         Right(verbs=("create",), resource="pods/eviction"),
         Right(verbs=("patch",), resource="pods/status"),  # to mark what is deleted at its deadline
+        # To show who leads, where that is asked for.
+        Right(verbs=("create", "get", "patch"), resource="leases", group="coordination.k8s.io", is_for_jobs=True),
     ),
     "shadow": (),
     "announcer": (

@@ -80,6 +80,7 @@ async def spot_watcher(place: Workplace) -> tuple[Service, Bus]:
 
 async def scaler(place: Workplace) -> tuple[Service, Bus]:
     """State -> plan -> effect. It folds all that is decided by, so it is the one that keeps snapshots."""
+    from gpu_autoscaler.kube.leases import ShownLease, showing
     from gpu_autoscaler_services.scaler.drains import Drains
     from gpu_autoscaler_services.scaler.executor import Executor
     from gpu_autoscaler_services.scaler.inventory import InstanceWatch
@@ -91,6 +92,9 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     bus, store = await _bus(place, Scaler), await _store(place)
     lease = Lease(bus, Scaler.name, instance_name(place.settings.instance), place.clock.monotonic_seconds)
     kube, _ = await _kube(place, before_write=lease.guard)
+    if place.settings.kube.is_lease_shown:
+        shown = ShownLease(kube, place.settings.kube.namespace, f"gpu-autoscaler-{Scaler.name}")
+        await place.closing.enter_async_context(showing(shown, lease, place.clock.now))
     provider, installation = await _provider(place)
     snapshots = await _resumed(place, Scaler, store, bus)
     await place.closing.enter_async_context(keeping(snapshots, place.settings.store.snapshot_seconds))

@@ -48,7 +48,11 @@ NOT_PLAYED = {
     },
     "announcer": {("get", "events", ""), ("patch", "events", "")},  # the same thing said again
     "policy_watcher": granted("policy_watcher") - _WATCHED,  # there is no policy in the story to answer
-    "scaler": {("delete", "pods", ""), ("patch", "pods/status", "")},  # only at a deadline
+    "scaler": {  # only at a deadline, and where a Lease is asked for (tests/integration/kube)
+        ("delete", "pods", ""),
+        ("patch", "pods/status", ""),
+        *((verb, "leases", "coordination.k8s.io") for verb in ("create", "get", "patch")),
+    },
     "scheduler": {  # a job is taken back, a gang, and one of each kind that others bring (tests/integration/kube)
         ("delete", "jobs", "batch"),
         ("patch", "pods", ""),

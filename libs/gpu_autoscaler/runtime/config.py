@@ -50,6 +50,8 @@ class KubeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     is_in_cluster: bool = False
     is_read_only: bool = False  # nothing is written to the cluster, whatever its rights would allow
     namespace: str = "default"  # where jobs are made
+    # Show who leads as a Lease of coordination.k8s.io in that namespace. The lease on the bus decides all the same.
+    is_lease_shown: bool = False
 
 
 class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,73 @@
+"""Who leads, shown as a Lease on a real API server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+from tests.controlplane.fixtures import plane
+from tests.controlplane.plane import ControlPlane
+from tests.support.stories import T0
+
+from gpu_autoscaler.kube import leases
+from gpu_autoscaler.kube.client import KubeClient
+from gpu_autoscaler.kube.connection import from_kubeconfig
+from gpu_autoscaler.kube.leases import ShownLease, showing
+from gpu_autoscaler.kube.protocol import NotFound
+from gpu_autoscaler.runtime.clock import Clock
+
+__all__ = ["plane"]
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+
+PATH = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+
+
+class OnTheBus:
+    """The lease that decides."""
+
+    holder = "a/1"
+    is_held = False
+
+
+@pytest.fixture
+async def kube(plane: ControlPlane) -> AsyncIterator[KubeClient]:
+    """Our client."""
+    client = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
+    yield client
+    await client.close()
+
+
+async def test_whoever_leads_is_seen_and_how_often_that_changed(kube: KubeClient) -> None:
+    """Made once, renewed by the same holder, taken over by the next."""
+    shown = ShownLease(kube, "default", "leader")
+    await shown.show("a/1", T0)
+    await shown.show("a/1", T0 + timedelta(seconds=5))
+    first = (await kube.read(f"{PATH}/leader"))["spec"]
+    await shown.show("b/2", T0 + timedelta(seconds=30))
+    second = (await kube.read(f"{PATH}/leader"))["spec"]
+
+    assert (first["holderIdentity"], first["leaseTransitions"]) == ("a/1", 0)
+    assert first["acquireTime"] < first["renewTime"]
+    assert (second["holderIdentity"], second["leaseTransitions"]) == ("b/2", 1)
+    assert second["acquireTime"] == second["renewTime"] > first["renewTime"]
+
+
+async def test_only_what_is_held_on_the_bus_is_shown(kube: KubeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that stands by writes nothing; once it holds the lease, it is told."""
+    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.05)
+    bus = OnTheBus()
+    async with showing(ShownLease(kube, "default", "standby"), bus, Clock().now):
+        await asyncio.sleep(0.5)
+        with pytest.raises(NotFound):
+            await kube.read(f"{PATH}/standby")
+        bus.is_held = True
+        async with asyncio.timeout(20):
+            while (await _holder(kube)) != "a/1":
+                await asyncio.sleep(0.05)
+
+
+async def _holder(kube: KubeClient) -> str | None:
+    try:
+        return str((await kube.read(f"{PATH}/standby"))["spec"]["holderIdentity"])
+    except NotFound:
+        return None
