@@ -9,11 +9,13 @@ from gpu_autoscaler.core.demand_items import DemandItem
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState, JobRecord
-from gpu_autoscaler.model.jobs import PRIORITY_NAMES
+from gpu_autoscaler.model.jobs import PRIORITY_NAMES, Runtime
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.waits import SpotAwaited
 
 _PRECISION = 1_000_000
+# Kinds that the scheduler does not hold and let go anew: what they were made with stays.
+_LET_GO_ONCE = (Runtime.JOBSET, Runtime.VOLCANO)
 
 
 def off_spot_if_worn(
@@ -43,10 +45,12 @@ def is_worn(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bo
 def is_to_leave_spot(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bool:
     """True for a job whose next attempt is to be on no spot though its Job would take it: it is held, and let go anew.
 
-    What must not be interrupted at all says so in its Job from the beginning.
+    What must not be interrupted at all says so in its Job from the beginning. Kinds that cannot be let go anew are left
+    where Kubernetes binds them.
     """
-    may_be_on_spot = job is not None and job.queued is not None and job.queued.spec.is_preemptible
-    return may_be_on_spot and is_worn(job, policy, as_of)
+    if job is None or job.queued is None or job.queued.spec.runtime in _LET_GO_ONCE:
+        return False
+    return job.queued.spec.is_preemptible and is_worn(job, policy, as_of)
 
 
 def _has_other_than_spot(pool: NodePool) -> bool:

@@ -75,8 +75,15 @@ class Binder:
                 return
             job = await self._make(spec, _HELD[spec.runtime](spec, state))
         if progress(job).is_suspended and not is_over(job):
-            patch = _RELEASES[spec.runtime](spec, placed.node_names, state)
-            await self._kube.change(KINDS[spec.runtime], self._namespace, job.metadata.name, patch)
+            patch, kind = _RELEASES[spec.runtime](spec, placed.node_names, state), KINDS[spec.runtime]
+            try:
+                await self._kube.change(kind, self._namespace, job.metadata.name, patch)
+            except PermanentError as exc:
+                if placed.attempt == 1 or spec.runtime is not Runtime.JOB:
+                    raise
+                # Servers that keep the start time of a held Job let its template be as it was: better there than never.
+                log.warning("a held job goes on as it was let go first, maybe on spot", job=called(job), error=str(exc))
+                await self._kube.change(kind, self._namespace, job.metadata.name, {"spec": {"suspend": False}})
 
     async def hold(self, job_id: JobId, runtime: Runtime) -> bool:
         """Suspend the Job, which takes its pods away; True once they are gone, also where there is no Job any more.

@@ -10,6 +10,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.runtime.service import Outputs
+from gpu_autoscaler.simcluster.faults import Refusal
 
 
 def placements(facts: Outputs) -> list[JobPlaced]:
@@ -17,8 +18,8 @@ def placements(facts: Outputs) -> list[JobPlaced]:
     return [fact for fact in facts if isinstance(fact, JobPlaced)]  # type: ignore[union-attr]
 
 
-async def test_a_last_attempt_is_let_go_anew_and_on_no_spot(desk: Desk) -> None:
-    """Its Job, which Kubernetes bound to free spot again, is held; only then is it placed, and spot stays free."""
+async def held(desk: Desk) -> JobPlaced:
+    """The place of a last attempt: its Job, which Kubernetes had bound to free spot again, is held by then."""
     (queued,) = (told.fact for told in job("train") if isinstance(told.fact, JobQueued))
     await desk.hear(queued)
     spot = {labels.CAPACITY_TYPE: "spot"}
@@ -37,7 +38,21 @@ async def test_a_last_attempt_is_let_go_anew_and_on_no_spot(desk: Desk) -> None:
     (last,) = placements(await desk.scheduler.on_tick(T0))
     assert last.attempt == 4
     desk.knows(lasting, (Told(queued, T0), Told(placed, T0), Told(lost, T0), Told(last, T0)))
+    return last
+
+
+async def test_a_last_attempt_is_let_go_anew_and_on_no_spot(desk: Desk) -> None:
+    """Spot stays free, and what was stopped for it counts as no failure."""
+    last = await held(desk)
     await desk.hear(last)
     (pod,) = await until(lambda: [pod for pod in desk.here.items("pods") if pod["status"].get("conditions")])
     assert "nodeName" not in pod["spec"]
     assert desk.here.item("jobs", "train")["status"].get("failed", 0) == 0
+
+
+async def test_where_a_held_job_cannot_change_it_goes_on_all_the_same(desk: Desk) -> None:
+    """An older server fixes the template for good: a place on spot is better than none."""
+    last = await held(desk)
+    desk.here.world.faults.refuse(Refusal(method="PATCH", path_prefix="/apis/batch", status=422, left_count=1))
+    await desk.hear(last)
+    assert desk.here.item("jobs", "train")["spec"]["suspend"] is False

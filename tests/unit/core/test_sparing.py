@@ -25,11 +25,12 @@ from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.sparing import is_to_leave_spot
 from gpu_autoscaler.core.spot_policy import SpotPolicy
 from gpu_autoscaler.events.job import JobPreempted
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.jobs import PRIORITY_NAMES
+from gpu_autoscaler.model.jobs import PRIORITY_NAMES, Runtime
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.waits import SpotAwaited
 
@@ -80,6 +81,13 @@ def test_spot_is_better_than_no_place() -> None:
     assert outcome(job("train"), lost(3), on_sale(SPOT)) != [SPOT.key]
     assert outcome(job("train"), lost(3), on_sale(SPOT, at=later), at=later) == [SPOT.key]
     assert outcome(job("train"), lost(3), on_sale(SPOT, ON_DEMAND), under=only_spot) == [SPOT.key]
+
+
+def test_a_kind_that_cannot_be_let_go_anew_is_left_where_it_is_bound() -> None:
+    """A batch Job is; a JobSet's template is fixed once it ran."""
+    for runtime, is_held in ((Runtime.JOB, True), (Runtime.JOBSET, False)):
+        state = given(job("train", runtime=runtime, placed_on=("n1",), attempt=3), lost(3))
+        assert is_to_leave_spot(state.jobs[JobId("train")], policy(), T0) is is_held
 
 
 def test_its_pods_are_spared_as_well() -> None:
