@@ -1,5 +1,6 @@
 """`gpu-autoscaler doctor` says what is right and wrong with a set-up, and what to do; asked of the fake AWS."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +121,24 @@ def test_the_policy_is_that_of_the_calls(
     assert "autoscaling:LaunchInstances" not in alone["Action"]
     assert "autoscaling:LaunchInstances" in both["Action"]
     assert not region.fake.asked
+
+
+async def test_a_snapshot_of_prices_can_be_bought_by(
+    region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it writes is what a driver reads that may not ask for prices: the same offers at the same prices."""
+    path = tmp_path / "prices.json"
+    assert await asyncio.to_thread(run, ["prices", "snapshot", str(path)]) == 0
+    asking = region.provider("ours", instance_types=("g4dn.xlarge", "p4d.*"))
+    told = await asking.offers()
+    await asking.close()
+    for call in ("GetProducts", "DescribeSpotPriceHistory"):
+        region.fake.faults.add(Fault(kind="refused", call=call, code="UnauthorizedOperation"))
+    reading = region.provider("ours", instance_types=("g4dn.xlarge", "p4d.*"), prices_path=str(path))
+    read = await reading.offers()
+    await reading.close()
+    assert read == told
+    assert all(offer.price_micro_usd_per_hour for offer in read)
 
 
 def test_every_permission_has_a_call() -> None:

@@ -1,0 +1,62 @@
+"""`gpu-autoscaler prices snapshot`: what the cloud asks for now, as a file that can be read in its place."""
+
+import asyncio
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.providers.registry import ProviderOptions, open_provider
+from gpu_autoscaler.runtime.config import Settings, load_settings
+from gpu_autoscaler_services.cli.exits import Exit, Stop
+from gpu_autoscaler_services.cli.output import words
+
+prices = App(name="prices", help="What the cloud asks for.", help_format="plaintext")
+
+
+@prices.command
+def snapshot(
+    file: Path,
+    /,
+    *,
+    config: Annotated[Path | None, Parameter(help="TOML file of settings; the environment wins.")] = None,
+) -> int:
+    """Write the prices of everything that the settings let us buy, in US dollars an hour by `type/zone/capacity type`.
+
+    The file is what `aws.prices_path` reads. An offer without a price is left out: it has none, which is not free.
+    """
+    given = os.environ.get("GPU_AUTOSCALER_CONFIG")
+    settings = load_settings(config or (Path(given) if given else None), os.environ)
+    offers = asyncio.run(_offers(settings))
+    told = {
+        offer.key: offer.price_micro_usd_per_hour / MICRO_USD_PER_USD
+        for offer in sorted(offers, key=lambda offer: offer.key)
+        if offer.price_micro_usd_per_hour is not None
+    }
+    if not told:
+        raise Stop(f"{settings.provider.name} tells no price of {len(offers)} offers; `gpu-autoscaler doctor` says why")
+    file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    unpriced = "" if len(told) == len(offers) else f"; {len(offers) - len(told)} offers have none"
+    words(f"{file}: {len(told)} prices of {settings.provider.name}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC{unpriced}")
+    return Exit.OK
+
+
+async def _offers(settings: Settings) -> list[Offer]:
+    provider = open_provider(
+        settings.provider.name,
+        ProviderOptions(
+            installation="*",
+            url=settings.provider.url,
+            call_seconds_max=settings.provider.call_seconds_max,
+            aws=settings.aws,
+        ),
+    )
+    try:
+        return list(await provider.offers())
+    finally:
+        await provider.close()
