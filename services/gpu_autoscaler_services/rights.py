@@ -65,6 +65,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
     "scaler": (
         WHICH_CLUSTER,
         Right(verbs=("get", "patch"), resource="nodes"),
+        Right(verbs=("list",), resource="volumeattachments", group="storage.k8s.io"),
         Right(verbs=("list", "patch", "delete"), resource="pods"),
         Right(verbs=("create",), resource="pods/eviction"),
         Right(verbs=("patch",), resource="pods/status"),  # to mark what is deleted at its deadline

@@ -6,6 +6,7 @@ The simulator imports no service; it is handed ROLES.
 from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime
 
+from gpu_autoscaler.core.deleted import guards_due
 from gpu_autoscaler.core.foresight import Foresight
 from gpu_autoscaler.core.job_budgets import outlays
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -27,6 +28,7 @@ from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
+from gpu_autoscaler_services.scaler.guards import Guards
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
 from gpu_autoscaler_services.scaler.past import Past
 from gpu_autoscaler_services.scaler.purchases import Purchases
@@ -87,7 +89,7 @@ def scaler(seat: Seat) -> Service:
     return Scaler(
         seat.view,
         seat.policy,
-        Executor(purchases, Drains(seat.view, seat.kube, seat.clock), seat.store),
+        Executor(purchases, Drains(seat.view, seat.kube, seat.clock), seat.store, Guards(seat.kube)),
         Past(seat.store, seat.policy),
         InstanceWatch(seat.provider, installation, seat.clock),
         digests=Digests(policy=policy_digest(seat.policy), core=_core_digest),
@@ -109,6 +111,8 @@ def scaler_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hash
     """What the scaler's tick depends on; before the first plan the store is asked each time what was decided before."""
     if view.state.last_plan_sequence == 0 and view.state.restored_at is None:
         return object()  # equal to nothing
+    if guards_due(view.state, policy, now):
+        return object()  # a write may fail, and is tried again
     return plan_inputs(view, policy, now)
 
 

@@ -83,6 +83,7 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler.kube.leases import ShownLease, showing
     from gpu_autoscaler_services.scaler.drains import Drains
     from gpu_autoscaler_services.scaler.executor import Executor
+    from gpu_autoscaler_services.scaler.guards import Guards
     from gpu_autoscaler_services.scaler.inventory import InstanceWatch
     from gpu_autoscaler_services.scaler.past import Past
     from gpu_autoscaler_services.scaler.purchases import Purchases
@@ -99,7 +100,10 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     snapshots = await _resumed(place, Scaler, store, bus)
     await place.closing.enter_async_context(keeping(snapshots, place.settings.store.snapshot_seconds))
     executor = Executor(
-        Purchases(place.view, provider, installation, place.clock.now), Drains(place.view, kube, place.clock), store
+        Purchases(place.view, provider, installation, place.clock.now),
+        Drains(place.view, kube, place.clock),
+        store,
+        Guards(kube),
     )
     service = Scaler(
         place.view,

@@ -15,13 +15,20 @@ from gpu_autoscaler.providers.sim.capacity import SimCapacity
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.simcluster.cloud import Cloud
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
-from gpu_autoscaler.simcluster.kinds import BUDGETS, JOBS, NODES, PODS
+from gpu_autoscaler.simcluster.kinds import ATTACHMENTS, BUDGETS, JOBS, NODES, PODS
 from gpu_autoscaler.simcluster.kinds import Kind as ServedKind
 from gpu_autoscaler.simcluster.objects import set_condition
 from gpu_autoscaler.simcluster.server import start
 from gpu_autoscaler.simcluster.world import TICK_SECONDS, World
 
-_SERVED: dict[str, ServedKind] = {"pods": PODS, "nodes": NODES, "jobs": JOBS, "budgets": BUDGETS}
+_SERVED: dict[str, ServedKind] = {
+    "pods": PODS,
+    "nodes": NODES,
+    "jobs": JOBS,
+    "budgets": BUDGETS,
+    "attachments": ATTACHMENTS,
+}
+_CLUSTERS = frozenset({"nodes", "attachments"})  # of no namespace
 
 
 @dataclass
@@ -38,7 +45,7 @@ class RunningCluster:
 
     def add(self, kind: str, item: Json, namespace: str | None = "default") -> Json:
         """Create an object behind the API's back, as somebody else would."""
-        return dict(self.world.api.create(_SERVED[kind], None if kind == "nodes" else namespace, item).object)
+        return dict(self.world.api.create(_SERVED[kind], None if kind in _CLUSTERS else namespace, item).object)
 
     def add_node(self, name: str, **how: Any) -> Json:  # noqa: ANN401 - as `kube_objects.node`
         """Add a ready node that no cloud stands behind."""
@@ -52,7 +59,7 @@ class RunningCluster:
 
     def item(self, kind: str, name: str, namespace: str = "default") -> Json:
         """Return an object as it is now; {} where there is none."""
-        key = name if kind == "nodes" else f"{namespace}/{name}"
+        key = name if kind in _CLUSTERS else f"{namespace}/{name}"
         return dict(self.world.api.find(_SERVED[kind], key) or {})
 
     def items(self, kind: str) -> list[Json]:

@@ -27,6 +27,7 @@ from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
+from gpu_autoscaler_services.scaler.guards import Guards
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
 from gpu_autoscaler_services.scaler.past import Past
 from gpu_autoscaler_services.scaler.purchases import Purchases
@@ -153,7 +154,7 @@ class Line:
                 return Scaler(
                     view,
                     self.policy,
-                    Executor(purchases, Drains(view, here.kube, clock), self.store),
+                    Executor(purchases, Drains(view, here.kube, clock), self.store, Guards(here.kube)),
                     Past(self.store, self.policy),
                     InstanceWatch(here.provider, installation, clock),
                     digests=Digests(policy="test", core="test"),

@@ -8,7 +8,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.directives import AnyDirective, Freeze, Override, PausePool
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import SpotReclaim
+from gpu_autoscaler.model.reasons import NodeDeleted, SpotReclaim
 
 
 def directive_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
@@ -21,7 +21,7 @@ def directive_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -
         return
     bought = [each for each in plan.decisions if isinstance(each, BuyNode)]
     drains = [each for each in plan.decisions if isinstance(each, DrainNode)]
-    chosen = [each for each in drains if not isinstance(each.reason, SpotReclaim)]
+    chosen = [each for each in drains if not isinstance(each.reason, SpotReclaim | NodeDeleted)]
     views = [view for view in node_views(state, plan.as_of) if view.is_ours and view.is_counted]
     going = {each.node_uid for each in drains}
     for directive, given_by in given:

@@ -15,7 +15,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.ids import PodUid
-from gpu_autoscaler.model.reasons import ReplacesDoomed, SpotReclaim, UnmetDemand
+from gpu_autoscaler.model.reasons import NodeDeleted, ReplacesDoomed, SpotReclaim, UnmetDemand
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import LabelRequirement, NeighbourDemands, PodGroup
 
@@ -29,7 +29,9 @@ def neighbour_mistakes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Ite
     bought = [each for each in plan.decisions if isinstance(each, BuyNode)]
     assigned = list(_assigned(bought, state))
     drains = [
-        each for each in plan.decisions if isinstance(each, DrainNode) and not isinstance(each.reason, SpotReclaim)
+        each
+        for each in plan.decisions
+        if isinstance(each, DrainNode) and not isinstance(each.reason, SpotReclaim | NodeDeleted)
     ]
     if not assigned and not drains:
         return

@@ -20,7 +20,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.directives import Override
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import BeyondOverride, GangGivenUp, MoneyExhausted, NodeIdle, SpotReclaim
+from gpu_autoscaler.model.reasons import BeyondOverride, GangGivenUp, MoneyExhausted, NodeDeleted, NodeIdle, SpotReclaim
 from gpu_autoscaler.model.resources import Resources
 
 
@@ -28,7 +28,7 @@ def removal_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     """Yield a sentence for each removal that must not happen, and for each doomed node that is left alone."""
     views = node_views(state, plan.as_of)
     drains = [decision for decision in plan.decisions if isinstance(decision, DrainNode)]
-    chosen = [drain for drain in drains if not isinstance(drain.reason, SpotReclaim | MoneyExhausted)]
+    chosen = [drain for drain in drains if not isinstance(drain.reason, SpotReclaim | NodeDeleted | MoneyExhausted)]
     releases = [decision for decision in plan.decisions if isinstance(decision, ReleaseInstance)]
     pods = _pods_by_node(state)
     unpaid = [drain for drain in drains if isinstance(drain.reason, MoneyExhausted)]
@@ -81,6 +81,10 @@ def _wrong_node(drain: DrainNode, state: ClusterState, as_of: datetime) -> Itera
         return
     if drain.provider_id is not None and drain.provider_id != node.provider_id:
         yield f"node {drain.node_name} is drained with an instance that is not its own: {drain.provider_id}"
+    if isinstance(drain.reason, NodeDeleted):
+        if node.deleting_since is None or not node.is_guarded or not _is_ours(node, state):
+            yield f"node {drain.node_name} is drained as deleted by hand, but it is not, or is not held by us"
+        return
     is_chosen = not isinstance(drain.reason, SpotReclaim)
     if is_chosen and not _is_ours(node, state):
         yield f"node {drain.node_name} is drained by choice, but we did not buy it"
@@ -186,7 +190,7 @@ def _too_many(
         is_over = record.drained is not None or record.cancelled is not None or record.terminated is not None
         if (
             isinstance(said, DrainNode)
-            and not isinstance(said.reason, SpotReclaim)
+            and not isinstance(said.reason, SpotReclaim | NodeDeleted)
             and not is_over
             and said.node_uid in state.nodes
         ):

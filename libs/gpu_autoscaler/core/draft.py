@@ -23,7 +23,7 @@ from gpu_autoscaler.core.views import pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid, derive_id
-from gpu_autoscaler.model.reasons import DrainReason, SpotReclaim
+from gpu_autoscaler.model.reasons import DrainReason, NodeDeleted, SpotReclaim
 
 
 class Purchase(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,4 +142,4 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_chosen(drain: DrainNode) -> bool:
     """True unless the cloud takes the node: ours to decide, be it with force in the end."""
-    return not isinstance(drain.reason, SpotReclaim)
+    return not isinstance(drain.reason, SpotReclaim | NodeDeleted)

@@ -5,6 +5,7 @@ from datetime import datetime
 from gpu_autoscaler.core import (
     bounds,
     cheaper,
+    deleted,
     forecast,
     limits,
     overriding,
@@ -32,6 +33,7 @@ def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
     draft = spot.spare_the_worn(draft, state, policy)
     draft = spot.avoid_hinted(draft, state, policy)
     draft = spot.replace_doomed(draft, state, policy)
+    draft = deleted.empty_deleted(draft, state, policy)
     draft = solvency.keep_solvent(draft, state, policy)
     draft = scale_up.cover_demand(draft, state, policy)
     draft = overriding.keep_overrides(draft, state, policy)

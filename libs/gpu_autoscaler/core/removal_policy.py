@@ -93,6 +93,13 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     is_drift_on: Annotated[
         bool, Meta(description="Replace nodes that the policy would not buy today. Source: Karpenter drift.")
     ] = True
+    is_guard_on: Annotated[
+        bool,
+        Meta(
+            description="Hold our node objects by a finalizer, so that one deleted by hand is emptied and ended."
+            " Source: Karpenter, termination. Off: the finalizers are taken away, as before an uninstall."
+        ),
+    ] = True
     sick_seconds_max: Annotated[
         Seconds, Meta(description="A node that is amiss for longer is sick. Source: cluster-autoscaler, unready time.")
     ] = 1200.0

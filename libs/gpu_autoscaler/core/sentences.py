@@ -93,6 +93,7 @@ def _why_done(reason: ActionReason) -> str:
             | RebalanceHinted()
             | reasons.NodeSick()
             | reasons.SpotReclaim()
+            | reasons.NodeDeleted()
             | reasons.BeyondOverride()
         ):
             return _why_drained(reason)
@@ -159,6 +160,7 @@ _DrainedReason = (
     | RebalanceHinted
     | reasons.NodeSick
     | reasons.SpotReclaim
+    | reasons.NodeDeleted
     | reasons.BeyondOverride
 )
 
@@ -185,6 +187,8 @@ def _why_drained(reason: _DrainedReason) -> str:
         case reasons.SpotReclaim():
             when = "soon" if reason.reclaim_at is None else f"at {instant(reason.reclaim_at)}"
             return f"The cloud takes the instance back {when} ({reason.kind})."
+        case reasons.NodeDeleted():
+            return f"Somebody deleted the node by hand at {instant(reason.deleted_at)}; its instance goes with it."
         case reasons.BeyondOverride():
             limit = counted(reason.count_max, reason.unit)
             return f"At most {limit} {_of(reason.said)} are wanted (now: {reason.count}), {told(reason.said)}."

@@ -36,6 +36,7 @@ class NodeObserved(Versioned, frozen=True, kw_only=True):
     is_cordoned: bool = False
     ready_since: Instant | None = None
     deleting_since: Instant | None = None
+    is_guarded: bool = False  # our finalizer holds the object until its instance is gone
     internal_ip: str | None = None
     labels: tuple[tuple[str, str], ...] = ()  # sorted by key
     annotations: tuple[tuple[str, str], ...] = ()  # those that we honour, sorted by key

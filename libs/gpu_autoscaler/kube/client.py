@@ -11,6 +11,7 @@ from gpu_autoscaler.kube import wire, wire_workloads
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.credentials import ended_at
 from gpu_autoscaler.kube.protocol import (
+    ATTACHMENTS,
     NAMESPACES,
     NODES,
     PODS,
@@ -122,6 +123,22 @@ class KubeClient:
             if not page.metadata.continue_:
                 return pods
             query = {**query, "continue": page.metadata.continue_}
+
+    async def volumes_on(self, node_name: str) -> Sequence[str]:
+        """Return the volumes that are attached to this node. The server cannot select by node: all are listed."""
+        names: list[str] = []
+        query: dict[str, str] = {}
+        while True:
+            try:
+                page = await self.list_page(ATTACHMENTS, query)
+            except NotFound:
+                return names
+            found = (ATTACHMENTS.decode(item, "list") for item in page.items or ())
+            own = (each for each in found if each.spec.node_name == node_name)
+            names += [each.spec.source.persistent_volume_name or each.metadata.name for each in own]
+            if not page.metadata.continue_:
+                return names
+            query = {"continue": page.metadata.continue_}
 
     # ---- writing
 

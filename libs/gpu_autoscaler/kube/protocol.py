@@ -73,6 +73,7 @@ JOBS = Kind(plural="jobs", api="/apis/batch/v1", type=wire.Job)
 CLAIMS = Kind(plural="persistentvolumeclaims", api="/api/v1", type=wire_storage.Claim)
 VOLUMES = Kind(plural="persistentvolumes", api="/api/v1", type=wire_storage.PersistentVolume)
 CLASSES = Kind(plural="storageclasses", api="/apis/storage.k8s.io/v1", type=wire_storage.StorageClass)
+ATTACHMENTS = Kind(plural="volumeattachments", api="/apis/storage.k8s.io/v1", type=wire_storage.Attachment)
 GROUPS = Kind(plural="podgroups", api="/apis/scheduling.x-k8s.io/v1alpha1", type=wire_storage.Group, is_optional=True)
 VOLCANO_GROUPS = Kind(
     plural="podgroups", api="/apis/scheduling.volcano.sh/v1beta1", type=wire_storage.Group, is_optional=True
@@ -177,6 +178,10 @@ class KubeApi(Protocol):
 
     async def pods_on(self, node_name: str) -> Sequence[wire.Pod]:
         """Return the pods bound to this node, as the server knows them now, finished ones included."""
+        ...
+
+    async def volumes_on(self, node_name: str) -> Sequence[str]:
+        """Return the volumes that are attached to this node, by name; none where the server knows no attachments."""
         ...
 
     async def patch_node(self, name: str, patch: Mapping[str, Any]) -> wire.Node:

@@ -1,7 +1,6 @@
 """The parts of Kubernetes' objects that we read, as they are on the wire. Everything else is skipped while decoding.
 
-Source: Kubernetes API reference v1.36, "Pod", "Node", "PodDisruptionBudget", "Job", "Status" (read 2026-11-21),
-held against recorded answers. Objects decode about fifty times faster this way than into dictionaries of models.
+Source: Kubernetes API reference v1.36, the kinds of these names (read 2026-11-21), held against recorded answers.
 """
 
 from datetime import datetime
@@ -37,6 +36,7 @@ class Metadata(_Wire, frozen=True, kw_only=True):
     deletion_timestamp: datetime | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    finalizers: tuple[str, ...] = ()
     owner_references: tuple[OwnerReference, ...] = ()
 
 

@@ -1,6 +1,7 @@
 """Volumes and groups of pods on the wire: what decides where, or whether, a pod can run besides the pod itself.
 
-Source: Kubernetes API reference v1.36, "PersistentVolumeClaim", "PersistentVolume", "StorageClass"; PodGroup of
+Source: Kubernetes API reference v1.36, "PersistentVolumeClaim", "PersistentVolume", "StorageClass",
+"VolumeAttachment"; PodGroup of
 scheduler-plugins (scheduling.x-k8s.io/v1alpha1) and of Volcano (scheduling.volcano.sh/v1beta1) (read 2026-11-21).
 """
 
@@ -33,6 +34,25 @@ class Claim(Object, frozen=True, kw_only=True):
 
     spec: ClaimSpec = ClaimSpec()
     status: ClaimStatus = ClaimStatus()
+
+
+class AttachmentSource(_Wire, frozen=True, kw_only=True):
+    """Which volume."""
+
+    persistent_volume_name: str = ""  # empty: one that its pod describes itself
+
+
+class AttachmentSpec(_Wire, frozen=True, kw_only=True):
+    """What is attached where."""
+
+    node_name: str
+    source: AttachmentSource = AttachmentSource()
+
+
+class Attachment(Object, frozen=True, kw_only=True):
+    """A VolumeAttachment: there for as long as the volume is attached, or on its way to or from there."""
+
+    spec: AttachmentSpec
 
 
 class VolumeNodeAffinity(_Wire, frozen=True, kw_only=True):

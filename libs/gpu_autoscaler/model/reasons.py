@@ -124,6 +124,12 @@ class SpotReclaim(Reason, frozen=True, kw_only=True, tag="spot_reclaim"):
     reclaim_at: Instant | None  # None: the notice carried no deadline
 
 
+class NodeDeleted(Reason, frozen=True, kw_only=True, tag="node_deleted"):
+    """Somebody deleted the node object by hand, which our finalizer holds until node and instance are seen to."""
+
+    deleted_at: Instant
+
+
 class BootTimedOut(Reason, frozen=True, kw_only=True, tag="boot_timed_out"):
     """Bought, but not usable by its deadline."""
 
@@ -343,6 +349,7 @@ DrainReason = (
     | NodeSick
     | GangGivenUp
     | SpotReclaim
+    | NodeDeleted
     | RebalanceHinted
     | BeyondOverride
     | MoneyExhausted

@@ -127,18 +127,35 @@ class SimKube:
         await self._gate.leave("kube_call_failed")
         return [pod for pod in self._cluster.all(PODS) if pod.spec.node_name == node_name]
 
+    async def volumes_on(self, node_name: str) -> Sequence[str]:  # noqa: ARG002 - nothing is attached in this world
+        """Return the volumes that are attached to this node."""
+        await self._gate.leave("kube_call_failed")
+        return ()
+
     # ---- writing
 
     async def patch_node(self, name: str, patch: Mapping[str, Any]) -> wire.Node:
-        """Apply a merge patch to the node: its `unschedulable` is all that is written here."""
+        """Apply a merge patch to the node: its `unschedulable`, or its finalizers."""
         await self._gate.leave("kube_call_failed")
         node = self._found(NODES, "", name)
         self._same(node, patch)
+        if (held := patch.get("metadata", {}).get("finalizers")) is not None:
+            return await self._hold(node, tuple(held), patch["metadata"]["resourceVersion"])
         is_cordoned = bool((patch.get("spec") or {}).get("unschedulable"))
         if is_cordoned != node.spec.unschedulable:
             node = self._cluster.put(NODES, replace(node, spec=replace(node.spec, unschedulable=is_cordoned)))
         await self._gate.back("kube_answer_lost")
         return node
+
+    async def _hold(self, node: wire.Node, finalizers: tuple[str, ...], version: str) -> wire.Node:
+        """Only of the version that was seen. A deleted node whose last finalizer is taken away is gone."""
+        if version != node.metadata.resource_version:
+            raise Conflict(f"patch nodes {node.metadata.name}: it has changed")
+        kept = self._cluster.put(NODES, replace(node, metadata=replace(node.metadata, finalizers=finalizers)))
+        if kept.metadata.deletion_timestamp is not None and not finalizers:
+            self._cluster.remove(NODES, kept)
+        await self._gate.back("kube_answer_lost")
+        return kept
 
     async def annotate_pod(self, pod: wire.Pod, annotations: Mapping[str, str]) -> bool:
         """Set annotations; False where that very pod is gone."""

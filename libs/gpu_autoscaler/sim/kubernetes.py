@@ -93,6 +93,13 @@ class Kubernetes:
         last = self._objects[kind.plural].pop((thing.metadata.namespace, thing.metadata.name))
         self._tell(kind, Entry(self._stamped(last), is_deleted=True))
 
+    def delete(self, kind: Kind[ObjectT], thing: ObjectT) -> None:
+        """Delete the object: at once, or, where finalizers hold it, as soon as the last one is taken away."""
+        if not thing.metadata.finalizers:
+            self.remove(kind, thing)
+        elif thing.metadata.deletion_timestamp is None:
+            self.put(kind, replace(thing, metadata=replace(thing.metadata, deletion_timestamp=self.now())))
+
     def as_of(self, kind: Kind[Any], entries_count: int) -> tuple[wire.Object, ...]:
         """Return the objects of a kind after so many changes: what a server shows that lags behind."""
         shown: dict[Key, wire.Object] = {}

@@ -216,10 +216,13 @@ class Trouble:
         self._faults.lasts(60.0, KUBERNETES)
 
     def _delete_node(self) -> None:
-        """Somebody deletes the object; the machine runs on, and its pods are collected."""
+        """Somebody deletes the object. Held by a finalizer it stays until that is taken away; else it is gone, the
+        machine runs on, and its pods are collected."""
         machine = self._pick("node_vanished", [one for one in self._cloud.alive() if one.is_usable])
         node = self._workloads.cluster.find(NODES, "", machine.node_name)
-        if node is not None:
+        if node is not None and node.metadata.finalizers:
+            self._workloads.cluster.delete(NODES, node)
+        elif node is not None:
             self._workloads.silence(machine.node_name)
             self._workloads.cluster.remove(NODES, node)
             self._loop.call_later(COLLECTED_SECONDS, self._workloads.forget_node, machine.node_name)

@@ -169,6 +169,9 @@ class Witness:
             self.breaks("nodes of others", f"{node.metadata.name} was cordoned, which is not ours")
 
     def _is_doomed(self, machine: Machine) -> bool:
+        node = self._workloads.cluster.find(NODES, "", machine.node_name)
+        if node is not None and node.metadata.deletion_timestamp is not None:
+            return True  # somebody deleted it by hand
         if machine.notice is not None or machine.has_broken_gpu or self._is_overdue(machine):
             return True  # be it the second notice, after a first that was taken back
         withdrawn_at = self._withdrawn_at.get(machine.node_name)

@@ -356,7 +356,7 @@ class Workloads:
         """The node's object goes, and with it the pods that are still bound to it."""
         node = self.cluster.find(NODES, "", node_name)
         if node is not None:
-            self.cluster.remove(NODES, node)
+            self.cluster.delete(NODES, node)
         for pod in self.cluster.all(PODS):
             if pod.spec.node_name == node_name:
                 self.lose(pod)

@@ -135,6 +135,9 @@ PRIORITY_CLASSES = Kind(
 CLAIMS = Kind(group="", kind="PersistentVolumeClaim", plural="persistentvolumeclaims", has_status=True)
 VOLUMES = Kind(group="", kind="PersistentVolume", plural="persistentvolumes", namespaced=False, has_status=True)
 CLASSES = Kind(group="storage.k8s.io", kind="StorageClass", plural="storageclasses", namespaced=False)
+ATTACHMENTS = Kind(
+    group="storage.k8s.io", kind="VolumeAttachment", plural="volumeattachments", namespaced=False, has_status=True
+)
 GROUPS = Kind(
     group="scheduling.x-k8s.io", version="v1alpha1", kind="PodGroup", plural="podgroups", has_status=True, custom=True
 )
@@ -160,6 +163,7 @@ KINDS = (
     CLAIMS,
     VOLUMES,
     CLASSES,
+    ATTACHMENTS,
     GROUPS,
     DEVICE_CLAIMS,
     DEVICE_TEMPLATES,

@@ -24,6 +24,7 @@ from gpu_autoscaler.kube.protocol import NODES, Conflict, KubeApi, NotFound
 from gpu_autoscaler.kube.translate.pod import pod_observed
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
+from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid
 from gpu_autoscaler.model.reasons import GangGivenUp, NodeIdle
 from gpu_autoscaler.runtime.clock import Clock
@@ -93,7 +94,7 @@ class Drains:
         if not started.is_voluntary and now >= started.deadline_at:
             pods = [pod for pod in pods if not eviction_order.is_overdue(pod, now)]
         if not pods:
-            return Outcome(facts=(self._drained(started, started.plan_id),))
+            return await self._emptied(started, now)
         if started.is_voluntary:
             why = self._objection(pods, None if record is None else record.decision, now)
             if now >= started.deadline_at:
@@ -110,6 +111,19 @@ class Drains:
             for pod in pods:
                 facts += await self._force(pod, started)
         return Outcome(facts=tuple(facts), again_after_seconds=self._pass_wall_seconds())
+
+    async def _emptied(self, started: ScalingDrainStarted, now: datetime) -> Outcome:
+        """No pod is left; until the deadline its volumes are waited for, as who comes next could not have them."""
+        volumes: Sequence[str] = ()
+        try:
+            if now < started.deadline_at:
+                volumes = await self._kube.volumes_on(started.node_name)
+        except PermanentError as exc:
+            log.warning("volumes of a node not readable, it does not wait for them", error=str(exc))
+        if volumes:
+            log.info("volumes still attached, the node waits for them", node=started.node_name, volumes=volumes)
+            return Outcome(again_after_seconds=self._pass_wall_seconds())
+        return Outcome(facts=(self._drained(started, started.plan_id),))
 
     async def cancel(self, decision: CancelDrain, plan_id: PlanId) -> list[Fact]:
         """Uncordon the node, unless the drain is over: an empty node on its way out is not called back."""

@@ -25,6 +25,7 @@ from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.scaler.drains import Drains
+from gpu_autoscaler_services.scaler.guards import Guards
 from gpu_autoscaler_services.scaler.purchases import Purchases
 
 RETRY_WALL_SECONDS = 1.0  # until a plan is taken up again of which a part could not be carried out
@@ -35,10 +36,11 @@ log = structlog.get_logger()
 class Executor:
     """The row of steps."""
 
-    def __init__(self, purchases: Purchases, drains: Drains, store: Store) -> None:
+    def __init__(self, purchases: Purchases, drains: Drains, store: Store, guards: Guards) -> None:
         self._purchases = purchases
         self._drains = drains
         self._store = store
+        self.guards = guards  # no step of a plan: how nodes are held follows from the state alone
 
     async def step(self, recorded: Recorded) -> Outputs:
         """Take the step that follows from this fact. Raises TransientError, PermanentError."""

@@ -207,6 +207,7 @@ class Scaler:
         state, cut = self._view.state, self._view.cut
         if (change := self._change_to_say(state, now)) is not None:
             return (change,)
+        await self._executor.guards.keep(state, self._policy, now)
         self._figures.tell_foresight(foresight(state, self._policy, now))
         made = plan(state, self._policy, now)
         if mistakes := check(made, state, self._policy):

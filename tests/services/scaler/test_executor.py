@@ -34,6 +34,7 @@ from gpu_autoscaler.runtime.service import Outcome
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
+from gpu_autoscaler_services.scaler.guards import Guards
 from gpu_autoscaler_services.scaler.purchases import Purchases
 
 IDLE = NodeIdle(idle_seconds=700, idle_seconds_max=600)
@@ -49,7 +50,7 @@ class Bench:
         self.cloud = FakeCapacity([offer()], installation="uid", now=here.clock.now)
         self.view = StateView()
         purchases = Purchases(self.view, self.cloud, "uid", here.clock.now)
-        self._executor = Executor(purchases, Drains(self.view, here.kube, here.clock), store)
+        self._executor = Executor(purchases, Drains(self.view, here.kube, here.clock), store, Guards(here.kube))
         self._story: Story = ()
 
     def knows(self, *stories: Story) -> None:
@@ -232,6 +233,18 @@ async def test_an_empty_node_is_cordoned_drained_and_ended(bench: Bench) -> None
     assert isinstance(started, ScalingDrainStarted)
     assert is_cordoned(bench.here)
     assert kinds(await drain_to_end(bench, started)) == [ScalingNodeDrained]
+
+
+@pytest.mark.parametrize("reason", [IDLE, RECLAIM])
+async def test_volumes_of_an_empty_node_are_waited_for_until_the_deadline(bench: Bench, reason: DrainReason) -> None:
+    """Who comes next could not have them before; one that never detaches holds up nothing for good."""
+    attached = {"attacher": "csi.example.com", "nodeName": "gpu-a", "source": {"persistentVolumeName": "pv"}}
+    bench.here.add("attachments", {"metadata": {"name": "attached"}, "spec": attached})
+    (started,) = await bench.begin(drain(bench.here, reason, seconds=60))
+    waiting = await bench.step(started)
+    assert (waiting.facts, waiting.again_after_seconds is None) == ((), False)
+    assert kinds(await drain_to_end(bench, started)) == [ScalingNodeDrained]
+    assert bench.here.clock.now() >= started.deadline_at  # type: ignore[attr-defined]
 
 
 async def test_a_node_that_is_not_idle_any_more_stays(bench: Bench) -> None:

@@ -46,12 +46,23 @@ async def no_instances() -> AsyncIterator[InstancesListed]:
     yield InstancesListed(instances=(), listed_at=T0)
 
 
+class _NoHands:
+    """Writes nothing: these tests are about what is said."""
+
+    @property
+    def guards(self) -> "_NoHands":
+        return self
+
+    async def keep(self, *_: object) -> None:
+        """Leave every node as it is."""
+
+
 def scaler(view: StateView, with_policy: ScalingPolicy | None = None, tables: Tables | None = None) -> Scaler:
     """A scaler that only plans."""
     return Scaler(
         view,
         with_policy or policy(),
-        executor=None,  # type: ignore[arg-type]  # nothing is carried out here
+        executor=_NoHands(),  # type: ignore[arg-type]  # nothing is carried out here
         past=Past(MemoryStore(Tables() if tables is None else tables), with_policy or policy()),
         instances=no_instances(),
         digests=Digests(policy="p", core="c"),

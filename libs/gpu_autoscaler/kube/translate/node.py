@@ -56,6 +56,7 @@ def node_observed(node: wire.Node, *, epoch: int) -> NodeObserved:
         is_cordoned=spec.unschedulable,
         ready_since=ready.last_transition_time if ready and is_ready else None,
         deleting_since=metadata.deletion_timestamp,
+        is_guarded=labels.TERMINATION_FINALIZER in metadata.finalizers,
         internal_ip=next((one.address for one in status.addresses if one.type == "InternalIP"), None),
         labels=pairs(metadata.labels),
         annotations=honoured(metadata.annotations),
