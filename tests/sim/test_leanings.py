@@ -9,7 +9,7 @@ from gpu_autoscaler.sim.leanings import with_likes
 
 def test_every_kind_occurs_and_none_binds() -> None:
     """Of two hundred services some like a zone or model, to be near, far or even; none is bound by it."""
-    chance = random.Random("leanings")
+    chance = random.Random("leanings")  # noqa: S311 - nothing is secret here
     pods = [
         wire.Pod(metadata=wire.Metadata(name="a", namespace="serving"), spec=with_likes(wire.PodSpec(), "a", chance))
         for _ in range(200)
@@ -26,7 +26,7 @@ def test_what_a_service_insists_on_stays() -> None:
     """Likes are added to rules, never in their place."""
     term = wire.PodAffinityTerm(topology_key="kubernetes.io/hostname", label_selector=wire.LabelSelector())
     strict = wire.PodSpec(affinity=wire.Affinity(pod_anti_affinity=wire.PodAffinity(required=(term,))))
-    chance = random.Random("strict")
+    chance = random.Random("strict")  # noqa: S311 - nothing is secret here
 
     for _ in range(50):
         affinity = with_likes(strict, "a", chance).affinity
