@@ -83,7 +83,7 @@ def _outlay(
         since = pod.started_at or pod.created_at
         since = since if charge is None else max(since, charge.until_at)
         if view.price_micro_usd_per_hour is None:
-            unpriced.append(view)
+            unpriced += [view] if view.is_ours else []  # what is not ours is in no bill of ours
             continue
         price = _share_micro_usd_per_hour(pod, view.price_micro_usd_per_hour, view.allocatable.gpu_count)
         spent += cost_rounded_up(price, since, now)

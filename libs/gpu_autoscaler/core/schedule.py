@@ -104,11 +104,16 @@ def _placed(item: DemandItem, room: Room) -> tuple[str, ...]:
 
 
 def _unpriced(item: DemandItem, state: ClusterState, nodes: Mapping[str, NodeView], room: Room) -> tuple[str, ...]:
-    """Keys of the bins that a job with a budget of its own keeps away from: what it spends there nobody could say."""
+    """Keys of the bins that a job with a budget of its own keeps away from: what it spends there nobody could say.
+
+    Nodes that are not ours are in no bill of ours: nothing is spent there, and the plan counts on their room.
+    """
     spec = job_spec(state, item.job_id)
     if spec is None or spec.budget_limit_micro_usd is None:
         return ()
-    return tuple(key for key, view in nodes.items() if view.price_micro_usd_per_hour is None and key in room)
+    return tuple(
+        key for key, view in nodes.items() if view.is_ours and view.price_micro_usd_per_hour is None and key in room
+    )
 
 
 def _placed_apart(item: DemandItem, room: Room, unpriced: tuple[str, ...]) -> tuple[str, ...]:

@@ -136,3 +136,14 @@ def test_no_job_with_a_budget_is_placed_where_the_price_is_unknown() -> None:
     assert [held.reason for held in schedule(alone, policy(), T0).held_back] == [PriceUnknown(offers=(unknown.key,))]
     assert [each.node_names for each in schedule(beside, policy(), T0).placements] == [("p",)]
     assert [each.job_id for each in schedule(other, policy(), T0).placements] == ["free"]
+
+
+def test_a_node_that_is_not_ours_costs_a_budget_nothing() -> None:
+    """It is in no bill of ours: the job is placed there, and the plan that counts on its room buys nothing else."""
+    unknown = msgspec.structs.replace(offer(), price_micro_usd_per_hour=None)
+    state = given(node("own", unknown, is_ours=False), job("train", budget_limit_micro_usd=USD))
+    limited = job("train", placed_on=("own",), is_running=True, budget_limit_micro_usd=USD)
+    member = pod("train-0", on="own", gpus=8, job_id="train", owner_kind="Job", at=T0)
+
+    assert [each.node_names for each in schedule(state, policy(), T0).placements] == [("own",)]
+    assert outlay(given(ledger(), node("own", unknown, is_ours=False), limited, member), HOUR).unpriced == ()
