@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.chart.charting import CHART, NAMESPACE, RELEASE, VALUES, helm, objects, template, tool
+from tests.chart.charting import CHART, NAMESPACE, RELEASE, ROOT, VALUES, helm, objects, template, tool
 from tests.chart.published import write_schemas
 from tests.controlplane.plane import EVERYTHING, ControlPlane, running_plane
 from tests.support.kube_objects import node
@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300
 
 NAMESPACES = (NAMESPACE, "gpu-jobs", "monitoring", "gpu-operator")
 INSTALL_SECONDS_MAX = "120s"
+EARLIER = ROOT / "tests" / "upgrade" / "2026-11-21-chart.tgz"
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +55,10 @@ def on(plane: ControlPlane, *arguments: str) -> subprocess.CompletedProcess[str]
     return told
 
 
-def upgrade(plane: ControlPlane, *arguments: str) -> str:
+def upgrade(plane: ControlPlane, *arguments: str, chart: Path = CHART) -> str:
     """Install the chart, or change what is installed, and wait until all of it is there."""
     wait = ("--wait", "--timeout", INSTALL_SECONDS_MAX)
-    return on(plane, "upgrade", "--install", RELEASE, str(CHART), *wait, *arguments).stdout
+    return on(plane, "upgrade", "--install", RELEASE, str(chart), *wait, *arguments).stdout
 
 
 @pytest.mark.parametrize("values", VALUES)
@@ -122,6 +123,15 @@ def test_it_is_installed_changed_and_removed(plane: ControlPlane) -> None:
     assert kept == {"gpu-autoscaler-store", "data-gpu-autoscaler-nats-0"}
     assert plane.kubectl("get", "nodes", "--output", "name").count("machine-") == 3
     upgrade(plane)  # what was kept is taken up again
+    on(plane, "uninstall", RELEASE, "--wait", "--timeout", INSTALL_SECONDS_MAX)
+
+
+def test_an_earlier_chart_is_upgraded_and_comes_back(plane: ControlPlane) -> None:
+    """What was installed by an earlier version becomes today's under the same values, and one step back."""
+    values = ("--values", str(VALUES["cluster"]), "--set", "nats.replicas=1")
+    upgrade(plane, *values, chart=EARLIER)
+    upgrade(plane, *values)
+    on(plane, "rollback", RELEASE, "--wait", "--timeout", INSTALL_SECONDS_MAX)
     on(plane, "uninstall", RELEASE, "--wait", "--timeout", INSTALL_SECONDS_MAX)
 
 

@@ -9,12 +9,16 @@ from tests.chart.charting import ROOT, Json, objects
 from tests.controlplane.plane import ControlPlane, running_plane
 from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import pod
+from tests.support.kube_policies import defined
 
 from gpu_autoscaler.core.checkpoints import can_save
+from gpu_autoscaler.core.documents import judge
 from gpu_autoscaler.core.pod_groups import group_of
+from gpu_autoscaler.core.policy import DEFAULT_POLICY
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.kube.protocol import PODS, POLICIES
 from gpu_autoscaler.kube.translate.pod import pod_observed
+from gpu_autoscaler.kube.translate.policy import document, spec_of
 from gpu_autoscaler.model import labels
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -137,6 +141,16 @@ async def test_a_quota(plane: ControlPlane, kube: KubeHttp) -> None:
     refused = await kube.send("POST", pods, {"metadata": {"name": "eight-2"}} | plain)
     assert refused.status == 403
     assert "exceeded quota: gpus, requested: requests.nvidia.com/gpu=8" in refused.body["message"]
+
+
+async def test_a_policy(plane: ControlPlane, kube: KubeHttp) -> None:
+    """The server's rules let it in, and ours find that it can be followed beside the default policy."""
+    defined(plane)
+    plane.kubectl("apply", "--validate=strict", "--filename", str(EXAMPLES["autoscaling-policy"]))
+    found = POLICIES.decode(json.dumps(await kube.read(POLICIES.path(name="research"))).encode(), "get")
+    judgement = judge([document(found, spec_of(found), 1)], (), DEFAULT_POLICY, "aws")
+    assert judgement.refused == {}
+    assert [each.name for each in judgement.accepted] == ["research"]
 
 
 async def test_a_tenant(plane: ControlPlane, kube: KubeHttp) -> None:

@@ -78,6 +78,7 @@ def test_every_service_starts_with_these_settings(values: str) -> None:
         assert account in of_kind(found, "ServiceAccount")
         uses_kube = settings.kube.is_in_cluster
         assert pod["automountServiceAccountToken"] is uses_kube, name
+        assert settings.kube.is_lease_shown == (service == "scaler" and uses_kube)
     without = {
         "simulated": {"shadow", "announcer", "policy_watcher"},
         "outside": {"shadow"},

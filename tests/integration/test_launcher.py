@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_autoscaler_services.local.child import free_port
+
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 GONE_SECONDS_MAX = 10.0
@@ -81,3 +83,9 @@ def test_the_guard_ends_nobody_elses_group() -> None:
     refused = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20, check=False)
     assert refused.returncode == 1
     assert "started by the launcher" in refused.stderr
+
+
+def test_no_port_is_given_twice() -> None:
+    """Two children on one port would be taken for each other: the one that has it answers for the one that has not."""
+    ports = [free_port() for _ in range(2000)]
+    assert len(set(ports)) == len(ports)

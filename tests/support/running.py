@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,10 @@ async def started(
     shadow: Path | None = None,
     offers: Path | None = None,
     elsewhere: Elsewhere | None = None,
+    code: Mapping[str, Path] | None = None,
 ) -> AsyncIterator[LocalSystem]:
-    """A system with the demo's policy and a fast clock, if not told otherwise; all of it is ended afterwards."""
+    """A system with the demo's policy and a fast clock, if not told otherwise; all of it is ended afterwards. `code`:
+    the processes that run another version, and where it is."""
     system = LocalSystem(
         folder,
         clock=Clock(clock_factor),
@@ -107,6 +109,7 @@ async def started(
         shadow=shadow,
         elsewhere=elsewhere,
     )
+    system.code.update(code or {})
     await system.start(say)
     try:
         yield system

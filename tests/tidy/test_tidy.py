@@ -57,7 +57,7 @@ def _python(*roots: str) -> Iterator[Path]:
 
 
 def _text_files() -> Iterator[Path]:
-    binary = {".png", ".gz", ".xz", ".ico", ".woff2"}
+    binary = {".png", ".gz", ".tgz", ".xz", ".ico", ".woff2"}
     return (path for path in _files() if path.suffix not in binary)
 
 

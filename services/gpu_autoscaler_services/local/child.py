@@ -20,14 +20,23 @@ RESTART_SECONDS_MIN, RESTART_SECONDS_MAX = 0.2, 5.0
 RESTARTS_COUNT_MAX = 20  # a process that dies this often has a reason that another start does not mend
 STARTS_BEFORE_READY_MAX = 3  # one that ends so often before it was ready will not get ready by itself
 _LINES_SHOWN = 15
+_PORTS_TRIED_MAX = 1000
+
+
+_ports_given: set[int] = set()
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that was free a moment ago, and that nobody in this process was given before: two children on one
+    port would be taken for each other. Raises TransientError where there is none left."""
+    for _ in range(_PORTS_TRIED_MAX):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port not in _ports_given:
+            _ports_given.add(port)
+            return port
+    raise TransientError(f"no port of 127.0.0.1 is left that was not in use before; {len(_ports_given)} were")
 
 
 class Child:

@@ -119,6 +119,7 @@ class LocalSystem:
         self._cloud_url = self.simcluster_url if self.cloud == "sim" else f"http://127.0.0.1:{free_port()}"
         self.gateway_url = f"http://127.0.0.1:{gateway_port or free_port()}"
         self.children: dict[str, Child] = {}
+        self.code: dict[str, Path] = {}  # process -> folder of another version that it runs; not there: this one
         self._policy = policy
         self._offers = offers
         self._shadow = shadow
@@ -204,12 +205,18 @@ class LocalSystem:
         await self._start_child(child := self._process(name, service, None))
         return child
 
+    async def start_anew(self, name: str) -> None:
+        """End one process and start it again, from the code that `code` names by now."""
+        await self.children[name].stop()
+        await self._start_child(self._process(name, *PROCESSES[name]))
+
     def _process(self, name: str, service: str, role: Role | None) -> Child:
         settings = self._settings(name, service, role)
+        other = {"PYTHONPATH": str(self.code[name])} if name in self.code else {}
         return Child(
             name,
             [sys.executable, "-m", "gpu_autoscaler_services.serve", service],
-            environment={CLOCK_ENVIRONMENT: self.clock.to_text(), **to_environment(settings)},
+            environment={CLOCK_ENVIRONMENT: self.clock.to_text(), **other, **to_environment(settings)},
             log=self.folder / "logs" / f"{name}.log",
             ready_url=f"http://127.0.0.1:{settings.http.port}/readyz",
             process_group=self._guard.process_group,

@@ -63,6 +63,9 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 - {name: GPU_AUTOSCALER_KUBE_URL, value: {{ include "gpu-autoscaler.simulationUrl" $root }}}
 {{- else }}
 - {name: GPU_AUTOSCALER_KUBE_IS_IN_CLUSTER, value: "true"}
+{{- if and (eq $process.service "scaler") $values.leaderLease.shown }}
+- {name: GPU_AUTOSCALER_KUBE_IS_LEASE_SHOWN, value: "true"}
+{{- end }}
 {{- end }}
 - {name: GPU_AUTOSCALER_KUBE_NAMESPACE, value: {{ include "gpu-autoscaler.jobsNamespace" $root }}}
 {{- end }}
