@@ -21,7 +21,7 @@ from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.runtime.snapshots import Snapshots
-from gpu_autoscaler.sim.glances import plan_inputs
+from gpu_autoscaler.sim.glances import plan_inputs, queue_inputs
 from gpu_autoscaler.sim.seat import EXPORTER_URL, METADATA_URL, Resume, Role, Roles, Seat
 from gpu_autoscaler_services.cost_tracker.service import CostTracker
 from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
@@ -117,17 +117,16 @@ def scaler_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hash
 
 
 def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
-    """What the scheduler's tick depends on: a plan's inputs while somebody waits; a loss is asked about outside, and an
+    """What the scheduler's tick depends on: room while somebody waits for it; a loss is asked about outside, and an
     expectation is held against what came as soon as that is known."""
     what = _asked_of(view.state.jobs, view.state.pods_gone, policy)
     if what in ("a loss", "a score"):
         return object()  # equal to nothing
     if any(is_to_leave_spot(job, policy, now) for job in queue(view.state)):
         return object()  # its Job is looked at
-    spent = outlays(view.state, now)
-    if any(each.is_nearly_spent for each in spent):
+    if any(each.is_nearly_spent for each in outlays(view.state, now)):
         return object()  # somebody is told, or ends
-    return (spent, plan_inputs(view, policy, now) if what == "a place" else what)
+    return queue_inputs(view, policy, now) if what == "a place" else what
 
 
 @remembered(8)

@@ -13,10 +13,10 @@ from gpu_autoscaler.core.claims import cost_rounded_up
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.money import counted_at
 from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.state import ClusterState, JobRecord
+from gpu_autoscaler.core.state import Charge, ClusterState, JobRecord, JobSpent
 from gpu_autoscaler.core.wording import money
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.ids import JobId, PodUid, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec, Mistake
 from gpu_autoscaler.model.money import cost_micro_usd
 
@@ -51,12 +51,28 @@ def outlays(state: ClusterState, as_of: datetime) -> tuple[Outlay, ...]:
     limited = _limited(state.jobs)
     if not limited:
         return ()
-    now, views = counted_at(as_of), {view.name: view for view in node_views(state, as_of)}
+    views, now = node_views(state, as_of), counted_at(as_of)
+    return _outlays(limited, state.pods, views, state.spent_by_job, state.charges, now)
+
+
+@remembered(4)
+def _outlays(
+    limited: Mapping[JobId, JobSpec],
+    pods: Mapping[PodUid, PodObserved],
+    views: tuple[NodeView, ...],
+    spent_by_job: Mapping[JobId, JobSpent],
+    charges: Mapping[ProviderId, Charge],
+    now: datetime,
+) -> tuple[Outlay, ...]:
+    by_name = {view.name: view for view in views}
     members: dict[JobId, list[PodObserved]] = {}
-    for pod in state.pods.values():
+    for pod in pods.values():
         if pod.job_id is not None and pod.node_name is not None and pod.job_id in limited:
             members.setdefault(pod.job_id, []).append(pod)
-    return tuple(_outlay(spec, members.get(spec.job_id, ()), views, state, now) for spec in limited.values())
+    return tuple(
+        _outlay(spec, members.get(spec.job_id, ()), by_name, spent_by_job.get(spec.job_id), charges, now)
+        for spec in limited.values()
+    )
 
 
 @remembered(4)
@@ -69,17 +85,17 @@ def _outlay(
     spec: JobSpec,
     members: Sequence[PodObserved],
     views: Mapping[str, NodeView],
-    state: ClusterState,
+    known: JobSpent | None,
+    charges: Mapping[ProviderId, Charge],
     now: datetime,
 ) -> Outlay:
-    known = state.spent_by_job.get(spec.job_id)
     spent = soon = 0 if known is None else known.micro_usd
     unpriced: list[NodeView] = []
     for pod in members:
         view = views.get(pod.node_name or "")
         if view is None or pod.phase in ("succeeded", "failed"):
             continue
-        charge = None if view.provider_id is None else state.charges.get(view.provider_id)
+        charge = None if view.provider_id is None else charges.get(view.provider_id)
         since = pod.started_at or pod.created_at
         since = since if charge is None else max(since, charge.until_at)
         if view.price_micro_usd_per_hour is None:

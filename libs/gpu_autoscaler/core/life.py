@@ -2,7 +2,7 @@
 
 A phase is never stored: it is computed from what each stream said (order, instance, Kubernetes node, drain), so it
 is the same in whichever order the streams arrived. Streams may be late, so a reader may see a node skip phases; it
-never sees it go against the arrows.
+never sees it go against the arrows (`core/transitions.py`).
 
     planned ──► ordered ──► launched ──► registered ──► ready ◄──► lost
        │           │            │            │         ▲     │
@@ -22,12 +22,13 @@ never was. As room it counts from `planned` until `ready`, or its deadline, and 
 import enum
 from collections.abc import Mapping
 from datetime import datetime
-from operator import attrgetter
+from operator import is_
+from typing import NamedTuple
 
 import msgspec
 
 from gpu_autoscaler.core.joins import Index, Joined, Joins
-from gpu_autoscaler.core.remembered import Kept, remembered
+from gpu_autoscaler.core.remembered import Kept, changed, remembered
 from gpu_autoscaler.core.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Usable
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
@@ -58,97 +59,8 @@ class NodePhase(enum.StrEnum):
     LOST = "lost"  # was there, and fell silent or was ended without our word
 
 
-_P = NodePhase
-
-TRANSITIONS: Mapping[NodePhase, frozenset[NodePhase]] = {
-    _P.PLANNED: frozenset(
-        {
-            _P.ORDERED,  # the executor took the decision up
-            _P.FAILED,  # the executor did not get to it before the deadline
-        }
-    ),
-    _P.ORDERED: frozenset(
-        {
-            _P.LAUNCHED,  # the cloud made the instance
-            _P.FAILED,  # the cloud refused, or never answered before the deadline
-        }
-    ),
-    _P.LAUNCHED: frozenset(
-        {
-            _P.REGISTERED,  # the kubelet came up
-            _P.FAILED,  # no node by the deadline
-            _P.LOST,  # the cloud ended the instance before it was a node
-            _P.TERMINATING,  # released while it booted
-        }
-    ),
-    _P.REGISTERED: frozenset(
-        {
-            _P.READY,  # the kubelet is ready and every promised GPU is allocatable
-            _P.CORDONED,  # cordoned while it booted
-            _P.FAILED,  # not usable by the deadline
-            _P.LOST,  # the instance or the node object vanished while it booted
-            _P.TERMINATING,  # released, or deleted by somebody, while it booted
-        }
-    ),
-    _P.READY: frozenset(
-        {
-            _P.CORDONED,  # a drain was decided, or somebody cordoned it
-            _P.LOST,  # the kubelet fell silent, GPUs vanished, or the instance was ended without our word
-            _P.TERMINATING,  # deleted by somebody, or ended by the cloud
-        }
-    ),
-    _P.LOST: frozenset(
-        {
-            _P.READY,  # the kubelet is back, with all GPUs
-            _P.CORDONED,  # drained although silent, or cordoned by somebody
-            _P.FAILED,  # its node is gone for good, and the boot deadline has passed: to be given back
-            _P.TERMINATING,  # its instance is released
-        }
-    ),
-    _P.CORDONED: frozenset(
-        {
-            _P.READY,  # uncordoned: the drain was cancelled, or somebody changed their mind
-            _P.REGISTERED,  # uncordoned before it was ever usable
-            _P.FAILED,  # uncordoned after its deadline without ever being usable
-            _P.LOST,  # fell silent while it waited, or the instance vanished
-            _P.DRAINING,  # the drain began
-            _P.TERMINATING,  # deleted by somebody
-        }
-    ),
-    _P.DRAINING: frozenset(
-        {
-            _P.CORDONED,  # the drain was cancelled and the node is not uncordoned yet
-            _P.READY,  # the drain was cancelled
-            _P.LOST,  # the drain was cancelled and the node is silent, or the cloud was faster than the drain
-            _P.DRAINED,  # no pod that counts is left
-            _P.TERMINATING,  # the cloud, or somebody, was faster than the drain
-        }
-    ),
-    _P.DRAINED: frozenset(
-        {
-            _P.TERMINATING,  # the cloud was told to end the instance
-        }
-    ),
-    _P.FAILED: frozenset(
-        {
-            _P.REGISTERED,  # the node came after all, though late
-            _P.READY,  # the node became usable after all, though late
-            _P.CORDONED,  # came late, and cordoned
-            _P.LOST,  # its node came late and vanished again
-            _P.TERMINATING,  # the instance is released
-        }
-    ),
-    _P.TERMINATING: frozenset(
-        {
-            _P.GONE,  # the cloud confirmed it
-            _P.LOST,  # the release was for nothing: the instance had ended before
-        }
-    ),
-    _P.GONE: frozenset(),
-}
-
-BOOTING_PHASES = frozenset({_P.PLANNED, _P.ORDERED, _P.LAUNCHED, _P.REGISTERED})
-LEAVING_PHASES = frozenset({_P.DRAINING, _P.DRAINED, _P.TERMINATING})
+BOOTING_PHASES = frozenset({NodePhase.PLANNED, NodePhase.ORDERED, NodePhase.LAUNCHED, NodePhase.REGISTERED})
+LEAVING_PHASES = frozenset({NodePhase.DRAINING, NodePhase.DRAINED, NodePhase.TERMINATING})
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,15 +135,68 @@ def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
     key = (*map(id, read), joins.index.deadlines_passed_count(as_of))
     kept = _pictures.get(key)
     if kept is None:
-        kept = (read, tuple(_views_at(joins, state, as_of)))
+        kept = (read, _views_at(joins, state, as_of))
         _pictures.put(key, kept)
     return kept[1]
 
 
-def _views_at(joins: Joins, state: ClusterState, as_of: datetime) -> list[NodeView]:
-    phases = ((joined, phase_of(joined, joins, as_of)) for joined in _standing(joins.index))
-    views = [_view_of(joined, phase, joins, state) for joined, phase in phases if phase is not NodePhase.GONE]
-    return sorted(views, key=attrgetter("name"))
+class _Row(NamedTuple):
+    """What a view is made of besides pods and telemetry, which say something new all the time."""
+
+    joined: Joined
+    phase: NodePhase
+    usable: Usable | None
+    node_name: str | None  # None: not registered
+    node_uid: NodeUid | None
+
+
+class _Drawn(NamedTuple):
+    """The last views of the same rows."""
+
+    rows: tuple[_Row, ...]
+    pods: Mapping[str, object]
+    busy_until: Mapping[str, object]
+    telemetry: Mapping[NodeUid, object]
+    views: tuple[NodeView, ...]
+
+
+_rows: Kept[tuple[tuple[object, ...], tuple[_Row, ...]]] = Kept(4)
+_drawn: Kept[_Drawn] = Kept(4)
+
+
+def _views_at(joins: Joins, state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
+    """As above; of nodes of which nothing new was said the view is not even looked for."""
+    rows = _rows_at(joins, state, as_of)
+    last = _drawn.get((id(rows),))
+    if last is None:
+        views = tuple(_view_of(row, joins, state) for row in rows)
+    else:
+        names = changed(last.pods, joins.pods) | changed(last.busy_until, state.busy_until)
+        uids = changed(last.telemetry, state.telemetry)
+        views = tuple(
+            _view_of(row, joins, state) if row.node_name in names or row.node_uid in uids else view
+            for row, view in zip(rows, last.views, strict=True)
+        )
+        views = last.views if all(map(is_, views, last.views)) else views
+    _drawn.put((id(rows),), _Drawn(rows, joins.pods, state.busy_until, state.telemetry, views))
+    return views
+
+
+def _rows_at(joins: Joins, state: ClusterState, as_of: datetime) -> tuple[_Row, ...]:
+    read = (joins.index, state.usable, state.instances_seen_at, state.instances_listed_at)
+    key = (*map(id, read), joins.index.deadlines_passed_count(as_of))
+    kept = _rows.get(key)
+    if kept is None:
+        phases = ((joined, phase_of(joined, joins, as_of)) for joined in _standing(joins.index))
+        rows = [_row(joined, phase, joins) for joined, phase in phases if phase is not NodePhase.GONE]
+        kept = (read, tuple(sorted(rows, key=lambda row: row.joined.name)))
+        _rows.put(key, kept)
+    return kept[1]
+
+
+def _row(joined: Joined, phase: NodePhase, joins: Joins) -> _Row:
+    name, uid = (None, None) if joined.node is None else (joined.node.name, joined.node.node_uid)
+    return _Row(joined, phase, joins.usable_of(joined), name, uid)
 
 
 @remembered(8)
@@ -321,14 +286,14 @@ class _Read(msgspec.Struct, frozen=True):
 _views: Kept[_Read] = Kept(8192)
 
 
-def _view_of(joined: Joined, phase: NodePhase, joins: Joins, state: ClusterState) -> NodeView:
+def _view_of(row: _Row, joins: Joins, state: ClusterState) -> NodeView:
     """The view; the very same one while nothing that was said of the node has changed."""
-    node = joined.node
+    joined, phase, node = row.joined, row.phase, row.joined.node
     read = (
         joined,
         phase,
         is_counted(joined, joins.index),
-        joins.usable_of(joined),
+        row.usable,
         joins.notice_of(joined),
         joins.drain_of(joined),
         joins.has_lost_node(joined),

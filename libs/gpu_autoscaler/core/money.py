@@ -9,6 +9,7 @@ within a limit when it is bought stays within it, whatever happens later.
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 import msgspec
 
@@ -63,8 +64,13 @@ def slot(as_of: datetime) -> int:
 
 
 def counted_at(as_of: datetime) -> datetime:
-    """The end of the half minute."""
-    return datetime.fromtimestamp((slot(as_of) + 1) * SLOT_SECONDS, UTC)
+    """The end of the half minute: the very same instant for all of it."""
+    return _slot_end(slot(as_of))
+
+
+@lru_cache(16)
+def _slot_end(number: int) -> datetime:
+    return datetime.fromtimestamp((number + 1) * SLOT_SECONDS, UTC)
 
 
 class Books:

@@ -5,13 +5,14 @@ answer is the answer that computing it again would give. Nothing is ever compare
 long as computing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from functools import wraps
 from typing import Generic, TypeVar, TypeVarTuple
 
 Args = TypeVarTuple("Args")
 Answer = TypeVar("Answer")
 T = TypeVar("T")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def remembered(count_max: int) -> Callable[[Callable[[*Args], Answer]], Callable[[*Args], Answer]]:
@@ -34,6 +35,17 @@ def remembered(count_max: int) -> Callable[[Callable[[*Args], Answer]], Callable
         return ask
 
     return decorate
+
+
+def changed(before: Mapping[Key, object], now: Mapping[Key, object]) -> set[Key]:
+    """Return the keys that came, went, or have another object than before."""
+    if before is now:
+        return set()
+    found = {key for key, value in now.items() if before.get(key) is not value}
+    came_count = sum(key not in before for key in found)
+    if len(before) + came_count != len(now):
+        found.update(key for key in before if key not in now)
+    return found
 
 
 class Kept(Generic[T]):

@@ -112,14 +112,23 @@ class _Ages(NamedTuple):
 def _ages(views: tuple[NodeView, ...], policy: ScalingPolicy) -> _Ages:
     by_age: list[tuple[datetime, str, NodeView]] = []
     others: list[NodeView] = []
-    for view in filter(_may_go, views):
-        at = None if view.node is None else expires_at(view.name, view.node.created_at, policy)
-        if drifted(view, policy) is not None:
+    for view in views:
+        at, is_drifted = _age(view, policy)
+        if is_drifted:
             others.append(view)
         elif at is not None:
             by_age.append((at, view.name, view))
     by_age.sort(key=lambda each: each[:2])
     return _Ages([at for at, _, _ in by_age], [view for _, _, view in by_age], others)
+
+
+@remembered(8192)
+def _age(view: NodeView, policy: ScalingPolicy) -> tuple[datetime | None, bool]:
+    """When the node is old enough to go, and whether it has drifted; nothing of one that may not go by choice."""
+    if not _may_go(view):
+        return None, False
+    at = None if view.node is None else expires_at(view.name, view.node.created_at, policy)
+    return at, drifted(view, policy) is not None
 
 
 def _may_go(view: NodeView) -> bool:

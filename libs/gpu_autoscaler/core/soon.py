@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpu_autoscaler.core.bins import node_bin
+from gpu_autoscaler.core.bins import PodsByNode, node_bin
 from gpu_autoscaler.core.demand import job_spec
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
@@ -83,14 +83,15 @@ def ends_at(pod: PodObserved, state: ClusterState) -> datetime | None:
 
 def _ending(draft: Draft, state: ClusterState, until: datetime) -> Iterator[Bin]:
     """What each usable node that stays gets back from now until then, as a bin that is there by the last of it."""
-    leaving = draft.leaving()
-    for view in draft.views:
-        bound = draft.pods.get(view.name, ())
-        if not bound or not view.is_usable or view.notice is not None or view.drain is not None:
+    may_end = _may_end_by_node(draft.pods)
+    leaving = draft.leaving() if may_end else frozenset()
+    for view in draft.views if may_end else ():
+        if view.name not in may_end or not view.is_usable or view.notice is not None or view.drain is not None:
             continue
         if view.name in leaving:
             continue
-        ending = [(pod, at) for pod, at in _ends(bound, state.jobs) if draft.as_of < at <= until]
+        ends = ((pod, ends_at(pod, state)) for pod in may_end[view.name])
+        ending = [(pod, at) for pod, at in ends if at is not None and draft.as_of < at <= until]
         if ending:
             yield msgspec.structs.replace(
                 node_bin(view, draft.pods, Standing.READY),
@@ -100,9 +101,19 @@ def _ending(draft: Draft, state: ClusterState, until: datetime) -> Iterator[Bin]
             )
 
 
+@remembered(2)
+def _may_end_by_node(pods: PodsByNode) -> Mapping[str, tuple[PodObserved, ...]]:
+    """The pods of each node whose end may be certain; nodes without such pods are left out."""
+    found = ((name, _may_end(bound)) for name, bound in pods.items())
+    return {name: each for name, each in found if each}
+
+
 @remembered(8192)
-def _ends(bound: tuple[PodObserved, ...], jobs: Mapping[JobId, JobRecord]) -> tuple[tuple[PodObserved, datetime], ...]:
-    """The pods of one node whose end is certain, with when that is."""
-    state = ClusterState(jobs=jobs)
-    found = ((pod, ends_at(pod, state)) for pod in bound if counts_for_idleness(pod))
-    return tuple((pod, at) for pod, at in found if at is not None)
+def _may_end(bound: tuple[PodObserved, ...]) -> tuple[PodObserved, ...]:
+    """Those that are told to go, or that run for a job."""
+    return tuple(
+        pod
+        for pod in bound
+        if (pod.deleting_since is not None or (pod.job_id is not None and pod.started_at is not None))
+        and counts_for_idleness(pod)
+    )

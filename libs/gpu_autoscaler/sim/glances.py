@@ -1,98 +1,179 @@
 """What a plan depends on, so that a tick that would say nothing new need not be computed.
 
-Time goes in as how many of the instants at which a comparison turns have passed. The list of those instants mirrors the
-core's comparisons with `as_of`; a new one belongs here as well. That runs with and without skipping say the same facts
-is tested: a forgotten instant shows there.
+Knowledge is compared by identity, as `fold` keeps what did not change; of telemetry only what a plan makes of it, as
+every window is another one. Time goes in as the next instant at which a comparison turns (`turns.py`). That runs with
+and without skipping say the same facts is tested (`both_ways.py`): what is forgotten here shows there.
 """
 
-from bisect import bisect_right
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from operator import is_
+from typing import ClassVar
 
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
-from gpu_autoscaler.core.gangs import tried_again_at
-from gpu_autoscaler.core.idling import idle_seconds_worth
-from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
+from gpu_autoscaler.core.gpu_health import gpu_evidence, is_suspect
+from gpu_autoscaler.core.idle_jobs import idle_jobs_cancelled
+from gpu_autoscaler.core.life import node_views
 from gpu_autoscaler.core.money import caps, slot
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.refusals import refusals_of
-from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.shortfalls import REMEMBERED_SECONDS
-from gpu_autoscaler.core.soon import turns
-from gpu_autoscaler.core.state import (
-    ClusterState,
-    DirectiveRecord,
-    DrainRecord,
-    GangRecord,
-    JobRecord,
-    OrderRecord,
-    Usable,
-    WishRecord,
-)
-from gpu_autoscaler.core.trails import NodeTrail, since_at_most
-from gpu_autoscaler.core.wear import expires_at
-from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
-from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.core.pruning import hour
+from gpu_autoscaler.core.state import ClusterState, JobRecord
+from gpu_autoscaler.core.trails import since_at_most
+from gpu_autoscaler.core.use import use_of
+from gpu_autoscaler.core.views import pods_by_node
 from gpu_autoscaler.events.spot import SpotOffersSampled
-from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PodUid, ProviderId
-from gpu_autoscaler.model.reasons import ReplacesNodes
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.sim.turns import (
+    Turns,
+    calendar_of,
+    instances_missing,
+    next_turn,
+    telemetry_turns,
+    turns_of_plans,
+    turns_of_the_queue,
+)
 
-_AFTER = timedelta(microseconds=1)
+_OF_JOBS = tuple(name for name in JobRecord.__struct_fields__ if name not in ("estimated", "scored"))
 
 
 def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
     """What a plan depends on: what is known, what is fresh, and which deadlines have passed."""
-    return (_Inputs(view.state, policy, now),)
+    return (_PlanInputs(view.state, policy, now),)
 
 
-class _Inputs:
-    """Compared with the last ones: first what is known, by identity, as `fold` keeps what did not change.
+def queue_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
+    """What the order of the queue depends on, and who of it starts: room, and nothing of prices, money and use."""
+    return (_QueueInputs(view.state, policy, now),)
 
-    What time does to it is asked only where that is the same, which most often it is not.
-    """
+
+class _Inputs(ABC):
+    """What one tick saw; equal to what a later one sees where that has nothing else to say."""
 
     __hash__ = None  # type: ignore[assignment]  # never looked up
+    known: ClassVar[tuple[str, ...]]  # fields of the state
 
     def __init__(self, state: ClusterState, policy: ScalingPolicy, now: datetime) -> None:
-        self._policy = policy
-        self._state = state
-        self._now = now
+        self.state = state
+        self.policy = policy
+        self.now = now
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Inputs):
+        """True where `other`, which is the earlier one, has said all that there is to say."""
+        if not isinstance(other, _Inputs) or self.policy is not other.policy:
             return False
         return (
-            self._policy is other._policy
-            and all(map(is_, _known(self._state), _known(other._state)))
-            and self._passed == other._passed
+            all(map(is_, self.records, other.records))
+            and _say_the_same(self.state.jobs, other.state.jobs)
+            and self.now < other.until
+            and self._seen == other._seen
+            and self._is_missing_the_same(other)
         )
 
     @cached_property
-    def _passed(self) -> tuple[object, ...]:
-        state, policy, now = self._state, self._policy, self._now
-        listed_at, stale = state.instances_listed_at, stale_watch(state, policy, now)
-        ahead = _turns(policy, state.busy_until, state.instances, state.usable, state.orders, state.drains)
-        renewals = _renewals(policy, state.nodes, state.usable, state.amiss_since, state.orders, state.drains)
+    def records(self) -> tuple[object, ...]:
+        """All that is compared by identity."""
+        return tuple(getattr(self.state, name) for name in self.known)
+
+    @cached_property
+    def until(self) -> datetime:
+        """When a comparison turns next, if nothing else is said."""
+        return next_turn(self._turns(), self.now)
+
+    @abstractmethod
+    def _turns(self) -> Turns: ...
+
+    @cached_property
+    def _seen(self) -> tuple[object, ...]:
+        """What is read of time, or compared by value."""
+        stale = stale_watch(self.state, self.policy, self.now)
+        return (None if stale is None else stale.source,)
+
+    def _is_missing_the_same(self, other: "_Inputs") -> bool:
+        mine, theirs = self.state, other.state
+        if (
+            mine.instances_listed_at is theirs.instances_listed_at
+            and mine.instances_seen_at is theirs.instances_seen_at
+        ):
+            return True
+        return instances_missing(mine) == instances_missing(theirs)
+
+
+class _QueueInputs(_Inputs):
+    known = (
+        "pods", "nodes", "nodes_gone", "usable", "orders", "drains", "instances", "notices", "hints", "wishes",
+    )  # fmt: skip
+
+    def _turns(self) -> Turns:
+        return turns_of_the_queue(self.state, self.policy)
+
+
+class _PlanInputs(_Inputs):
+    known = (
+        "pods", "nodes", "busy_until", "usable", "amiss_since", "orders", "drains", "instances",
+        "budgets", "nodes_gone", "notices", "hints", "spot_ends", "directives", "policy_documents", "gangs", "came", "wishes",
+        "demand_history", "forecast_scores",
+    )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        """As above; with telemetry that says what it said before, the earlier one has seen that as well."""
+        if not isinstance(other, _PlanInputs) or not super().__eq__(other):
+            return False
+        if not _sell_the_same(self.state.offers, other.state.offers):
+            return False
+        if self.state.trails is other.state.trails and self.state.telemetry is other.state.telemetry:
+            return self.now < other._telemetry_until
+        if self._use is None or self._use != other._use:
+            return False
+        other.state, other.now = self.state, self.now  # as if it had been seen then: nothing has turned since
+        other.__dict__.pop("_telemetry_until", None)
+        return True
+
+    __hash__ = None
+
+    def _turns(self) -> Turns:
+        return turns_of_plans(self.state, self.policy)
+
+    @cached_property
+    def _telemetry_until(self) -> datetime:
+        return next_turn(telemetry_turns(self.state, self.policy), self.now)
+
+    @cached_property
+    def _seen(self) -> tuple[object, ...]:
+        state, policy, now = self.state, self.policy, self.now
+        stale = stale_watch(state, policy, now)
         return (
-            sum(now - each.gone_at > timedelta(seconds=REMEMBERED_SECONDS) for each in state.came.values()),
-            bisect_right(ahead, now),
-            bisect_right(renewals, now),
-            bisect_right(_ends(state.directives), now),
-            bisect_right(_wished_until(state.wishes), now),
-            int(now.timestamp()) // 60 if _is_timed(policy) else None,
-            bisect_right(_periods(policy, state.offers), now),
-            bisect_right(_gang_turns(policy, state.gangs, state.orders), now),
-            bisect_right(_patience(policy, state.pods, state.jobs), now),
             None if stale is None else stale.source,
             stale_instances(state, policy, now) is None,
-            None if listed_at is None else _missing(state.instances_seen_at, state.orders, listed_at),
             state.last_plan_sequence,
             state.restored_at,
+            calendar_of(policy).at(now),
+            hour(now) if state.spot_ends else None,  # what ended weighs less with each hour
             _money(state, now) if caps(policy) else None,
-            bisect_right(_use_turns(policy, state.usable, state.trails, state.orders, state.drains), now),
+        )
+
+    @cached_property
+    def _use(self) -> object:
+        """What telemetry says that a plan may act on; None: a job is to end for it now."""
+        state, policy, now = self.state, self.policy, self.now
+        if not state.trails:
+            return ()
+        if idle_jobs_cancelled(state, policy, now):
+            return None
+        rules, health = policy.utilization, policy.removal.gpu
+        use = use_of(node_views(state, now), pods_by_node(state), state, rules, now)
+        is_high = use.busy_ratio is not None and use.busy_ratio > rules.high_ratio
+        low_from = now - timedelta(seconds=rules.low_seconds)
+        lows = {uid: since_at_most(trail.busy, rules.low_ratio * 100) for uid, trail in use.trusted.items()}
+        suspects = {uid: trail for uid, trail in state.trails.items() if is_suspect(trail, health)}
+        return (
+            use.fault,
+            is_high,
+            use.busiest_model if is_high else None,
+            {uid for uid, since in lows.items() if since and since <= low_from and use.trusted[uid].busy_ratio},
+            {uid: gpu_evidence(trail, health, now) for uid, trail in suspects.items()},
         )
 
 
@@ -101,171 +182,18 @@ def _money(state: ClusterState, now: datetime) -> tuple[object, ...]:
     return (slot(now), id(state.spent), id(state.charges), state.ledger_told_at)
 
 
-def _known(state: ClusterState) -> tuple[object, ...]:
-    return (
-        state.pods, state.budgets, state.busy_until, state.nodes, state.nodes_gone, state.instances, state.usable,
-        state.amiss_since, state.notices, state.offers, state.jobs, state.orders, state.drains, state.directives,
-        state.policy_documents, state.gangs, state.came, state.wishes, state.demand_history, state.forecast_scores,
-        state.trails, state.telemetry,
-    )  # fmt: skip
+def _say_the_same(jobs: Mapping[JobId, JobRecord], before: Mapping[JobId, JobRecord]) -> bool:
+    """True where the records differ in nothing but what was expected of jobs, which decides nothing."""
+    if jobs is before:
+        return True
+    pairs = zip(jobs.values(), before.values(), strict=False)
+    return len(jobs) == len(before) and all(
+        one is other or all(getattr(one, name) is getattr(other, name) for name in _OF_JOBS) for one, other in pairs
+    )
 
 
-@remembered(8)
-def _turns(
-    policy: ScalingPolicy,
-    busy_until: Mapping[str, datetime],
-    instances: Mapping[ProviderId, NodeInstanceObserved],
-    usables: Mapping[NodeUid, Usable],
-    orders: Mapping[ActionId, OrderRecord],
-    drains: Mapping[ActionId, DrainRecord],
-) -> list[datetime]:
-    """The instants at which a comparison of the core turns, in order."""
-    idle, young = timedelta(seconds=policy.idle_seconds_max), timedelta(seconds=policy.scale_down_cooldown_seconds)
-    boot = timedelta(seconds=policy.boot_seconds_max)
-    sold = (order.decision.offer for order in orders.values() if order.decision is not None)
-    spans = {idle, *(timedelta(seconds=idle_seconds_worth(offer, policy)) for offer in sold)}
-    turns = [usable.since + young for usable in usables.values()]
-    for at in (*busy_until.values(), *(usable.since for usable in usables.values())):
-        turns += [at + span for span in spans]
-    for instance in instances.values():
-        turns.append(instance.launched_at + boot)
-    for order in orders.values():
-        if order.decision is not None:
-            turns.append(order.decision.deadline_at)
-        if order.planned_at is not None:
-            turns.append(order.planned_at + timedelta(seconds=policy.limits.scale_up_cooldown_seconds))
-        if order.ordered is not None:
-            turns.append(order.ordered.deadline_at)
-        if order.refused is not None:
-            turns.append(order.refused.retry_at)
-    turns += [refusal.until for refusal in refusals_of(orders, instances).values()]
-    for drain in drains.values():
-        if drain.started is not None:
-            turns.append(drain.started.deadline_at)
-    return sorted(turns)
-
-
-@remembered(8)
-def _renewals(
-    policy: ScalingPolicy,
-    nodes: Mapping[NodeUid, NodeObserved],
-    usables: Mapping[NodeUid, Usable],
-    amiss_since: Mapping[NodeUid, datetime],
-    orders: Mapping[ActionId, OrderRecord],
-    drains: Mapping[ActionId, DrainRecord],
-) -> list[datetime]:
-    """The instants at which a node becomes due to be replaced, or may be tried again, in order."""
-    rules, turns = policy.removal, []
-    for node in nodes.values():
-        due_at = expires_at(node.name, node.created_at, policy)
-        if due_at is not None:
-            turns += [due_at, due_at + timedelta(seconds=rules.expire_overtime_seconds)]
-    turns += [since + timedelta(seconds=rules.sick_seconds_max) for since in amiss_since.values()]
-    for order in orders.values():
-        decision, planned_at = order.decision, order.planned_at
-        if decision is not None and planned_at is not None and isinstance(decision.reason, ReplacesNodes):
-            turns.append(planned_at + timedelta(seconds=rules.replacement_seconds_min))
-    for usable in usables.values():
-        stands_seconds = max(rules.horizon_hours * 3600.0, policy.scale_down_cooldown_seconds)
-        turns.append(usable.since + timedelta(seconds=stands_seconds))
-    ends = (drain.cancelled for drain in drains.values())
-    turns += [end.cancelled_at + timedelta(seconds=rules.retry_seconds) for end in ends if end is not None]
-    return sorted(turns)
-
-
-@remembered(8)
-def _ends(directives: Mapping[str, DirectiveRecord]) -> list[datetime]:
-    """The instants at which what people overrule is over by itself, in order."""
-    return sorted(record.given.until for record in directives.values())
-
-
-@remembered(8)
-def _wished_until(wishes: Mapping[str, WishRecord]) -> list[datetime]:
-    """The instants at which wishes for room are over, in order."""
-    return sorted(record.reported.until for record in wishes.values())
-
-
-@remembered(8)
-def _is_timed(policy: ScalingPolicy) -> bool:
-    """True where a rule holds by the clock, whose beginnings and ends are whole minutes, or a forecast looks ahead."""
-    ahead = (rule.schedule for rule in (*policy.headrooms, *policy.sizes))
-    schedules = (*ahead, *(budget.schedule for budget in policy.removal.budgets))
-    return policy.forecast.is_on or any(schedule is not None for schedule in schedules)
-
-
-@remembered(8)
-def _periods(policy: ScalingPolicy, sampled: SpotOffersSampled | None) -> list[datetime]:
-    """The instants at which an offer's paid period opens, or is too near its end to be bought from, in order."""
-    found: list[datetime] = []
-    for offer in () if sampled is None else sampled.offers:
-        if offer.paid_from is not None:
-            found.append(offer.paid_from)
-        if offer.paid_until is not None:
-            found.append(offer.paid_until - timedelta(seconds=policy.paid_drain_seconds + offer.boot_seconds))
-    return sorted(found)
-
-
-@remembered(8)
-def _gang_turns(
-    policy: ScalingPolicy, gangs: Mapping[str, GangRecord], orders: Mapping[ActionId, OrderRecord]
-) -> list[datetime]:
-    """The instants at which a gang is tried again, or has had its time, in order."""
-    had = timedelta(seconds=policy.gangs.complete_seconds_max)
-    bought = (order for order in orders.values() if order.decision is not None and order.decision.gang is not None)
-    over = (order.planned_at + had for order in bought if order.planned_at is not None)
-    return sorted([*over, *(tried_again_at(record, policy.gangs) for record in gangs.values())])
-
-
-@remembered(8)
-def _patience(
-    policy: ScalingPolicy, pods: Mapping[PodUid, PodObserved], jobs: Mapping[JobId, JobRecord]
-) -> list[datetime]:
-    """The instants at which work ends that is certain to, and at which no more is waited for that, in order."""
-    found = [*turns(pods, jobs)]
-    if not found:
-        return found
-    pending, queued = policy.pending_pod_timeout_seconds, policy.queued_timeout_seconds
-    longest = timedelta(seconds=max(pending, queued))
-    found += [at - longest for at in found]
-    waiting = (pod.unschedulable_since for pod in pods.values() if pod.node_name is None)
-    found += [since + timedelta(seconds=pending) for since in waiting if since is not None]
-    accepted = (job.queued.queued_at for job in jobs.values() if job.queued is not None)
-    return sorted([*found, *(at + timedelta(seconds=queued) for at in accepted)])
-
-
-@remembered(8)
-def _use_turns(
-    policy: ScalingPolicy,
-    usables: Mapping[NodeUid, Usable],
-    trails: Mapping[NodeUid, NodeTrail],
-    orders: Mapping[ActionId, OrderRecord],
-    drains: Mapping[ActionId, DrainRecord],
-) -> list[datetime]:
-    """The instants at which a node counts as silent, as little used for long, or the next may be answered, in order."""
-    rules = policy.utilization
-    silent, low = timedelta(seconds=rules.silent_seconds_max), timedelta(seconds=rules.low_seconds)
-    again, gone = timedelta(seconds=rules.cooldown_seconds), timedelta(seconds=policy.scale_down_cooldown_seconds)
-    found = [usable.since + silent for usable in usables.values()]
-    found += [trail.seen_until + silent for trail in trails.values()]
-    lows = (since_at_most(trail.busy, rules.low_ratio * 100) for trail in trails.values())
-    found += [since + low for since in lows if since is not None]
-    found += [order.planned_at + again for order in orders.values() if order.planned_at is not None]
-    found += [drain.planned_at + gone for drain in drains.values() if drain.planned_at is not None]
-    # Some of these comparisons turn at the instant, some right after it.
-    return sorted([*found, *(at + _AFTER for at in found)])
-
-
-@remembered(8)
-def _missing(
-    seen: Mapping[ProviderId, datetime], orders: Mapping[ActionId, OrderRecord], listed_at: datetime
-) -> frozenset[str]:
-    """Instances that the cloud's lists have left out for longer than they may lag."""
-    since = listed_at - timedelta(seconds=INSTANCE_MISSING_SECONDS_MAX)
-    missing = {one for one, seen_at in seen.items() if seen_at < since}
-    return frozenset(missing.union(one for one, at in _launched(orders) if at < since and one not in seen))
-
-
-@remembered(8)
-def _launched(orders: Mapping[ActionId, OrderRecord]) -> tuple[tuple[ProviderId, datetime], ...]:
-    launches = (order.launched for order in orders.values())
-    return tuple((launched.provider_id, launched.launched_at) for launched in launches if launched is not None)
+def _sell_the_same(offers: SpotOffersSampled | None, before: SpotOffersSampled | None) -> bool:
+    """True where a new sample has the offers and prices of the last one."""
+    if offers is None or before is None:
+        return offers is before
+    return offers.offers is before.offers or offers.offers == before.offers
