@@ -4,11 +4,12 @@ The simulator imports no service; it is handed ROLES.
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.deleted import guards_due
 from gpu_autoscaler.core.foresight import Foresight
 from gpu_autoscaler.core.job_budgets import outlays
+from gpu_autoscaler.core.money import counted_at
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.scoring import is_to_be_scored
@@ -43,6 +44,8 @@ from gpu_autoscaler_services.spot_watcher.service import SpotWatcher
 NAMESPACE = "default"
 # Seldom enough for long runs, often enough that every minute's summary has its sample.
 SCRAPE_SECONDS = 30.0
+
+_MOMENT = timedelta(microseconds=1)
 
 _core_digest = core_digest()
 _metrics = Metrics("simulation")  # nobody reads them; they are made once, as gauges are dear
@@ -124,9 +127,15 @@ def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Ha
         return object()  # equal to nothing
     if any(is_to_leave_spot(job, policy, now) for job in queue(view.state)):
         return object()  # its Job is looked at
-    if any(each.is_nearly_spent for each in outlays(view.state, now)):
+    if _is_nearly_spent(view.state, counted_at(now)):
         return object()  # somebody is told, or ends
     return queue_inputs(view, policy, now) if what == "a place" else what
+
+
+@remembered(2)
+def _is_nearly_spent(state: ClusterState, slot_end: datetime) -> bool:
+    """True where a job has spent its budget, or nearly so; which in one slot of money changes by facts alone."""
+    return any(each.is_nearly_spent for each in outlays(state, slot_end - _MOMENT))
 
 
 @remembered(8)

@@ -1,10 +1,29 @@
 """The picture of all nodes is kept while nothing is said of one, and never longer."""
 
-from tests.support.stories import HOUR, MINUTE, SECOND, T0, bought, given, node, pod, policy, purchase, record
+import random
+
+from tests.support.stories import (
+    EPOCH,
+    HOUR,
+    MINUTE,
+    SECOND,
+    T0,
+    Told,
+    bought,
+    given,
+    node,
+    pod,
+    policy,
+    purchase,
+    record,
+)
 
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.life import NodePhase, node_views
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.views import pods_by_node
+from gpu_autoscaler.events.pod import PodGone
+from gpu_autoscaler.model.ids import PodUid
 
 
 def test_a_pod_that_waits_leaves_the_picture_as_it_was() -> None:
@@ -35,6 +54,27 @@ def test_a_deadline_that_passes_is_seen_though_nothing_is_said() -> None:
 
     assert phases[0] is not NodePhase.FAILED
     assert phases == [phases[0], phases[0], NodePhase.FAILED, NodePhase.FAILED, phases[0]]
+
+
+def test_what_is_put_together_anew_in_parts_is_the_whole() -> None:
+    """Pods that come, end, move and go in any order: by node they are what reading all of them again would give."""
+    chance, state = random.Random(7), given(*(node(f"n{number}") for number in range(6)))  # noqa: S311 - a seed
+    for version in range(2, 200):
+        name, phase = f"p{chance.randrange(30)}", chance.choice(("running", "running", "succeeded", "pending"))
+        on = None if phase == "pending" else f"n{chance.randrange(6)}"
+        story = pod(name, on=on, phase=phase, version=version)
+        if chance.random() < 0.2:
+            gone = PodGone(pod_uid=PodUid(f"uid-{name}"), namespace="default", name=name, epoch=EPOCH, version=version)
+            story = (Told(gone, T0),)
+        state = fold(state, record(story))
+        bound = [each for each in state.pods.values() if each.node_name is not None and each.phase == "running"]
+        by_node = {name: [each.pod_uid for each in pods] for name, pods in pods_by_node(state).items()}
+
+        assert by_node == {
+            name: sorted(each.pod_uid for each in bound if each.node_name == name)
+            for name in sorted({each.node_name for each in bound if each.node_name is not None})
+        }
+        assert {view.name for view in node_views(state, T0) if view.empty_since is None} == set(by_node)
 
 
 def test_a_plan_is_equal_whether_its_picture_was_kept_or_not() -> None:

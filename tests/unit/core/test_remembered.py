@@ -1,6 +1,6 @@
 """Answers are kept for the very same records, and never for others that look alike or have taken their place."""
 
-from gpu_autoscaler.core.remembered import Kept, remembered
+from gpu_autoscaler.core.remembered import Kept, changed, remembered
 
 
 def test_the_same_records_are_asked_once() -> None:
@@ -35,3 +35,10 @@ def test_what_is_in_use_outlives_what_is_not() -> None:
         kept.put((-1,), "in use")
         assert kept.get((-1,)) == "in use"
     assert kept.get((0,)) is None
+
+
+def test_what_came_went_or_was_replaced_has_changed() -> None:
+    """An equal object in the place of another is a change; nothing else is."""
+    one, other = [1], [1]
+    assert changed({"a": one, "b": one, "c": one}, {"a": one, "b": other, "d": one}) == {"b", "c", "d"}
+    assert changed({"a": one}, {"a": one}) == set()
