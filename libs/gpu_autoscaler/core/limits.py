@@ -48,11 +48,13 @@ def _counted(views: tuple[NodeView, ...]) -> _Counted:
     counted = [view for view in views if view.is_ours and view.is_counted]
     nodes: Counter[str] = Counter()
     gpus: Counter[str] = Counter()
-    for view in counted:
-        gpu_count = bought_gpu_count(view)
-        for owner in owners_of(view.pool, view.zone, view.labels.get(labels.PROJECT_ID)):
-            nodes[owner] += 1
-            gpus[owner] += gpu_count
+    alike = Counter(
+        (view.pool, view.zone, view.labels.get(labels.PROJECT_ID), bought_gpu_count(view)) for view in counted
+    )
+    for (pool, zone, project, gpu_count), count in alike.items():
+        for owner in owners_of(pool, zone, project):
+            nodes[owner] += count
+            gpus[owner] += count * gpu_count
     return _Counted(
         nodes=nodes,
         gpus=gpus,

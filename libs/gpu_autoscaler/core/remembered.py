@@ -7,6 +7,8 @@ long as computing.
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import wraps
+from itertools import compress
+from operator import is_not
 from typing import Generic, TypeVar, TypeVarTuple
 
 Args = TypeVarTuple("Args")
@@ -41,7 +43,7 @@ def changed(before: Mapping[Key, object], now: Mapping[Key, object]) -> set[Key]
     """Return the keys that came, went, or have another object than before."""
     if before is now:
         return set()
-    found = {key for key, value in now.items() if before.get(key) is not value}
+    found = set(compress(now, map(is_not, now.values(), map(before.get, now))))  # of ten thousand, most often, one
     came_count = sum(key not in before for key in found)
     if len(before) + came_count != len(now):
         found.update(key for key in before if key not in now)
