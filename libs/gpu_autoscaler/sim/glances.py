@@ -113,8 +113,8 @@ class _QueueInputs(_Inputs):
 class _PlanInputs(_Inputs):
     known = (
         "pods", "nodes", "busy_until", "usable", "amiss_since", "orders", "drains", "instances",
-        "budgets", "nodes_gone", "notices", "hints", "spot_ends", "directives", "policy_documents", "gangs", "came", "wishes",
-        "demand_history", "forecast_scores",
+        "budgets", "nodes_gone", "notices", "hints", "spot_ends", "directives", "policy_documents", "gangs", "came",
+        "wishes", "demand_history", "forecast_scores",
     )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
