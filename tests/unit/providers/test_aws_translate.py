@@ -69,6 +69,7 @@ def test_gpus_that_our_pods_cannot_use_are_not_for_sale() -> None:
         ("VcpuLimitExceeded", "quota", "region"),
         ("MaxSpotInstanceCountExceeded", "quota", "region"),
         ("UnauthorizedOperation", "permission", "region"),
+        ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", "permission", "region"),
         ("InvalidSubnetID.NotFound", "configuration", "offer"),
     ],
 )

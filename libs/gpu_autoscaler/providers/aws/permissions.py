@@ -79,7 +79,7 @@ CALLS: Mapping[str, Allowed] = {
         Allowed(
             service="ec2",
             operation="RunInstances",
-            actions=("ec2:RunInstances", "ec2:CreateTags", "iam:PassRole"),
+            actions=("ec2:RunInstances", "ec2:CreateTags", "iam:PassRole", "iam:CreateServiceLinkedRole"),
             way="template",
             without="nothing is bought by launch template",
         ),

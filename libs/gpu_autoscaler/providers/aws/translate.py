@@ -42,6 +42,9 @@ _REFUSED: Mapping[str, tuple[RefusalKind, RefusalScope]] = {
     "UnauthorizedOperation": ("permission", "region"),
     "AccessDenied": ("permission", "region"),
     "AccessDeniedException": ("permission", "region"),
+    # The account's first spot instance needs a role that somebody has to make once (EC2 User Guide,
+    # "Service-linked role for Spot Instance requests", read 2026-11-21).
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": ("permission", "region"),
     "OptInRequired": ("permission", "region"),
     "PendingVerification": ("permission", "region"),
     "MissingParameter": ("configuration", "offer"),
