@@ -61,8 +61,11 @@ secrets: $(VENV)/.local ## Write .env: a token for the gateway and a password fo
 bench: $(VENV)/.dev ## Measure as ratios in one run (CASE=name for one)
 	$(BIN)/python -m tests.bench $(if $(CASE),--case $(CASE))
 
-peers: $(VENV)/.dev ## Build what the bench measures against and Go is needed for (into a cache outside of this folder)
-	$(BIN)/python -m tests.bench.peers.scheduler
+peers: $(VENV)/.dev ## Build Karpenter (needs Go; into a cache outside of this folder), and compare it with ours on a real control plane
+	@$(BIN)/python -m tests.controlplane.programs
+	@$(BIN)/python -m tests.bench.peers.scheduler
+	@$(BIN)/python -m tests.bench.peers.real
+	$(BIN)/python -m tests.bench --case P1 --out out/peers.json
 
 controlplane: $(VENV)/.dev ## Build a real Kubernetes control plane for tests (needs Go; into a cache outside of this folder)
 	@$(BIN)/python -m tests.controlplane.programs

@@ -31,6 +31,7 @@ from tests.bench import (
     watching,
 )
 from tests.bench.line import Line
+from tests.bench.peers import side_by_side
 
 CASES: dict[str, Callable[[], list[Line]]] = {
     "FOLD": folding.measure,
@@ -51,6 +52,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "V6": packing.measure,
     "WATCH": watching.measure,
     "HELD": holding.measure,
+    "P1": side_by_side.measure,
 }
 
 # Targets that are missed for a reason that is known: shown as missed, and no failure. Best figures and reasons:

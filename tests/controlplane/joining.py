@@ -39,15 +39,18 @@ class Joining:
         """Carry what is new on either side."""
         here = {item["metadata"]["name"]: item for item in (await self._cloud.read(NODES))["items"]}
         there = {item["metadata"]["name"]: item for item in (await self._cluster.read(NODES))["items"]}
-        for name, machine in here.items():
-            if name not in self._joined:
-                await self._cluster.made(NODES, _registered(machine))
-                self._joined.add(name)
-            elif name in there:
-                await self._update(machine, there[name])
+        await asyncio.gather(*(self._carry(name, machine, there.get(name)) for name, machine in here.items()))
         for name in self._joined & set(there) - set(here):
             await self._cluster.send("DELETE", f"{NODES}/{name}")
         await self._carry_pods_back(set(here))
+
+    async def _carry(self, name: str, machine: Json, node: Json | None) -> None:
+        """As each kubelet does for itself: machines do not wait for each other."""
+        if name not in self._joined:
+            self._joined.add(name)
+            await self._cluster.made(NODES, _registered(machine))
+        elif node is not None:
+            await self._update(machine, node)
 
     async def _update(self, machine: Json, node: Json) -> None:
         path = f"{NODES}/{node['metadata']['name']}"
