@@ -15,6 +15,7 @@ from gpu_autoscaler.bus.streams import BUCKETS, ConsumerSpec, Declared, consumer
 from gpu_autoscaler.kube.client import KubeClient, read_only
 from gpu_autoscaler.kube.connection import Connection, from_environment, from_service_account
 from gpu_autoscaler.kube.credentials import FixedToken
+from gpu_autoscaler.kube.hooks import Hooks
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.protocol import CapacityProvider
@@ -101,7 +102,7 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     await place.closing.enter_async_context(keeping(snapshots, place.settings.store.snapshot_seconds))
     executor = Executor(
         Purchases(place.view, provider, installation, place.clock.now),
-        Drains(place.view, kube, place.clock),
+        Drains(place.view, kube, place.clock, _hooks(place)),
         store,
         Guards(kube),
     )
@@ -126,7 +127,7 @@ async def scheduler(place: Workplace) -> tuple[Service, Bus]:
 
     policies = PolicyFile(_path(place.settings))
     kube, _ = await _kube(place)
-    binder = Binder(kube, place.settings.kube.namespace)
+    binder = Binder(kube, place.settings.kube.namespace, _hooks(place))
     bus, store = await _bus(place, Scheduler), await _store(place)
     snapshots = await _resumed(place, Scheduler, store, bus)
     service = Scheduler(place.view, policies.now, store, binder, place.clock.now, snapshots.seed)
@@ -301,6 +302,12 @@ async def _kube(place: Workplace, before_write: Callable[[], None] = lambda: Non
     client = KubeClient(_connection(kube), now=place.clock.now, before_write=guard)
     place.closing.push_async_callback(client.close)
     return client, await client.cluster()
+
+
+def _hooks(place: Workplace) -> Hooks:
+    hooks = Hooks()
+    place.closing.push_async_callback(hooks.close)
+    return hooks
 
 
 def _connection(kube: KubeSettings) -> Connection:

@@ -248,6 +248,7 @@ class PodStatus(_Wire, frozen=True, kw_only=True):
     phase: Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"] = "Pending"
     conditions: tuple[Condition, ...] = ()
     start_time: datetime | None = None
+    pod_ip: str | None = msgspec.field(default=None, name="podIP")
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 

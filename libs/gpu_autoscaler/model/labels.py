@@ -16,6 +16,7 @@ DO_NOT_DISRUPT = f"{PREFIX}/do-not-disrupt"
 # On nodes whose GPUs have replicas: MiB of GPU memory that one replica can count on.
 GPU_SHARE_MEMORY = f"{PREFIX}/gpu-share-memory"
 CHECKPOINT_REQUESTED = f"{PREFIX}/checkpoint-requested"  # on pods: RFC 3339 deadline by which to have saved
+CHECKPOINT_HOOK = f"{PREFIX}/checkpoint-hook"  # on pods: port and path to be told by as well, as `:8080/checkpoint`
 CHECKPOINTED_AT = f"{PREFIX}/checkpointed-at"  # on pods: RFC 3339 instant of the last save; empty: none yet
 EXPECTED_END = f"{PREFIX}/expected-end"  # on pods: RFC 3339 instant at which their work is done, as far as they know
 TERMINATION_FINALIZER = f"{PREFIX}/termination"

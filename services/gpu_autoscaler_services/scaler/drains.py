@@ -20,6 +20,7 @@ from gpu_autoscaler.events.scaling import (
     ScalingPodEvicted,
 )
 from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.hooks import Hooks
 from gpu_autoscaler.kube.protocol import NODES, Conflict, KubeApi, NotFound
 from gpu_autoscaler.kube.translate.pod import pod_observed
 from gpu_autoscaler.model import labels
@@ -41,8 +42,10 @@ log = structlog.get_logger()
 class Drains:
     """Nodes are emptied, or left alone again."""
 
-    def __init__(self, view: StateView, kube: KubeApi, clock: Clock) -> None:
+    def __init__(self, view: StateView, kube: KubeApi, clock: Clock, hooks: Hooks | None = None) -> None:
+        """Without hooks pods are told to save by their annotation alone."""
         self._view = view
+        self._hooks = hooks
         self._kube = kube
         self._clock = clock
 
@@ -141,6 +144,8 @@ class Drains:
         deadline = {labels.CHECKPOINT_REQUESTED: decision.deadline_at.isoformat()}
         for pod in pods:
             await self._kube.annotate_pod(pod, deadline)
+        if self._hooks is not None:
+            await self._hooks.tell(pods, decision.deadline_at)
         job_ids = {pod.metadata.labels.get(labels.JOB_ID, "") for pod in pods} - {""}
         return ScalingCheckpointRequested(
             action_id=decision.action_id,

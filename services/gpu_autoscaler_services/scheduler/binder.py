@@ -10,6 +10,7 @@ import structlog
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.job import JobPlaced
 from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.hooks import Hooks
 from gpu_autoscaler.kube.protocol import SERVICES, Conflict, KubeApi, NotFound, Patch
 from gpu_autoscaler.kube.translate.job import is_ending, is_held, is_over, job_id_of
 from gpu_autoscaler.kube.translate.progress import KINDS, called, progress
@@ -48,8 +49,10 @@ class NotInstalled(PermanentError):
 class Binder:
     """The scheduler's hand in Kubernetes. What it makes lives in one namespace."""
 
-    def __init__(self, kube: KubeApi, namespace: str) -> None:
+    def __init__(self, kube: KubeApi, namespace: str, hooks: Hooks | None = None) -> None:
+        """Without hooks pods are told to save by their annotation alone."""
         self._kube = kube
+        self._hooks = hooks
         self._namespace = namespace
 
     async def serves(self, runtime: Runtime) -> bool:
@@ -128,9 +131,12 @@ class Binder:
     async def ask_to_save(self, job_id: JobId, node_names: Sequence[str], deadline_at: datetime) -> None:
         """Tell the job's pods on these nodes to save their work by then. Raises TransientError."""
         for node_name in node_names:
-            for pod in await self._kube.pods_on(node_name):
-                if pod.metadata.labels.get(labels.JOB_ID) == job_id:
-                    await self._kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
+            on_node = await self._kube.pods_on(node_name)
+            pods = [pod for pod in on_node if pod.metadata.labels.get(labels.JOB_ID) == job_id]
+            for pod in pods:
+                await self._kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
+            if self._hooks is not None:
+                await self._hooks.tell(pods, deadline_at)
 
     async def _make(self, spec: JobSpec, manifest: dict[str, Any]) -> wire.Object:
         kind = KINDS[spec.runtime]
