@@ -1,7 +1,6 @@
 """The parts of Kubernetes' objects that we read, as they are on the wire. Everything else is skipped while decoding.
 
-Source: Kubernetes API reference v1.36, the kinds of these names (read 2026-11-21), held against recorded answers.
-"""
+Source: Kubernetes API reference v1.36, the kinds of these names (read 2026-11-21), held against recorded answers."""
 
 from datetime import datetime
 from typing import Literal
