@@ -38,10 +38,9 @@ CRASH = Planted(
 )
 
 
-def sample() -> list[Planted]:
-    """Of each promise the bug that is found at least cost; `make sim-mutants` looks for all of them, for minutes."""
-    cheapest = sorted(PLANTED, key=lambda bug: _seconds(KNOWN.get(bug.name)))
-    return [next(bug for bug in cheapest if bug.promise == promise) for promise in PROMISES]
+def cheapest(promise: int) -> list[Planted]:
+    """Bugs that attack the promise, those first that were found at least cost; `make sim-mutants` looks for all."""
+    return sorted((bug for bug in PLANTED if bug.promise == promise), key=lambda bug: _seconds(KNOWN.get(bug.name)))
 
 
 def _seconds(found: Found | None) -> float:
@@ -56,14 +55,17 @@ def within() -> Iterator[Garden]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("bug", sample(), ids=lambda bug: bug.name)
-def test_the_world_alone_finds_a_bug_of_each_promise(bug: Planted, within: Garden) -> None:
-    """Where it was found before, or in one of a few other seeds; with nobody to refuse a plan."""
-    before = (ROOT / bug.path).read_bytes()
-    known = KNOWN.get(bug.name)
-    places = places_of(bug, range(1, 12), HOURS)
-    assert hunt_alone(bug, places, within, None if known is None else known.by_world) is not None
-    assert (ROOT / bug.path).read_bytes() == before
+@pytest.mark.parametrize("promise", PROMISES)
+def test_the_world_alone_finds_a_bug_of_each_promise(promise: int, within: Garden) -> None:
+    """Where it was found before, or in a few other seeds, with nobody to refuse a plan; one of three bugs, as a change
+    of the code gives each seed another story."""
+    for bug in cheapest(promise)[:3]:
+        before, known = (ROOT / bug.path).read_bytes(), KNOWN.get(bug.name)
+        found = hunt_alone(bug, places_of(bug, range(1, 5), HOURS), within, None if known is None else known.by_world)
+        assert (ROOT / bug.path).read_bytes() == before
+        if found is not None:
+            return
+    pytest.fail(f"the simulator does not see that promise {promise} breaks")
 
 
 def test_code_without_a_bug_keeps_what_a_bug_breaks(within: Garden) -> None:
