@@ -70,6 +70,7 @@ async def told(plane: ControlPlane) -> AsyncIterator[Told]:
     yield told
     await told.end()
     await kube.close()
+    await asyncio.sleep(0.5)  # connections under TLS close a moment later (aiohttp, "Graceful Shutdown")
 
 
 def template(name: str, **exactly: object) -> Json:
