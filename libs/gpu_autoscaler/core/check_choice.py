@@ -72,7 +72,8 @@ def _not_of_a_model(key: str, bought: BuyNode, state: ClusterState) -> Iterator[
         return
     spec = job.queued.spec
     asked = {spec.gpu_model} - {None} | set(spec.gpu_models)
-    if asked and bought.offer.gpu_model not in asked:
+    # Who asks for no GPU is content with any node; a request that names a model and no GPU is refused at the door.
+    if asked and spec.member_resources.has_gpus and bought.offer.gpu_model not in asked:
         will_do = ", ".join(sorted(filter(None, asked)))
         yield f"{bought.offer.key} is bought for job {spec.job_id}, and only {will_do} will do"
 
