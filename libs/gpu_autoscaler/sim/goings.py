@@ -3,7 +3,7 @@
 Part of the witness. Written for the world: the plan's own count, and that of the second opinion, are put to the test.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from math import ceil
 
@@ -18,7 +18,7 @@ from gpu_autoscaler.sim.policies import Policies
 ENDED_LATELY = timedelta(seconds=60)  # until everybody has seen that a machine is gone
 TAKEN_LATELY = timedelta(seconds=300)
 PROMISE = "removals keep their pace"
-_CAUSES = {
+_CAUSES: dict[type[object], RemovalCause] = {
     NodeIdle: RemovalCause.EMPTY,
     NodeUnderused: RemovalCause.UNDERUSED,
     NodeExpired: RemovalCause.EXPIRED,
@@ -46,18 +46,32 @@ class Goings:
             if isinstance(decision, CancelDrain):
                 self.over(decision.node_name)
         chosen = [one for one in plan.decisions if isinstance(one, DrainNode) and one.is_voluntary]
-        self._going |= {one.node_name for one in chosen}
-        self._going = {name for name in self._going if (found := self._cloud.of_node(name)) and found.is_alive}
+        before = {one for one in self._going if self._is_alive(one)}
+        self._going = before | {one.node_name for one in chosen if self._is_alive(one.node_name)}
         policy = self._policies.by_digest[policy_digest]
         self._see_minimum(plan, policy, now, is_calm=is_calm)
+        if is_calm:
+            self._see_pace(chosen, before, policy, plan.as_of, now)
+
+    def _see_pace(
+        self, chosen: Sequence[DrainNode], before: set[str], policy: ScalingPolicy, as_of: datetime, now: datetime
+    ) -> None:
+        """Each goes within the limits of its own cause; of those of one plan the most limited are the first to go."""
         nodes_count = sum(
             machine.is_ordered and (machine.terminated_at is None or now - machine.terminated_at < ENDED_LATELY)
             for machine in self._cloud.machines
         )
-        for cause in {_CAUSES[type(one.reason)] for one in chosen if type(one.reason) in _CAUSES} if is_calm else ():
-            most = min(_limits(policy, cause, nodes_count, plan.as_of))
-            if len(self._going) > most:
+        causes = [cause for one in chosen if (cause := _CAUSES.get(type(one.reason))) is not None]
+        limits = sorted((min(_limits(policy, cause, nodes_count, as_of)), cause) for cause in causes)
+        others = before - {one.node_name for one in chosen}
+        for going_count, (most, cause) in enumerate(limits, start=len(others) + 1):
+            if going_count > most:
                 self._breaks(PROMISE, f"{sorted(self._going)} go at once, one as {cause}; the policy allows {most}")
+                return
+
+    def _is_alive(self, node_name: str) -> bool:
+        machine = self._cloud.of_node(node_name)
+        return machine is not None and machine.is_alive
 
     def _see_minimum(self, plan: Plan, policy: ScalingPolicy, now: datetime, *, is_calm: bool) -> None:
         """Nobody goes for being idle where fewer would be left than the policy wants, with all that may still come."""
