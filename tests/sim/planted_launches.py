@@ -115,7 +115,7 @@ LAUNCHES = (
         "what is on its way is bought once more",
         2,
         f"{_CORE}/life.py",
-        "BOOTING_PHASES = frozenset({_P.PLANNED, _P.ORDERED, _P.LAUNCHED, ",
+        "BOOTING_PHASES = frozenset({NodePhase.PLANNED, NodePhase.ORDERED, NodePhase.LAUNCHED, ",
         "BOOTING_PHASES = frozenset({",
         world="calm",
     ),

@@ -15,6 +15,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.ids import PodUid
+from gpu_autoscaler.model.money_reasons import MoneyExhausted
 from gpu_autoscaler.model.reasons import NodeDeleted, ReplacesDoomed, SpotReclaim, UnmetDemand
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import LabelRequirement, NeighbourDemands, PodGroup
@@ -31,7 +32,7 @@ def neighbour_mistakes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Ite
     drains = [
         each
         for each in plan.decisions
-        if isinstance(each, DrainNode) and not isinstance(each.reason, SpotReclaim | NodeDeleted)
+        if isinstance(each, DrainNode) and not isinstance(each.reason, MoneyExhausted | NodeDeleted | SpotReclaim)
     ]
     if not assigned and not drains:
         return

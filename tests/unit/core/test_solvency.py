@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from tests.support.money import USD, charged, clusters, ledger, spent
 from tests.support.money_world import MoneyWorld
 from tests.support.stories import HOUR, MINUTE, T0, Story, bought, given, instance, job, node, on_sale, pod, purchase
+from tests.unit.core.test_company import WEB, apart, web
 from tests.unit.core.test_cover_demand import purchases
 
 from gpu_autoscaler.core.check import check
@@ -14,7 +15,7 @@ from gpu_autoscaler.core.sentences import held_back_sentence, sentence
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.cost import Spent
 from gpu_autoscaler.model.decisions import DrainNode, HeldBack, Plan, ReleaseInstance
-from gpu_autoscaler.model.labels import DO_NOT_DISRUPT
+from gpu_autoscaler.model.labels import DO_NOT_DISRUPT, HOSTNAME
 from gpu_autoscaler.model.reasons import Frozen, MoneyCrossed, MoneyExhausted, MoneyLimit
 
 # A node of 10 USD an hour that is told to go costs 720 s more, which are 2 USD; a minute that nobody decides in 0.17.
@@ -78,6 +79,17 @@ def test_the_cheapest_to_lose_goes_first() -> None:
     assert not drain.is_voluntary
     assert drain.deadline_at == T0 + timedelta(seconds=600)
     assert "may spend in the day" in sentence(drain.reason)
+
+
+def test_pods_that_may_stand_beside_nobody_elsewhere_stay_no_node() -> None:
+    """What goes for want of money need not have a place: the two keep apart, and there are no other nodes."""
+    keep = apart(HOSTNAME, WEB)
+    state = given(
+        ledger(left(4.1)),
+        *((*node(name), *instance(purchase(f"buy-{name}")), *web(f"w-{name}", keep, on=name, at=T0)) for name in "ab"),
+    )
+
+    assert sorted(leaving(planned(state, clusters(day=100.0)))) == ["a", "b"]
 
 
 def test_all_go_when_the_money_is_only_enough_for_their_way_out() -> None:
