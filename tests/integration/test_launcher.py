@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_autoscaler_services.local.child import free_port
+from gpu_autoscaler_services.local.child import PORTS, free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -89,3 +89,4 @@ def test_no_port_is_given_twice() -> None:
     """Two children on one port would be taken for each other: the one that has it answers for the one that has not."""
     ports = [free_port() for _ in range(2000)]
     assert len(set(ports)) == len(ports)
+    assert set(ports) <= set(PORTS), "no outgoing connection of anybody takes one of these"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -20,23 +21,33 @@ RESTART_SECONDS_MIN, RESTART_SECONDS_MAX = 0.2, 5.0
 RESTARTS_COUNT_MAX = 20  # a process that dies this often has a reason that another start does not mend
 STARTS_BEFORE_READY_MAX = 3  # one that ends so often before it was ready will not get ready by itself
 _LINES_SHOWN = 15
-_PORTS_TRIED_MAX = 1000
+# Below those that systems give to outgoing connections (Linux: from 32768 on, ip(7)): a child that is started again
+# would find its own taken by anybody's.
+PORTS = range(12_000, 32_000)
 
 
 _ports_given: set[int] = set()
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago, and that nobody in this process was given before: two children on one
-    port would be taken for each other. Raises TransientError where there is none left."""
-    for _ in range(_PORTS_TRIED_MAX):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port not in _ports_given:
+    """Return a loopback port that is free, and that nobody in this process was given before.
+
+    Two children on one port would be taken for each other. Raises TransientError where there is none left.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        if port not in _ports_given and _is_free(port):
             _ports_given.add(port)
             return port
-    raise TransientError(f"no port of 127.0.0.1 is left that was not in use before; {len(_ports_given)} were")
+    raise TransientError(f"no port of 127.0.0.1 from {PORTS.start} to {PORTS.stop} is left that was not in use before")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class Child:

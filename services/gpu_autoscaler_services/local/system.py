@@ -108,7 +108,7 @@ class LocalSystem:
         # On this machine whoever gives no name may do everything; a service has a name, and no more than it needs.
         self.nats = NatsServer(
             folder / "nats",
-            port=nats_port,
+            port=nats_port or free_port(),
             settings=(server_text(users()), f"no_auth_user: {OPERATOR_USER}"),
             variables=self._passwords,
         )
