@@ -86,9 +86,10 @@ def instance_types(offers: Iterable[Offer]) -> list[dict[str, Any]]:
 
 
 def _offering(offer: Offer) -> dict[str, Any]:
+    assert offer.price_micro_usd_per_hour is not None, f"{offer.key} has no price, which is not free"
     where = (("karpenter.sh/capacity-type", offer.capacity_type.value), ("topology.kubernetes.io/zone", offer.zone))
     return {
-        "Price": (offer.price_micro_usd_per_hour or 0) / MICRO_USD_PER_USD,
+        "Price": offer.price_micro_usd_per_hour / MICRO_USD_PER_USD,
         "Available": True,
         "Requirements": [{"key": key, "operator": "In", "values": [value]} for key, value in where],
     }
