@@ -1,6 +1,6 @@
 """The list of all facts, and how a message becomes one. A new fact is one line in the union of its domain."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, get_args
 
@@ -94,19 +94,21 @@ class Catalogue:
         self._decoders = {name: msgspec.json.Decoder(fact) for name, fact in self.by_type.items()}
         self._upcasts = dict(upcasts)
         self.subject_roots = frozenset(fact.subject_root() for fact in self.by_type.values())
+        # Subjects that say the type and nothing else.
+        self.plain = {fact.subject_root(): fact for fact in self.by_type.values() if fact.subject is Fact.subject}
         self._whole = {
             fact.subject_root(): (name, msgspec.json.Decoder(_whole(fact)))
             for name, fact in self.by_type.items()
             if name not in self._upcasts
         }
 
-    def decode(self, message: bytes, *, arrived_at: datetime | None = None) -> Envelope:
-        """Return the envelope of a message. `arrived_at` stands in for a `time` that the event does not carry.
+    def decode(self, message: bytes, *, arrived_at: Callable[[], datetime] | None = None) -> Envelope:
+        """Return the envelope of a message. `arrived_at` is asked for a `time` that the event does not carry.
 
         Raises UnknownType for a type that this version does not know, InvalidFact naming the field for a broken one.
         """
         head = read_head(message)
-        time = head.time or arrived_at
+        time = head.time or (arrived_at and arrived_at())
         if time is None:
             raise InvalidFact(f"event {head.id!r} of type {head.type!r} has no time")
         return Envelope(
@@ -118,7 +120,9 @@ class Catalogue:
             causation_id=None if head.causationid is None else FactId(head.causationid),
         )
 
-    def decode_on(self, subject_root: str, message: bytes, *, arrived_at: datetime | None = None) -> Envelope:
+    def decode_on(
+        self, subject_root: str, message: bytes, *, arrived_at: Callable[[], datetime] | None = None
+    ) -> Envelope:
         """As `decode`, faster where the message is a sound one of the type that belongs to this subject.
 
         It is then read in one go; of what is not, `decode` tells what it is, or what is wrong.
@@ -130,10 +134,9 @@ class Catalogue:
             event = decoder.decode(message)
         except UNREADABLE:
             return self.decode(message, arrived_at=arrived_at)
-        time = event.time or arrived_at
         if (
             event.type != type_name
-            or time is None
+            or event.time is None
             or event.specversion != SPEC_VERSION
             or not 0 < len(event.id) <= EVENT_ID_LENGTH_MAX
         ):
@@ -141,7 +144,7 @@ class Catalogue:
         return Envelope(
             id=event.id,
             source=event.source,
-            time=time,
+            time=event.time,
             fact=event.data,
             correlation_id=event.correlationid,
             causation_id=event.causationid,

@@ -3,6 +3,7 @@
 Every reader of the record (effects, projections, replays) reads through here, so that all see the same fact.
 """
 
+from collections.abc import Callable
 from datetime import datetime
 from difflib import get_close_matches
 from functools import lru_cache
@@ -40,19 +41,24 @@ def read(
     payload: bytes,
     *,
     message_id: str | None,
-    arrived_at: datetime,
+    arrived_at: Callable[[], datetime],
     catalogue: Catalogue = CATALOGUE,
 ) -> Envelope:
-    """Return the fact of a message with its context. `arrived_at` (cluster time) is the time of what carries none.
+    """Return the fact of a message with its context. `arrived_at` (cluster time) is asked where it carries no time.
 
     Raises UnknownType for a type or a subject that this version does not know; InvalidFact naming the field for a
     broken one, and for a fact that was published on a subject of another.
     """
+    plain = catalogue.plain.get(subject)
+    if plain is not None and subject not in _BARE:  # as nearly all are
+        envelope = catalogue.decode_on(subject, payload, arrived_at=arrived_at)
+        if type(envelope.fact) is plain:
+            return envelope
     root = _root(subject)
     if root not in catalogue.subject_roots:
         raise UnknownType(_unknown_subject(subject, catalogue))
     if subject in _BARE and _is_bare(payload):
-        return _lifted(subject, payload, message_id, arrived_at)
+        return _lifted(subject, payload, message_id, arrived_at())
     envelope = catalogue.decode_on(root, payload, arrived_at=arrived_at)
     if envelope.fact.subject() != subject:
         raise InvalidFact(

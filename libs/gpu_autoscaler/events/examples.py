@@ -81,6 +81,7 @@ def _jobs() -> Iterator[Fact]:
         max_duration_hours=12.0,
         members=2,
         workload_type="training",
+        pod_annotations={"gpu-autoscaler.io/checkpointed-at": ""},
     )
     yield job.JobCancelRequested(job_id=JOB, requested_by="ada", note="wrong data set")
     yield job.JobQueued(job_id=JOB, spec=SPEC, queued_at=_at(0.1))

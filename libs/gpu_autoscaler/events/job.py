@@ -3,6 +3,8 @@
 
 from typing import Literal
 
+import msgspec
+
 from gpu_autoscaler.events.fact import Fact, Versioned
 from gpu_autoscaler.model.estimates import Basis, Estimate
 from gpu_autoscaler.model.ids import JobId, NodeUid
@@ -29,6 +31,9 @@ class JobRequested(Fact, frozen=True, kw_only=True):
         None  # label of nodes whose value all members share: topology.kubernetes.io/zone, nvidia.com/gpu.clique
     )
     workload_type: str | None = None  # training, inference, batch, development ...
+    pod_labels: dict[str, str] = msgspec.field(default_factory=dict)  # besides our own
+    # That the work can save (`gpu-autoscaler.io/checkpointed-at`, empty), the hook to tell it by, keys of others.
+    pod_annotations: dict[str, str] = msgspec.field(default_factory=dict)
     runtime: str = "job"  # what makes its members: job, jobset, pytorchjob, rayjob, volcano
     job_id: JobId | None = None  # None: derived from the event's id
     run_seconds: float | None = None  # for simulated clusters: how long the work takes

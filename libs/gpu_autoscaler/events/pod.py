@@ -39,6 +39,7 @@ class PodObserved(Versioned, frozen=True, kw_only=True):
     neighbours: NeighbourDemands | None = None  # None: other pods do not matter to it
     gpu_model: str | None = None  # asked for by label or affinity; None: any, or one of several
     gpu_models: tuple[str, ...] = ()  # any of these will do; empty: see gpu_model
+    gpu_memory_bytes_min: int | None = None  # of one GPU; None: as its model has it
     labels: tuple[tuple[str, str], ...] = ()  # sorted by key
     annotations: tuple[tuple[str, str], ...] = ()  # those that we honour, sorted by key
     owner_kind: str | None = None  # controller: Job, ReplicaSet, DaemonSet, Node (mirror pod) ...

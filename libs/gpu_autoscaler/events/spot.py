@@ -9,6 +9,8 @@ from gpu_autoscaler.model.offers import Offer
 
 # `paid_period_over`: nobody takes the instance, its time is up (a capacity block, a reservation with an end).
 NoticeKind = Literal["terminate", "stop", "hibernate", "maintenance", "paid_period_over"]
+# How we came to know: the instance's metadata, a queue of the cloud's events, the end of what is paid for, a person.
+NoticeWay = Literal["metadata", "queue", "calendar", "annotation"]
 
 
 def notice_id(provider_id: str, kind: str, provider_event: str) -> str:
@@ -26,6 +28,7 @@ class SpotNoticeReceived(Fact, frozen=True, kw_only=True):
     node_name: str | None = None
     received_at: Instant
     withdrawn_at: Instant | None = None  # when the cloud had taken this very notice back before; None: never
+    way: NoticeWay = "metadata"  # what came one way is not taken back because another way does not show it
 
     @property
     def notice_id(self) -> str:

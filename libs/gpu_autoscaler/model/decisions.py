@@ -31,6 +31,7 @@ class BuyNode(Decision, frozen=True, kw_only=True, tag="buy_node"):
     gang: str | None = None  # purchases with one gang stand or fall together
     slices: Slices = ()  # what the node's GPUs are to be cut into, all of them; none: they stay whole
     work_seconds_max: float | None = None  # how long the work it is for may take at most; None: nobody knows
+    startup_taints: tuple[Taint, ...] = ()  # it registers with these as well, and they vanish before it is of use
 
     @property
     def promised(self) -> Resources:

@@ -32,11 +32,20 @@ GPU_MODELS = {
 }
 
 
+_PARTS = frozenset({"GRID", "MIG", "SHARED"})
+
+
 def gpu_model_name(label: str) -> str | None:
     """Return our name for a label such as `NVIDIA-A100-SXM4-40GB`, `a100` or `Tesla T4`; None if it names none.
+
+    `NVIDIA-A100-SXM4-40GB-MIG-1g.5gb` and `Tesla-T4-SHARED` name none: what such a node counts as GPUs are slices of
+    them (strategy `single`) or replicas (NVIDIA k8s-device-plugin, "GPU Feature Discovery", "Shared Access to GPUs";
+    read 2026-11-21), and work that asks for the model wants all of it. So does `GRID A100-8C`, a virtual GPU of 8 GB.
 
     Labels are those of NVIDIA's GPU feature discovery (`nvidia.com/gpu.product`), of Karpenter
     (`karpenter.k8s.aws/instance-gpu-name`) and people's own (`gpu-type`).
     """
     words = label.upper().replace("_", "-").replace(" ", "-").split("-")
+    if not _PARTS.isdisjoint(words):
+        return None
     return next((word for word in words if word in GPU_MODELS), None)

@@ -105,6 +105,8 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     gpu_models: tuple[str, ...] = ()  # any of these will do, the best first; empty: see gpu_model
     runtime: Runtime = Runtime.JOB
     member_count_min: int | None = None  # so many are enough to start and to go on; None: all
+    pod_labels: dict[str, str] = {}  # besides our own
+    pod_annotations: dict[str, str] = {}
 
     @property
     def gang_count(self) -> int:

@@ -1,5 +1,7 @@
 """Label, annotation and tag keys that we read or write. Contracts: kept to the letter (S77, S79, S109, S111)."""
 
+import re
+
 PREFIX = "gpu-autoscaler.io"
 
 ACTION_ID = f"{PREFIX}/action-id"  # on nodes and instances: the decision that bought them
@@ -10,6 +12,7 @@ CAPACITY_TYPE = f"{PREFIX}/capacity-type"
 WORKLOAD_TYPE = f"{PREFIX}/workload-type"
 JOB_ID = f"{PREFIX}/job-id"  # on Kubernetes Jobs and pods that the binder makes
 MIN_MEMBERS = f"{PREFIX}/min-members"  # on Kubernetes Jobs: an annotation, as many members as are enough; none: all
+TAKEN_AWAY = f"{PREFIX}/taken-away"  # on Jobs that the binder deletes to make them anew: their end is not the job's
 PROJECT_ID = f"{PREFIX}/project-id"  # ... and on nodes: the project that they were bought for
 EVICTION_PRIORITY = f"{PREFIX}/eviction-priority"  # low, medium, high; low is evicted first (S77)
 DO_NOT_DISRUPT = f"{PREFIX}/do-not-disrupt"
@@ -17,12 +20,24 @@ DO_NOT_DISRUPT = f"{PREFIX}/do-not-disrupt"
 GPU_SHARE_MEMORY = f"{PREFIX}/gpu-share-memory"
 CHECKPOINT_REQUESTED = f"{PREFIX}/checkpoint-requested"  # on pods: RFC 3339 deadline by which to have saved
 CHECKPOINT_HOOK = f"{PREFIX}/checkpoint-hook"  # on pods: port and path to be told by as well, as `:8080/checkpoint`
+CHECKPOINT_HOOK_FORM = re.compile(r":(\d{1,5})(/[^\s?#]*)?")
 CHECKPOINTED_AT = f"{PREFIX}/checkpointed-at"  # on pods: RFC 3339 instant of the last save; empty: none yet
 EXPECTED_END = f"{PREFIX}/expected-end"  # on pods: RFC 3339 instant at which their work is done, as far as they know
+# On nodes, to try what an interruption does (S79): only with the policy's `spot.test_annotation`.
+SPOT_INTERRUPTION_WARNING = f"{PREFIX}/spot-interruption-warning"  # "true"
+SPOT_TERMINATION_TIME = f"{PREFIX}/spot-termination-time"  # RFC 3339; without it two minutes
 TERMINATION_FINALIZER = f"{PREFIX}/termination"
 
 # Other people's keys that we honour.
 KARPENTER_DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
+# On nodes of Karpenter's, from the first moment until it has taken them up, and from then on (Karpenter,
+# `pkg/apis/v1/labels.go` and `taints.go`, v1.12.1; read 2026-11-22).
+KARPENTER_UNREGISTERED_TAINT = "karpenter.sh/unregistered"
+KARPENTER_REGISTERED = "karpenter.sh/registered"
+# On nodes that load balancers are to send nothing to any more, whatever its value (Kubernetes, "Well-Known Labels,
+# Annotations and Taints"; read 2026-11-22). By the value we know which is ours to take off.
+EXCLUDE_FROM_BALANCERS = "node.kubernetes.io/exclude-from-external-load-balancers"
+EXCLUDED_BY_US = "gpu-autoscaler"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 SCALE_DOWN_DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 # Pods that start together: the name of their group, by label or annotation. Sources: Kubernetes SIG Scheduling,

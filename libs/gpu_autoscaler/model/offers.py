@@ -26,9 +26,12 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     gpu_model: str | None = None  # None: no GPU
     gpu_memory_bytes: int | None = None  # of one GPU
     price_micro_usd_per_hour: int | None = None  # None: unknown, which is not free; such an offer is not bought
+    price_source: str | None = None  # who said it, in the driver's words; None: not told
+    priced_at: Instant | None = None  # when that was, where it is hours before the list; None: with the list
     boot_seconds: float = 120.0  # expected, from order to GPUs allocatable
     paid_from: Instant | None = None  # paid for from then on, used or not; None: paid while it runs
     paid_until: Instant | None = None  # every node of it has to be gone by then
+    barred_because: str | None = None  # known not to be had before it is asked for, as under a quota of zero; None: no
     interruption_ratio: float | None = None  # of spot: the share that is taken, as the cloud publishes it; None: unsaid
 
     def cut_into(self, slices: Slices) -> Resources:

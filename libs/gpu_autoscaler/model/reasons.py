@@ -4,6 +4,7 @@
 A new reason is a struct here, its sentence in `core/explain.py`, and its name in one of the unions below.
 """
 
+from gpu_autoscaler.model.boot_reasons import BootTimedOut as BootTimedOut  # noqa: PLC0414 - named here for all
 from gpu_autoscaler.model.directives import Word
 from gpu_autoscaler.model.hints import RebalanceHinted
 from gpu_autoscaler.model.ids import NodeUid, PodUid
@@ -16,7 +17,7 @@ from gpu_autoscaler.model.passed import DroppedPreference, PassedOver
 from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.model.shape_reasons import ShapeReason
 from gpu_autoscaler.model.use_reasons import TelemetryUnsure, UtilizationAlone, UtilizationHigh
-from gpu_autoscaler.model.waits import GangBackoff, GangIncomplete, GangLate, SpotAwaited, SpotLeft
+from gpu_autoscaler.model.waits import BurstArriving, GangBackoff, GangIncomplete, GangLate, SpotAwaited, SpotLeft
 
 # ---- why a node is bought
 
@@ -128,13 +129,6 @@ class NodeDeleted(Reason, frozen=True, kw_only=True, tag="node_deleted"):
     """Somebody deleted the node object by hand, which our finalizer holds until node and instance are seen to."""
 
     deleted_at: Instant
-
-
-class BootTimedOut(Reason, frozen=True, kw_only=True, tag="boot_timed_out"):
-    """Bought, but not usable by its deadline."""
-
-    booting_seconds: float
-    boot_seconds_max: float
 
 
 class NodeLost(Reason, frozen=True, kw_only=True, tag="node_lost"):
@@ -378,6 +372,7 @@ HoldReason = (
     | PodsFitNowhere
     | WatchStale
     | DisruptionBudget
+    | BurstArriving
     | GangIncomplete
     | GangLate
     | GangBackoff

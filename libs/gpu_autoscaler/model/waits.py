@@ -40,6 +40,13 @@ class SpotAwaited(Reason, frozen=True, kw_only=True, tag="spot_awaited"):
     until: Instant
 
 
+class BurstArriving(Reason, frozen=True, kw_only=True, tag="burst_arriving"):
+    """More work is just coming: what is bought for all of it at once costs less, so the first of it waits a moment."""
+
+    members_count: int  # that wait with it so far
+    until: Instant  # at the latest
+
+
 class SpotLeft(Reason, frozen=True, kw_only=True, tag="spot_left"):
     """The job lost its place as often as the policy leaves it to spot: it is held, to start again on something else."""
 
