@@ -1,8 +1,16 @@
 """What an examination of a cloud's set-up says: each thing with its name and the next step."""
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Literal
 
 import msgspec
+
+from gpu_autoscaler.model.offers import Offer
+
+CLOCK_SKEW_SECONDS_MAX = (
+    60.0  # clouds give the other side's clock some minutes at most; ours is to be right long before
+)
 
 # fault: nothing can be bought, or removed, until it is changed · advice: it works, and something is lost
 Level = Literal["fine", "advice", "fault"]
@@ -30,3 +38,22 @@ def advice(subject: str, said: str, next_step: str) -> Finding:
 def fault(subject: str, said: str, next_step: str) -> Finding:
     """It does not work."""
     return Finding(level="fault", subject=subject, said=said, next_step=next_step)
+
+
+def of_clock(cloud_ahead: timedelta | None, whose: str) -> list[Finding]:
+    """Say how far this machine's clock is from the cloud's, where that matters; nothing where it was not told."""
+    if cloud_ahead is None or abs(cloud_ahead) <= timedelta(seconds=CLOCK_SKEW_SECONDS_MAX):
+        return []
+    side = "behind" if cloud_ahead > timedelta() else "ahead of"
+    step = "set this machine's clock (NTP); tokens that are signed by it may be refused"
+    return [advice("clock", f"is {abs(cloud_ahead.total_seconds()):.0f} s {side} {whose}", step)]
+
+
+def of_old_prices(offers: Sequence[Offer], setting: str) -> list[Finding]:
+    """Say which price is the oldest of those that their source said nothing of lately; `setting` names the file."""
+    old = [(one.priced_at, one.key, one.price_source) for one in offers if one.priced_at is not None]
+    if not old:
+        return []
+    at, key, source = min(old)
+    said = f"that of {key} is of {at}, by the {source}; {len(old)} are old"
+    return [advice("prices", said, f"renew {setting}, or see why the source does not answer")]

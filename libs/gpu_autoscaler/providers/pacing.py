@@ -15,6 +15,10 @@ FASTER_RATIO = 0.05  # of the full rate comes back with each call that went well
 RATE_RATIO_MIN = 0.05
 
 
+class NotAsked(TransientError):
+    """The cloud was not asked, or says itself that it has done nothing: nothing has to be looked for."""
+
+
 class RateBudget:
     """A bucket of calls that fills by `per_second`; a cloud that throttles makes it fill more slowly for a while."""
 
@@ -38,7 +42,7 @@ class RateBudget:
         """Return when the call may be made. Raises TransientError where that would take too long."""
         wait_seconds = self._wait_seconds()
         if wait_seconds > self._wait_seconds_max:
-            raise TransientError(
+            raise NotAsked(
                 f"{call}: our own limit of {self._per_second:g} calls a second is used up for {wait_seconds:.1f} s,"
                 " so that the account's is not; asked again later",
                 retry_after_seconds=wait_seconds,

@@ -5,7 +5,7 @@ A provider chooses nothing: the order names the offer and carries the token. It 
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -72,6 +72,18 @@ class LaunchRefused(PermanentError):
         self.scope = scope
         self.kind = kind
         self.retry_after_seconds = RETRY_AFTER_SECONDS[kind] if retry_after_seconds is None else retry_after_seconds
+
+
+@runtime_checkable
+class HealsItself(Protocol):
+    """A cloud whose groups replace what they lose. Of one interruption there is to be one successor: ours."""
+
+    async def detach(self, provider_id: ProviderId) -> None:
+        """See that nothing replaces this instance when it goes; it stays ours. Twice is no error.
+
+        Raises TransientError.
+        """
+        ...
 
 
 class CapacityProvider(Protocol):

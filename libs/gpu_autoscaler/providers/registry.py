@@ -5,9 +5,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.providers.aws import AwsCapacity, AwsOptions
+from gpu_autoscaler.providers.azure import AzureCapacity, AzureOptions
 from gpu_autoscaler.providers.findings import Finding, fault, fine
+from gpu_autoscaler.providers.gcp import GcpCapacity, GcpOptions
+from gpu_autoscaler.providers.karpenter import KarpenterCapacity, KarpenterOptions
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.providers.sim import SimCapacity
 
@@ -20,6 +24,10 @@ class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True):
     call_seconds_max: float = 30.0  # wall time
     now: Callable[[], datetime] = lambda: datetime.now(UTC)  # cluster time
     aws: AwsOptions = AwsOptions()
+    azure: AzureOptions = AzureOptions()
+    karpenter: KarpenterOptions = KarpenterOptions()
+    kube: Callable[[], Connection] | None = None  # of the cluster whose NodeClaims are made
+    gcp: GcpOptions = GcpOptions()
 
 
 def _sim(options: ProviderOptions) -> CapacityProvider:
@@ -38,8 +46,37 @@ def _aws(options: ProviderOptions) -> CapacityProvider:
     )
 
 
+def _azure(options: ProviderOptions) -> CapacityProvider:
+    return AzureCapacity(
+        options.azure,
+        installation=options.installation,
+        url=options.url,
+        call_seconds_max=options.call_seconds_max,
+        now=options.now,
+    )
+
+
+def _karpenter(options: ProviderOptions) -> CapacityProvider:
+    if options.kube is None:
+        raise ConfigError("provider karpenter", ["kube: is needed; it makes NodeClaims in a cluster"])
+    return KarpenterCapacity(options.karpenter, options.kube(), installation=options.installation, now=options.now)
+
+
+def _gcp(options: ProviderOptions) -> CapacityProvider:
+    return GcpCapacity(
+        options.gcp,
+        installation=options.installation,
+        url=options.url,
+        call_seconds_max=options.call_seconds_max,
+        now=options.now,
+    )
+
+
 PROVIDERS: Mapping[str, Callable[[ProviderOptions], CapacityProvider]] = {
     "aws": _aws,
+    "azure": _azure,
+    "karpenter": _karpenter,
+    "gcp": _gcp,
     "sim": _sim,
 }
 
@@ -55,7 +92,7 @@ async def examine_provider(name: str, options: ProviderOptions) -> Sequence[Find
     """Return what an examination of the cloud's set-up finds. Raises ConfigError as opening it would."""
     provider = open_provider(name, options)
     try:
-        if isinstance(provider, AwsCapacity):
+        if isinstance(provider, AwsCapacity | AzureCapacity | GcpCapacity | KarpenterCapacity):
             return await provider.examine()
         offers = await provider.offers()
     except TransientError as exc:

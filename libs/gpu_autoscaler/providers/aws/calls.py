@@ -21,8 +21,8 @@ PRICE_LIST_REGION = "us-east-1"
 LAUNCHES_PER_SECOND, LAUNCHES_BURST = 2.0, 5
 ENDS_PER_SECOND, ENDS_BURST = 5.0, 50
 READS_PER_SECOND, READS_BURST = 10.0, 50
-_LAUNCHES = frozenset({"RunInstances", "LaunchInstances"})
-_ENDS = frozenset({"TerminateInstances", "TerminateInstanceInAutoScalingGroup", "CreateTags"})
+_LAUNCHES = frozenset({"RunInstances", "LaunchInstances", "SetDesiredCapacity"})
+_ENDS = frozenset({"TerminateInstances", "TerminateInstanceInAutoScalingGroup", "DetachInstances", "CreateTags"})
 
 
 class AwsCalls:
@@ -81,6 +81,11 @@ class AwsCalls:
             token = {"NextToken": page["NextToken"]}
         raise PermanentError(f"{operation}: more than {PAGES_MAX} pages; ask for less by the settings under [aws]")
 
+    def known_regions(self) -> list[str]:
+        """Return the regions that the installed SDK knows; a newer one may be missing."""
+        regions: list[str] = self._session.get_available_regions("ec2")
+        return regions
+
     def close(self) -> None:
         """Give back connections."""
         self._calls.close()
@@ -108,6 +113,7 @@ class AwsCalls:
     @staticmethod
     def _translated(operation: str, exc: Exception) -> AutoscalerError | None:
         from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError  # noqa: PLC0415 - as boto3
+        from botocore.parsers import ResponseParserError  # noqa: PLC0415 - as boto3
 
         if isinstance(exc, ClientError):
             error = exc.response.get("Error", {})
@@ -115,6 +121,10 @@ class AwsCalls:
             return failure(operation, error.get("Code", ""), error.get("Message", ""), of_launch=is_launch)
         if isinstance(exc, ParamValidationError):
             return PermanentError(f"{operation}: {exc}; AWS's own model does not take this request")
+        if isinstance(exc, ResponseParserError):  # of a proxy, or of an address that is not AWS's
+            return TransientError(
+                f"{operation}: the answer is none of AWS's: {str(exc)[:200]}; see the cloud's address"
+            )
         if isinstance(exc, BotoCoreError):
             return TransientError(f"{operation}: {exc}; the same call may be made again")
         return None

@@ -11,15 +11,18 @@ from typing import Any
 
 import msgspec
 
-from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.providers.aws.advisor import bands_of
 from gpu_autoscaler.providers.aws.calls import AwsCalls
 from gpu_autoscaler.providers.aws.examine import Examination
 from gpu_autoscaler.providers.aws.groups import AwsGroups
 from gpu_autoscaler.providers.aws.market import AwsMarket
-from gpu_autoscaler.providers.aws.options import AwsOptions, names_by_pool, prices_of, see_options, text_of
+from gpu_autoscaler.providers.aws.options import OWNER, AwsOptions, names_by_pool, see_options
+from gpu_autoscaler.providers.aws.reservations import AwsReservations, target_request
+from gpu_autoscaler.providers.aws.scores import PlacementScores
 from gpu_autoscaler.providers.aws.translate import (
     GROUP_TAG,
     PROVIDER_ID_PREFIX,
@@ -28,6 +31,7 @@ from gpu_autoscaler.providers.aws.translate import (
     read_tags,
     tags_of,
 )
+from gpu_autoscaler.providers.files import dated, filled, prices_of, text_of
 from gpu_autoscaler.providers.findings import Finding
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
 from gpu_autoscaler.providers.tokens import token_of
@@ -59,11 +63,15 @@ class AwsCapacity:
         self._options = options
         self._installation = installation
         self._now = now
-        self._user_data = None if options.user_data_path is None else text_of(options.user_data_path)
+        self._user_data = None if options.user_data_path is None else text_of(OWNER, options.user_data_path)
         self._calls = AwsCalls(str(options.region), url=url, call_seconds_max=call_seconds_max)
-        self._market = AwsMarket(self._calls, prices_of(options.prices_path))
-        self._groups = AwsGroups(self._calls, names_by_pool(options.groups))
+        bands = bands_of(options.spot_advisor_path, str(options.region))
+        self._scores = PlacementScores(self._calls, options.placement_score_count)
+        self._market = AwsMarket(self._calls, prices_of(OWNER, options.prices_path), dated(options.prices_path), bands)
+        self._groups = AwsGroups(self._calls, options, installation)
+        self._reservations = AwsReservations(self._calls, options.capacity_reservations)
         self._subnets: Mapping[str, str] = {}  # by zone
+        self._zone_ids: Mapping[str, str] = {}  # by zone, whose names differ from account to account
         self._subnets_read_at: datetime | None = None
 
     async def offers(self) -> Sequence[Offer]:
@@ -76,10 +84,12 @@ class AwsCapacity:
         if not patterns and not group_types:
             return ()  # of groups of which none can be bought from; `doctor` says why
         everywhere = sorted({*zones, *(zone for group in groups for zone in group.zones)})
+        reserved = [one for one in await self._reservations.standing(now) if one.zone in zones]
         return [
             offer
-            for offer in await self._market.offers((*patterns, *group_types), everywhere, now)
-            if any(group.sells(offer.instance_type, offer.zone, offer.capacity_type) for group in groups)
+            for offer in await self._market.offers((*patterns, *group_types), everywhere, now, reserved)
+            if offer.capacity_type is CapacityType.RESERVED
+            or any(group.sells(offer.instance_type, offer.zone, offer.capacity_type) for group in groups)
             or (offer.zone in zones and any(fnmatchcase(offer.instance_type, pattern) for pattern in patterns))
         ]
 
@@ -91,7 +101,12 @@ class AwsCapacity:
             told = await self._described(instance_id)
             made = _unseen(order, instance_id, now) if told is None else instance_of(told, now=now)
         else:
-            answer = await self._calls.call("RunInstances", **await self._request(order))
+            request = await self._request(order)
+            try:
+                answer = await self._calls.call("RunInstances", **request)
+            except LaunchRefused as refused:
+                await self._weigh(order, refused)
+                raise
             made = instance_of(answer["Instances"][0], now=now)
         offer = order.offer
         if (made.instance_type, made.zone, made.capacity_type) != (
@@ -102,6 +117,17 @@ class AwsCapacity:
             bought = f"{made.instance_type}/{made.zone}/{made.capacity_type}"
             raise PermanentError(f"token of {order.action_id} bought {bought} ({made.provider_id}), not {offer.key}")
         return made
+
+    async def _weigh(self, order: Order, refused: LaunchRefused) -> None:
+        """Let the refusal stand longer where AWS itself finds it likely that the zone goes on refusing."""
+        if order.offer.capacity_type is not CapacityType.SPOT or self._options.placement_score_count is None:
+            return
+        now = self._now()
+        try:
+            types = await self._market.spot_types(self._options.instance_types, now)
+        except AutoscalerError:
+            return  # the refusal is what there is to say
+        await self._scores.weigh(refused, self._zone_ids.get(order.offer.zone), types, now)
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
         """Begin the instance's end; None if it never was. Raises PermanentError if it is not ours, TransientError."""
@@ -115,11 +141,17 @@ class AwsCapacity:
         instance = instance_of(told, now=now)
         if instance.state in ("terminating", "terminated"):
             return instance
-        if GROUP_TAG in read_tags(told):
-            await self._groups.terminate(instance_id)
-        else:
+        is_grouped = GROUP_TAG in read_tags(told)
+        if not is_grouped or not await self._groups.terminate(instance_id):
             await self._calls.call("TerminateInstances", InstanceIds=[instance_id])
         return msgspec.structs.replace(instance, state="terminating")
+
+    async def detach(self, provider_id: ProviderId) -> None:
+        """See that a group does not replace this instance when it goes: we do. Raises TransientError."""
+        told = await self._described(instance_id_of(provider_id))
+        tags = {} if told is None else read_tags(told)
+        if tags.get(INSTALLATION) == self._installation and GROUP_TAG in tags:
+            await self._groups.detach(instance_id_of(provider_id), tags[GROUP_TAG])
 
     async def instances(self, installation: str) -> Sequence[Instance]:
         """Return the instances of an installation, for as long as EC2 shows those that ended: about an hour."""
@@ -172,8 +204,13 @@ class AwsCapacity:
             # No maximum price: EC2's ceiling is then the on-demand price (EC2 User Guide, "Spot Instance pricing").
             spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
             request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
+        placed_in = names_by_pool(self._options.placement_groups).get(order.pool)
+        if placed_in is not None:
+            request["Placement"] = {"GroupName": placed_in}
+        if order.offer.capacity_type is CapacityType.RESERVED:
+            request |= target_request(await self._reservations.target(order, self._now()))
         if self._user_data is not None:
-            request["UserData"] = _filled(self._user_data, order)  # botocore encodes it
+            request["UserData"] = filled(self._user_data, order)  # botocore encodes it
         return request
 
     async def _described(self, instance_id: str) -> Mapping[str, Any] | None:
@@ -192,11 +229,13 @@ class AwsCapacity:
         if self._subnets_read_at is None or now - self._subnets_read_at >= SUBNETS_KEPT:
             zones: dict[str, str] = {}
             wanted = [{"Name": "subnet-id", "Values": list(self._options.subnets)}]
-            found = {
-                subnet["SubnetId"]: subnet["AvailabilityZone"]
+            told = [
+                subnet
                 async for page in self._calls.pages("DescribeSubnets", Filters=wanted)
                 for subnet in page["Subnets"]
-            }
+            ]
+            found = {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in told}
+            self._zone_ids = {subnet["AvailabilityZone"]: subnet.get("AvailabilityZoneId", "") for subnet in told}
             missing = [subnet for subnet in self._options.subnets if subnet not in found]
             if missing:
                 raise TransientError(
@@ -221,10 +260,3 @@ def _unseen(order: Order, instance_id: str, now: datetime) -> Instance:
         price_micro_usd_per_hour=order.offer.price_micro_usd_per_hour,
         launched_at=now,
     )
-
-
-def _filled(text: str, order: Order) -> str:
-    """Return the text with the node's labels and taints, as the kubelet's flags take them."""
-    labels = ",".join(f"{key}={value}" for key, value in order.labels)
-    taints = ",".join(f"{taint.key}={taint.value or ''}:{taint.effect}" for taint in order.taints)
-    return text.replace("{labels}", labels).replace("{taints}", taints)

@@ -4,30 +4,26 @@ EC2 tries a launch without making it (EC2 API Reference, "RunInstances", `DryRun
 tried, so those rights show with the first order.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
 
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.labels import INSTALLATION
-from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.providers.aws.advisor import bands_of
 from gpu_autoscaler.providers.aws.calls import AwsCalls
-from gpu_autoscaler.providers.aws.groups import AwsGroups, Group
+from gpu_autoscaler.providers.aws.groups import CLUSTER_AUTOSCALER_TAG, AwsGroups, Group
 from gpu_autoscaler.providers.aws.market import AwsMarket
-from gpu_autoscaler.providers.aws.options import AwsOptions, names_by_pool, prices_of
+from gpu_autoscaler.providers.aws.options import OWNER, AwsOptions, names_by_pool
 from gpu_autoscaler.providers.aws.permissions import CALLS, Way, policy_of
-from gpu_autoscaler.providers.findings import Finding, advice, fault, fine
+from gpu_autoscaler.providers.aws.quotas import quota_of, read_quotas
+from gpu_autoscaler.providers.aws.reservations import AwsReservations
+from gpu_autoscaler.providers.files import dated, prices_of
+from gpu_autoscaler.providers.findings import Finding, advice, fault, fine, of_old_prices
 
-# Service Quotas of EC2, in vCPUs: code -> families and purchase option (Service Quotas console, "Amazon EC2"; EC2 User
-# Guide, "Amazon EC2 service quotas"; read 2026-11-21).
-GPU_QUOTAS: Mapping[str, tuple[tuple[str, ...], CapacityType]] = {
-    "L-DB2E81BA": (("g*",), CapacityType.ON_DEMAND),
-    "L-3819A6DF": (("g*",), CapacityType.SPOT),
-    "L-417A185B": (("p*",), CapacityType.ON_DEMAND),
-    "L-7212CCBC": (("p2.*", "p3.*", "p4*"), CapacityType.SPOT),
-    "L-C4BD4855": (("p5*",), CapacityType.SPOT),
-}
+QUEUE_LONG_COUNT = 1000  # events that wait, while a watcher reads ten at a time
 _DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"})
 
 
@@ -36,8 +32,20 @@ def ways_of(options: AwsOptions) -> list[Way]:
     ways: list[Way] = ["prices"]
     if options.launch_template:
         ways.append("template")
-    if options.groups:
+    if options.groups or options.counted_groups:
         ways.append("groups")
+    if options.groups:
+        ways.append("launches")
+    if options.counted_groups:
+        ways.append("counted")
+    if options.capacity_reservations:
+        ways.append("reservations")
+    if options.placement_groups:
+        ways.append("placement")
+    if options.placement_score_count is not None:
+        ways.append("scores")
+    if options.queue_url:
+        ways.append("queue")
     return ways
 
 
@@ -55,16 +63,17 @@ class Examination:
         self._calls = calls
         self._installation = installation
         self._now = now
-        self._groups = AwsGroups(calls, names_by_pool(options.groups))
+        self._groups = AwsGroups(calls, options, installation or "")
 
     async def findings(self) -> Sequence[Finding]:
         """Return all that was found, in the order of looking. Does not raise for what is wrong outside."""
-        found = [await self._reading_instances()]
-        if found[0].level == "fault":
+        found = [*self._region(), await self._reading_instances()]
+        if found[-1].level == "fault":
             return found  # without credentials, or in no region, the rest would say the same once more
         zones: dict[str, str] = {}
         if self._options.launch_template:
             found += [finding async for finding in self._subnets(zones)]
+        found += [finding async for finding in self._reservations(zones)]
         groups = await self._read_groups(found)
         offers = await self._offers(
             found, sorted({*zones, *(zone for group in groups for zone in group.zones)}), groups
@@ -72,7 +81,18 @@ class Examination:
         if self._options.launch_template and zones and offers:
             found.append(await self._trial(offers, zones))
         found += [finding async for finding in self._quotas(offers)]
+        found += self._advisor()
+        found += [finding async for finding in self._placement_groups()]
+        if self._options.queue_url:
+            found.append(await self._queue(self._options.queue_url))
         return found
+
+    def _region(self) -> Iterator[Finding]:
+        known = self._calls.known_regions()
+        if self._calls.region not in known:
+            near = get_close_matches(self._calls.region, known, n=3)
+            step = f"correct aws.region; near it are {', '.join(near)}" if near else "correct aws.region"
+            yield advice("aws.region", f"{self._calls.region!r} is no region that the installed boto3 knows", step)
 
     async def _reading_instances(self) -> Finding:
         filters = [{"Name": f"tag:{INSTALLATION}", "Values": [self._installation or "*"]}]
@@ -106,6 +126,26 @@ class Examination:
         if zones:
             yield fine("zones", ", ".join(sorted(zones)))
 
+    async def _reservations(self, zones: Mapping[str, str]) -> AsyncIterator[Finding]:
+        """Say of each reservation of the settings whether it can be used."""
+        wanted = self._options.capacity_reservations
+        try:
+            told = {one.reservation_id: one for one in await AwsReservations(self._calls, wanted).read(self._now)}
+        except AutoscalerError as exc:
+            yield self._failed("DescribeCapacityReservations", exc)
+            return
+        for name in wanted:
+            subject, one = f"aws.capacity_reservations {name}", told.get(name)
+            if one is None:
+                yield fault(subject, f"is not in {self._calls.region}", "correct it, or leave it out")
+            elif not one.is_standing:
+                yield advice(subject, f"is {one.state}: nothing can be launched into it", "leave it out")
+            elif one.zone not in zones:
+                yield fault(subject, f"is in {one.zone}, without a subnet", "add a subnet of that zone to aws.subnets")
+            else:
+                said = f"{one.available_count} of {one.total_count} {one.instance_type} in {one.zone} are free"
+                yield fine(subject, said)
+
     async def _read_groups(self, found: list[Finding]) -> Sequence[Group]:
         try:
             groups = await self._groups.read(self._now)
@@ -121,7 +161,21 @@ class Examination:
             if not group.problems:
                 said = f"sells {group.instance_type} as {group.capacity_type} in {', '.join(group.zones)}"
                 found.append(fine(subject, said))
+        found += [finding async for finding in self._adoptable({group.name for group in groups})]
         return groups
+
+    async def _adoptable(self, known: set[str]) -> AsyncIterator[Finding]:
+        """Say which groups cluster-autoscaler was given, and could be ours by choice."""
+        wanted = [{"Name": "tag-key", "Values": [CLUSTER_AUTOSCALER_TAG]}]
+        try:
+            pages = [page async for page in self._calls.pages("DescribeAutoScalingGroups", Filters=wanted)]
+        except AutoscalerError:
+            return  # said above, of the groups of the settings
+        for name in sorted(
+            {one["AutoScalingGroupName"] for page in pages for one in page["AutoScalingGroups"]} - known
+        ):
+            step = f"to adopt it, stop cluster-autoscaler and add a pool to aws.groups: <pool>={name}"
+            yield advice(f"group {name}", "carries cluster-autoscaler's tag, and is none of ours", step)
 
     async def _offers(self, found: list[Finding], zones: Sequence[str], groups: Sequence[Group]) -> Sequence[Offer]:
         patterns = self._options.instance_types if self._options.launch_template else ()
@@ -129,7 +183,9 @@ class Examination:
         if not zones or not (patterns or types):
             return ()
         try:
-            market = AwsMarket(self._calls, prices_of(self._options.prices_path))
+            market = AwsMarket(
+                self._calls, prices_of(OWNER, self._options.prices_path), dated(self._options.prices_path)
+            )
             offers = await market.offers((*patterns, *types), zones, self._now)
         except AutoscalerError as exc:
             found.append(self._failed("DescribeInstanceTypes", exc))
@@ -144,6 +200,7 @@ class Examination:
         if unpriced:
             said = f"unknown for {', '.join(unpriced[:5])}{' ...' if len(unpriced) > 5 else ''}: these are not bought"
             found.append(advice("prices", said, f"allow {', '.join(_price_actions())}, or set aws.prices_path"))
+        found += of_old_prices(offers, "aws.prices_path")
         found.append(fine("offers", f"{len(offers)}, of {len({offer.instance_type for offer in offers})} types"))
         return offers
 
@@ -175,26 +232,62 @@ class Examination:
     async def _quotas(self, offers: Sequence[Offer]) -> AsyncIterator[Finding]:
         """Say which quotas are zero, which for GPUs they often are at first."""
         try:
-            pages = [page async for page in self._calls.pages("ListServiceQuotas", ServiceCode="ec2", MaxResults=100)]
+            quotas = await read_quotas(self._calls)
         except AutoscalerError as exc:
             yield advice("quotas", f"not read: {exc}", f"allow {', '.join(CALLS['ListServiceQuotas'].actions)}")
             return
-        told: dict[str, Mapping[str, Any]] = {one["QuotaCode"]: one for page in pages for one in page["Quotas"]}
-        for code, (patterns, capacity_type) in GPU_QUOTAS.items():
-            wanted = {
-                offer.instance_type
-                for offer in offers
-                if offer.capacity_type is capacity_type
-                and any(fnmatchcase(offer.instance_type, one) for one in patterns)
-            }
-            if not wanted or code not in told:
-                continue
-            vcpus_count, name = int(told[code]["Value"]), told[code]["QuotaName"]
-            if vcpus_count == 0:
+        for code, quota in quotas.items():
+            wanted = {one.instance_type for one in offers if quota_of(one.instance_type, one.capacity_type) == code}
+            if wanted and quota.vcpus_max == 0:
                 step = f"request an increase of {code} in Service Quotas, {self._calls.region}"
-                yield advice(f"quota {name}", f"is 0: {', '.join(sorted(wanted)[:4])} will be refused", step)
+                yield advice(f"quota {quota.name}", f"is 0: {', '.join(sorted(wanted)[:4])} will be refused", step)
+            elif wanted:
+                yield fine(f"quota {quota.name}", f"{quota.vcpus_max} vCPUs at once")
+
+    async def _placement_groups(self) -> AsyncIterator[Finding]:
+        """Say of each placement group whether it is there, and what it does to a pool."""
+        wanted = names_by_pool(self._options.placement_groups)
+        if not wanted:
+            return
+        names = sorted(set(wanted.values()))
+        filters = [{"Name": "group-name", "Values": names}]
+        try:
+            answer = await self._calls.call("DescribePlacementGroups", Filters=filters)
+        except AutoscalerError as exc:
+            yield self._failed("DescribePlacementGroups", exc)
+            return
+        told = {one["GroupName"]: one for one in answer["PlacementGroups"]}
+        for name in names:
+            subject, strategy = f"aws.placement_groups {name}", told.get(name, {}).get("Strategy")
+            pools = ", ".join(sorted(pool for pool, group in wanted.items() if group == name))
+            if strategy is None:
+                yield fault(subject, f"is not in {self._calls.region}", "make it, or leave it out")
+            elif strategy == "cluster":
+                step = f"give pool {pools} one zone in the policy: all of the group stand in one"
+                yield advice(subject, "keeps its instances close together", step)
             else:
-                yield fine(f"quota {name}", f"{vcpus_count} vCPUs at once")
+                yield fine(subject, f"is of strategy {strategy}, for pool {pools}")
+
+    def _advisor(self) -> Iterator[Finding]:
+        bands = bands_of(self._options.spot_advisor_path, self._calls.region)
+        if bands.dated_at is not None:
+            said = f"is of {bands.dated_at:%Y-%m-%d}, and tells of {len(bands.ratios)} types"
+            step = "fetch it anew: bands this old are not used"
+            is_of_use = bands.is_of_use(self._now)
+            yield fine("aws.spot_advisor_path", said) if is_of_use else advice("aws.spot_advisor_path", said, step)
+
+    async def _queue(self, queue_url: str) -> Finding:
+        try:
+            answer = await self._calls.call("GetQueueAttributes", QueueUrl=queue_url, AttributeNames=["All"])
+        except AutoscalerError as exc:
+            if _code_of(exc).endswith(("NonExistentQueue", "QueueDoesNotExist")):
+                step = "correct it, or make the queue in this region and let EventBridge's rules write to it"
+                return fault("aws.queue_url", f"there is no queue {queue_url}", step)
+            return self._failed("GetQueueAttributes", exc)
+        waiting_count = int(answer["Attributes"].get("ApproximateNumberOfMessages", 0))
+        if waiting_count >= QUEUE_LONG_COUNT:
+            return advice("aws.queue_url", f"{waiting_count} events wait", "see that spot-watcher runs and may read it")
+        return fine("aws.queue_url", f"can be read; {waiting_count} events wait")
 
     def _failed(self, operation: str, exc: AutoscalerError) -> Finding:
         allowed = CALLS[operation]

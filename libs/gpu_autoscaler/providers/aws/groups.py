@@ -1,7 +1,7 @@
-"""Auto Scaling groups: one more instance of a pool's group by LaunchInstances, one less by naming it. Never a count.
+"""Auto Scaling groups: one more instance of a pool's group by LaunchInstances, one less by naming it.
 
 LaunchInstances takes a token and a zone and retries nothing, so an order stays an order: one instance, or a refusal.
-SetDesiredCapacity is never called: it sets an absolute number, and AWS then chooses who goes.
+Groups that do not allow it are told a number, by choice (`providers/aws/counted.py`).
 
 A group sells one instance type under one purchase option; another is refused by name, as its answer could be anything.
 Sources: EC2 Auto Scaling API Reference, "LaunchInstances"; cluster-autoscaler, cloudprovider/aws/README.md (the tags of
@@ -15,15 +15,24 @@ from typing import Any
 import msgspec
 
 from gpu_autoscaler.model.errors import TransientError
-from gpu_autoscaler.model.labels import INSTALLATION, INSTANCE_TYPE
+from gpu_autoscaler.model.labels import CAPACITY_TYPE, INSTALLATION, INSTANCE_TYPE
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.aws.calls import AwsCalls
-from gpu_autoscaler.providers.aws.translate import failure, tags_of
+from gpu_autoscaler.providers.aws.counted import CountedGroups
+from gpu_autoscaler.providers.aws.options import AwsOptions, names_by_pool
+from gpu_autoscaler.providers.aws.translate import failure, is_answered, tags_of
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.providers.tokens import token_of
 
+EKS_TAG = "eks:nodegroup-name"  # EKS User Guide, "Tag your Amazon EKS resources" (read 2026-11-22)
+CLUSTER_AUTOSCALER_TAG = "k8s.io/cluster-autoscaler/enabled"  # S65; cluster-autoscaler, cloudprovider/aws/README.md
 GROUPS_KEPT = timedelta(minutes=5)
-NODE_TEMPLATE_TYPE = f"k8s.io/cluster-autoscaler/node-template/label/{INSTANCE_TYPE}"
+NODE_TEMPLATE = "k8s.io/cluster-autoscaler/node-template/label/"  # what nodes of the group will be, if it is empty
+NODE_TEMPLATE_TYPE = NODE_TEMPLATE + INSTANCE_TYPE
+# Ours, Karpenter's, and that of EKS, which writes SPOT and ON_DEMAND.
+NODE_TEMPLATE_CAPACITY_TYPES = tuple(
+    NODE_TEMPLATE + label for label in (CAPACITY_TYPE, "karpenter.sh/capacity-type", "eks.amazonaws.com/capacityType")
+)
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +42,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     instance_type: str | None
     zones: tuple[str, ...]
     capacity_type: CapacityType
+    is_counted: bool = False  # told a number
     problems: tuple[str, ...] = ()  # that stop purchases
     advice: tuple[str, ...] = ()  # that does not
 
@@ -48,9 +58,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 class AwsGroups:
     """The groups of the settings, by the pools that they stand for."""
 
-    def __init__(self, calls: AwsCalls, names_by_pool: Mapping[str, str]) -> None:
+    def __init__(self, calls: AwsCalls, options: AwsOptions, installation: str) -> None:
+        counted = names_by_pool(options.counted_groups)
         self._calls = calls
-        self._names_by_pool = names_by_pool
+        self._names_by_pool = names_by_pool(options.groups) | counted
+        self._counted_names = frozenset(counted.values())
+        self._counted = CountedGroups(calls, installation)
         self._groups: Mapping[str, Group] = {}  # by name
         self._read_at: datetime | None = None
 
@@ -88,6 +101,8 @@ class AwsGroups:
                 kind="configuration",
                 scope="offer",
             )
+        if group.is_counted:
+            return await self._counted.launch(order, group.name, now)
         answer = await self._calls.call(
             "LaunchInstances",
             AutoScalingGroupName=group.name,
@@ -108,11 +123,44 @@ class AwsGroups:
         await self._calls.call("CreateTags", Resources=made, Tags=tags_of(order))
         return made[0]
 
-    async def terminate(self, instance_id: str) -> None:
-        """End the instance and want one less: the group makes no other. Raises TransientError, PermanentError."""
-        await self._calls.call(
-            "TerminateInstanceInAutoScalingGroup", InstanceId=instance_id, ShouldDecrementDesiredCapacity=True
-        )
+    async def terminate(self, instance_id: str) -> bool:
+        """End the instance and want one less: the group makes no other. False for one that is in no group any more.
+
+        Raises TransientError, PermanentError.
+        """
+        try:
+            await self._calls.call(
+                "TerminateInstanceInAutoScalingGroup", InstanceId=instance_id, ShouldDecrementDesiredCapacity=True
+            )
+        except TransientError as exc:
+            if _is_of_no_group(exc):
+                return False
+            raise
+        return True
+
+    async def detach(self, instance_id: str, name: str) -> None:
+        """Take the instance out of its group, and want one less: when it goes, AWS makes no other. Raises
+        TransientError."""
+        try:
+            await self._calls.call(
+                "DetachInstances",
+                AutoScalingGroupName=name,
+                InstanceIds=[instance_id],
+                ShouldDecrementDesiredCapacity=True,
+            )
+        except TransientError as exc:
+            if not _is_of_no_group(exc):
+                raise
+
+    async def _own_policies(self, name: str) -> list[str]:
+        """By which policies the group sets its own size; none where we may not ask. Raises TransientError."""
+        try:
+            pages = [page async for page in self._calls.pages("DescribePolicies", AutoScalingGroupName=name)]
+        except TransientError as exc:
+            if not is_answered(exc):
+                raise
+            return []
+        return [policy["PolicyName"] for page in pages for policy in page["ScalingPolicies"]]
 
     async def _read_one(self, name: str, told: Mapping[str, Any] | None) -> Group:
         if told is None:
@@ -127,32 +175,58 @@ class AwsGroups:
         propagated = {tag["Key"] for tag in told.get("Tags", ()) if tag.get("PropagateAtLaunch")}
         data = await self._template_data(told)
         types = types_of(told, data, tags)
-        capacity_type = capacity_type_of(told, data)
+        capacity_type, is_counted = capacity_type_of(told, data, tags), name in self._counted_names
+        problems = _problems(told, types, capacity_type)
         return Group(
             name=name,
             instance_type=types[0] if len(types) == 1 else None,
             zones=tuple(sorted(told["AvailabilityZones"])),
             capacity_type=capacity_type or CapacityType.ON_DEMAND,
-            problems=tuple(_problems(told, types, capacity_type)),
+            is_counted=is_counted,
+            problems=(
+                *problems,
+                *(_of_counted(told, propagated) if is_counted else _of_launched(told)),
+                *_others(tags, await self._own_policies(name)),
+            ),
             advice=tuple(_advice(told, propagated)),
         )
 
     async def _template_data(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the group's launch template says, empty where there is none, or we may not look."""
+        """Return what the group's launch template says, empty where there is none, or we may not look.
+
+        Raises TransientError.
+        """
         mixed = told.get("MixedInstancesPolicy", {}).get("LaunchTemplate", {}).get("LaunchTemplateSpecification")
         template = told.get("LaunchTemplate") or mixed
         if template is None:
-            return {}
+            return await self._configuration(told.get("LaunchConfigurationName"))
         try:
             answer = await self._calls.call(
                 "DescribeLaunchTemplateVersions",
                 LaunchTemplateId=template["LaunchTemplateId"],
                 Versions=[template.get("Version", "$Default")],
             )
-        except TransientError:
+        except TransientError as exc:
+            if not is_answered(exc):
+                raise
             return {}  # its tags may tell; a group of which nothing is known sells nothing
         data: Mapping[str, Any] = answer["LaunchTemplateVersions"][0]["LaunchTemplateData"]
         return data
+
+    async def _configuration(self, name: str | None) -> Mapping[str, Any]:
+        """Return what a launch configuration says, in a template's words; empty as `_template_data`, and raises so."""
+        if name is None:
+            return {}
+        try:
+            answer = await self._calls.call("DescribeLaunchConfigurations", LaunchConfigurationNames=[name])
+        except TransientError as exc:
+            if not is_answered(exc):
+                raise
+            return {}
+        for told in answer["LaunchConfigurations"]:
+            market = {"MarketType": "spot"} if told.get("SpotPrice") else {}
+            return {"InstanceType": told["InstanceType"], "InstanceMarketOptions": market}
+        return {}
 
 
 def types_of(told: Mapping[str, Any], data: Mapping[str, Any], tags: Mapping[str, str]) -> list[str]:
@@ -165,9 +239,12 @@ def types_of(told: Mapping[str, Any], data: Mapping[str, Any], tags: Mapping[str
     return [found] if found else []
 
 
-def capacity_type_of(told: Mapping[str, Any], data: Mapping[str, Any]) -> CapacityType | None:
-    """Return the group's purchase option, None for one that mixes them."""
+def capacity_type_of(told: Mapping[str, Any], data: Mapping[str, Any], tags: Mapping[str, str]) -> CapacityType | None:
+    """Return the group's purchase option, None for one that mixes them, or of which neither template nor tag tells."""
     policy = told.get("MixedInstancesPolicy")
+    if policy is None and not data:
+        said = {tags[key].lower().replace("_", "-") for key in NODE_TEMPLATE_CAPACITY_TYPES if key in tags}
+        return next((one for one in (CapacityType.SPOT, CapacityType.ON_DEMAND) if said == {one.value}), None)
     if policy is None:
         is_spot = data.get("InstanceMarketOptions", {}).get("MarketType") == "spot"
         return CapacityType.SPOT if is_spot else CapacityType.ON_DEMAND
@@ -182,6 +259,26 @@ def capacity_type_of(told: Mapping[str, Any], data: Mapping[str, Any]) -> Capaci
     return CapacityType.SPOT if percent == 0 and base == 0 else None
 
 
+def _others(tags: Mapping[str, str], policies: Sequence[str]) -> list[str]:
+    """Who else sets the size of the group, or makes and ends its instances: then nothing is bought from it by us."""
+    found = []
+    if policies:
+        found.append(f"it scales itself by {', '.join(sorted(policies))}: delete that, or name another group")
+    if EKS_TAG in tags:
+        found.append(
+            f"it belongs to the EKS managed node group {tags[EKS_TAG]}, which EKS sizes, repairs and replaces by rules"
+            " of its own; make a group of your own for these nodes"
+        )
+    return found
+
+
+def _is_of_no_group(exc: TransientError) -> bool:
+    """AWS's words for an instance that is in no group, or not in this one, any more."""
+    error = getattr(exc.__cause__, "response", {}).get("Error", {})
+    words = str(error.get("Message", "")).lower()
+    return error.get("Code") == "ValidationError" and ("not found" in words or "not part of" in words)
+
+
 def _problems(told: Mapping[str, Any], types: Sequence[str], capacity_type: CapacityType | None) -> list[str]:
     found = []
     if not types:
@@ -190,11 +287,12 @@ def _problems(told: Mapping[str, Any], types: Sequence[str], capacity_type: Capa
         )
     if len(types) > 1:
         found.append(f"it has several instance types ({', '.join(types)}); make a group for each")
-    if capacity_type is None:
+    if capacity_type is None and told.get("MixedInstancesPolicy"):
         found.append("it mixes spot and on-demand; make a group for each")
-    if told.get("LaunchConfigurationName"):
+    elif capacity_type is None:
         found.append(
-            "it uses a launch configuration, from which AWS launches nothing by order; give it a launch template"
+            "whether it buys spot cannot be read; allow ec2:DescribeLaunchTemplateVersions or tag it"
+            f" {NODE_TEMPLATE_CAPACITY_TYPES[0]} with {CapacityType.SPOT} or {CapacityType.ON_DEMAND}"
         )
     if told.get("CapacityRebalance"):
         found.append("CapacityRebalance is on, so that AWS and we would both replace an instance; turn it off")
@@ -203,10 +301,35 @@ def _problems(told: Mapping[str, Any], types: Sequence[str], capacity_type: Capa
     return found
 
 
+def _of_launched(told: Mapping[str, Any]) -> list[str]:
+    """What stops purchases from a group by LaunchInstances."""
+    if not told.get("LaunchConfigurationName"):
+        return []
+    step = "give it a launch template, or name it in aws.counted_groups"
+    return [f"it uses a launch configuration, from which AWS launches nothing by order; {step}"]
+
+
+def _of_counted(told: Mapping[str, Any], propagated: set[str]) -> list[str]:
+    """What stops purchases from a group that is told a number: AWS could answer with something else, or take others."""
+    found = []
+    if len(told["AvailabilityZones"]) != 1:
+        found.append("it is told a number and has several zones, of which AWS would choose; make a group for each")
+    if not told.get("NewInstancesProtectedFromScaleIn"):
+        found.append(
+            "it is told a number and does not protect new instances from scale-in, so that AWS could end a busy one;"
+            " turn the protection on"
+        )
+    if INSTALLATION not in propagated:
+        found.append(f"it is told a number and lacks the tag {INSTALLATION} with our id, propagated at launch; add it")
+    return found
+
+
 def _advice(told: Mapping[str, Any], propagated: set[str]) -> list[str]:
     found = []
     if INSTALLATION not in propagated:
         found.append(f"give it the tag {INSTALLATION} with our installation's id, propagated at launch")
+    if any(tag["Key"] == CLUSTER_AUTOSCALER_TAG for tag in told.get("Tags", ())):
+        found.append("see that cluster-autoscaler, whose tag it carries, does not run: two would set its size")
     suspended = {process["ProcessName"] for process in told.get("SuspendedProcesses", ())}
     if "AZRebalance" not in suspended and len(told["AvailabilityZones"]) > 1:
         found.append("suspend AZRebalance, or AWS may end a busy node to even out its zones")

@@ -11,14 +11,20 @@ import structlog
 from gpu_autoscaler.model.errors import AutoscalerError, TransientError
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.providers.aws.advisor import Bands
 from gpu_autoscaler.providers.aws.calls import AwsCalls
 from gpu_autoscaler.providers.aws.known_kinds import KNOWN_KINDS
-from gpu_autoscaler.providers.aws.translate import Kind, kind_of
+from gpu_autoscaler.providers.aws.quotas import KnownQuotas
+from gpu_autoscaler.providers.aws.reservations import Reservation, reserved_offer
+from gpu_autoscaler.providers.aws.translate import Kind, is_denied, kind_of
+from gpu_autoscaler.providers.prices import Price, if_old, price_of_file
 
 TYPES_KEPT = timedelta(hours=1)  # what is sold where, and on-demand prices, change by the month
 NAMES_COUNT_MAX = 50  # of types in one request
 # A spot price stands until the next one; the history of an hour has the one that stands now.
 SPOT_HISTORY = timedelta(hours=1)
+
+_NO_BANDS = Bands()
 
 log = structlog.get_logger()
 
@@ -34,18 +40,31 @@ class _Types(msgspec.Struct, frozen=True):
 class AwsMarket:
     """Offers of the region. Prices of a file go before the cloud's own."""
 
-    def __init__(self, calls: AwsCalls, file_prices: Mapping[str, int]) -> None:
-        """`file_prices`: micro-dollars an hour by offer key, or by `type/*/capacity type`."""
+    def __init__(
+        self,
+        calls: AwsCalls,
+        file_prices: Mapping[str, int],
+        filed_at: datetime | None = None,
+        bands: Bands = _NO_BANDS,
+    ) -> None:
+        """`file_prices`: micro-dollars an hour by offer key, or by `type/*/capacity type`, as of `filed_at`."""
+        self._bands = bands
         self._calls = calls
+        self._filed_at = filed_at
         self._file_prices = file_prices
+        self._quotas = KnownQuotas(calls)
         self._types: _Types | None = None
         # Kept one by one: a first look at many types that takes too long goes on where it was.
         self._on_demand_told: dict[str, tuple[datetime, int | None]] = {}
 
-    async def offers(self, patterns: Sequence[str], zones: Sequence[str], now: datetime) -> list[Offer]:
-        """Return what is sold of the types that match, in these zones. Raises TransientError."""
-        types = await self._read_types(tuple(patterns), now)
+    async def offers(
+        self, patterns: Sequence[str], zones: Sequence[str], now: datetime, reserved: Sequence[Reservation] = ()
+    ) -> list[Offer]:
+        """Return what is sold of the types that match, and is reserved, in these zones. Raises TransientError."""
+        patterns = tuple(dict.fromkeys((*patterns, *(one.instance_type for one in reserved))))
+        types = await self._read_types(patterns, now)
         spot = await self._spot_prices(sorted(types.kinds), now)
+        await self._quotas.refresh(now)
         return [
             Offer(
                 instance_type=kind.name,
@@ -54,23 +73,43 @@ class AwsMarket:
                 resources=kind.resources,
                 gpu_model=kind.gpu_model,
                 gpu_memory_bytes=kind.gpu_memory_bytes,
-                price_micro_usd_per_hour=self._price(kind.name, zone, capacity_type, types, spot),
+                price_micro_usd_per_hour=said.micro_usd_per_hour,
+                price_source=said.source,
+                priced_at=said.heard_at,
+                interruption_ratio=self._bands.ratio(kind.name, now) if capacity_type is CapacityType.SPOT else None,
+                barred_because=self._quotas.bar(kind, capacity_type),
             )
             for kind in types.kinds.values()
             for zone in zones
             if types.zones_by_type is None or zone in types.zones_by_type.get(kind.name, ())
             for capacity_type in kind.capacity_types
+            for said in [self._price(kind.name, zone, capacity_type, spot, now)]
+        ] + [
+            reserved_offer(one, types.kinds[one.instance_type], self._reserved_price(one, types))
+            for one in reserved
+            if one.zone in zones and one.instance_type in types.kinds
         ]
 
+    def _reserved_price(self, one: Reservation, types: _Types) -> int | None:
+        """A file may say what was agreed; else it is billed as on demand."""
+        said = self._file_prices.get(f"{one.instance_type}/*/{CapacityType.RESERVED}")
+        return types.on_demand_micro_usd.get(one.instance_type) if said is None else said
+
+    async def spot_types(self, patterns: Sequence[str], now: datetime) -> list[str]:
+        """Return the types that match and are sold as spot, by name. Raises TransientError."""
+        types = await self._read_types(tuple(patterns), now)
+        return sorted(name for name, kind in types.kinds.items() if CapacityType.SPOT in kind.capacity_types)
+
     def _price(
-        self, name: str, zone: str, capacity_type: CapacityType, types: _Types, spot: Mapping[tuple[str, str], int]
-    ) -> int | None:
-        for key in (f"{name}/{zone}/{capacity_type}", f"{name}/*/{capacity_type}"):
-            if key in self._file_prices:
-                return self._file_prices[key]
+        self, name: str, zone: str, capacity_type: CapacityType, spot: Mapping[tuple[str, str], int], now: datetime
+    ) -> Price:
+        filed = price_of_file(self._file_prices, self._filed_at, (name, zone, capacity_type), now)
+        if filed is not None:
+            return filed
         if capacity_type is CapacityType.SPOT:
-            return spot.get((name, zone))
-        return types.on_demand_micro_usd.get(name)
+            return Price(spot.get((name, zone)), "spot price history")
+        heard_at, price = self._on_demand_told.get(name, (None, None))
+        return Price(price, "price list", if_old(heard_at, now))
 
     async def _read_types(self, patterns: tuple[str, ...], now: datetime) -> _Types:
         known = self._types
@@ -88,7 +127,7 @@ class AwsMarket:
             async for page in self._calls.pages("DescribeInstanceTypes", Filters=filters):
                 told += page["InstanceTypes"]
         except TransientError as exc:
-            if not _is_denied(exc):
+            if not is_denied(exc):
                 raise
             log.warning("instance types not told, the bundled table stands in for them", error=str(exc))
             return {
@@ -110,7 +149,7 @@ class AwsMarket:
                     for one in page["InstanceTypeOfferings"]:
                         found.setdefault(one["InstanceType"], set()).add(one["Location"])
         except TransientError as exc:
-            if not _is_denied(exc):
+            if not is_denied(exc):
                 raise
             log.warning("what is sold where is not told, each type is taken for sold everywhere", error=str(exc))
             return None
@@ -150,7 +189,7 @@ class AwsMarket:
                         told = (one["Timestamp"], round(float(one["SpotPrice"]) * MICRO_USD_PER_USD))
                         latest[key] = max(latest.get(key, told), told)
         except TransientError as exc:
-            if not _is_denied(exc):
+            if not is_denied(exc):
                 raise
             log.warning("spot prices not told, spot without a price is not bought", error=str(exc))
         return {key: price for key, (_, price) in latest.items()}
@@ -159,12 +198,6 @@ class AwsMarket:
 def _portions(names: Sequence[str]) -> Iterator[list[str]]:
     for start in range(0, len(names), NAMES_COUNT_MAX):
         yield list(names[start : start + NAMES_COUNT_MAX])
-
-
-def _is_denied(exc: TransientError) -> bool:
-    """True where asking again changes nothing until somebody allows the call."""
-    code = getattr(exc.__cause__, "response", {}).get("Error", {}).get("Code", "")
-    return code in {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
 
 
 def _product_filters(name: str, region: str) -> list[dict[str, str]]:

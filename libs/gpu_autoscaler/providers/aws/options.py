@@ -1,12 +1,14 @@
 """What the AWS driver is told: the settings under [aws], checked before anything is asked of the cloud."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+
+OWNER = "provider aws"
 
 
 class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,6 +20,18 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     subnets: tuple[str, ...] = ()  # ids; the first of a zone is used
     instance_types: tuple[str, ...] = ("g4dn.*", "g5.*", "g6.*", "g6e.*", "p4d.*", "p4de.*", "p5.*", "p5en.*")
     groups: tuple[str, ...] = ()  # `pool=name` of Auto Scaling groups: such a pool's instances come from there
+    # The same for groups that allow no LaunchInstances: they are told a number (`providers/aws/counted.py`).
+    counted_groups: tuple[str, ...] = ()
+    # Ids (cr-...) of capacity reservations and capacity blocks that are ours to use, beside the launch template.
+    capacity_reservations: tuple[str, ...] = ()
+    # `pool=name` of placement groups: instances of such a pool that come from the launch template are launched into it.
+    placement_groups: tuple[str, ...] = ()
+    # The file behind AWS's Spot Instance advisor (`advisor.py` says whence): how often types are taken
+    spot_advisor_path: str | None = None
+    # For so many instances spot placement scores are asked for, to weigh refusals (`scores.py`); None: never.
+    placement_score_count: Annotated[int, Meta(ge=1)] | None = None
+    # Of the SQS queue that EventBridge's rules and lifecycle hooks write to; None: nodes' own metadata alone tells.
+    queue_url: str | None = None
     user_data_path: str | None = None  # a text with {labels} and {taints}; None: the launch template's own
     prices_path: str | None = None  # JSON, US dollars an hour by offer key or `type/*/capacity type`
 
@@ -27,38 +41,35 @@ def see_options(options: AwsOptions) -> None:
     mistakes = []
     if not options.region:
         mistakes.append("aws.region: is needed; set it to the region of the cluster, e.g. eu-west-1")
-    mistakes += [f"aws.groups: {one!r} is not pool=group" for one in options.groups if not one.partition("=")[2]]
-    if not options.launch_template and not options.groups:
+    for setting, named in (
+        ("groups", options.groups),
+        ("counted_groups", options.counted_groups),
+        ("placement_groups", options.placement_groups),
+    ):
+        mistakes += [f"aws.{setting}: {one!r} is not pool=group" for one in named if not one.partition("=")[2]]
+    twice = sorted(names_by_pool(options.groups).keys() & names_by_pool(options.counted_groups).keys())
+    mistakes += [f"aws.counted_groups: pool {pool} has a group in aws.groups; leave out one of them" for pool in twice]
+    if not options.launch_template and not options.groups and not options.counted_groups:
         mistakes.append(
             "aws.launch_template: is needed where there are no aws.groups; name the template of your GPU nodes"
         )
-    if not options.subnets and not options.groups:
+    if not options.subnets and not options.groups and not options.counted_groups:
         mistakes.append("aws.subnets: is needed; set it to the ids of subnets, one a zone")
+    if options.capacity_reservations and not options.launch_template:
+        mistakes.append("aws.capacity_reservations: are launched into by aws.launch_template, which is not set")
+    mistakes += [
+        f"aws.capacity_reservations: {one!r} is no id of a reservation (cr-...)"
+        for one in options.capacity_reservations
+        if not one.startswith("cr-")
+    ]
     if not options.instance_types:
         mistakes.append("aws.instance_types: is empty; name types or patterns, e.g. g5.*")
+    if options.queue_url is not None and not options.queue_url.startswith(("http://", "https://")):
+        mistakes.append(f"aws.queue_url: {options.queue_url!r} is no address; SQS shows it as https://sqs.<region>...")
     if mistakes:
-        raise ConfigError("provider aws", mistakes)
+        raise ConfigError(OWNER, mistakes)
 
 
 def names_by_pool(groups: Sequence[str]) -> dict[str, str]:
     """Return the group's name by pool."""
     return {pool.strip(): name.strip() for pool, _, name in (one.partition("=") for one in groups)}
-
-
-def text_of(path: str) -> str:
-    """Return what stands in the file. Raises ConfigError."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as exc:
-        raise ConfigError("provider aws", [f"{path}: cannot be read: {exc.strerror}"]) from exc
-
-
-def prices_of(path: str | None) -> dict[str, int]:
-    """Return micro-dollars an hour by offer key, or by `type/*/capacity type`. Raises ConfigError."""
-    if path is None:
-        return {}
-    try:
-        prices = msgspec.json.decode(text_of(path), type=dict[str, float])
-    except msgspec.DecodeError as exc:
-        raise ConfigError("provider aws", [f"{path}: is no object of prices in US dollars an hour: {exc}"]) from exc
-    return {key: round(usd * MICRO_USD_PER_USD) for key, usd in prices.items()}

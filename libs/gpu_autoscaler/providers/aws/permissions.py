@@ -11,7 +11,9 @@ from typing import Literal
 
 import msgspec
 
-Way = Literal["always", "template", "groups", "prices"]
+Way = Literal[
+    "always", "template", "groups", "launches", "counted", "reservations", "scores", "placement", "prices", "queue"
+]
 
 
 class Allowed(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,27 @@ CALLS: Mapping[str, Allowed] = {
             without="nothing is bought by launch template",
         ),
         Allowed(
+            service="ec2",
+            operation="GetSpotPlacementScores",
+            actions=("ec2:GetSpotPlacementScores",),
+            way="scores",
+            without="a zone that refuses is asked again as soon as any other",
+        ),
+        Allowed(
+            service="ec2",
+            operation="DescribePlacementGroups",
+            actions=("ec2:DescribePlacementGroups",),
+            way="placement",
+            without="`gpu-autoscaler doctor` cannot say whether the placement groups are there",
+        ),
+        Allowed(
+            service="ec2",
+            operation="DescribeCapacityReservations",
+            actions=("ec2:DescribeCapacityReservations",),
+            way="reservations",
+            without="what is reserved is not used, and paid for all the same",
+        ),
+        Allowed(
             service="autoscaling",
             operation="DescribeAutoScalingGroups",
             actions=("autoscaling:DescribeAutoScalingGroups",),
@@ -95,13 +118,13 @@ CALLS: Mapping[str, Allowed] = {
             operation="DescribeLaunchTemplateVersions",
             actions=("ec2:DescribeLaunchTemplateVersions",),
             way="groups",
-            without="a group needs overrides or cluster-autoscaler's tag to tell its instance type",
+            without="a group needs cluster-autoscaler's tags to tell its instance type, and whether it buys spot",
         ),
         Allowed(
             service="autoscaling",
             operation="LaunchInstances",
             actions=("autoscaling:LaunchInstances", "ec2:CreateFleet", "ec2:RunInstances", "iam:PassRole"),
-            way="groups",
+            way="launches",
             without="nothing is bought from a group",
         ),
         Allowed(
@@ -119,11 +142,102 @@ CALLS: Mapping[str, Allowed] = {
             without="instances of groups are never removed",
         ),
         Allowed(
+            service="autoscaling",
+            operation="SetDesiredCapacity",
+            actions=("autoscaling:SetDesiredCapacity",),
+            way="counted",
+            without="nothing is bought from a group that is told a number",
+        ),
+        Allowed(
+            service="autoscaling",
+            operation="CreateOrUpdateTags",
+            actions=("autoscaling:CreateOrUpdateTags",),
+            way="counted",
+            without="a group that is told a number cannot remember what was ordered, so nothing is bought from it",
+        ),
+        Allowed(
+            service="autoscaling",
+            operation="DeleteTags",
+            actions=("autoscaling:DeleteTags",),
+            way="counted",
+            without="a group keeps tags of orders that it does not need any more",
+        ),
+        Allowed(
+            service="autoscaling",
+            operation="DescribeScalingActivities",
+            actions=("autoscaling:DescribeScalingActivities",),
+            way="counted",
+            without="why a group makes no instance is not found out",
+        ),
+        Allowed(
+            service="autoscaling",
+            operation="DescribeLaunchConfigurations",
+            actions=("autoscaling:DescribeLaunchConfigurations",),
+            way="counted",
+            without="a group with a launch configuration needs cluster-autoscaler's tags to tell what it buys",
+        ),
+        Allowed(
+            service="autoscaling",
+            operation="DetachInstances",
+            actions=("autoscaling:DetachInstances",),
+            way="groups",
+            without="a group replaces an instance that is taken, and so do we: two are bought for one",
+        ),
+        Allowed(
+            service="autoscaling",
+            operation="DescribePolicies",
+            actions=("autoscaling:DescribePolicies",),
+            way="groups",
+            without="a group that scales itself is not found out",
+        ),
+        Allowed(
             service="ec2",
             operation="TerminateInstances",
             actions=("ec2:TerminateInstances",),
             way="template",
             without="instances that were bought by launch template are never removed",
+        ),
+        Allowed(
+            service="sqs",
+            operation="ReceiveMessage",
+            actions=("sqs:ReceiveMessage",),
+            way="queue",
+            without="notices come from nodes' own metadata alone",
+        ),
+        Allowed(
+            service="sqs",
+            operation="DeleteMessage",
+            actions=("sqs:DeleteMessage",),
+            way="queue",
+            without="each event is read again until the queue forgets it",
+        ),
+        Allowed(
+            service="sqs",
+            operation="ChangeMessageVisibility",
+            actions=("sqs:ChangeMessageVisibility",),
+            way="queue",
+            without="events that are not understood are read again and again",
+        ),
+        Allowed(
+            service="sqs",
+            operation="GetQueueAttributes",
+            actions=("sqs:GetQueueAttributes",),
+            way="queue",
+            without="`gpu-autoscaler doctor` cannot say how the queue is set up",
+        ),
+        Allowed(
+            service="autoscaling",
+            operation="CompleteLifecycleAction",
+            actions=("autoscaling:CompleteLifecycleAction",),
+            way="queue",
+            without="a group with a lifecycle hook waits until the hook's time is over",
+        ),
+        Allowed(
+            service="autoscaling",
+            operation="RecordLifecycleActionHeartbeat",
+            actions=("autoscaling:RecordLifecycleActionHeartbeat",),
+            way="queue",
+            without="a group's instance may end before it is drained, when the hook's time is over",
         ),
     )
 }

@@ -50,6 +50,18 @@ _REFUSED: Mapping[str, tuple[RefusalKind, RefusalScope]] = {
     "MissingParameter": ("configuration", "offer"),
     "ValidationError": ("configuration", "offer"),
 }
+# What a group says of a launch that went wrong is a sentence, in which the word may stand, or these. Source: EC2 Auto
+# Scaling User Guide, "Troubleshoot issues in Amazon EC2 Auto Scaling", and cortexlabs/cortex, report 1258 (read
+# 2026-11-22).
+_SAID: Mapping[str, str] = {
+    "do not have sufficient": "InsufficientInstanceCapacity",
+    "no spot capacity": "InsufficientInstanceCapacity",
+    "spot instance count exceeded": "MaxSpotInstanceCountExceeded",
+    "vcpu": "VcpuLimitExceeded",
+    "not authorized": "UnauthorizedOperation",
+    "not supported in your requested availability zone": "Unsupported",
+}
+_WORD = re.compile(r"\b([A-Z][A-Za-z]+(?:\.[A-Za-z]+)*) - ")
 _INVALID: tuple[RefusalKind, RefusalScope] = ("configuration", "offer")  # InvalidSubnetID.NotFound and its kin
 _THROTTLED = frozenset(
     {"RequestLimitExceeded", "Throttling", "ThrottlingException", "EC2ThrottledException", "TooManyRequestsException"}
@@ -66,6 +78,8 @@ _CREDENTIALS = frozenset(
     }
 )
 _CONTENTION = frozenset({"ResourceContention", "ScalingActivityInProgress", "IdempotentCallInProgress"})
+# Every word that has a meaning of its own here; any other is one of a passing error, and asked again.
+KNOWN_ERRORS = frozenset(_REFUSED) | _THROTTLED | _CREDENTIALS | _CONTENTION
 _STATES: Mapping[str, InstanceState] = {
     "pending": "pending",
     "running": "running",
@@ -111,6 +125,32 @@ def failure(operation: str, code: str, message: str, *, of_launch: bool) -> Auto
     return TransientError(f"{operation}: {said}")
 
 
+def is_denied(exc: TransientError) -> bool:
+    """True where asking again changes nothing until somebody allows the call."""
+    return _code_of(exc) in {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
+
+
+def is_answered(exc: TransientError) -> bool:
+    """True where the cloud has said why it does not tell: by right, or as there is nothing of that name."""
+    return _code_of(exc) in _REFUSED or _code_of(exc).startswith("Invalid")
+
+
+def _code_of(exc: TransientError) -> str:
+    return str(getattr(exc.__cause__, "response", {}).get("Error", {}).get("Code", ""))
+
+
+def code_said(sentence: str) -> str:
+    """Return EC2's word for what a group says of a failed launch; `ValidationError` where nobody knows it.
+
+    That is for somebody to look at: the sentence says what, and the group would go on trying in vain.
+    """
+    for word in _WORD.findall(sentence):
+        if word in _REFUSED or word.startswith("Invalid"):
+            return str(word)
+    lower = sentence.lower()
+    return next((code for words, code in _SAID.items() if words in lower), "ValidationError")
+
+
 def instance_id_of(provider_id: ProviderId) -> str:
     """Return EC2's id in `aws:///eu-west-1a/i-0abc`. Raises PermanentError for the name of another cloud."""
     if not provider_id.startswith(PROVIDER_ID_PREFIX):
@@ -120,14 +160,14 @@ def instance_id_of(provider_id: ProviderId) -> str:
 
 def tags_of(order: Order) -> list[dict[str, str]]:
     """Return what an instance carries so that it can be known again as ours, and as this order's."""
-    tags = {
-        INSTALLATION: order.installation,
-        ACTION_ID: order.action_id,
-        POOL: order.pool,
-        "Name": f"gpu-autoscaler {order.pool}",
-    }
-    if order.offer.price_micro_usd_per_hour is not None:
-        tags[PRICE] = str(order.offer.price_micro_usd_per_hour)
+    return tags_for(order.installation, order.action_id, order.pool, order.offer.price_micro_usd_per_hour)
+
+
+def tags_for(installation: str, action_id: ActionId, pool: str, price: int | None) -> list[dict[str, str]]:
+    """Return the same where no more is left of the order than this."""
+    tags = {INSTALLATION: installation, ACTION_ID: action_id, POOL: pool, "Name": f"gpu-autoscaler {pool}"}
+    if price is not None:
+        tags[PRICE] = str(price)
     return [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
 
 
@@ -148,11 +188,19 @@ def instance_of(told: Mapping[str, Any], *, now: datetime) -> Instance:
         state=state,
         instance_type=told["InstanceType"],
         zone=zone,
-        capacity_type=CapacityType.SPOT if told.get("InstanceLifecycle") == "spot" else CapacityType.ON_DEMAND,
+        capacity_type=_capacity_type_of(told),
         price_micro_usd_per_hour=int(price) if price.isdigit() else None,
         launched_at=told["LaunchTime"].astimezone(UTC),
         terminated_at=_ended_at(told, now) if state == "terminated" else None,
     )
+
+
+def _capacity_type_of(told: Mapping[str, Any]) -> CapacityType:
+    """Reserved is what names its reservation: an open one takes instances that did not ask for it as well."""
+    target = told.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
+    if told.get("InstanceLifecycle") == "capacity-block" or target.get("CapacityReservationId"):
+        return CapacityType.RESERVED
+    return CapacityType.SPOT if told.get("InstanceLifecycle") == "spot" else CapacityType.ON_DEMAND
 
 
 def _ended_at(told: Mapping[str, Any], now: datetime) -> datetime:
@@ -169,6 +217,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     gpu_model: str | None = None
     gpu_memory_bytes: int | None = None
     capacity_types: tuple[CapacityType, ...] = (CapacityType.ON_DEMAND, CapacityType.SPOT)
+    vcpu_count: int = 0  # as quotas count them
 
 
 def kind_of(told: Mapping[str, Any]) -> Kind | None:
@@ -216,4 +265,5 @@ def made_kind(
         gpu_model=model,
         gpu_memory_bytes=nominal or told_bytes,
         capacity_types=capacity_types,
+        vcpu_count=vcpu_count,
     )

@@ -1,0 +1,140 @@
+"""Machines of a flexible scale set: each made and ended by its own name, which follows from the order's token.
+
+A PUT that says If-None-Match makes the machine once: whoever asks again is told that it is there, and reads it. A
+machine that is gone leaves its name free, so an order is written on the scale set before its machine is made
+(`begun.py`), and one that stands there is looked for and not made: it has had its machine, or gets none.
+
+What cannot be allocated is told late: the call is taken, the machine stands there as failed, and stays so. Such a
+machine is removed, and seen to be gone, before the order is said to be refused.
+
+Sources: Azure REST API, "Virtual Machines - Create Or Update"; hashicorp/terraform-provider-azurerm, reports 753 and
+7516 (a failed allocation leaves a machine behind); read 2026-11-22.
+"""
+
+import base64
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.providers.azure.begun import BegunOrders
+from gpu_autoscaler.providers.azure.calls import AzureCalls
+from gpu_autoscaler.providers.azure.translate import failure, gone_of, instance_of, refusal_of, tags_of, zones_of
+from gpu_autoscaler.providers.files import filled
+from gpu_autoscaler.providers.pacing import NotAsked
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
+from gpu_autoscaler.providers.tokens import token_of
+
+CREATE = "VirtualMachines_CreateOrUpdate"
+# How long somebody else who has begun an order may be about to make its machine, or Azure to show it.
+SETTLED = timedelta(seconds=60)
+NETWORK_API_VERSION = "2022-11-01"  # of the interfaces that the machine brings along
+
+
+class AzureMachines:
+    """Makes machines of one flexible scale set, and removes them."""
+
+    def __init__(self, calls: AzureCalls, *, scale_set: str, machine: Mapping[str, Any], user_data: str | None) -> None:
+        self._calls = calls
+        self._scale_set_id = calls.id_of("virtualMachineScaleSets", scale_set)
+        self._begun = BegunOrders(calls, scale_set)
+        self._machine = machine
+        self._user_data = user_data
+
+    @staticmethod
+    def name_of(order: Order) -> str:
+        """Return the machine's name: no two orders have the same, and no order has two."""
+        return f"gpu-{token_of(order.installation, order.action_id)}"
+
+    async def launch(self, order: Order, now: datetime) -> Instance:
+        """Make the machine, or return the one of this name; one that is gone is `terminated`, without a date.
+
+        Raises LaunchRefused, PermanentError, TransientError.
+        """
+        name = self.name_of(order)
+        begun_at = await self._begun.begin(name, now)
+        if begun_at is not None:
+            return await self._found(order, name, now, begun_at)
+        self._begun.making(name)
+        try:
+            began = await self._calls.ask(
+                CREATE, body=self._body(order, name), headers={"If-None-Match": "*"}, name=name
+            )
+            if began.status == 412:
+                return await self._found(order, name, now, None)
+            told = self._calls.seen(CREATE, began).body
+        except (NotAsked, LaunchRefused):
+            self._begun.unmade(name)
+            raise
+        made = see_as_ordered(instance_of(told, now=now), order)
+        failed = await self._calls.failure_of(began)
+        if failed is not None:
+            raise await self._withdrawn(name, *failed)
+        return made
+
+    async def _found(self, order: Order, name: str, now: datetime, begun_at: datetime | None) -> Instance:
+        """Return what became of an order that was begun before; the machine may have failed since, or be gone."""
+        told = await self._calls.find("VirtualMachines_Get", query={"$expand": "instanceView"}, name=name)
+        if told is None and (begun_at is None or now - begun_at < SETTLED):
+            raise TransientError(f"{CREATE}: {name} was begun, and does not show; asked again")
+        if told is None:
+            return gone_of(order, self._calls.id_of("virtualMachines", name), begun_at or now)
+        made = see_as_ordered(instance_of(told, now=now), order)
+        failed = _failure_of(told)
+        if failed is not None:
+            raise await self._withdrawn(name, *failed)
+        return made
+
+    async def end(self, name: str) -> None:
+        """Begin the machine's end. Raises PermanentError, TransientError."""
+        await self._calls.call("VirtualMachines_Delete", name=name)
+
+    async def _withdrawn(self, name: str, code: str, message: str) -> AutoscalerError:
+        """Remove what a failed launch has left; return the refusal once nothing is there. Raises TransientError."""
+        refusal = failure(CREATE, code, message, of_launch=True)
+        if isinstance(refusal, LaunchRefused):
+            await self._calls.call("VirtualMachines_Delete", name=name)
+            if await self._calls.find("VirtualMachines_Get", name=name) is not None:
+                raise TransientError(f"{name}: {code}: {message}; what is left of it is being removed, asked again")
+            self._begun.unmade(name)
+        return refusal
+
+    def _body(self, order: Order, name: str) -> dict[str, object]:
+        """Everything of it follows from the order and the settings, so that a second try is the same request."""
+        system = {**self._machine.get("osProfile", {}), "computerName": name}
+        if self._user_data is not None:
+            system["customData"] = base64.b64encode(filled(self._user_data, order).encode()).decode()
+        network = {"networkApiVersion": NETWORK_API_VERSION, **self._machine["networkProfile"]}
+        properties: dict[str, object] = {
+            **self._machine,
+            "hardwareProfile": {"vmSize": order.offer.instance_type},
+            "virtualMachineScaleSet": {"id": self._scale_set_id},
+            "osProfile": system,
+            "networkProfile": network,
+        }
+        if order.offer.capacity_type is CapacityType.SPOT:
+            # -1: never above the on-demand price, and never taken for its price (Azure documentation, "Use Azure Spot
+            # Virtual Machines", pricing). Delete: an evicted machine that is only stopped would cost its disk.
+            properties |= {"priority": "Spot", "evictionPolicy": "Delete", "billingProfile": {"maxPrice": -1}}
+        body: dict[str, object] = {"location": self._calls.region, "tags": tags_of(order), "properties": properties}
+        zones = zones_of(order.offer.zone)
+        return body | {"zones": zones} if zones else body
+
+
+def _failure_of(told: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return why a machine was never allocated; None for one that was, whatever else is wrong with it."""
+    for status in told["properties"].get("instanceView", {}).get("statuses", ()):
+        head, _, code = str(status.get("code", "")).rpartition("/")
+        if head == "ProvisioningState/failed" and refusal_of(code, str(status.get("message", ""))) is not None:
+            return code, str(status.get("message", ""))
+    return None
+
+
+def see_as_ordered(made: Instance, order: Order) -> Instance:
+    """Return it if it is what was ordered. Raises PermanentError for a token that has bought something else."""
+    offer = order.offer
+    if (made.instance_type, made.zone, made.capacity_type) != (offer.instance_type, offer.zone, offer.capacity_type):
+        bought = f"{made.instance_type}/{made.zone}/{made.capacity_type}"
+        raise PermanentError(f"token of {order.action_id} bought {bought} ({made.provider_id}), not {offer.key}")
+    return made

@@ -1,0 +1,267 @@
+"""Azure's words into ours: errors, machines, sizes. The only place that knows them.
+
+Sources: Azure REST API, "Virtual Machines", "Virtual Machine Scale Set VMs", "Resource Skus" (2024-11-01, 2021-07-01);
+Azure documentation, "Troubleshoot allocation failures", "Error codes for Spot Virtual Machines" and "Common error codes
+in Azure Resource Manager"; cloud-provider-azure (provider ids, zones); read 2026-11-22.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from gpu_autoscaler.cloudmeta.azure import PROVIDER_ID_PREFIX, provider_id_of
+from gpu_autoscaler.events.node import InstanceState
+from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
+from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS
+from gpu_autoscaler.model.ids import ActionId, ProviderId
+from gpu_autoscaler.model.labels import ACTION_ID, INSTALLATION, POOL, PREFIX
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.providers.allocatable import PODS_PER_NODE, allocatable
+from gpu_autoscaler.providers.azure.permissions import actions_of
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
+
+THROTTLED_SECONDS = 5.0
+REGIONAL_ZONE = "0"  # as cloud-provider-azure labels nodes outside of zones, by their fault domain
+
+
+def _tag(label: str) -> str:
+    """A tag's name holds no slash (Azure documentation, "Use tags to organize your Azure resources", limits)."""
+    return label.replace("/", "_")
+
+
+INSTALLATION_TAG, ACTION_TAG, POOL_TAG = _tag(INSTALLATION), _tag(ACTION_ID), _tag(POOL)
+LEDGER_TAG = _tag(f"{PREFIX}/orders-")  # on uniform scale sets, with a number: whose their machines are
+BEGUN_TAG = _tag(f"{PREFIX}/begun-")  # on flexible scale sets, with a number: which orders they were asked for
+PRICE_TAG = _tag(f"{PREFIX}/price-micro-usd-per-hour")  # what was agreed, as no call tells it afterwards
+
+_REFUSED: Mapping[str, tuple[RefusalKind, RefusalScope]] = {
+    "AllocationFailed": ("capacity", "offer"),
+    "ZonalAllocationFailed": ("capacity", "offer"),
+    "OverconstrainedAllocationRequest": ("capacity", "offer"),
+    "OverconstrainedZonalAllocationRequest": ("capacity", "offer"),
+    "SkuNotAvailable": ("capacity", "offer"),
+    "NotAvailableForSubscription": ("capacity", "offer"),
+    "MaxPriceTooLow": ("capacity", "offer"),
+    "SubnetIsFull": ("capacity", "region"),
+    "QuotaExceeded": ("quota", "region"),
+    "AuthorizationFailed": ("permission", "region"),
+    "LinkedAuthorizationFailed": ("permission", "region"),
+    "RequestDisallowedByPolicy": ("permission", "region"),
+    "ReadOnlyDisabledSubscription": ("permission", "region"),
+    "MarketplacePurchaseEligibilityFailed": ("permission", "region"),
+    "InvalidParameter": ("configuration", "offer"),
+    "InvalidRequestContent": ("configuration", "offer"),
+    "ResourceNotFound": ("configuration", "offer"),
+    "ResourceGroupNotFound": ("configuration", "region"),
+    "SubscriptionNotFound": ("configuration", "region"),
+    "NotFound": ("configuration", "offer"),
+    "BadRequest": ("configuration", "offer"),
+    "PropertyChangeNotAllowed": ("configuration", "offer"),
+    "LocationNotAvailableForResourceType": ("configuration", "region"),
+}
+_CREDENTIALS = frozenset({"ExpiredAuthenticationToken", "InvalidAuthenticationToken", "AuthenticationFailed"})
+_CONTENTION = frozenset({"Conflict", "AnotherOperationInProgress", "ConcurrentAllocationRequest", "PreconditionFailed"})
+KNOWN_ERRORS = frozenset(_REFUSED) | _CREDENTIALS | _CONTENTION | {"TooManyRequests", "OperationNotAllowed"}
+_STATES: Mapping[str, InstanceState] = {"creating": "pending", "deleting": "terminating"}
+_DISK_BYTES = 100 * GIBIBYTE  # of the file's disk, which the size does not tell; S64 asks for 100 GiB
+# A part of the memory that a size is sold with is not seen by its system (karpenter-provider-azure,
+# `VM_MEMORY_OVERHEAD_PERCENT`, its default).
+_MEMORY_UNSEEN_RATIO = 0.075
+
+
+class Denied(TransientError):
+    """A call that only reads is not allowed: asking again changes nothing until somebody allows it."""
+
+
+def refusal_of(code: str, message: str) -> tuple[RefusalKind, RefusalScope] | None:
+    """Return what an error of a launch is, None where asking again may help."""
+    # One code for two things (Azure documentation, "Resolve errors for resource quotas").
+    if code == "OperationNotAllowed":
+        return ("quota", "region") if "quota" in message.lower() else ("configuration", "offer")
+    return _REFUSED.get(code) or (("configuration", "offer") if code.startswith(("Invalid", "Image")) else None)
+
+
+def failure(
+    call: str, code: str, message: str, *, of_launch: bool, retry_after_seconds: float | None = None
+) -> AutoscalerError:
+    """Return our error for a refused call. Of reads nothing is final: what they tell is asked for again."""
+    said = f"{call}: {code}: {message}"
+    if code in _CREDENTIALS:
+        return TransientError(f"{said}; see that the credentials are valid, and this machine's clock is right")
+    if code == "TooManyRequests" or code in _CONTENTION:
+        return TransientError(said, retry_after_seconds=retry_after_seconds or THROTTLED_SECONDS)
+    refused = refusal_of(code, message)
+    if refused is None:
+        return TransientError(f"{said}; the same call may be made again", retry_after_seconds=retry_after_seconds)
+    kind, scope = refused
+    if kind == "permission":
+        said += f"; allow {', '.join(actions_of(call))} (`gpu-autoscaler doctor --policy` prints the whole role)"
+    elif kind == "configuration":
+        said += "; see scale sets and machine_path in the settings under [azure]"
+    if of_launch:
+        return LaunchRefused(said, code=code, kind=kind, scope=scope)
+    return Denied(said) if kind == "permission" else TransientError(said)
+
+
+def zone_name(region: str, zones: object) -> str:
+    """Return the zone as nodes are labelled with it: `westeurope-1`."""
+    return f"{region}-{zones[0]}" if isinstance(zones, list | tuple) and zones else REGIONAL_ZONE
+
+
+def zones_of(zone: str) -> list[str]:
+    """Return the zone as Azure is asked for it; none outside of zones."""
+    return [] if zone == REGIONAL_ZONE else [zone.rpartition("-")[2]]
+
+
+def resource_id_of(provider_id: ProviderId) -> str:
+    """Return Azure's id in `azure:///subscriptions/...`. Raises PermanentError for the name of another cloud."""
+    if not provider_id.startswith(f"{PROVIDER_ID_PREFIX}/subscriptions/"):
+        raise PermanentError(
+            f"{provider_id} is no instance of this cloud ({PROVIDER_ID_PREFIX}/subscriptions/...): left alone"
+        )
+    return provider_id.removeprefix(PROVIDER_ID_PREFIX)
+
+
+def tags_of(order: Order) -> dict[str, str]:
+    """Return what a machine carries so that it can be known again as ours, and as this order's."""
+    tags = {INSTALLATION_TAG: order.installation, ACTION_TAG: order.action_id, POOL_TAG: order.pool}
+    if order.offer.price_micro_usd_per_hour is not None:
+        tags[PRICE_TAG] = str(order.offer.price_micro_usd_per_hour)
+    return tags
+
+
+def read_tags(told: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags of a machine or a scale set; names are told in any case."""
+    known = {name.lower(): name for name in (INSTALLATION_TAG, ACTION_TAG, POOL_TAG, PRICE_TAG)}
+    return {known.get(name.lower(), name): value for name, value in (told.get("tags") or {}).items()}
+
+
+def instance_of(told: Mapping[str, Any], *, now: datetime, is_spot: bool | None = None) -> Instance:
+    """Return what Azure tells of a machine. `is_spot` is the scale set's, of whose machines it is not told."""
+    tags, properties = read_tags(told), told["properties"]
+    price, action_id = tags.get(PRICE_TAG, ""), tags.get(ACTION_TAG)
+    size = properties.get("hardwareProfile", {}).get("vmSize") or told.get("sku", {}).get("name", "")
+    created = properties.get("timeCreated")
+    if is_spot is None:
+        is_spot = properties.get("priority") in ("Spot", "Low")
+    return Instance(
+        provider_id=provider_id_of(told["id"]),
+        action_id=None if action_id is None else ActionId(action_id),
+        state=_STATES.get(properties.get("provisioningState", "").lower(), "running"),
+        instance_type=size,
+        zone=zone_name(told["location"], told.get("zones")),
+        capacity_type=CapacityType.SPOT if is_spot else CapacityType.ON_DEMAND,
+        price_micro_usd_per_hour=int(price) if price.isdigit() else None,
+        launched_at=now if created is None else msgspec.convert(created, datetime),
+    )
+
+
+def gone_of(order: Order, resource_id: str, launched_at: datetime) -> Instance:
+    """Return the machine of an order of which Azure shows nothing any more: what the order says, and no date."""
+    return Instance(
+        provider_id=provider_id_of(resource_id),
+        action_id=order.action_id,
+        state="terminated",
+        instance_type=order.offer.instance_type,
+        zone=order.offer.zone,
+        capacity_type=order.offer.capacity_type,
+        price_micro_usd_per_hour=order.offer.price_micro_usd_per_hour,
+        launched_at=launched_at,
+    )
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """A size: what pods get of it, its GPUs, and the quota that it counts towards."""
+
+    name: str
+    family: str  # of quotas: standardNCADSA100v4Family
+    vcpu_count: int
+    resources: Resources
+    gpu_model: str | None = None
+    gpu_memory_bytes: int | None = None
+    is_spot_sold: bool = True
+
+
+# No call tells a GPU's model or memory: a size's name does. Accelerator names as in Azure's "naming conventions"; the
+# older sizes, whose names have none, by family. Source: Azure documentation, "Sizes for virtual machines", "GPU
+# accelerated" (read 2026-11-22).
+_GPU_BY_WORD: Mapping[str, tuple[str, int | None]] = {
+    "T4": ("T4", None),
+    "A10": ("A10", None),
+    "A100": ("A100", 80 * GIBIBYTE),
+    "H100": ("H100", None),
+    "H200": ("H200", None),
+    "GB200": ("GB200", 186 * GIBIBYTE),
+}
+_GPU_BY_FAMILY: Mapping[str, tuple[str, int | None]] = {
+    "standardncsv3family": ("V100", 16 * GIBIBYTE),
+    "standardndsv2family": ("V100", 32 * GIBIBYTE),
+    "standardndv2family": ("V100", 32 * GIBIBYTE),
+    "standardncsv2family": ("P100", None),
+    "standardndasv4_a100family": ("A100", 40 * GIBIBYTE),
+    "standardnvsv3family": ("M60", 8 * GIBIBYTE),
+}
+# AMD's, which our pods cannot use.
+_NOT_NVIDIA = frozenset({"MI300X", "V620", "V710", "MI25"})
+_AMD_FAMILIES = frozenset({"standardnvsv4family"})
+
+
+def gpu_of(name: str, family: str) -> tuple[str, int | None] | None:
+    """Return model and memory of a size's GPUs; None where its name tells none of NVIDIA's."""
+    words = name.split("_")
+    if _NOT_NVIDIA & set(words) or family.lower() in _AMD_FAMILIES:
+        return None
+    found = _GPU_BY_FAMILY.get(family.lower()) or next(
+        (_GPU_BY_WORD[word] for word in words if word in _GPU_BY_WORD), None
+    )
+    if found is None:
+        return None
+    model, memory_bytes = found
+    nominal = GPU_MODELS[model].memory_bytes if model in GPU_MODELS else None
+    return model, memory_bytes or nominal
+
+
+def kind_of(told: Mapping[str, Any]) -> Kind | None:
+    """Return what the list of SKUs tells of a size; None for one without a whole GPU of a known NVIDIA model.
+
+    A size with a share of a GPU counts it as none, and is left out.
+    """
+    capabilities = {one["name"]: one["value"] for one in told.get("capabilities", ())}
+    gpu_count = int(float(capabilities.get("GPUs", "0")))
+    gpu = gpu_of(told["name"], told.get("family", ""))
+    if gpu_count == 0 or gpu is None:
+        return None
+    return made_kind(
+        told["name"],
+        family=told.get("family", ""),
+        vcpu_count=int(capabilities.get("vCPUsAvailable") or capabilities["vCPUs"]),
+        memory_gib=float(capabilities["MemoryGB"]),
+        gpu_count=gpu_count,
+        is_spot_sold=capabilities.get("LowPriorityCapable", "True") == "True",
+    )
+
+
+def made_kind(
+    name: str, *, family: str, vcpu_count: int, memory_gib: float, gpu_count: int, is_spot_sold: bool = True
+) -> Kind:
+    """Return the size with what is left of it for pods."""
+    whole = Resources(
+        cpu_milli=vcpu_count * 1000,
+        memory_bytes=int(memory_gib * GIBIBYTE * (1 - _MEMORY_UNSEEN_RATIO)),
+        gpu_count=gpu_count,
+        ephemeral_storage_bytes=_DISK_BYTES,
+        pod_count=PODS_PER_NODE,
+    )
+    gpu = gpu_of(name, family)
+    return Kind(
+        name=name,
+        family=family,
+        vcpu_count=vcpu_count,
+        resources=allocatable(whole),
+        gpu_model=None if gpu is None else gpu[0],
+        gpu_memory_bytes=None if gpu is None else gpu[1],
+        is_spot_sold=is_spot_sold,
+    )

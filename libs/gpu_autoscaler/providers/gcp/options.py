@@ -1,0 +1,63 @@
+"""What the Google Cloud driver is told: the settings under [gcp], checked before anything is asked of the cloud."""
+
+import re
+
+import msgspec
+
+from gpu_autoscaler.model.errors import ConfigError
+
+ANY_POOL = "*"
+_ZONE = re.compile(r"^[a-z]+-[a-z]+[0-9]+-[a-z]$")  # europe-west4-a
+
+
+class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where and from what instances are made."""
+
+    project: str | None = None
+    # `pool=zone/name` of zonal managed instance groups, pool `*` for all: such a pool's instances come from there. A
+    # pool may have several; each sells the one machine type of its template, as spot or on-demand as that says.
+    groups: tuple[str, ...] = ()
+    prices_path: str | None = None  # JSON, US dollars an hour by offer key or `type/*/capacity type`
+
+
+class GroupName(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of the settings."""
+
+    pool: str
+    zone: str
+    name: str
+
+    @property
+    def region(self) -> str:
+        """The zone's."""
+        return self.zone.rpartition("-")[0]
+
+
+def see_options(options: GcpOptions) -> None:
+    """Raise ConfigError with every mistake at once."""
+    mistakes = []
+    if not options.project:
+        mistakes.append("gcp.project: is needed; set it to the id of the cluster's project, e.g. my-project")
+    if not options.groups:
+        mistakes.append("gcp.groups: is needed; name zonal managed groups as pool=zone/name, e.g. *=europe-west4-a/l4")
+    for text in options.groups:
+        named = _named(text)
+        if named is None:
+            mistakes.append(f"gcp.groups: {text!r} is not pool=zone/name")
+        elif not _ZONE.match(named.zone):
+            mistakes.append(f"gcp.groups: {text!r}: {named.zone!r} is no zone; regional groups are not bought from")
+    if mistakes:
+        raise ConfigError("provider gcp", mistakes)
+
+
+def group_names(options: GcpOptions) -> tuple[GroupName, ...]:
+    """Return the groups, in the order of the settings."""
+    return tuple(named for text in options.groups if (named := _named(text)) is not None)
+
+
+def _named(text: str) -> GroupName | None:
+    pool, _, rest = text.partition("=")
+    zone, _, name = rest.partition("/")
+    if not (pool.strip() and zone.strip() and name.strip()):
+        return None
+    return GroupName(pool=pool.strip(), zone=zone.strip(), name=name.strip())

@@ -1,0 +1,6 @@
+"""Karpenter as a driver: what is decided here becomes its NodeClaims, and nothing is left for it to choose."""
+
+from gpu_autoscaler.providers.karpenter.capacity import KarpenterCapacity
+from gpu_autoscaler.providers.karpenter.options import KarpenterOptions
+
+__all__ = ["KarpenterCapacity", "KarpenterOptions"]

@@ -1,0 +1,144 @@
+"""Looks at a cluster as a doctor would, before anything is claimed: is Karpenter there, may we, would a claim be taken.
+
+A claim is only tried (Kubernetes API concepts, "Dry-run"), and rights are asked of the server (SelfSubjectAccessReview;
+read 2026-11-22). Nothing is made.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+
+from gpu_autoscaler.kube.client import KubeClient
+from gpu_autoscaler.kube.protocol import NotFound
+from gpu_autoscaler.kube.refusals import granting
+from gpu_autoscaler.model.errors import AutoscalerError, PermanentError
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.providers.findings import Finding, advice, fault, fine
+from gpu_autoscaler.providers.karpenter.classes import Classes
+from gpu_autoscaler.providers.karpenter.options import NodeClass
+from gpu_autoscaler.providers.karpenter.translate import claim_of
+from gpu_autoscaler.providers.karpenter.wire import API_VERSION, CLAIMS, GROUP
+from gpu_autoscaler.providers.protocol import Order
+
+_NEEDED = ("create", "get", "list", "patch", "delete")
+_POOLS = f"/apis/{API_VERSION}/nodepools"
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_SOMEBODY = "NAME"
+
+
+class Examination:
+    """One look at everything that a launch stands on."""
+
+    def __init__(self, kube: KubeClient, node_class: NodeClass, offers: Sequence[Offer], installation: str) -> None:
+        self._kube = kube
+        self._class = node_class
+        self._classes = Classes(kube, node_class)
+        self._offers = offers
+        self._installation = installation
+
+    async def findings(self) -> Sequence[Finding]:
+        """Return all that was found, in the order of looking. Does not raise for what is wrong outside."""
+        try:
+            if not await self._kube.serves(CLAIMS):
+                step = "install Karpenter 1.0 or newer; what serves v1beta1 alone is too old"
+                return [fault("NodeClaims", f"{API_VERSION} has none here", step)]
+        except AutoscalerError as exc:
+            return [fault("cluster", str(exc), "see the settings under [kube]")]
+        found = [fine("NodeClaims", f"served as {API_VERSION}"), self._sold()]
+        found += [finding async for finding in self._rights()]
+        found.append(await self._node_class())
+        found += [finding async for finding in self._trial()]
+        found += [finding async for finding in self._pools()]
+        return found
+
+    def _sold(self) -> Finding:
+        without = [offer.key for offer in self._offers if offer.price_micro_usd_per_hour is None]
+        said = f"{len(self._offers)}, of {len({offer.instance_type for offer in self._offers})} types"
+        if without:
+            step = "write its price into karpenter.offers_path"
+            return advice(
+                "offers", f"{said}; {len(without)} have no price and are not bought, first {without[0]}", step
+            )
+        return fine("offers", said)
+
+    async def _rights(self) -> AsyncIterator[Finding]:
+        for verbs, resource, group, what in (
+            (_NEEDED, "nodeclaims", GROUP, "nothing is bought, or removed"),
+            (("list",), "events", "", "a refusal is told without Karpenter's reason"),
+        ):
+            missing = [verb for verb in verbs if not await self._may(verb, resource, group)]
+            if not missing:
+                yield fine(f"rights on {resource}", ", ".join(verbs))
+                continue
+            tell = fault if group else advice
+            step = granting(await self._who_asks(), missing, resource, group)
+            yield tell(f"rights on {resource}", f"may not {', '.join(missing)}: {what}", step)
+
+    async def _node_class(self) -> Finding:
+        subject = "/".join(self._class)
+        try:
+            await self._classes.read()
+            lacking = await self._classes.lacking()
+        except PermanentError as exc:
+            return advice(subject, f"not to be looked at, so that a refusal is told late: {exc}", "grant get on it")
+        except AutoscalerError as exc:
+            return fault(subject, str(exc), "see karpenter.node_class")
+        if lacking is not None:
+            return fault(subject, lacking[1], f"kubectl describe {self._class.kind.lower()} {self._class.name}")
+        return fine(subject, "there, and ready as far as it says")
+
+    async def _trial(self) -> AsyncIterator[Finding]:
+        if not self._offers:
+            return
+        order = Order(
+            action_id=ActionId("doctor"),
+            installation=self._installation if self._installation != "*" else "doctor",
+            pool="doctor",
+            offer=self._offers[0],
+            labels=(),
+            taints=(),
+        )
+        try:
+            await self._kube.create(f"{CLAIMS.path()}?dryRun=All", claim_of(order, self._class))
+        except AutoscalerError as exc:
+            yield fault(
+                "a trial claim", str(exc), "if it is about the claim's fields, its definition is of another version"
+            )
+        else:
+            yield fine("a trial claim", f"for {order.offer.key} would be taken; nothing was made")
+
+    async def _pools(self) -> AsyncIterator[Finding]:
+        """NodePools are others' to have. What they buy for the same pods is bought twice."""
+        try:
+            pools = (await self._kube.read(_POOLS)).get("items") or []
+        except (PermanentError, NotFound):
+            return
+        except AutoscalerError as exc:
+            yield fault("NodePools", str(exc), "ask again")
+            return
+        buying = [
+            pool["metadata"]["name"]
+            for pool in pools
+            if str(((pool.get("spec") or {}).get("limits") or {}).get("nvidia.com/gpu")) != "0"
+        ]
+        if buying:
+            yield advice(
+                "NodePools",
+                f"{', '.join(buying)}: Karpenter itself buys by them for pods that wait, beside us",
+                'give each limits of nvidia.com/gpu: "0", or taints that our pods do not tolerate',
+            )
+        else:
+            yield fine("NodePools", "none that buys GPUs beside us")
+
+    async def _may(self, verb: str, resource: str, group: str) -> bool:
+        wanted = {"verb": verb, "group": group, "resource": resource}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        review = await self._kube.create(_REVIEWS, body | {"spec": {"resourceAttributes": wanted}})
+        return bool(review.get("status", {}).get("allowed", False))
+
+    async def _who_asks(self) -> str:
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        try:
+            told = await self._kube.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", body)
+        except NotFound:  # of Kubernetes before 1.28
+            return _SOMEBODY
+        return str(told.get("status", {}).get("userInfo", {}).get("username", _SOMEBODY))

@@ -1,0 +1,170 @@
+"""What Karpenter's cloud sells, from a file: Karpenter tells nobody what it could buy, and at which price.
+
+    [{"instance_type": "g5.xlarge", "zones": ["eu-west-1a"], "gpu_model": "A10G",
+      "resources": {"cpu": "3920m", "memory": "14Gi", "nvidia.com/gpu": "1"},
+      "usd_per_hour": {"on-demand": 1.006, "spot": 0.42}}]
+
+`resources` are quantities as Kubernetes writes them, of what pods get; where a price differs by zone, a row a zone. A
+file that changes is read again; `gpu-autoscaler prices shelf` writes one.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import structlog
+from msgspec import Meta
+
+from gpu_autoscaler.kube.translate.common import amounts
+from gpu_autoscaler.model.errors import ConfigError, PermanentError
+from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.resources import GPU_RESOURCE, Resources
+from gpu_autoscaler.providers.allocatable import PODS_PER_NODE
+
+_DISK_BYTES = 20 * GIBIBYTE  # Karpenter's AWS provider counts with a root volume of so much (its `blockDeviceMappings`)
+_Usd = Annotated[float, Meta(gt=0)]
+# As Kubernetes takes it for the value of a label.
+_Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
+
+
+log = structlog.get_logger()
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One instance type in zones where it costs the same."""
+
+    instance_type: _Word
+    zones: Annotated[tuple[_Word, ...], Meta(min_length=1)]
+    resources: dict[str, str]
+    usd_per_hour: Annotated[dict[CapacityType, _Usd | None], Meta(min_length=1)]  # null: sold, at a price not known
+    gpu_model: str | None = None
+    gpu_memory_gib: Annotated[int, Meta(gt=0)] | None = None  # of one GPU; null: as its model has it
+    boot_seconds: Annotated[float, Meta(gt=0, le=3600)] = 120.0
+
+
+class Shelf:
+    """The offers of a file, read again when it has changed; a change with mistakes leaves what was read before."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ConfigError."""
+        self._path = path
+        self._stamp = _stamp(path)
+        self._offers = offers_in(path)
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return what is sold now, as far as is known."""
+        stamp = _stamp(self._path)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._offers = offers_in(self._path)
+            except ConfigError as exc:
+                log.warning("offers not read again, those of before stay", error=str(exc))
+        return self._offers
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    """What changes with the file's content; a ConfigMap's file is another one then."""
+    try:
+        told = Path(path).stat()
+    except OSError:
+        return None
+    return told.st_mtime_ns, told.st_ino
+
+
+def offers_in(path: str) -> tuple[Offer, ...]:
+    """Return what stands in the file, each offer once. Raises ConfigError naming the row."""
+    try:
+        rows = msgspec.json.decode(Path(path).read_bytes(), type=tuple[Row, ...])
+    except OSError as exc:
+        raise ConfigError("provider karpenter", [f"{path}: cannot be read: {exc.strerror}"]) from exc
+    except msgspec.DecodeError as exc:
+        raise ConfigError("provider karpenter", [f"{path}: is no list of what is sold: {exc}"]) from exc
+    offers: dict[str, Offer] = {}
+    mistakes = []
+    for row in rows:
+        try:
+            sold = _offers_of(row)
+        except PermanentError as exc:
+            mistakes.append(f"{path}: {exc}")
+            continue
+        for offer in sold:
+            if offer.key in offers:
+                mistakes.append(f"{path}: {offer.key} stands there twice")
+            offers[offer.key] = offer
+    if not rows:
+        mistakes.append(f"{path}: sells nothing; name at least one instance type")
+    if mistakes:
+        raise ConfigError("provider karpenter", mistakes)
+    return tuple(offers[key] for key in sorted(offers))
+
+
+def _offers_of(row: Row) -> list[Offer]:
+    told = amounts(row.resources, of=row.instance_type)
+    if told.cpu_milli <= 0 or told.memory_bytes <= 0:
+        raise PermanentError(f"{row.instance_type}: resources name no cpu or no memory")
+    resources = _whole(told)
+    known = GPU_MODELS.get(row.gpu_model or "")
+    memory_bytes = row.gpu_memory_gib * GIBIBYTE if row.gpu_memory_gib else known.memory_bytes if known else None
+    return [
+        Offer(
+            instance_type=row.instance_type,
+            zone=zone,
+            capacity_type=capacity_type,
+            resources=resources,
+            gpu_model=row.gpu_model,
+            gpu_memory_bytes=memory_bytes,
+            price_micro_usd_per_hour=None if usd is None else round(usd * MICRO_USD_PER_USD),
+            boot_seconds=row.boot_seconds,
+        )
+        for zone in row.zones
+        for capacity_type, usd in row.usd_per_hour.items()
+    ]
+
+
+def _whole(told: Resources) -> Resources:
+    return msgspec.structs.replace(
+        told,
+        pod_count=told.pod_count or PODS_PER_NODE,
+        ephemeral_storage_bytes=told.ephemeral_storage_bytes or _DISK_BYTES,
+    )
+
+
+def rows_of(offers: Iterable[Offer]) -> list[Row]:
+    """Return the offers as rows of a file: what `offers_in` reads as the same offers."""
+    sorted_offers = sorted(offers, key=lambda offer: offer.key)
+    rows: dict[tuple[str, str], Row] = {}
+    for offer in sorted_offers:
+        price = offer.price_micro_usd_per_hour
+        usd = {offer.capacity_type: None if price is None else price / MICRO_USD_PER_USD}
+        where = (offer.instance_type, offer.zone)
+        known = rows.get(where)
+        rows[where] = (
+            msgspec.structs.replace(known, usd_per_hour={**known.usd_per_hour, **usd})
+            if known is not None
+            else Row(
+                instance_type=offer.instance_type,
+                zones=(offer.zone,),
+                resources=_quantities(offer.resources),
+                usd_per_hour=usd,
+                gpu_model=offer.gpu_model,
+                gpu_memory_gib=None if offer.gpu_memory_bytes is None else offer.gpu_memory_bytes // GIBIBYTE or None,
+                boot_seconds=offer.boot_seconds,
+            )
+        )
+    return list(rows.values())
+
+
+def _quantities(resources: Resources) -> dict[str, str]:
+    told = {
+        "cpu": f"{resources.cpu_milli}m",
+        "memory": str(resources.memory_bytes),
+        "ephemeral-storage": str(resources.ephemeral_storage_bytes),
+        "pods": str(resources.pod_count),
+        GPU_RESOURCE: str(resources.gpu_count) if resources.gpu_count else "",
+        **{name: str(count) for name, count in resources.slices},
+    }
+    return {name: text for name, text in told.items() if text}

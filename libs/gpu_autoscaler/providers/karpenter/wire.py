@@ -1,0 +1,57 @@
+"""Karpenter's objects, as far as we read them. Source: the CustomResourceDefinitions of sigs.k8s.io/karpenter v1.12.1,
+`karpenter.sh_nodeclaims.yaml`, and `pkg/apis/v1/nodeclaim_status.go` (read 2026-11-22)."""
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from gpu_autoscaler.kube.protocol import Kind
+from gpu_autoscaler.kube.wire import Condition, Object
+
+GROUP = "karpenter.sh"
+API_VERSION = f"{GROUP}/v1"
+KARPENTER_FINALIZER = f"{GROUP}/termination"  # there from before the launch until the instance is gone
+LAUNCHED, REGISTERED, INSTANCE_TERMINATING = "Launched", "Registered", "InstanceTerminating"
+
+
+class ClaimStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What came of a claim."""
+
+    provider_id: str = msgspec.field(default="", name="providerID")
+    node_name: str = ""
+    conditions: tuple[Condition, ...] = ()
+
+
+class NodeClaim(Object, frozen=True, kw_only=True):
+    """One machine that Karpenter makes, keeps and ends."""
+
+    status: ClaimStatus = ClaimStatus()
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was made."""
+        return self.metadata.creation_timestamp or datetime.max.replace(tzinfo=UTC)
+
+    def condition(self, name: str) -> Condition | None:
+        """The condition of that name."""
+        return next((one for one in self.status.conditions if one.type == name), None)
+
+    def has(self, name: str) -> bool:
+        """True where the condition holds."""
+        found = self.condition(name)
+        return found is not None and found.status == "True"
+
+
+class ClassStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether machines can be made from it."""
+
+    conditions: tuple[Condition, ...] = ()
+
+
+class NodeClassObject(Object, frozen=True, kw_only=True):
+    """A node class of whichever cloud."""
+
+    status: ClassStatus = ClassStatus()
+
+
+CLAIMS = Kind(plural="nodeclaims", api=f"/apis/{API_VERSION}", type=NodeClaim)
