@@ -1,12 +1,14 @@
 """EC2's instance metadata, version 2 only: a token first, then the values.
 
 Falling back to version 1, as some handlers do, would undo what version 2 protects against. Source: EC2 User Guide,
-"Use the Instance Metadata Service to access instance metadata", "Spot Instance interruption notices" and
-"EC2 instance rebalance recommendations" (read 2026-11-21).
+"Use the Instance Metadata Service to access instance metadata", "Spot Instance interruption notices", "EC2 instance
+rebalance recommendations" and "Scheduled events for your instances"; EC2 Auto Scaling User Guide, "Retrieve the target
+lifecycle state through instance metadata" (read 2026-11-22).
 """
 
 import asyncio
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
 import aiohttp
@@ -22,6 +24,9 @@ CALL_SECONDS_MAX = 2.0  # wall time; the address is on the same host
 TOKEN_SECONDS = 21_600  # the longest that EC2 gives
 TOKEN_RENEWED_SECONDS_BEFORE = 15.0
 ANSWER_BYTES_MAX = 64 * 1024
+# What changes slowly is asked for seldom: maintenance is told days ahead, a group's choice with its hook's time.
+SLOW_SECONDS = 10.0
+_MAINTENANCE_DATE = "%d %b %Y %H:%M:%S %Z"  # 21 Jan 2019 09:00:43 GMT
 
 T = TypeVar("T")
 
@@ -33,6 +38,12 @@ class _InstanceAction(msgspec.Struct, frozen=True):
 
 class _Rebalance(msgspec.Struct, frozen=True, rename="camel"):
     notice_time: Instant
+
+
+class _Maintenance(msgspec.Struct, frozen=True, rename="pascal"):
+    not_before: str
+    event_id: str
+    state: str  # active, completed, canceled
 
 
 class AwsMetadata:
@@ -50,13 +61,35 @@ class AwsMetadata:
         self._timeout = aiohttp.ClientTimeout(total=call_seconds_max)
         self._token: str | None = None
         self._token_renewed_at_seconds = 0.0  # by the loop's clock
+        self._slow: tuple[ReclaimNotice, ...] = ()
+        self._slow_read_at_seconds: float | None = None  # by the loop's clock
 
-    async def reclaim_notice(self) -> ReclaimNotice | None:
-        """Return the interruption notice, None where EC2 says 404: none stands. Raises TransientError."""
+    async def reclaim_notices(self) -> Sequence[ReclaimNotice]:
+        """Return interruption, scheduled maintenance, and the group's choice to end it; EC2's 404 is: none stands.
+
+        The interruption is read each time, the rest every SLOW_SECONDS. Raises TransientError.
+        """
         action = await self._read("spot/instance-action", _InstanceAction)
-        if action is None:
-            return None
-        return ReclaimNotice(action.action, action.time.isoformat(), action.time)
+        if action is not None:  # at once: what else is asked for may fail, or take its time
+            return (ReclaimNotice(action.action, action.time.isoformat(), action.time), *self._slow)
+        now_seconds = asyncio.get_running_loop().time()
+        if self._slow_read_at_seconds is None or now_seconds - self._slow_read_at_seconds >= SLOW_SECONDS:
+            self._slow = (*await self._maintenance(), *await self._chosen_by_group())
+            self._slow_read_at_seconds = now_seconds
+        return self._slow
+
+    async def _maintenance(self) -> list[ReclaimNotice]:
+        events = await self._read("events/maintenance/scheduled", list[_Maintenance]) or []
+        return [
+            ReclaimNotice("maintenance", event.event_id, _maintenance_at(event.not_before))
+            for event in events
+            if event.state == "active"
+        ]
+
+    async def _chosen_by_group(self) -> list[ReclaimNotice]:
+        """Its Auto Scaling group ends it; metadata does not say when."""
+        target = await self._get("autoscaling/target-lifecycle-state")
+        return [ReclaimNotice("terminate", "autoscaling", None)] if target == "Terminated" else []
 
     async def rebalance_recommended_at(self) -> datetime | None:
         """Return the instant of the rebalance recommendation, None where there is none. Raises TransientError."""
@@ -123,3 +156,10 @@ class AwsMetadata:
             raise TransientError(
                 f"{method} {url}: {str(exc) or type(exc).__name__}; no answer is not 'no notice'"
             ) from exc
+
+
+def _maintenance_at(text: str) -> datetime:
+    try:
+        return datetime.strptime(text, _MAINTENANCE_DATE).replace(tzinfo=UTC)
+    except ValueError as exc:
+        raise TransientError(f"events/maintenance/scheduled: NotBefore {text!r} is no date as EC2 writes them") from exc

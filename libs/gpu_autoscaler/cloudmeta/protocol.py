@@ -1,7 +1,8 @@
 """What every cloud's instance metadata can tell us, in one form."""
 
+from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -24,8 +25,8 @@ class InstanceMetadata(Protocol):
     All methods raise TransientError when the address cannot be read: that is not "no notice".
     """
 
-    async def reclaim_notice(self) -> ReclaimNotice | None:
-        """Return the notice that stands, None if the cloud says there is none."""
+    async def reclaim_notices(self) -> Sequence[ReclaimNotice]:
+        """Return every notice that stands; none if the cloud says so."""
         ...
 
     async def rebalance_recommended_at(self) -> datetime | None:
@@ -34,4 +35,53 @@ class InstanceMetadata(Protocol):
 
     async def provider_id(self) -> ProviderId:
         """Return which instance this is, in the form of Kubernetes' spec.providerID."""
+        ...
+
+
+class QueuedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a queue, as it was received this time."""
+
+    receipt: str  # by which this receipt of it is answered
+    body: str
+    sent_at: Instant
+    received_at: Instant
+
+
+class EventQueue(Protocol):
+    """A cloud's events about its instances, in a queue. What is not deleted comes again.
+
+    All methods raise TransientError when the queue cannot be reached, or refuses.
+    """
+
+    async def receive(self) -> Sequence[QueuedEvent]:
+        """Return what waits, a few at a time; nothing after some seconds of waiting."""
+        ...
+
+    async def delete(self, event: QueuedEvent) -> None:
+        """It is done with."""
+        ...
+
+    async def hide(self, event: QueuedEvent, seconds: float) -> None:
+        """Let it not come again for so long, or for as long as the queue can hide it."""
+        ...
+
+    async def let_go(self, group: str, hook: str, token: str) -> None:
+        """Tell the group that its instance may end. A hook that waits no more is no error."""
+        ...
+
+    async def keep_waiting(self, group: str, hook: str, token: str) -> None:
+        """Tell the group that its instance is not ready to end yet. A hook that waits no more is no error."""
+        ...
+
+    async def close(self) -> None:
+        """Give back connections."""
+        ...
+
+
+@runtime_checkable
+class WaitsForDrains(Protocol):
+    """Metadata of a cloud that holds an event until its deadline, or until it is told that nothing runs there."""
+
+    async def release(self, drained: Collection[ProviderId]) -> None:
+        """Let those events start now, once, of which every machine is among `drained`. Raises TransientError."""
         ...

@@ -7,18 +7,17 @@ DELETE /admin/faults   nothing goes wrong any more
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
 from gpu_autoscaler.simcloud.faults import Fault, Faults
 
-BODY_BYTES_MAX = 64 * 1024
 
-
-def answer_admin(environ: dict[str, Any], faults: Faults, asked: Iterable[msgspec.Struct]) -> tuple[int, bytes]:
+def answer_admin(
+    method: str, path: str, body: bytes, faults: Faults, asked: Iterable[msgspec.Struct]
+) -> tuple[int, bytes]:
     """Return HTTP status and JSON."""
-    match environ["REQUEST_METHOD"], environ["PATH_INFO"]:
+    match method, path:
         case "GET", "/admin/asked":
             return 200, msgspec.json.encode(list(asked))
         case "GET", "/admin/faults":
@@ -27,9 +26,8 @@ def answer_admin(environ: dict[str, Any], faults: Faults, asked: Iterable[msgspe
             faults.clear()
             return 200, b"[]"
         case "POST", "/admin/faults":
-            length = min(int(environ.get("CONTENT_LENGTH") or 0), BODY_BYTES_MAX)
             try:
-                faults.add(msgspec.json.decode(environ["wsgi.input"].read(length), type=Fault))
+                faults.add(msgspec.json.decode(body, type=Fault))
             except (msgspec.DecodeError, ValueError) as exc:
                 return 400, msgspec.json.encode({"error": str(exc)})
             return 200, msgspec.json.encode(faults.standing)

@@ -4,6 +4,7 @@ POST   /admin/watches/drop     cut every open watch
 POST   /admin/history/compact  forget history: 410 for every older watch and page
 POST   /admin/faults           {"method", "path", "status", "count", "performed", "retryAfterSeconds"}
 POST   /admin/latency          {"path", "seconds"}
+POST   /admin/programs/end     whatever runs has come to its end
 GET    /admin/faults           what is switched on
 DELETE /admin/faults           switch all off
 """
@@ -17,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from gpu_autoscaler.simcluster.answers import ApiRefusal, bad_request, failure
+from gpu_autoscaler.simcluster.controllers.kubelet import Kubelets
 from gpu_autoscaler.simcluster.faults import Faults, Latency, Refusal
 from gpu_autoscaler.simcluster.rest import json_answer, refused
 
@@ -38,11 +40,14 @@ class _LatencyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
 
-def add_admin_routes(app: web.Application, faults: Faults) -> None:
+def add_admin_routes(app: web.Application, faults: Faults, kubelets: Kubelets) -> None:
     """Serve /admin in this application."""
 
     async def drop_watches(_: web.Request) -> web.StreamResponse:
         return json_answer({"dropped": faults.drop_watches()})
+
+    async def end_work(_: web.Request) -> web.StreamResponse:
+        return json_answer({"ended": kubelets.end_work()})
 
     async def compact(_: web.Request) -> web.StreamResponse:
         return json_answer({"compactedThrough": faults.compact()})
@@ -77,6 +82,7 @@ def add_admin_routes(app: web.Application, faults: Faults) -> None:
         return await show(request)
 
     app.router.add_post("/admin/watches/drop", guarded(drop_watches))
+    app.router.add_post("/admin/programs/end", guarded(end_work))
     app.router.add_post("/admin/history/compact", guarded(compact))
     app.router.add_post("/admin/faults", guarded(refuse))
     app.router.add_post("/admin/latency", guarded(slow))

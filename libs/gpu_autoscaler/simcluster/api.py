@@ -233,6 +233,7 @@ class Api:
             raise answers.conflict(kind, name, why)
         if status:
             new = {**clone(old), "status": new.get("status") or {}}
+            validation.require_valid_status(kind, new)
         else:
             for field in (*_SERVER_METADATA, "deletionGracePeriodSeconds", "resourceVersion"):
                 metadata.pop(field, None)

@@ -10,8 +10,11 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import partial
 
+import msgspec
+
 from gpu_autoscaler.events.spot import NoticeKind
 from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
 from gpu_autoscaler.simcluster import cloud_nodes
@@ -83,6 +86,7 @@ class Cloud:
         self._by_id: dict[str, Machine] = {}  # in order of launch
         self._by_node: dict[str, Machine] = {}
         self.rules: list[RefusalRule] = []
+        self.price_ratios: dict[str, float] = {}  # pattern of offers: times their usual price; the last one counts
         self.shown_after_seconds = 0.0  # from its launch until a machine is listed
         self._agenda.add(api.now(), self._beat)
 
@@ -90,7 +94,19 @@ class Cloud:
 
     def offers(self) -> tuple[Offer, ...]:
         """Return everything that is for sale."""
-        return tuple(self._offers.values())
+        return tuple(self._priced(offer) for offer in self._offers.values())
+
+    def price_ratio_of(self, offer_key: str) -> float:
+        """Return how many times its usual price an offer costs now."""
+        ratios = [ratio for pattern, ratio in self.price_ratios.items() if fnmatchcase(offer_key, pattern)]
+        return ratios[-1] if ratios else 1.0
+
+    def _priced(self, offer: Offer) -> Offer:
+        usual = offer.price_micro_usd_per_hour
+        if usual is None or not self.price_ratios:
+            return offer
+        price = round(usual * self.price_ratio_of(offer.key))
+        return msgspec.structs.replace(offer, price_micro_usd_per_hour=price)
 
     def launch(self, order: Order) -> Instance:
         """Make the instance, or return the one this token made. Raises LaunchRefused, PermanentError."""
@@ -112,17 +128,18 @@ class Cloud:
                 rule.left_count -= 1
             raise self._refusal(rule.code, offer.key, rule.retry_after_seconds)
         kind = self._types[offer.instance_type]
-        machine = new_machine(order, kind, offer, len(self._by_id), now, self._random.uniform(-1, 1))
+        priced = self._priced(offer)
+        machine = new_machine(order, kind, priced, len(self._by_id), now, self._random.uniform(-1, 1))
         self._by_token[order.installation, order.action_id] = machine
         self._begin(machine, now)
         return machine.shown()
 
-    def join(self, order: Order, *, instance_id: str, launched_at: datetime, provider_prefix: str) -> Machine:
+    def join(self, order: Order, *, instance_id: str, launched_at: datetime, provider_id: ProviderId) -> Machine:
         """Have the machine behind an instance that another cloud's own API made; it boots from now on."""
         kind = self._types[order.offer.instance_type]
         jitter = self._random.uniform(-1, 1)
         machine = new_machine(order, kind, order.offer, len(self._by_id), launched_at, jitter)
-        machine.instance_id, machine.provider_prefix = instance_id, provider_prefix
+        machine.instance_id, machine.foreign_provider_id = instance_id, provider_id
         self._begin(machine, self._api.now())
         return machine
 

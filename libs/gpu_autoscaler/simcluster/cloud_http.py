@@ -10,7 +10,9 @@
     GET    /admin/instances | /admin/invoice      the truth, and what it costs; no service reads these
     POST   /admin/refusals                        {"offer", "code", "times", "seconds", "retry_after_seconds"}
     DELETE /admin/refusals                        refuse nothing more
-    POST   /admin/notices                         {"node" or first busy spot node, "kind", "seconds", "after_seconds"}
+    POST   /admin/prices                          {"offer", "ratio"}: times the usual price
+    POST   /admin/notices                         {"node" or first busy spot node, "kind", "seconds", "after_seconds"};
+                                                  notice so many seconds of wall time ahead, whatever the clock
     DELETE /admin/notices/NODE                    take the notice back
     POST   /admin/rebalances                      {"node", "after_seconds"}
     POST   /admin/telemetry                       {"node", "fault": silent, frozen, zero, absurd, or null}
@@ -37,11 +39,15 @@ from gpu_autoscaler.simcluster.exporter import Sickness, TelemetryFault
 from gpu_autoscaler.simcluster.instances import Machine
 from gpu_autoscaler.simcluster.invoice import invoice
 from gpu_autoscaler.simcluster.metadata import add_metadata_routes
+from gpu_autoscaler.simcluster.metadata_azure import add_azure_metadata_routes
+from gpu_autoscaler.simcluster.metadata_gcp import add_gcp_metadata_routes
 from gpu_autoscaler.simcluster.offers import CATALOGUE, InstanceType
 from gpu_autoscaler.simcluster.server import Extension
 from gpu_autoscaler.simcluster.world import World
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus, "Exposition formats" (read 2026-11-21)
+
+PRICE_RATIOS_MAX = 100
 
 _Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 
@@ -54,10 +60,15 @@ class _RefusalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retry_after_seconds: _Seconds = RETRY_AFTER_SECONDS
 
 
+class _PriceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    offer: str  # pattern of `type/zone/capacity type`
+    ratio: Annotated[float, Meta(gt=0, le=100)]
+
+
 class _NoticeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str | None = None
     kind: Literal["terminate", "stop", "hibernate"] = "terminate"  # what EC2's metadata can say
-    seconds: _Seconds = NOTICE_SECONDS
+    seconds: _Seconds = NOTICE_SECONDS  # of wall time: nobody answers a notice faster because the clock is fast
     after_seconds: _Seconds = 0.0
 
 
@@ -94,12 +105,15 @@ def attach_cloud(
 ) -> tuple[Cloud, Extension]:
     """Let a cloud sell nodes to `world`; returns it and the routes to serve it with."""
     cloud = Cloud(world.api, types, seed=seed)
-    world.add_controller(cloud)
+    # Heartbeats come before they are missed: a process that stood still, on a fast clock, is no cluster of dead nodes.
+    world.add_controller(cloud, is_first=True)
     return cloud, partial(_add_routes, cloud=cloud, world=world)
 
 
 def _add_routes(app: web.Application, *, cloud: Cloud, world: World) -> None:
     add_metadata_routes(app, cloud)
+    add_azure_metadata_routes(app, cloud)
+    add_gcp_metadata_routes(app, cloud)
     _add_capacity_routes(app, cloud)
     _add_exporter_route(app, cloud, world)
     _add_book_routes(app, cloud, world)
@@ -204,11 +218,11 @@ def _add_fate_routes(app: web.Application, cloud: Cloud, world: World) -> None:
         machine = cloud.first_busy_spot() if body.node is None else cloud.machine_of(body.node)
         if machine is None or not machine.is_alive:
             raise failure(404, "NotFound", f"no living machine for {body.node or 'a spot node with running pods'}")
-        reclaim_at = None
+        reclaim_at, seconds = None, body.seconds * world.clock.factor
         if body.after_seconds:
-            cloud.schedule(body.after_seconds, partial(cloud.give_notice, machine, body.kind, body.seconds))
+            cloud.schedule(body.after_seconds, partial(cloud.give_notice, machine, body.kind, seconds))
         else:
-            reclaim_at = cloud.give_notice(machine, body.kind, body.seconds)
+            reclaim_at = cloud.give_notice(machine, body.kind, seconds)
         return _answer({"node": machine.node_name, "provider_id": machine.provider_id, "reclaim_at": reclaim_at})
 
     async def withdraw(request: web.Request) -> web.StreamResponse:
@@ -221,6 +235,15 @@ def _add_fate_routes(app: web.Application, cloud: Cloud, world: World) -> None:
         cloud.schedule(body.after_seconds, partial(cloud.recommend_rebalance, _known(cloud, body.node)))
         return _answer({"node": body.node})
 
+    async def reprice(request: web.Request) -> web.StreamResponse:
+        body = await decode(request, _PriceBody)
+        cloud.price_ratios.pop(body.offer, None)
+        if len(cloud.price_ratios) >= PRICE_RATIOS_MAX:
+            raise failure(400, "BadRequest", f"{PRICE_RATIOS_MAX} prices are set already")
+        cloud.price_ratios[body.offer] = body.ratio
+        return _answer({"offer": body.offer, "ratio": body.ratio})
+
+    app.router.add_post("/admin/prices", guarded(reprice))
     app.router.add_post("/admin/refusals", guarded(refuse))
     app.router.add_delete("/admin/refusals", guarded(refuse_nothing))
     app.router.add_post("/admin/notices", guarded(give_notice))

@@ -41,7 +41,7 @@ class Machine:
     launched_at: datetime
     boot_seconds: float  # this machine's own, near the offer's
     telemetry: Telemetry
-    provider_prefix: str = PROVIDER_PREFIX
+    foreign_provider_id: ProviderId | None = None  # as another cloud's own API names it
     state: InstanceState = "pending"
     terminated_at: datetime | None = None
     is_registered: bool = False  # its node was created
@@ -52,7 +52,7 @@ class Machine:
     @property
     def provider_id(self) -> ProviderId:
         """Kubernetes' spec.providerID."""
-        return ProviderId(f"{self.provider_prefix}{self.offer.zone}/{self.instance_id}")
+        return self.foreign_provider_id or ProviderId(f"{PROVIDER_PREFIX}{self.offer.zone}/{self.instance_id}")
 
     @property
     def is_alive(self) -> bool:
@@ -82,7 +82,7 @@ class Machine:
 def new_machine(order: Order, kind: InstanceType, offer: Offer, number: int, now: datetime, jitter: float) -> Machine:
     """Return the machine for an order: names depend on its token and its number, boot time on `jitter` (-1 to 1)."""
     digest = derive_id("instance", order.installation, order.action_id, number)
-    node_name = f"{kind.name.replace('.', '-').lower()}-{digest[:6]}"
+    node_name = f"{kind.name.replace('.', '-').replace('_', '-').lower()}-{digest[:6]}"
     return Machine(
         instance_id=f"i-{digest[:17]}",
         node_name=node_name,

@@ -43,7 +43,7 @@ SPOT_RATIO_BY_ZONE = {"sim-a": 0.35, "sim-b": 0.37, "sim-c": 0.40}
 class InstanceType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of machine. In a file, sizes may be left as a trace tells them: already allocatable to pods."""
 
-    name: Annotated[str, Meta(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")]
+    name: Annotated[str, Meta(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     vcpu_count: Annotated[float, Meta(gt=0)]
     memory_gib: Annotated[float, Meta(gt=0)]
     gpu_count: Annotated[int, Meta(ge=0, le=16)] = 0

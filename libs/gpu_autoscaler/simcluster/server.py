@@ -50,7 +50,7 @@ def create_app(world: World, *, token: str | None = None, extensions: Iterable[E
         app.router.add_get(path, healthy)
     for path in ("/version", "/version/"):  # generated clients ask with the slash
         app.router.add_get(path, version)
-    add_admin_routes(app, world.faults)
+    add_admin_routes(app, world.faults, world.kubelets)
     for extension in extensions:
         extension(app)
     for root in ("/api", "/apis"):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from gpu_autoscaler.simcluster.answers import Cause, invalid
-from gpu_autoscaler.simcluster.kinds import BUDGETS, JOBS, PODS, Kind
+from gpu_autoscaler.simcluster.kinds import BUDGETS, JOBS, NODES, PODS, Kind
 from gpu_autoscaler.simcluster.objects import Json, clone, condition, is_true, quantity_milli
 
 _NAME_LENGTH_MAX = 253
@@ -57,13 +57,7 @@ def _resources(resources: Json, path: str) -> list[Cause]:
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     causes: list[Cause] = []
     for side, amounts in (("limits", limits), ("requests", requests)):
-        for name, text in amounts.items():
-            milli, field = quantity_milli(str(text)), f"{path}.{side}[{name}]"
-            if milli < 0:
-                rule = "must be greater than or equal to 0"
-                causes.append((field, "FieldValueInvalid", f'Invalid value: "{text}": {rule}'))
-            elif is_extended(name) and milli % 1000:
-                causes.append((field, "FieldValueInvalid", f'Invalid value: "{text}": must be an integer'))
+        causes += _amounts(amounts, f"{path}.{side}")
     for name, text in requests.items():
         if name not in limits:
             if is_extended(name):
@@ -75,6 +69,19 @@ def _resources(resources: Json, path: str) -> list[Cause]:
         elif quantity_milli(str(text)) > quantity_milli(str(limits[name])):
             message = f'Invalid value: "{text}": must be less than or equal to {name} limit of {limits[name]}'
             causes.append((f"{path}.requests", "FieldValueInvalid", message))
+    return causes
+
+
+def _amounts(amounts: Json, path: str) -> list[Cause]:
+    """No amount is below nothing, and devices come whole."""
+    causes: list[Cause] = []
+    for name, text in amounts.items():
+        milli, field = quantity_milli(str(text)), f"{path}[{name}]"
+        if milli < 0:
+            rule = "must be greater than or equal to 0"
+            causes.append((field, "FieldValueInvalid", f'Invalid value: "{text}": {rule}'))
+        elif is_extended(name) and milli % 1000:
+            causes.append((field, "FieldValueInvalid", f'Invalid value: "{text}": must be an integer'))
     return causes
 
 
@@ -131,12 +138,28 @@ _POD_RULE = (
 def require_valid_update(kind: Kind, old: Json, new: Json) -> None:
     """Raise ApiRefusal 422 where an update changes what may not change."""
     causes: list[Cause] = []
+    added = set(new["metadata"].get("finalizers") or ()) - set(old["metadata"].get("finalizers") or ())
+    if added and "deletionTimestamp" in old["metadata"]:
+        rule = f"Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers {added}"
+        raise invalid(kind, new["metadata"]["name"], [("metadata.finalizers", "FieldValueForbidden", rule)])
     if kind is PODS:
         gated = bool(old["spec"].get("schedulingGates"))
         if _fixed_pod_spec(old["spec"], gated=gated) != _fixed_pod_spec(new["spec"], gated=gated):
             causes.append(("spec", "FieldValueForbidden", _POD_RULE))
     elif kind is JOBS:
         causes = _job_update(old, new)
+    if causes:
+        raise invalid(kind, new["metadata"]["name"], causes)
+
+
+def require_valid_status(kind: Kind, new: Json) -> None:
+    """Raise ApiRefusal 422 where a node says that it has amounts which are none."""
+    if kind is not NODES:
+        return
+    status = new.get("status") or {}
+    causes = [
+        each for side in ("capacity", "allocatable") for each in _amounts(status.get(side) or {}, f"status.{side}")
+    ]
     if causes:
         raise invalid(kind, new["metadata"]["name"], causes)
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gpu_autoscaler.simcluster.api import Api
 from gpu_autoscaler.simcluster.controllers.budgets import Budgets
+from gpu_autoscaler.simcluster.controllers.devices import DeviceClaims
 from gpu_autoscaler.simcluster.controllers.garbage import Garbage
 from gpu_autoscaler.simcluster.controllers.jobs import Jobs
 from gpu_autoscaler.simcluster.controllers.kubelet import Kubelets
@@ -29,6 +30,10 @@ _FIRST_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-crit
 
 class WorldClock(Protocol):
     """Cluster time, which may pass faster than wall time."""
+
+    @property
+    def factor(self) -> float:
+        """How much faster."""
 
     def now(self) -> datetime:
         """Return cluster time, UTC."""
@@ -59,6 +64,7 @@ class World:
         self.controllers: list[Controller] = []
         for controller in (
             Jobs(self.api),
+            DeviceClaims(self.api),
             Scheduler(self.api),
             self.kubelets,
             Budgets(self.api),
@@ -72,10 +78,10 @@ class World:
         for name, value in _FIRST_PRIORITIES.items():
             self.api.create(PRIORITY_CLASSES, None, {"metadata": {"name": name}, "value": value})
 
-    def add_controller(self, controller: Controller) -> None:
-        """Let one more controller hear every change and take its turn in every step."""
+    def add_controller(self, controller: Controller, *, is_first: bool = False) -> None:
+        """Let one more controller hear every change and take its turn in every step, before the others or after."""
         self.store.subscribe(controller.hear)
-        self.controllers.append(controller)
+        self.controllers.insert(0 if is_first else len(self.controllers), controller)
 
     def step(self) -> None:
         """Give every controller one turn."""

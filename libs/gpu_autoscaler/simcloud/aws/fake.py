@@ -3,6 +3,7 @@
 It records what was asked. One fake a process: moto keeps its books in globals.
 """
 
+import io
 import os
 import re
 import threading
@@ -12,19 +13,25 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from gpu_autoscaler.simcloud.admin import answer_admin
 from gpu_autoscaler.simcloud.aws import market
+from gpu_autoscaler.simcloud.aws.bridge import Bridge
 from gpu_autoscaler.simcloud.aws.groups import Groups, UnknownGroup
 from gpu_autoscaler.simcloud.aws.machines import ACCOUNT, Machines
-from gpu_autoscaler.simcloud.aws.wire import Call, Environ, answer_body, error_body, read_call
+from gpu_autoscaler.simcloud.aws.reservations import TARGET, Reservations
+from gpu_autoscaler.simcloud.aws.wire import BODY_BYTES_MAX, Call, Environ, answer_body, elements, error_body, read_call
 from gpu_autoscaler.simcloud.faults import Faults
 
 Respond = Callable[[str, list[tuple[str, str]]], object]
 Answer = tuple[int, bytes]
 ASKED_MAX = 100_000
+LONG_POLL_SECONDS_MAX, LONG_POLL_LOOK_SECONDS = 1.0, 0.02  # wall time; an answer may come before its time is over
 _INSTANCE_ID = re.compile(r"<(?:instanceId|member)>(i-[0-9a-f]+)</")
 _STARTED = re.compile(r"<launchTime>.*?</launchTime>")
 _REASON = re.compile(r"<reason>[^<]*</reason>|<reason ?/>")
+_SPOT, _BLOCK = (f"<instanceLifecycle>{of}</instanceLifecycle>".encode() for of in ("spot", "capacity-block"))
 _STATE = re.compile(r"<instanceState>.*?</instanceState>", re.DOTALL)
 
 # HTTP status and words of the errors that faults are told by; what is not here is a 400.
@@ -60,9 +67,14 @@ class AwsFake:
         self.now = now or (lambda: datetime.now(UTC))
         self.faults = Faults()
         self.machines = Machines(region, self.now)
-        self.groups = Groups(region, self.machines)
+        self.groups = Groups(region, self.machines, self.now, self._refused_in_a_group)
+        self.bridge = Bridge(region, self.now)
+        self.reservations = Reservations(self.now, self.machines.is_alive)
         self.asked: deque[Call] = deque(maxlen=ASKED_MAX)
         self.quota_vcpus: dict[str, int] = {}  # pattern of instance types: vCPUs that may run at once
+        self.spot_ratio_of: Callable[[str], float] = lambda _: 1.0  # by offer key: times the usual price
+        self.scores: dict[str, int] = {}  # by zone id: what GetSpotPlacementScores tells
+        self.placement_groups: dict[str, str] = {}  # name: strategy
         self.launches_count = 0
         self._moto: Callable[[Environ, Respond], Iterable[bytes]] = DomainDispatcherApplication(create_backend_app)
         self._tokens: dict[str, tuple[dict[str, str], bytes]] = {}  # token: what was asked, what was answered
@@ -73,6 +85,8 @@ class AwsFake:
         if environ.get("PATH_INFO", "").startswith("/admin/"):
             return self._answer_admin(environ, respond)
         call = read_call(environ)
+        if call.name == "ReceiveMessage":
+            call = self._waited(call, environ)
         with self.lock:
             self.asked.append(call)
             self.machines.settle()
@@ -87,9 +101,21 @@ class AwsFake:
         respond(f"{status} .", [("Content-Type", kind), ("Content-Length", str(len(body)))])
         return [body]
 
+    def _waited(self, call: Call, environ: Environ) -> Call:
+        """Wait for a message as a long poll does, and ask without waiting then: moto would hold everybody up."""
+        asked = msgspec.json.decode(call.parameters["body"])
+        ends_at = time.monotonic() + min(asked.pop("WaitTimeSeconds", 0), LONG_POLL_SECONDS_MAX)
+        while time.monotonic() < ends_at and not self.bridge.has_news(asked["QueueUrl"]):
+            time.sleep(LONG_POLL_LOOK_SECONDS)
+        body = msgspec.json.encode({**asked, "WaitTimeSeconds": 0})
+        environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))
+        return call
+
     def _answer_admin(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        length = min(int(environ.get("CONTENT_LENGTH") or 0), BODY_BYTES_MAX)
+        sent = environ["wsgi.input"].read(length)
         with self.lock:
-            status, body = answer_admin(environ, self.faults, self.asked)
+            status, body = answer_admin(environ["REQUEST_METHOD"], environ["PATH_INFO"], sent, self.faults, self.asked)
         respond(f"{status} .", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
         return [body]
 
@@ -103,20 +129,47 @@ class AwsFake:
                 return self._once(call, lambda: self._run_instances(call, environ))
             case "LaunchInstances":
                 return self._once(call, lambda: self._launch_instances(call))
+            case "SetDesiredCapacity" | "DescribeScalingActivities":
+                return self._count_group(call)
             case "DescribeSpotPriceHistory":
-                return 200, answer_body(call, market.spot_history(call, self.zones, self.now()))
+                return 200, answer_body(call, market.spot_history(call, self.zones, self.now(), self.spot_ratio_of))
+            case "GetSpotPlacementScores" | "DescribeCapacityReservations" | "DescribePlacementGroups":
+                return self._described(call)
             case "GetProducts":
                 return 200, market.products(call, self.region)
             case "ListServiceQuotas":
                 return 200, market.quotas(self.quota_vcpus)
+            case "CompleteLifecycleAction" | "RecordLifecycleActionHeartbeat":
+                is_done = call.name == "CompleteLifecycleAction"
+                if self.bridge.hook_told(call.parameters["LifecycleActionToken"], is_done=is_done):
+                    return 200, answer_body(call, "")
+                return self._error(call, "ValidationError", "No active Lifecycle Action found with token")
             case "":
                 return 400, error_body(call, "MissingAction", "The request names no action.")
+        return self._told(call, environ)
+
+    def _described(self, call: Call) -> Answer:
+        """Answer to what moto has no books of."""
+        if call.name == "GetSpotPlacementScores":
+            return 200, answer_body(call, market.placement_scores(self.region, self.scores))
+        if call.name == "DescribeCapacityReservations":
+            return 200, answer_body(call, self.reservations.described())
+        wanted = call.listed("Filter.1.Value")
+        items = [
+            {"groupName": name, "strategy": strategy, "state": "available"}
+            for name, strategy in self.placement_groups.items()
+            if name in wanted
+        ]
+        return 200, answer_body(call, elements("placementGroupSet", items))
+
+    def _told(self, call: Call, environ: Environ) -> Answer:
+        """Answer as moto does, with what it does not know of our machines."""
         status, body = self._forward(environ)
         if call.name == "TerminateInstances" and status == 200:
             self.machines.terminating(call.listed("InstanceId"))
         if call.name == "TerminateInstanceInAutoScalingGroup" and status == 200:
             self.machines.terminating([call.parameters["InstanceId"]])
-        return status, body
+        return status, self.reservations.dressed(body) if call.name == "DescribeInstances" else body
 
     @property
     def zones(self) -> list[str]:
@@ -157,15 +210,26 @@ class AwsFake:
             # moto answers a trial (DryRun) before it looks for the template; EC2 looks first.
             why = f"The specified launch template, with template name {name}, does not exist."
             return self._error(call, "InvalidLaunchTemplateName.NotFoundException", why)
+        placed_in = call.parameters.get("Placement.GroupName")
+        if placed_in is not None and placed_in not in self.placement_groups:
+            why = f"The Placement Group '{placed_in}' is unknown."
+            return self._error(call, "InvalidPlacementGroup.Unknown", why)
         exceeded = market.exceeded_quota(call, self.quota_vcpus, self.machines.backend.all_running_instances())
         if exceeded is not None:
             return self._error(call, exceeded)
+        refused = self.reservations.refused(call, self._offer_of(call).split("/")[1])
+        if refused is not None:
+            return self._error(call, *refused)
         status, body = self._forward(environ)
         if status == 200:
             ids = _INSTANCE_ID.findall(body.decode())
             self.launches_count += len(ids)
             self.machines.launched(ids, call.parameters.get("UserData", ""))
-            body = self._with_states(body)
+            if self.reservations.take(call, ids):
+                for instance_id in ids:
+                    self.machines.get(instance_id).lifecycle = "capacity-block"  # moto: any market is spot
+                body = body.replace(_SPOT, _BLOCK)
+            body = self.reservations.dressed(self._with_states(body))
         return status, body
 
     def _launch_instances(self, call: Call) -> Answer:
@@ -177,6 +241,27 @@ class AwsFake:
             return self._error(call, "ValidationError", "The group is at its MaxSize.")
         self.launches_count += 1
         return 200, answer_body(call, self.groups.answer(call, made))
+
+    def _count_group(self, call: Call) -> Answer:
+        name = call.parameters["AutoScalingGroupName"]
+        if call.name == "DescribeScalingActivities":
+            return 200, answer_body(call, self.groups.activities(name))
+        before = len(self.machines.seen())
+        try:
+            why = self.groups.set_number(name, int(call.parameters["DesiredCapacity"]))
+        except UnknownGroup:
+            return self._error(call, "ValidationError", f"AutoScalingGroup name not found - {name}")
+        self.launches_count += len(self.machines.seen()) - before
+        return self._error(call, "ValidationError", why) if why else (200, answer_body(call, ""))
+
+    def _refused_in_a_group(self, offer: str) -> str | None:
+        """What a group says of a launch of its own that a fault on RunInstances meets; None: it goes well."""
+        struck = [fault for fault in self.faults.met_by("RunInstances", offer) if fault.kind == "refused"]
+        if not struck:
+            return None
+        market_name = "Spot" if offer.endswith("/spot") else "On-Demand"
+        _, words = ERRORS.get(struck[0].code, (400, "as this fake was told to say."))
+        return f"Could not launch {market_name} Instances. {struck[0].code} - {words} Launching EC2 instance failed."
 
     def _refuse(self, call: Call, code: str) -> Answer:
         """Answer with the error; what stands in the way of capacity is no error of LaunchInstances, but its answer."""
@@ -205,7 +290,8 @@ class AwsFake:
         wanted = call.parameters.get("SubnetId")
         zone = next((subnet.availability_zone for subnet in subnets if subnet.id == wanted), "")
         is_spot = call.parameters.get("InstanceMarketOptions.MarketType") == "spot"
-        return f"{call.parameters.get('InstanceType', '')}/{zone}/{'spot' if is_spot else 'on-demand'}"
+        bought_as = "reserved" if TARGET in call.parameters else "spot" if is_spot else "on-demand"
+        return f"{call.parameters.get('InstanceType', '')}/{zone}/{bought_as}"
 
     def _forward(self, environ: Environ) -> Answer:
         """Let moto answer."""

@@ -1,10 +1,15 @@
-"""LaunchInstances, which moto lacks: one instance more of a group, in the zone that is asked for, or a reason.
+"""What moto's groups lack: LaunchInstances, and numbers that cannot be reached, with the activities that say so.
 
-Source: EC2 Auto Scaling API Reference, "LaunchInstances" (read 2026-11-21).
+Source: EC2 Auto Scaling API Reference, "LaunchInstances", "SetDesiredCapacity", "DescribeScalingActivities" (read
+2026-11-22).
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from gpu_autoscaler.simcloud.aws.machines import ACCOUNT, Machines
 from gpu_autoscaler.simcloud.aws.wire import Call, element
@@ -14,15 +19,35 @@ class UnknownGroup(Exception):
     """There is no group of this name."""
 
 
-class Groups:
-    """Auto Scaling groups of a region, in moto's books."""
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a group did, or tried, to have as many instances as are wanted of it."""
 
-    def __init__(self, region: str, machines: Machines) -> None:
+    number: int
+    at: datetime
+    failed_because: str | None  # None: it went well
+
+
+class Groups:
+    """Auto Scaling groups of a region, in moto's books.
+
+    `refused_because` says why no instance of an offer can be made now, None where one can.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        machines: Machines,
+        now: Callable[[], datetime],
+        refused_because: Callable[[str], str | None],
+    ) -> None:
         from moto.autoscaling.models import autoscaling_backends  # noqa: PLC0415 - moto loads slowly
 
         autoscaling_backends[ACCOUNT].pop(region, None)  # of an earlier fake in this process
         self.backend: Any = autoscaling_backends[ACCOUNT][region]
         self._machines = machines
+        self._now = now
+        self._refused_because = refused_because
+        self._activities: defaultdict[str, list[Activity]] = defaultdict(list)  # by group, oldest first
 
     def get(self, name: str) -> Any:  # noqa: ANN401 - moto ships no types
         """Return moto's group. Raises UnknownGroup."""
@@ -36,7 +61,9 @@ class Groups:
             group = self.get(call.parameters.get("AutoScalingGroupName", ""))
         except UnknownGroup:
             return ""
-        zone = next(iter(call.listed("AvailabilityZones.member")), "")
+        return self._offer(group, next(iter(call.listed("AvailabilityZones.member")), ""))
+
+    def _offer(self, group: Any, zone: str) -> str:  # noqa: ANN401 - moto ships no types
         return f"{group.instance_type}/{zone}/{'spot' if self._is_spot(group) else 'on-demand'}"
 
     def launch(self, call: Call) -> str | None:
@@ -44,11 +71,69 @@ class Groups:
         group = self.get(call.parameters["AutoScalingGroupName"])
         if group.desired_capacity + 1 > group.max_size:
             return None
-        zone = next(iter(call.listed("AvailabilityZones.member")), group.availability_zones[0])
+        group.desired_capacity += 1
+        return self._make(group, next(iter(call.listed("AvailabilityZones.member")), group.availability_zones[0]))
+
+    def set_number(self, name: str, count: int) -> str | None:
+        """Want so many of a group, make what is missing and end what is too much; returns why not. Raises UnknownGroup.
+
+        What is protected from scale-in stays; of the rest nobody may count on who goes.
+        """
+        group = self.get(name)
+        if not group.min_size <= count <= group.max_size:
+            bound = "above max" if count > group.max_size else "below min"
+            limit = group.max_size if count > group.max_size else group.min_size
+            return f"New SetDesiredCapacity value {count} is {bound} value {limit} for the AutoScalingGroup."
+        group.desired_capacity = count
+        self._fill(group)
+        too_many = len(group.instance_states) - count
+        victims = [one for one in group.instance_states if not one.protected_from_scale_in][: max(0, too_many)]
+        if victims:
+            ids = [one.instance.id for one in victims]
+            self._machines.backend.terminate_instances(ids)
+            self._machines.terminating(ids)
+            group.instance_states = [one for one in group.instance_states if one not in victims]
+        return None
+
+    def activities(self, name: str) -> str:
+        """Return the inner answer of what the group did, newest first."""
+        told = "".join(
+            "<member>"
+            + _inner(
+                {
+                    "ActivityId": f"00000000-0000-4000-8000-{one.number:012d}",
+                    "AutoScalingGroupName": name,
+                    "Description": "Launching a new EC2 instance",
+                    "Cause": "an instance was started in response to a difference between desired and actual capacity",
+                    "StartTime": one.at.isoformat(),
+                    "EndTime": one.at.isoformat(),
+                    "StatusCode": "Successful" if one.failed_because is None else "Failed",
+                    "StatusMessage": one.failed_because or "",
+                    "Progress": 100,
+                }
+            )
+            + "</member>"
+            for one in reversed(self._activities[name])
+        )
+        return f"<Activities>{told}</Activities>"
+
+    def _fill(self, group: Any) -> int:  # noqa: ANN401 - moto ships no types
+        """Make what is missing, as far as it can be had; says how it went. Returns how many were made."""
+        made, told = 0, self._activities[group.name]
+        while len(group.instance_states) < group.desired_capacity:
+            zone = group.availability_zones[0]
+            why = self._refused_because(self._offer(group, zone))
+            told.append(Activity(number=len(told) + 1, at=self._now(), failed_because=why))
+            if why is not None:
+                break
+            self._make(group, zone)
+            made += 1
+        return made
+
+    def _make(self, group: Any, zone: str) -> str:  # noqa: ANN401 - moto ships no types
         subnet = self._machines.backend.get_default_subnets()[zone]
         all_subnets, group.vpc_zone_identifier = group.vpc_zone_identifier, subnet.id  # moto takes the first
         try:
-            group.desired_capacity += 1
             group.replace_autoscaling_group_instances(1, group.get_propagated_tags())
         finally:
             group.vpc_zone_identifier = all_subnets
@@ -57,6 +142,17 @@ class Groups:
             made.lifecycle = "spot"
         self._machines.launched([made.id])
         return str(made.id)
+
+    def heal(self) -> int:
+        """Do what AWS does of itself: replace what is gone of a group. Returns how many it made."""
+        made = 0
+        for group in self.backend.autoscaling_groups.values():
+            group.instance_states = [one for one in group.instance_states if self._is_alive(one.instance.id)]
+            made += self._fill(group)
+        return made
+
+    def _is_alive(self, instance_id: str) -> bool:
+        return instance_id in self._machines and self._machines.get(instance_id).state in ("pending", "running")
 
     def answer(self, call: Call, instance_id: str) -> str:
         """Return the inner answer of a launch that made this instance."""
@@ -81,6 +177,8 @@ class Groups:
 
     @staticmethod
     def _is_spot(group: Any) -> bool:  # noqa: ANN401 - moto ships no types
+        if group.launch_config is not None:
+            return bool(group.launch_config.spot_price)
         template = group.ec2_launch_template
         data: Mapping[str, Any] = template.default_version().data if template else {}
         return bool(data.get("InstanceMarketOptions", {}).get("MarketType") == "spot")

@@ -137,6 +137,11 @@ class Machines:
         """Return moto's instance, also while it is not shown."""
         return next(one for one in self._lives[instance_id].reservation.instances if one.id == instance_id)
 
+    def is_alive(self, instance_id: str) -> bool:
+        """True until its end has begun."""
+        life = self._lives.get(instance_id)
+        return life is not None and life.ends_at is None
+
     def __contains__(self, instance_id: str) -> bool:
         return instance_id in self._lives
 

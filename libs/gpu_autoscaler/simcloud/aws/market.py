@@ -3,7 +3,7 @@
 Prices are the simulated catalogue's fixtures, and no quotes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
@@ -29,7 +29,7 @@ def usd_per_hour(instance_type: str, zone_number: int, capacity_type: CapacityTy
 _PRICES = {offer.key: offer.price_micro_usd_per_hour for offer in offers_of(CATALOGUE)}
 
 
-def spot_history(call: Call, zones: Sequence[str], now: datetime) -> str:
+def spot_history(call: Call, zones: Sequence[str], now: datetime, ratio_of: Callable[[str], float]) -> str:
     """Return the last spot price of each type and zone that is asked for."""
     items = []
     for instance_type in call.listed("InstanceType"):
@@ -40,12 +40,18 @@ def spot_history(call: Call, zones: Sequence[str], now: datetime) -> str:
                     {
                         "instanceType": instance_type,
                         "productDescription": "Linux/UNIX",
-                        "spotPrice": f"{price:.6f}",
+                        "spotPrice": f"{price * ratio_of(f'{instance_type}/{zone}/spot'):.6f}",
                         "timestamp": now.isoformat(),
                         "availabilityZone": zone,
                     }
                 )
     return elements("spotPriceHistorySet", items) + "<nextToken></nextToken>"
+
+
+def placement_scores(region: str, scores: Mapping[str, int]) -> str:
+    """Return the scores of zones, whatever is asked for. Source: EC2 API Reference, "GetSpotPlacementScores"."""
+    items = [{"region": region, "availabilityZoneId": zone_id, "score": score} for zone_id, score in scores.items()]
+    return elements("spotPlacementScoreSet", items)
 
 
 def products(call: Call, region: str) -> bytes:
@@ -96,7 +102,10 @@ def quotas(quota_vcpus: Mapping[str, int]) -> bytes:
     """Return quotas of GPU families on demand; one that is not set is large. Source: Service Quotas API Reference."""
     told = {
         "L-DB2E81BA": ("Running On-Demand G and VT instances", "g"),
+        "L-3819A6DF": ("All G and VT Spot Instance Requests", "g"),
         "L-417A185B": ("Running On-Demand P instances", "p"),
+        "L-7212CCBC": ("All P4, P3 and P2 Spot Instance Requests", "p4"),
+        "L-C4BD4855": ("All P5 Spot Instance Requests", "p5"),
     }
     listed = [
         {

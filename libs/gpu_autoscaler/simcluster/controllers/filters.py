@@ -14,6 +14,7 @@ UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
 NOT_ENOUGH_PODS = "Too many pods"
 _UNSCHEDULABLE = "node(s) were unschedulable"
 _VOLUMES = "node(s) had volume node affinity conflict"
+_DEVICES = "cannot allocate all claims"
 _AFFINITY = "node(s) didn't match Pod's node affinity/selector"
 
 
@@ -63,10 +64,17 @@ class Needs:
     tolerations: tuple[Json, ...]
     volume_terms: tuple[Json, ...] = ()  # conditions that hold together where its volumes are
     hopeless: str = ""  # why no node will do for now
+    device_nodes: tuple[str, ...] | None = None  # where its claims can have their devices; None: it claims none
 
 
-def needs_of(pod: Json, requests: Mapping[str, int], volume_terms: tuple[Json, ...] = (), hopeless: str = "") -> Needs:
-    """Return the needs of a pod, with what its volumes add."""
+def needs_of(
+    pod: Json,
+    requests: Mapping[str, int],
+    volume_terms: tuple[Json, ...] = (),
+    hopeless: str = "",
+    device_nodes: tuple[str, ...] | None = None,
+) -> Needs:
+    """Return the needs of a pod, with what its volumes and claims of devices add."""
     spec = pod["spec"]
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
@@ -78,6 +86,7 @@ def needs_of(pod: Json, requests: Mapping[str, int], volume_terms: tuple[Json, .
         tolerations=tuple(spec.get("tolerations") or ()),
         volume_terms=volume_terms,
         hopeless=hopeless,
+        device_nodes=device_nodes,
     )
 
 
@@ -113,6 +122,8 @@ def standing_refusal(needs: Needs, node: NodeView) -> str | None:
         return _AFFINITY
     if not all(requirement_met(entry, node.labels) for entry in needs.volume_terms):
         return _VOLUMES
+    if needs.device_nodes is not None and node.name not in needs.device_nodes:
+        return _DEVICES
     return None
 
 

@@ -19,6 +19,7 @@ from gpu_autoscaler.simcluster.objects import (
     is_finished,
     is_terminating,
     is_true,
+    key_of,
     phase_of,
     seconds_in_annotation,
     set_pod_condition,
@@ -62,6 +63,13 @@ class Kubelets:
         """The node's machine runs (again)."""
         self._powered_off.discard(node_name)
         self._release(node_name)
+
+    def end_work(self) -> int:
+        """Let all that runs come to its end now, as when its run time is over; returns how many pods it is told."""
+        running = [pod for pod in self._api.objects(PODS) if phase_of(pod) == "Running"]
+        for pod in running:
+            self._agenda.add(self._api.now(), _Duty("end", key_of(pod), pod["metadata"]["uid"]))
+        return len(running)
 
     def hear(self, change: Change) -> None:
         """Put what a pod or a node needs on the agenda."""
@@ -107,8 +115,7 @@ class Kubelets:
         known = self._known.setdefault(uid, set())
         if act not in known:
             known.add(act)
-            key = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-            self._agenda.add(due, _Duty(act, key, uid))
+            self._agenda.add(due, _Duty(act, key_of(pod), uid))
 
     def _node_works(self, node_name: str) -> bool:
         node = self._api.find(NODES, node_name)

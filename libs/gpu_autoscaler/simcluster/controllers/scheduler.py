@@ -13,6 +13,7 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.simcluster.api import Api
+from gpu_autoscaler.simcluster.controllers.devices import DEVICE_TABLES, allocate, claims_made, device_reach
 from gpu_autoscaler.simcluster.controllers.filters import (
     Needs,
     NodeView,
@@ -77,7 +78,7 @@ class Scheduler:
             self._node_changed(change)
         elif change.table == PODS.table:
             self._pod_changed(change)
-        elif change.table in STORAGE_TABLES:
+        elif change.table in STORAGE_TABLES | DEVICE_TABLES:
             self._storage_changed()
 
     def step(self, now: datetime) -> None:
@@ -134,7 +135,8 @@ class Scheduler:
             self._parked.discard(key)
             return
         known = self._waiting.get(key)
-        spec_changed = change.previous is not None and change.previous.object["spec"] != pod["spec"]
+        before = None if change.previous is None else change.previous.object
+        spec_changed = before is not None and (before["spec"] != pod["spec"] or claims_made(before) != claims_made(pod))
         if known is None or known.uid != pod["metadata"]["uid"] or spec_changed:
             self._enqueue(key, pod)
 
@@ -150,8 +152,11 @@ class Scheduler:
         metadata = pod["metadata"]
         since = known.rank[2] if (known := self._waiting.get(key)) else int(metadata["resourceVersion"])
         rank = (-int(pod["spec"].get("priority") or 0), metadata["creationTimestamp"], since)
-        needs = needs_of(pod, requests, *reach(self._api, pod))
-        if any(claims_of(pod)):
+        terms, hopeless = reach(self._api, pod)
+        device_nodes, unclaimed = device_reach(self._api, pod)
+        where = None if device_nodes is None else tuple(sorted(device_nodes))
+        needs = needs_of(pod, requests, terms, hopeless or unclaimed, where)
+        if any(claims_of(pod)) or device_nodes is not None:
             self._with_claims.add(key)
         signature = msgspec.json.encode(needs, order="deterministic")
         self._waiting[key] = _Waiting(rank, metadata["uid"], needs, signature)
@@ -198,6 +203,10 @@ class Scheduler:
             message = _unschedulable_message(len(self._nodes), shortlist.why_none())
             self._hopeless[waiting.signature] = message
             return message
+        pod = self._api.find(PODS, key)
+        if pod is not None and waiting.needs.device_nodes is not None and not allocate(self._api, pod, node_name):
+            self._enqueue(key, pod)  # another pod got them a moment ago: its claim is no news yet
+            return None
         assign(self._api, key, node_name)
         pod = self._api.find(PODS, key)
         if pod is not None:

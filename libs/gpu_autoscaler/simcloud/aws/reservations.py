@@ -1,0 +1,115 @@
+"""Capacity reservations and capacity blocks, which moto lacks: so many of a type in a zone, for a time.
+
+Source: EC2 API Reference, "DescribeCapacityReservations", "RunInstances" (read 2026-11-22).
+"""
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from gpu_autoscaler.simcloud.aws.wire import Call, elements
+
+TARGET = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
+_INSTANCE = re.compile(r"(<instanceId>(i-[0-9a-f]+)</instanceId>)")
+
+
+class Reserved(msgspec.Struct, frozen=True, kw_only=True):
+    """One reservation, as a test or a user makes it."""
+
+    reservation_id: str
+    instance_type: str
+    zone: str
+    count: int
+    starts_at: datetime
+    ends_at: datetime | None = None
+    is_block: bool = False
+
+
+class Reservations:
+    """Those of a region, and the instances in them. `is_alive` says whether an instance still takes its place."""
+
+    def __init__(self, now: Callable[[], datetime], is_alive: Callable[[str], bool]) -> None:
+        self._now = now
+        self._is_alive = is_alive
+        self._all: dict[str, Reserved] = {}
+        self._places: dict[str, str] = {}  # instance: reservation
+
+    def put(self, one: Reserved) -> None:
+        """Have this one."""
+        self._all[one.reservation_id] = one
+
+    def used_count(self, reservation_id: str) -> int:
+        """How many of its places are taken."""
+        return sum(1 for one, of in self._places.items() if of == reservation_id and self._is_alive(one))
+
+    def refused(self, call: Call, zone: str) -> tuple[str, str] | None:
+        """Return the error of a launch into one, None where it fits or is into none."""
+        wanted = call.parameters.get(TARGET)
+        if wanted is None:
+            return None
+        found = self._all.get(wanted)
+        if found is None:
+            return "InvalidCapacityReservationId.NotFound", f"The capacity reservation '{wanted}' does not exist"
+        asked = (call.parameters.get("InstanceType"), zone)
+        if asked != (found.instance_type, found.zone) or not self._is_active(found):
+            return "InvalidParameterValue", f"The launch does not match the capacity reservation {wanted}."
+        is_as_block = call.parameters.get("InstanceMarketOptions.MarketType") == "capacity-block"
+        if is_as_block != found.is_block:
+            return "InvalidParameterCombination", f"The market type does not fit the capacity reservation {wanted}."
+        if self.used_count(wanted) >= found.count:
+            return "ReservationCapacityExceeded", f"The capacity reservation {wanted} has no room left."
+        return None
+
+    def take(self, call: Call, ids: list[str]) -> bool:
+        """Give launched instances their places; returns whether it is a block's."""
+        wanted = call.parameters.get(TARGET)
+        if wanted is None:
+            return False
+        self._places |= dict.fromkeys(ids, wanted)
+        return self._all[wanted].is_block
+
+    def described(self) -> str:
+        """Return the inner answer of all of them."""
+        rows: list[dict[str, Any]] = []
+        for one in self._all.values():
+            row: dict[str, Any] = {
+                "capacityReservationId": one.reservation_id,
+                "instanceType": one.instance_type,
+                "availabilityZone": one.zone,
+                "totalInstanceCount": one.count,
+                "availableInstanceCount": one.count - self.used_count(one.reservation_id),
+                "state": self._state(one),
+                "reservationType": "capacity-block" if one.is_block else "default",
+                "createDate": one.starts_at.isoformat(),
+                "startDate": one.starts_at.isoformat(),
+                "endDateType": "unlimited" if one.ends_at is None else "limited",
+            }
+            rows.append(row if one.ends_at is None else row | {"endDate": one.ends_at.isoformat()})
+        return elements("capacityReservationSet", rows)
+
+    def dressed(self, body: bytes) -> bytes:
+        """Return an answer about instances with the reservations that they are in, which moto does not tell."""
+        if not self._places:
+            return body
+        return _INSTANCE.sub(self._with_place, body.decode()).encode()
+
+    def _with_place(self, found: re.Match[str]) -> str:
+        reservation_id = self._places.get(found[2])
+        if reservation_id is None:
+            return found[1]
+        inner = f"<capacityReservationId>{reservation_id}</capacityReservationId>"
+        return (
+            f"{found[1]}{inner}<capacityReservationSpecification><capacityReservationTarget>{inner}"
+            "</capacityReservationTarget></capacityReservationSpecification>"
+        )
+
+    def _is_active(self, one: Reserved) -> bool:
+        return self._state(one) == "active"
+
+    def _state(self, one: Reserved) -> str:
+        if self._now() < one.starts_at:
+            return "scheduled"
+        return "active" if one.ends_at is None or self._now() < one.ends_at else "expired"

@@ -1,0 +1,137 @@
+"""The life of Azure's machines by our clock: they boot, show up late, fail, end slowly, and are evicted.
+
+A machine that is gone is gone: no call tells of it afterwards.
+"""
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+TERMINATING_SECONDS = 5.0  # fixture: from the order to delete until the machine is gone
+
+
+class Machine(msgspec.Struct, kw_only=True):
+    """One virtual machine, of either orchestration."""
+
+    resource_id: str
+    name: str
+    location: str
+    zones: list[str]
+    tags: dict[str, str]
+    size: str
+    is_spot: bool
+    properties: dict[str, Any]  # as they were given
+    created_at: datetime
+    runs_at: datetime
+    shown_at: datetime
+    instance_id: str | None = None  # of uniform orchestration
+    failure: tuple[str, str] | None = None  # code and message: it was never allocated
+    ends_at: datetime | None = None
+    ended_by_user_at: datetime | None = None
+
+    @property
+    def offer_key(self) -> str:
+        """`type/zone/capacity type`."""
+        zone = f"{self.location}-{self.zones[0]}" if self.zones else "0"
+        return f"{self.size}/{zone}/{'spot' if self.is_spot else 'on-demand'}"
+
+    def is_there(self, now: datetime) -> bool:
+        """Return whether it can be read by its name."""
+        return self.ends_at is None or now < self.ends_at
+
+    def is_alive(self, now: datetime) -> bool:
+        """Return whether it runs, or is about to."""
+        return self.failure is None and self.is_there(now)
+
+    def state(self, now: datetime) -> str:
+        """Return `provisioningState`."""
+        if self.ends_at is not None:
+            return "Deleting"
+        if self.failure is not None:
+            return "Failed"
+        return "Succeeded" if now >= self.runs_at else "Creating"
+
+    def told(self, now: datetime, *, with_view: bool = False) -> dict[str, Any]:
+        """Return it as Azure does."""
+        state = {"provisioningState": self.state(now), "timeCreated": self.created_at.isoformat()}
+        properties: dict[str, Any] = self.properties | state
+        # What a password or a script holds is never told again.
+        system = properties.get("osProfile")
+        if isinstance(system, dict):
+            properties["osProfile"] = {k: v for k, v in system.items() if k not in ("adminPassword", "customData")}
+        if with_view:
+            properties["instanceView"] = {"statuses": [self._status(now)]}
+        told: dict[str, Any] = {
+            "id": self.resource_id,
+            "name": self.name,
+            "location": self.location,
+            "tags": self.tags,
+            "properties": properties,
+        }
+        if self.instance_id is not None:
+            told |= {"instanceId": self.instance_id, "sku": {"name": self.size, "tier": "Standard"}}
+        return told | {"zones": self.zones} if self.zones else told
+
+    def _status(self, now: datetime) -> dict[str, str]:
+        if self.failure is not None:
+            code, message = self.failure
+            return {"code": f"ProvisioningState/failed/{code}", "level": "Error", "message": message}
+        return {"code": f"ProvisioningState/{self.state(now).lower()}", "level": "Info"}
+
+
+class Machines:
+    """Every machine that ever was, by id in lower case. `now` may be a clock that a test turns."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self.boot_seconds = 0.0
+        self.shown_after_seconds = 0.0
+        self._now = now
+        self._machines: dict[str, Machine] = {}
+
+    def begin(self, machine: Machine) -> Machine:
+        """Begin a life."""
+        self._machines[machine.resource_id.lower()] = machine
+        return machine
+
+    def get(self, resource_id: str) -> Machine | None:
+        """Return the machine if it can be read."""
+        found = self._machines.get(resource_id.lower())
+        return found if found is not None and found.is_there(self._now()) else None
+
+    def there(self) -> Iterator[Machine]:
+        """Yield every machine that can be read by its name."""
+        now = self._now()
+        return (one for one in self._machines.values() if one.is_there(now))
+
+    def listed(self) -> list[Machine]:
+        """Return every machine that is shown."""
+        now = self._now()
+        return [one for one in self.there() if now >= one.shown_at]
+
+    def ever(self) -> list[Machine]:
+        """Return every machine, those that are gone too."""
+        return list(self._machines.values())
+
+    def delete(self, machine: Machine) -> None:
+        """Begin its end by order; again changes nothing."""
+        if machine.ends_at is None:
+            now = self._now()
+            # What was never allocated has nothing to stop.
+            machine.ends_at = now if machine.failure else now + timedelta(seconds=TERMINATING_SECONDS)
+            machine.ended_by_user_at = now
+
+    def evict(self, resource_id: str) -> datetime:
+        """Take it away, with its eviction policy Delete; returns the instant."""
+        now = self._now()
+        self._machines[resource_id.lower()].ends_at = now
+        return now
+
+    def stock(self, resource_id: str, count: int) -> None:
+        """Have so many copies of a machine, with its tags: a large fleet without a launch for each."""
+        model = self._machines[resource_id.lower()]
+        head = model.resource_id.rpartition("/")[0]
+        for number in range(count):
+            name = f"copy-{number}"
+            self.begin(msgspec.structs.replace(model, resource_id=f"{head}/{name}", name=name, tags=dict(model.tags)))

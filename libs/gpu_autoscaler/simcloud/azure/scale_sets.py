@@ -1,0 +1,150 @@
+"""Scale sets: flexible ones, which machines say that they belong to, and uniform ones, which are told a number.
+
+A number that cannot be reached stays what it is: the next machine that there is room for is made, wanted or not.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from gpu_autoscaler.simcloud.azure.machines import Machine, Machines
+from gpu_autoscaler.simcloud.azure.wire import rejected
+from gpu_autoscaler.simcloud.rest import RestCall
+
+
+class _Set(msgspec.Struct, kw_only=True):
+    body: dict[str, Any]
+    version: int
+    state: str = "Succeeded"
+
+
+class ScaleSets:
+    """The scale sets of a resource group."""
+
+    def __init__(
+        self, machines: Machines, now: Callable[[], datetime], region: str, id_of: Callable[[str, str], str]
+    ) -> None:
+        self._machines = machines
+        self._now = now
+        self._region = region
+        self._id_of = id_of
+        self._sets: dict[str, _Set] = {}
+        self._versions = itertools.count(1)
+        self._members = itertools.count(0)
+
+    def put(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Have this scale set; a uniform one makes its first machines."""
+        self._sets[name] = _Set(body=body, version=next(self._versions))
+        self._grow(name, self.capacity(name))
+        return self.told(name)
+
+    def get(self, name: str) -> dict[str, Any]:
+        """Return the body of a set, to read or to change. Raises Rejected."""
+        return self._get(name).body
+
+    def capacity(self, name: str) -> int:
+        """Return the number of machines that a uniform set is to have."""
+        return int((self._get(name).body.get("sku") or {}).get("capacity", 0))
+
+    def told(self, name: str) -> dict[str, Any]:
+        """Return it as Azure does. Raises Rejected."""
+        found = self._get(name)
+        properties = {"provisioningState": found.state, "orchestrationMode": "Uniform", **found.body["properties"]}
+        known = {"id": self._id_of("virtualMachineScaleSets", name), "name": name, "etag": f'"{found.version}"'}
+        return {**found.body, **known, "properties": properties}
+
+    def see_member(self, name: str, zones: Sequence[str]) -> None:
+        """Raise Rejected for a machine that cannot join a flexible set of this name."""
+        told = self.told(name)
+        if told["properties"]["orchestrationMode"] != "Flexible":
+            raise rejected(400, "InvalidParameter", f"{name} is uniform: a machine cannot say that it belongs to it.")
+        if not set(zones) <= set(told.get("zones") or ()):
+            raise rejected(400, "InvalidParameter", f"{name} has no zone {', '.join(zones)}.")
+
+    def offer_key(self, name: str) -> str:
+        """Return `type/zone/capacity type` of a uniform set."""
+        return self._new_member(name).offer_key
+
+    def growth(self, call: RestCall) -> int:
+        """Return how many machines more an update asks for."""
+        wanted = (call.body.get("sku") or {}).get("capacity")
+        return 0 if wanted is None else int(wanted) - self.capacity(call.parameters["scale_set"])
+
+    def planned(self, call: RestCall) -> list[Machine]:
+        """Return the machines that an update would make."""
+        return [self._new_member(call.parameters["scale_set"]) for _ in range(self.growth(call))]
+
+    def update(self, call: RestCall, *, is_failing: bool = False) -> dict[str, Any]:
+        """Take over tags and number. Raises Rejected where the set is not as the caller believes."""
+        name = call.parameters["scale_set"]
+        found, believed = self._get(name), call.parameters.get("if-match")
+        if believed not in (None, "*", f'"{found.version}"'):
+            raise rejected(412, "PreconditionFailed", "The If-Match condition is not met: the resource has changed.")
+        growth = self.growth(call)
+        found.body |= {key: call.body[key] for key in ("sku", "tags", "zones") if key in call.body}
+        found.body["properties"] |= call.body.get("properties") or {}
+        found.version = next(self._versions)
+        found.state = "Failed" if is_failing else "Succeeded"
+        if not is_failing:
+            self._grow(name, growth)
+        return self.told(name)
+
+    def delete(self, name: str, instance_ids: Sequence[str]) -> datetime | None:
+        """Begin the end of these, and have so many fewer; return when. Raises Rejected for one that is not there."""
+        found = self._get(name)
+        members = {one.instance_id: one for one in self._there(name)}
+        for instance_id in instance_ids:
+            if instance_id not in members:
+                raise rejected(404, "InstanceIdNotFound", f"{instance_id} is no instance of {name}.")
+            if members[instance_id].ends_at is None:
+                found.body["sku"]["capacity"] -= 1
+            self._machines.delete(members[instance_id])
+        found.version = next(self._versions)
+        return max((members[one].ended_by_user_at or self._now() for one in instance_ids), default=None)
+
+    def members(self, name: str) -> list[dict[str, Any]]:
+        """Return the machines of a uniform set that are shown."""
+        now, prefix = self._now(), self._member_id(name, "").lower()
+        self._get(name)
+        return [one.told(now) for one in self._machines.listed() if one.resource_id.lower().startswith(prefix)]
+
+    def _there(self, name: str) -> list[Machine]:
+        prefix = self._member_id(name, "").lower()
+        return [one for one in self._machines.there() if one.resource_id.lower().startswith(prefix)]
+
+    def _grow(self, name: str, count: int) -> None:
+        for _ in range(count):
+            self._machines.begin(self._new_member(name))
+        for one in reversed(self._there(name)[count:] if count < 0 else []):
+            self._machines.delete(one)  # of its own choice, as Azure's
+
+    def _new_member(self, name: str) -> Machine:
+        body, now = self._get(name).body, self._now()
+        number = str(next(self._members))
+        profile = body["properties"].get("virtualMachineProfile") or {}
+        return Machine(
+            resource_id=self._member_id(name, number),
+            name=f"{name}_{number}",
+            location=self._region,
+            zones=list(body.get("zones") or ()),
+            tags=dict(body.get("tags") or {}),  # of the set as it is now; they cannot be changed afterwards
+            size=(body.get("sku") or {}).get("name", ""),
+            is_spot=profile.get("priority") == "Spot",
+            properties={},
+            created_at=now,
+            runs_at=now + timedelta(seconds=self._machines.boot_seconds),
+            shown_at=now + timedelta(seconds=self._machines.shown_after_seconds),
+            instance_id=number,
+        )
+
+    def _member_id(self, name: str, number: str) -> str:
+        return self._id_of("virtualMachineScaleSets", f"{name}/virtualMachines/{number}")
+
+    def _get(self, name: str) -> _Set:
+        found = self._sets.get(name)
+        if found is None:
+            raise rejected(404, "ResourceNotFound", f"The scale set '{name}' was not found.")
+        return found

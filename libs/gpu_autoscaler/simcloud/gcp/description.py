@@ -1,0 +1,155 @@
+"""Google's own description of its APIs: what a request may ask for, and of what form it and its answer are.
+
+The documents are those that googleapiclient carries: discovery documents of compute v1, cloudbilling v1 and
+cloudresourcemanager v3.
+"""
+
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_DOCUMENTS = ("compute.v1.json", "cloudbilling.v1.json", "cloudresourcemanager.v3.json")
+
+
+class Method(msgspec.Struct, frozen=True):
+    """One call of an API."""
+
+    name: str  # instanceGroupManagers.createInstances
+    http_method: str
+    pattern: re.Pattern[str]  # of the whole path
+    parameters: Mapping[str, Mapping[str, Any]]
+    request: str | None  # name of the schema of the body
+    response: str
+    document: str
+
+
+class Description:
+    """All methods and schemas of these APIs."""
+
+    def __init__(self) -> None:
+        """Raises ImportError where googleapiclient is not installed."""
+        self._schemas: dict[str, Mapping[str, Any]] = {}
+        self._common: dict[str, Mapping[str, Any]] = {}
+        self._methods: list[Method] = []
+        for name in _DOCUMENTS:
+            document = _document(name)
+            self._schemas[name] = document["schemas"]
+            self._common[name] = document["parameters"]
+            self._methods += _methods(document, name)
+
+    def find(self, http_method: str, path: str) -> tuple[Method, dict[str, str]] | None:
+        """Return the method that a path belongs to, and the parameters in it."""
+        for method in self._methods:
+            match = method.pattern.fullmatch(path)
+            if match and method.http_method == http_method:
+                return method, match.groupdict()
+        return None
+
+    def named(self, name: str) -> Method:
+        """Return the method of this name. Raises KeyError."""
+        found = next((method for method in self._methods if method.name == name), None)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def mistakes_in_query(self, method: Method, query: Mapping[str, str]) -> list[str]:
+        """Return what of the query the description does not know."""
+        found = []
+        for name, value in query.items():
+            wanted = method.parameters.get(name) or self._common[method.document].get(name)
+            if wanted is None or (name in method.parameters and wanted.get("location") != "query"):
+                found.append(f'Unknown name "{name}": Cannot bind query parameter.')
+            elif wanted.get("type") == "integer" and not value.isdigit():
+                found.append(f"Invalid value for field {name!r}: {value!r}")
+            elif "maximum" in wanted and int(value) > int(wanted["maximum"]):
+                found.append(f"Invalid value for field {name!r}: {value!r} is above {wanted['maximum']}")
+        return found
+
+    def mistakes_in_body(self, method: Method, body: object) -> list[str]:
+        """Return what of the request's body the description does not know."""
+        if method.request is None:
+            return [] if body in (None, {}) else ["this call takes no body"]
+        return list(self._mistakes(method.document, {"$ref": method.request}, body, "body"))
+
+    def mistakes_in_answer(self, method: Method, body: object) -> list[str]:
+        """Return what of an answer the description does not know."""
+        return list(self._mistakes(method.document, {"$ref": method.response}, body, "answer"))
+
+    def _mistakes(self, document: str, schema: Mapping[str, Any], value: object, where: str) -> Iterator[str]:
+        if "$ref" in schema:
+            schema = self._schemas[document][schema["$ref"]]
+        kind = schema.get("type")
+        if kind == "object":
+            if not isinstance(value, dict):
+                yield f"Invalid value at {where!r}: an object is wanted"
+                return
+            named, others = schema.get("properties", {}), schema.get("additionalProperties")
+            for key, inner in value.items():
+                wanted = named.get(key) or others
+                if wanted is None:
+                    yield f'Unknown name "{key}" at {where!r}: Cannot find field.'
+                else:
+                    yield from self._mistakes(document, wanted, inner, f"{where}.{key}")
+        elif kind == "array":
+            if not isinstance(value, list):
+                yield f"Invalid value at {where!r}: a list is wanted"
+                return
+            for number, inner in enumerate(value):
+                yield from self._mistakes(document, schema["items"], inner, f"{where}[{number}]")
+        elif not _fits(kind, value) or ("enum" in schema and value not in schema["enum"]):
+            yield f"Invalid value at {where!r} ({kind}): {value!r}"
+
+
+@cache
+def description() -> Description:
+    """Return the description, read once in a process."""
+    return Description()
+
+
+def _fits(kind: object, value: object) -> bool:
+    if kind == "string":
+        return isinstance(value, str)
+    if kind == "boolean":
+        return isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _document(name: str) -> dict[str, Any]:
+    package = importlib.util.find_spec("googleapiclient")
+    if package is None or package.origin is None:
+        raise ImportError("googleapiclient is not installed", name="googleapiclient")
+    path = Path(package.origin).parent / "discovery_cache" / "documents" / name
+    document: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    return document
+
+
+def _methods(holder: Mapping[str, Any], document: str, base: str | None = None, prefix: str = "") -> Iterator[Method]:
+    base = base if base is not None else f"/{holder['servicePath']}"
+    for name, told in holder.get("methods", {}).items():
+        yield Method(
+            name=f"{prefix}{name}",
+            http_method=told["httpMethod"],
+            pattern=re.compile(re.escape(base) + _pattern(told["path"], told.get("parameters", {}))),
+            parameters=told.get("parameters", {}),
+            request=told.get("request", {}).get("$ref"),
+            response=told["response"]["$ref"] if "response" in told else "Empty",
+            document=document,
+        )
+    for name, resource in holder.get("resources", {}).items():
+        yield from _methods(resource, document, base, f"{prefix}{name}.")
+
+
+def _pattern(path: str, parameters: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the regular expression of a path: `{zone}` is one part of it, `{+parent}` is of a form of its own."""
+    made = ""
+    for text, plus, name in re.findall(r"([^{]*)(?:\{(\+?)(\w+)\})?", path):
+        made += re.escape(text)
+        if name:
+            form = parameters.get(name, {}).get("pattern", "[^/]+").strip("^$") if plus else "[^/]+"
+            made += f"(?P<{name}>{form})"
+    return made

@@ -1,0 +1,384 @@
+"""Compute Engine and the price catalogue: what the driver asks, answered as Google does, with faults."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.providers.gcp.quotas import quota_metric
+from gpu_autoscaler.simcloud.gcp import catalogue
+from gpu_autoscaler.simcloud.gcp.description import description
+from gpu_autoscaler.simcloud.gcp.machines import (
+    BASE,
+    PROJECT,
+    Group,
+    Machine,
+    Machines,
+    stamp,
+    template_properties,
+)
+from gpu_autoscaler.simcloud.gcp.reservations import Reservation
+from gpu_autoscaler.simcloud.rest import Rejected, RestAnswer, RestCall, RestFake
+
+CREATE = "instanceGroupManagers.createInstances"
+REQUEST_KEPT = timedelta(minutes=60)  # Compute Engine API v1, `requestId`
+QUOTA_GPUS = 1024.0  # fixture: of what is not set
+# Errors that come as the answer itself; every other code of a launch stands with the instance, later.
+# Source: Compute Engine, "Resolve API errors"; Cloud APIs, "Errors" (read 2026-11-21).
+ERRORS = {
+    "authError": (401, "Invalid Credentials"),
+    "forbidden": (403, "Required permission is missing"),
+    "accessNotConfigured": (403, "Compute Engine API has not been used in project before or it is disabled."),
+    "rateLimitExceeded": (403, "Rate Limit Exceeded"),
+    "invalid": (400, "Invalid value for field"),
+    "notFound": (404, "The resource was not found"),
+    "alreadyExists": (409, "The resource already exists"),
+    "conditionNotMet": (412, "Supplied fingerprint does not match current"),
+    "backendError": (503, "Internal error. Please try again or contact Google Support."),
+}
+_FILTER = re.compile(r'^(\w+) eq "(.*)"$')
+
+
+class GcpFake(RestFake):
+    """One project in one region. Set faults on `faults`, times and groups on `machines`, quotas by attribute."""
+
+    def __init__(self, *, now: Callable[[], datetime] | None = None) -> None:
+        """Raises ImportError where Google's own description of its API is not installed."""
+        super().__init__(now=now)
+        self._description = description()
+        self.machines = Machines(self.now, self._refusal_of)
+        self.quota_gpus: dict[str, float] = {}  # metric: GPUs that may run at once
+        self.reservations: dict[tuple[str, str], Reservation] = {}  # by zone and name
+        self.missing_permissions: set[str] = set()  # as the project's policy tells; calls are refused by faults
+        self.spot_ratio_of: Callable[[str], float] = lambda _: 1.0  # by offer key: times the usual price
+        self.unseen_zones: set[str] = set()  # that lists cannot look into
+        self._next_code: str | None = None
+
+    def offer_everything(self, machine_types: Iterable[str] = tuple(catalogue.KINDS)) -> list[str]:
+        """Have a group for each type in each zone, spot and on-demand; returns them as settings name them."""
+        made = [
+            self.machines.add_group(zone, name, is_spot=is_spot)
+            for name in machine_types
+            for zone in catalogue.ZONES
+            for is_spot in (False, True)
+        ]
+        return [f"*={group.zone}/{group.name}" for group in made]
+
+    def reserve(self, name: str, machine_type: str, zone: str, count: int) -> str:
+        """Have a reservation, and a group that takes from it; returns that as settings name it."""
+        self.reservations[zone, name] = Reservation(
+            name=name, zone=zone, machine_type=machine_type, count=count, created_at=self.now()
+        )
+        group = self.machines.add_group(
+            zone, machine_type, is_spot=False, name=f"{machine_type}-{name}", reservation=name
+        )
+        return f"*={zone}/{group.name}"
+
+    # ---- what RestFake asks for
+
+    def read_call(
+        self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes
+    ) -> RestCall:
+        """Return the call, by Google's own description of its API. Raises Rejected."""
+        found = self._description.find(method, path)
+        if found is None:
+            raise Rejected(self._error("notFound", f"{method} {path} is no call of this API"))
+        called, parameters = found
+        try:
+            sent = msgspec.json.decode(body) if body else None
+        except msgspec.DecodeError as exc:
+            raise Rejected(self._error("invalid", f"Invalid JSON payload received. {exc}")) from exc
+        mistakes = [
+            *self._description.mistakes_in_query(called, query),
+            *self._description.mistakes_in_body(called, sent),
+        ]
+        if mistakes:
+            raise Rejected(self._error("invalid", "Invalid JSON payload received. " + " ".join(mistakes)))
+        if not headers.get("authorization", "").startswith("Bearer "):
+            raise Rejected(self._error("authError", "Request is missing required authentication credential."))
+        if parameters.get("project", PROJECT) != PROJECT:
+            why = f"Required 'compute' permission for 'projects/{parameters['project']}', or it does not exist"
+            raise Rejected(self._error("forbidden", why))
+        return RestCall(name=called.name, parameters={**parameters, **query}, body=sent)
+
+    def offer_of(self, call: RestCall) -> str:
+        """Of a launch: what its group makes."""
+        if call.name != CREATE:
+            return ""
+        group = self.machines.groups.get((call.parameters["zone"], call.parameters["instanceGroupManager"]))
+        return "" if group is None else group.offer_key
+
+    def refuse(self, call: RestCall, code: str) -> RestAnswer:
+        """Answer with the error; what a launch meets later is taken now, and stands with the instance then."""
+        if code in ERRORS or call.name != CREATE:
+            return self._error(code)
+        self._next_code = code
+        try:
+            return self.perform(call)
+        finally:
+            self._next_code = None
+
+    def lost(self) -> RestAnswer:
+        """As a front end that gave up."""
+        return self._error("backendError")
+
+    def perform(self, call: RestCall) -> RestAnswer:
+        """Do it."""
+        self.machines.settle()
+        doors: dict[str, Callable[[RestCall], Any]] = {
+            CREATE: self._create,
+            "instanceGroupManagers.deleteInstances": self._delete_instances,
+            "instanceGroupManagers.listManagedInstances": self._list_managed,
+            "instanceGroupManagers.list": self._list_groups,
+            "instances.aggregatedList": self._list_everywhere,
+            "instances.get": lambda asked: self._machine(asked).told(self.now()),
+            "instances.delete": self._delete,
+            "zoneOperations.list": self._list_operations,
+            "zoneOperations.get": self._operation,
+            "instanceTemplates.get": self._template,
+            "regionInstanceTemplates.get": self._template,
+            "machineTypes.get": self._machine_type,
+            "regions.get": self._region,
+            "reservations.get": self._reservation,
+            "projects.get": lambda _: self._project(),
+            "projects.testIamPermissions": self._granted,
+            "advice.capacityHistory": self._history,
+            "services.skus.list": lambda asked: self._page(asked, "skus", catalogue.skus(), size="pageSize"),
+        }
+        if call.name not in doors:
+            raise Rejected(self._error("notFound", f"{call.name} is not in this fake"))
+        return RestAnswer(body=doors[call.name](call))
+
+    # ---- launches and ends
+
+    def _create(self, call: RestCall) -> dict[str, Any]:
+        group, request_id = self._group(call), call.parameters.get("requestId")
+        for known in self.machines.operations:
+            if request_id is not None and known.request_id == request_id and self.now() - known.began_at < REQUEST_KEPT:
+                return known.told(self.now())
+        asked = call.body.get("instances", ())
+        for one in asked:
+            if one["name"] in group.wanted or (group.zone, one["name"]) in self.machines.machines:
+                raise Rejected(self._error("alreadyExists", f"Instance {one['name']!r} already exists"))
+        for one in asked:
+            self.machines.want(group, one["name"], one.get("preservedState", {}).get("metadata", {}))
+        target = f"{BASE}/zones/{group.zone}/instanceGroupManagers/{group.name}"
+        kind = "compute.instanceGroupManagers.createInstances"
+        made = self.machines.record(kind, group.zone, target, ends_at=self.now(), request_id=request_id)
+        return made.told(self.now())
+
+    def _delete_instances(self, call: RestCall) -> dict[str, Any]:
+        group = self._group(call)
+        names = [url.rpartition("/")[2] for url in call.body.get("instances", ())]
+        strange = [name for name in names if name not in group.wanted]
+        if strange and not call.body.get("skipInstancesOnValidationError"):
+            raise Rejected(self._error("invalid", f"{', '.join(strange)} are no members of {group.name}"))
+        for name in names:
+            self.machines.unwant(group, name)
+        target = f"{BASE}/zones/{group.zone}/instanceGroupManagers/{group.name}"
+        kind = "compute.instanceGroupManagers.deleteInstances"
+        return self.machines.record(kind, group.zone, target, ends_at=self.now()).told(self.now())
+
+    def _delete(self, call: RestCall) -> dict[str, Any]:
+        machine = self._machine(call)
+        if machine.gone_at is None:
+            self.machines.delete(machine)
+        return next(one for one in reversed(self.machines.operations) if one.target == machine.url).told(self.now())
+
+    def _refusal_of(self, offer_key: str) -> str | None:
+        """Return why the machine cannot be made: a fault of this request or one that still stands, or a quota."""
+        if self._next_code is not None:
+            return self._next_code
+        standing = (
+            fault.code
+            for fault in self.faults.standing
+            if fault.kind == "refused" and fault.code not in ERRORS and fnmatchcase(offer_key, fault.offer)
+        )
+        code = next(standing, None) or self._lacking_reservation(offer_key)
+        return code or ("QUOTA_EXCEEDED" if self._is_above_quota(offer_key) else None)
+
+    def _lacking_reservation(self, offer_key: str) -> str | None:
+        name, zone, word = offer_key.split("/")
+        if word != CapacityType.RESERVED:
+            return None
+        kept = (one for one in self.reservations.values() if (one.machine_type, one.zone) == (name, zone))
+        has_room = any(one.used_count(self.machines.machines.values()) < one.count for one in kept)
+        return None if has_room else "RESERVATION_CAPACITY_EXCEEDED"
+
+    def _is_above_quota(self, offer_key: str) -> bool:
+        name, _, word = offer_key.split("/")
+        kind = catalogue.KINDS[name]
+        metric = quota_metric(kind, CapacityType(word))
+        if metric not in self.quota_gpus:
+            return False
+        running = [
+            catalogue.KINDS[one.machine_type].resources.gpu_count
+            for one in self.machines.machines.values()
+            if quota_metric(catalogue.KINDS[one.machine_type], one.capacity_type) == metric
+        ]
+        return sum(running) + kind.resources.gpu_count > self.quota_gpus[metric]
+
+    # ---- what is there
+
+    def _list_managed(self, call: RestCall) -> dict[str, Any]:
+        group, now = self._group(call), self.now()
+        shown = []
+        for wanted in group.wanted.values():
+            machine = self.machines.machines.get((group.zone, wanted.name))
+            one: dict[str, Any] = {
+                "name": wanted.name,
+                "instance": f"{BASE}/zones/{group.zone}/instances/{wanted.name}",
+                "currentAction": "CREATING" if machine is None else "NONE" if machine.gone_at is None else "DELETING",
+            }
+            if machine is not None:
+                one["instanceStatus"] = machine.status(now)
+            if wanted.error is not None:
+                error = {"code": wanted.error[0], "message": wanted.error[1]}
+                one["lastAttempt"] = {"errors": {"errors": [error]}}
+            shown.append(one)
+        return self._page(call, "managedInstances", shown)
+
+    def _list_groups(self, call: RestCall) -> dict[str, Any]:
+        zone = call.parameters["zone"]
+        if zone not in catalogue.ZONES:
+            raise Rejected(self._error("notFound", f"The resource 'projects/{PROJECT}/zones/{zone}' was not found"))
+        return self._page(call, "items", [one.shown() for one in self.machines.groups.values() if one.zone == zone])
+
+    def _list_everywhere(self, call: RestCall) -> dict[str, Any]:
+        matching = self._matching(call, [one.told(self.now()) for one in self.machines.shown()])
+        page = self._page(call, "instances", matching)
+        items: dict[str, Any] = {f"zones/{zone}": {} for zone in catalogue.ZONES}
+        for one in page.pop("instances"):
+            items[f"zones/{one['zone'].rpartition('/')[2]}"].setdefault("instances", []).append(one)
+        for scope, shown in items.items():
+            if scope.rpartition("/")[2] in self.unseen_zones:
+                shown["warning"] = {"code": "UNREACHABLE", "message": "The zone could not be reached."}
+            elif not shown:
+                shown["warning"] = {"code": "NO_RESULTS_ON_PAGE", "message": "There are no results on this page."}
+        return {**page, "items": items}
+
+    def _list_operations(self, call: RestCall) -> dict[str, Any]:
+        zone = call.parameters["zone"]
+        told = [one.told(self.now()) for one in reversed(self.machines.operations) if one.zone == zone]
+        if call.parameters.get("orderBy") != "creationTimestamp desc":
+            told.reverse()
+        return self._page(call, "items", self._matching(call, told))
+
+    def _operation(self, call: RestCall) -> dict[str, Any]:
+        name = call.parameters["operation"]
+        found = next((one for one in self.machines.operations if one.name == name), None)
+        if found is None:
+            raise Rejected(self._error("notFound", f"operation {name} was not found"))
+        return found.told(self.now())
+
+    # ---- what is for sale
+
+    def _template(self, call: RestCall) -> dict[str, Any]:
+        name = call.parameters["instanceTemplate"]
+        properties = template_properties(name)
+        if properties is None:
+            raise Rejected(self._error("notFound", f"instance template {name} was not found"))
+        return {"name": name, "properties": properties}
+
+    def _machine_type(self, call: RestCall) -> dict[str, Any]:
+        found = catalogue.machine_type(call.parameters["machineType"], call.parameters["zone"])
+        if found is None:
+            raise Rejected(self._error("notFound", f"machine type {call.parameters['machineType']} was not found"))
+        return found
+
+    def _region(self, call: RestCall) -> dict[str, Any]:
+        if call.parameters["region"] != catalogue.REGION:
+            raise Rejected(self._error("notFound", f"region {call.parameters['region']} was not found"))
+        metrics = sorted(
+            {
+                metric
+                for kind in catalogue.KINDS.values()
+                for capacity_type in (CapacityType.ON_DEMAND, CapacityType.SPOT)
+                if (metric := quota_metric(kind, capacity_type)) is not None
+            }
+        )
+        quotas = [{"metric": one, "limit": self.quota_gpus.get(one, QUOTA_GPUS), "usage": 0.0} for one in metrics]
+        return {"name": catalogue.REGION, "status": "UP", "quotas": quotas}
+
+    def _reservation(self, call: RestCall) -> dict[str, Any]:
+        found = self.reservations.get((call.parameters["zone"], call.parameters["reservation"]))
+        if found is None:
+            raise Rejected(self._error("notFound", f"reservation {call.parameters['reservation']} was not found"))
+        return found.told(self.machines.machines.values())
+
+    def _project(self) -> dict[str, Any]:
+        limit = self.quota_gpus.get("GPUS_ALL_REGIONS", QUOTA_GPUS)
+        return {"name": PROJECT, "quotas": [{"metric": "GPUS_ALL_REGIONS", "limit": limit, "usage": 0.0}]}
+
+    def _granted(self, call: RestCall) -> dict[str, Any]:
+        return {"permissions": [one for one in call.body["permissions"] if one not in self.missing_permissions]}
+
+    def _history(self, call: RestCall) -> dict[str, Any]:
+        zone = call.body["locationPolicy"]["location"].rpartition("/")[2]
+        name = call.body["instanceProperties"]["machineType"]
+        if name not in catalogue.KINDS:
+            raise Rejected(self._error("invalid", f"machine type {name} has no history"))
+        usual = catalogue.spot_micro_usd(catalogue.KINDS[name], zone) * 1000
+        newest = round(usual * self.spot_ratio_of(f"{name}/{zone}/spot"))
+        days = [self.now() - timedelta(days=number) for number in range(3)]
+        intervals = [{"startTime": stamp(day - timedelta(days=1)), "endTime": stamp(day)} for day in days]
+        money = [
+            {"currencyCode": "USD", "units": str(price // 10**9), "nanos": price % 10**9}
+            for price in (newest, usual, usual)
+        ]
+        return {
+            "machineType": name,
+            "location": f"{BASE}/zones/{zone}",
+            "priceHistory": [
+                {"interval": one, "listPrice": price} for one, price in zip(intervals, money, strict=True)
+            ],
+            "preemptionHistory": [{"interval": one, "preemptionRate": 0.04} for one in intervals],
+        }
+
+    # ---- the wire
+
+    def _group(self, call: RestCall) -> Group:
+        key = (call.parameters["zone"], call.parameters["instanceGroupManager"])
+        if key not in self.machines.groups:
+            raise Rejected(self._error("notFound", f"The group {'/'.join(key)} was not found"))
+        return self.machines.groups[key]
+
+    def _machine(self, call: RestCall) -> Machine:
+        wanted = (call.parameters["zone"], call.parameters["instance"])
+        for machine in self.machines.shown():
+            if (machine.zone, machine.name) == wanted:
+                return machine
+        raise Rejected(self._error("notFound", f"The instance {'/'.join(wanted)} was not found"))
+
+    def _matching(self, call: RestCall, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        text = call.parameters.get("filter")
+        if text is None:
+            return list(items)
+        asked = _FILTER.match(text)
+        if asked is None:
+            raise Rejected(self._error("invalid", f"Invalid value for field 'filter': {text!r}"))
+        pattern = re.compile(asked[2])
+        return [one for one in items if pattern.fullmatch(str(one.get(asked[1], "")))]
+
+    def _page(
+        self, call: RestCall, name: str, items: Sequence[dict[str, Any]], *, size: str = "maxResults"
+    ) -> dict[str, Any]:
+        start, count = int(call.parameters.get("pageToken", "0")), int(call.parameters.get(size, "500"))
+        page: dict[str, Any] = {name: list(items[start : start + count])}
+        if start + count < len(items):
+            page["nextPageToken"] = str(start + count)
+        return page
+
+    @staticmethod
+    def _error(code: str, message: str | None = None) -> RestAnswer:
+        status, words = ERRORS.get(code, (400, f"{code}, as this fake was told to say"))
+        said = message or words
+        error = {"code": status, "message": said, "errors": [{"reason": code, "message": said, "domain": "global"}]}
+        return RestAnswer(status=status, body={"error": error})
+
+
+__all__ = ["PROJECT", "GcpFake"]

@@ -1,0 +1,375 @@
+"""Groups, their instances and the operations that tell of them, by our clock.
+
+A group that cannot make an instance goes on trying until it is told to give up, as the real ones do. What is deleted
+leaves nothing but operations. Sources: Compute Engine, "Managed instance groups", "Instance life cycle"; read
+2026-11-21.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import msgspec
+
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.simcloud.gcp.catalogue import KINDS, is_added
+
+PROJECT, PROJECT_NUMBER = "fake-project", "123456789012"
+BASE = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}"
+_RESERVED = "-reserved-"  # in the names of templates
+ENDING_SECONDS = 5.0  # fixture: from the order to delete until the instance is gone
+TRIED_AGAIN_SECONDS = 30.0  # fixture: until a group tries again to make what it could not
+MOUNTAIN_VIEW = timezone(timedelta(hours=-8))  # whose offset Compute Engine's timestamps carry
+
+
+class Operation(msgspec.Struct, kw_only=True):
+    """Something that was asked for, or that happened."""
+
+    name: str
+    kind: str
+    zone: str
+    target: str
+    began_at: datetime
+    ends_at: datetime
+    error: tuple[str, str] | None = None
+    request_id: str | None = None
+
+    def told(self, now: datetime) -> dict[str, Any]:
+        """The operation as the API shows it."""
+        is_done = now >= self.ends_at
+        shown: dict[str, Any] = {
+            "name": self.name,
+            "operationType": self.kind,
+            "zone": f"{BASE}/zones/{self.zone}",
+            "targetLink": self.target,
+            "status": "DONE" if is_done else "RUNNING",
+            "progress": 100 if is_done else 0,
+            "insertTime": stamp(self.began_at),
+            "startTime": stamp(self.began_at),
+        }
+        if is_done:
+            shown["endTime"] = stamp(self.ends_at)
+        if is_done and self.error is not None:
+            shown["error"] = {"errors": [{"code": self.error[0], "message": self.error[1]}]}
+        if self.request_id is not None:
+            shown["clientOperationId"] = self.request_id
+        return shown
+
+
+class Machine(msgspec.Struct, kw_only=True):
+    """An instance that was made."""
+
+    name: str
+    zone: str
+    group: str
+    machine_type: str
+    is_spot: bool
+    reservation: str | None
+    metadata: dict[str, str]
+    created_at: datetime
+    runs_at: datetime
+    shown_at: datetime
+    stopped_at: datetime | None = None  # it stands still, and is there
+    gone_at: datetime | None = None  # when it is deleted, which has begun
+
+    def status(self, now: datetime) -> str:
+        """The word of the API."""
+        if self.gone_at is not None:
+            return "STOPPING"
+        if self.stopped_at is not None:
+            return "TERMINATED"
+        return "RUNNING" if now >= self.runs_at else "STAGING"
+
+    @property
+    def is_alive(self) -> bool:
+        """True until its end begins."""
+        return self.gone_at is None and self.stopped_at is None
+
+    @property
+    def capacity_type(self) -> CapacityType:
+        """How it is bought."""
+        return _capacity_type(self.reservation, is_spot=self.is_spot)
+
+    @property
+    def url(self) -> str:
+        """Its full name."""
+        return f"{BASE}/zones/{self.zone}/instances/{self.name}"
+
+    def told(self, now: datetime) -> dict[str, Any]:
+        """The instance as the API shows it."""
+        scheduling: dict[str, Any] = {"provisioningModel": "STANDARD", "onHostMaintenance": "TERMINATE"}
+        if self.is_spot:
+            scheduling |= {"provisioningModel": "SPOT", "preemptible": True, "instanceTerminationAction": "DELETE"}
+        shown: dict[str, Any] = {
+            "name": self.name,
+            "id": str(int(hashlib.sha256(self.url.encode()).hexdigest()[:15], 16)),
+            "selfLink": self.url,
+            "zone": f"{BASE}/zones/{self.zone}",
+            "machineType": f"{BASE}/zones/{self.zone}/machineTypes/{self.machine_type}",
+            "status": self.status(now),
+            "creationTimestamp": stamp(self.created_at),
+            "scheduling": scheduling,
+            "metadata": {"items": [{"key": key, "value": value} for key, value in self.metadata.items()]},
+        }
+        if self.reservation is not None:
+            shown["reservationAffinity"] = affinity_of(self.reservation)
+        if self.stopped_at is not None:
+            shown["lastStopTimestamp"] = stamp(self.stopped_at)
+        return shown
+
+
+class Wanted(msgspec.Struct, kw_only=True):
+    """A name in a group: what was asked for under it, and how that goes."""
+
+    name: str
+    metadata: dict[str, str]
+    tried_at: datetime
+    error: tuple[str, str] | None = None  # of the last attempt
+    is_made: bool = False
+
+
+class Group(msgspec.Struct, kw_only=True):
+    """A zonal managed group. `told` is what the API shows of it beside names and sizes; a test may change it."""
+
+    name: str
+    zone: str
+    machine_type: str
+    is_spot: bool
+    told: dict[str, Any]
+    wanted: dict[str, Wanted] = {}
+    reservation: str | None = None  # that its machines are taken from, and from nowhere else
+
+    @property
+    def offer_key(self) -> str:
+        """The one offer that it makes."""
+        return f"{self.machine_type}/{self.zone}/{_capacity_type(self.reservation, is_spot=self.is_spot)}"
+
+    @property
+    def template(self) -> str:
+        """The name of its template."""
+        if self.reservation is not None:
+            return f"{self.machine_type}{_RESERVED}{self.reservation}"
+        return template_name(self.machine_type, is_spot=self.is_spot)
+
+    def shown(self) -> dict[str, Any]:
+        """The group as the API shows it."""
+        template = f"{BASE}/global/instanceTemplates/{self.template}"
+        return {
+            "name": self.name,
+            "zone": f"{BASE}/zones/{self.zone}",
+            "baseInstanceName": self.name,
+            "instanceTemplate": template,
+            "versions": [{"instanceTemplate": template}],
+            "targetSize": len(self.wanted),
+            "listManagedInstancesResults": "PAGINATED",
+            "instanceLifecyclePolicy": {"defaultActionOnFailure": "DO_NOTHING"},
+            "updatePolicy": {"type": "OPPORTUNISTIC"},
+            "status": {"isStable": True},
+            **self.told,
+        }
+
+
+class Machines:
+    """Everything that is in the project. `now` may be a clock that a test turns."""
+
+    def __init__(self, now: Callable[[], datetime], refusal_of: Callable[[str], str | None]) -> None:
+        """`refusal_of`: why a machine of this offer cannot be made now, None where it can."""
+        self._clock = now
+        self._refusal_of = refusal_of
+        self.boot_seconds = 0.0
+        self.decided_seconds = 0.0  # from a request until the group has made the instance, or failed to
+        self.shown_after_seconds = 0.0
+        self.groups: dict[tuple[str, str], Group] = {}  # by zone and name
+        self.machines: dict[tuple[str, str], Machine] = {}
+        self.operations: list[Operation] = []
+        self.launches_count = 0
+        self.ended_at: dict[str, datetime] = {}  # by name, of those that are gone
+
+    def add_group(
+        self, zone: str, machine_type: str, *, is_spot: bool, name: str | None = None, reservation: str | None = None
+    ) -> Group:
+        """Have a group that makes this."""
+        name = name or template_name(machine_type, is_spot=is_spot)
+        group = Group(
+            name=name,
+            zone=zone,
+            machine_type=machine_type,
+            is_spot=is_spot,
+            told={},
+            wanted={},
+            reservation=reservation,
+        )
+        self.groups[zone, name] = group
+        return group
+
+    def _now(self) -> datetime:
+        """As fine as Google dates: a millisecond."""
+        now = self._clock()
+        return now.replace(microsecond=now.microsecond // 1000 * 1000)
+
+    def want(self, group: Group, name: str, metadata: dict[str, str]) -> None:
+        """Have the group make an instance of this name, sooner or later."""
+        group.wanted[name] = Wanted(
+            name=name, metadata=metadata, tried_at=self._now() + timedelta(seconds=self.decided_seconds)
+        )
+        self.settle()
+
+    def unwant(self, group: Group, name: str) -> None:
+        """Have the group give up the name, made or not."""
+        machine = self.machines.get((group.zone, name))
+        if machine is None:
+            group.wanted.pop(name, None)
+        elif machine.gone_at is None:
+            self.delete(machine)
+
+    def delete(self, machine: Machine) -> None:
+        """Begin its end."""
+        machine.gone_at = self._now() + timedelta(seconds=ENDING_SECONDS)
+        self.record("delete", machine.zone, machine.url, ends_at=machine.gone_at)
+
+    def stop(self, name: str) -> datetime:
+        """Let it stop on its own; it stays, without running."""
+        machine = self._named(name)
+        machine.stopped_at = self._now()
+        return machine.stopped_at
+
+    def preempt(self, name: str) -> datetime:
+        """Take it back, and delete it, as the template asks."""
+        machine, now = self._named(name), self._now()
+        self.record("compute.instances.preempted", machine.zone, machine.url, ends_at=now)
+        machine.gone_at = now
+        self.record("delete", machine.zone, machine.url, ends_at=now)
+        self.settle()
+        return now
+
+    def settle(self) -> None:
+        """Bring everything to where it is by now."""
+        now = self._now()
+        for group in self.groups.values():
+            for wanted in group.wanted.values():
+                if not wanted.is_made and now >= wanted.tried_at:
+                    self._try(group, wanted, now)
+        for key, machine in list(self.machines.items()):
+            if machine.gone_at is not None and now >= machine.gone_at:
+                self.ended_at[machine.name] = machine.gone_at
+                self.groups[machine.zone, machine.group].wanted.pop(machine.name, None)
+                del self.machines[key]
+
+    def record(
+        self,
+        kind: str,
+        zone: str,
+        target: str,
+        *,
+        ends_at: datetime,
+        error: tuple[str, str] | None = None,
+        request_id: str | None = None,
+    ) -> Operation:
+        """Keep an operation."""
+        made = Operation(
+            name=f"operation-{len(self.operations)}",
+            kind=kind,
+            zone=zone,
+            target=target,
+            began_at=self._now(),
+            ends_at=ends_at,
+            error=error,
+            request_id=request_id,
+        )
+        self.operations.append(made)
+        return made
+
+    def shown(self, zone: str | None = None) -> Iterator[Machine]:
+        """Yield what lists show by now."""
+        now = self._now()
+        for machine in self.machines.values():
+            if now >= machine.shown_at and zone in (None, machine.zone):
+                yield machine
+
+    def stock(self, name: str, count: int) -> None:
+        """Have so many copies of an instance, without a launch for each."""
+        model = self._named(name)
+        group = self.groups[model.zone, model.group]
+        prefix = name[: len("gpu-00000000-")]
+        for number in range(count):
+            twin = msgspec.structs.replace(model, name=f"{prefix}{number:032x}-{name[-6:]}")
+            self.machines[twin.zone, twin.name] = twin
+            group.wanted[twin.name] = Wanted(
+                name=twin.name, metadata=twin.metadata, tried_at=twin.created_at, is_made=True
+            )
+
+    def _try(self, group: Group, wanted: Wanted, now: datetime) -> None:
+        code = self._refusal_of(group.offer_key)
+        target = f"{BASE}/zones/{group.zone}/instances/{wanted.name}"
+        if code is not None:
+            wanted.error = (code, f"{group.machine_type} in {group.zone} cannot be made now.")
+            wanted.tried_at = now + timedelta(seconds=TRIED_AGAIN_SECONDS)
+            self.record("insert", group.zone, target, ends_at=now, error=wanted.error)
+            return
+        wanted.is_made, wanted.error = True, None
+        self.launches_count += 1
+        creator = f"projects/{PROJECT_NUMBER}/zones/{group.zone}/instanceGroupManagers/{group.name}"
+        self.machines[group.zone, wanted.name] = Machine(
+            name=wanted.name,
+            zone=group.zone,
+            group=group.name,
+            machine_type=group.machine_type,
+            is_spot=group.is_spot,
+            reservation=group.reservation,
+            metadata={"created-by": creator, **wanted.metadata},
+            created_at=now,
+            runs_at=now + timedelta(seconds=self.boot_seconds),
+            shown_at=now + timedelta(seconds=self.shown_after_seconds),
+        )
+        self.record("insert", group.zone, target, ends_at=now)
+
+    def _named(self, name: str) -> Machine:
+        return next(machine for machine in self.machines.values() if machine.name == name)
+
+
+def template_name(machine_type: str, *, is_spot: bool) -> str:
+    """Return the name that the fake gives the template of a machine."""
+    return f"{machine_type}-{'spot' if is_spot else 'on-demand'}"
+
+
+def template_properties(name: str) -> dict[str, Any] | None:
+    """Return what a template makes, None where there is none of this name."""
+    head, _, reservation = name.partition(_RESERVED)
+    if reservation:
+        found = template_properties(template_name(head, is_spot=False))
+        return None if found is None else {**found, "reservationAffinity": affinity_of(reservation)}
+    is_spot = name.endswith("-spot")
+    machine_type = name.removesuffix("-spot").removesuffix("-on-demand")
+    if machine_type not in KINDS or machine_type == name:
+        return None
+    scheduling: dict[str, Any] = {"provisioningModel": "STANDARD", "onHostMaintenance": "TERMINATE"}
+    if is_spot:
+        scheduling |= {"provisioningModel": "SPOT", "preemptible": True, "instanceTerminationAction": "DELETE"}
+    found = {"machineType": machine_type, "scheduling": scheduling}
+    kind = KINDS[machine_type]
+    if is_added(machine_type):
+        found["guestAccelerators"] = [
+            {"acceleratorType": kind.accelerator, "acceleratorCount": kind.resources.gpu_count}
+        ]
+    return found
+
+
+def affinity_of(reservation: str) -> dict[str, Any]:
+    """Return what a template or an instance says that takes this reservation and nothing else."""
+    return {
+        "consumeReservationType": "SPECIFIC_RESERVATION",
+        "key": "compute.googleapis.com/reservation-name",
+        "values": [reservation],
+    }
+
+
+def _capacity_type(reservation: str | None, *, is_spot: bool) -> CapacityType:
+    if reservation is not None:
+        return CapacityType.RESERVED
+    return CapacityType.SPOT if is_spot else CapacityType.ON_DEMAND
+
+
+def stamp(at: datetime) -> str:
+    """Return an instant as Compute Engine writes it."""
+    return at.astimezone(MOUNTAIN_VIEW).isoformat(timespec="milliseconds")

@@ -1,0 +1,253 @@
+"""Claims of devices: made from templates for each pod, allocated on the pod's node, given back when nobody uses them.
+
+As the resourceclaim controller and the scheduler's plugin do, without what no workload here uses: constraints between
+devices, devices that are cut out of counters, shared capacity, priorities of taints. Source: Kubernetes, "Dynamic
+Resource Allocation"; `pkg/controller/resourceclaim` and `plugins/dynamicresources` of 1.36 (read 2026-11-22).
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from gpu_autoscaler.model import cel
+from gpu_autoscaler.model.cel_values import Device, Value, amount, version
+from gpu_autoscaler.simcluster.api import Api
+from gpu_autoscaler.simcluster.kinds import (
+    DEVICE_CLAIMS,
+    DEVICE_CLASSES,
+    DEVICE_SLICES,
+    DEVICE_TEMPLATES,
+    PODS,
+)
+from gpu_autoscaler.simcluster.objects import Json, is_finished, key_of
+from gpu_autoscaler.simcluster.store import Change
+
+DEVICE_TABLES = frozenset({DEVICE_CLAIMS.table, DEVICE_SLICES.table, DEVICE_CLASSES.table})
+_OWN_NAME = "resource.kubernetes.io/pod-claim-name"
+_Place = tuple[str, str, str]  # driver, pool, device
+
+
+class DeviceClaims:
+    """Makes the claims that templates are for, and gives back what pods are done with."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._pods: dict[str, None] = {}  # that may want claims
+        self._over: dict[str, Json] = {}  # by uid: that are done with theirs
+
+    def hear(self, change: Change) -> None:
+        """Note pods with claims, and templates that some may wait for."""
+        if change.table == DEVICE_TEMPLATES.table and change.type != "DELETED":
+            self._pods.update((key_of(pod), None) for pod in self._api.objects(PODS) if _claims_in(pod))
+        elif change.table == PODS.table and _claims_in(change.record.object):
+            pod = change.record.object
+            if change.type == "DELETED" or is_finished(pod):
+                self._over[pod["metadata"]["uid"]] = pod
+            elif change.type == "ADDED":
+                self._pods[change.record.key] = None
+
+    def step(self, _now: datetime) -> None:
+        """Make and give back what is due."""
+        pods, self._pods = self._pods, {}
+        for key in pods:
+            pod = self._api.find(PODS, key)
+            if pod is not None:
+                self._make(key, pod)
+        over, self._over = self._over, {}
+        for uid, pod in over.items():
+            self._give_back(uid, pod)
+
+    def _make(self, key: str, pod: Json) -> None:
+        metadata, made = pod["metadata"], []
+        known = claims_made(pod)
+        for named in _claims_in(pod):
+            name = named.get("resourceClaimTemplateName")
+            template = self._api.find(DEVICE_TEMPLATES, f"{metadata['namespace']}/{name}") if name else None
+            if template is None or named["name"] in known:
+                continue
+            owner = {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "name": metadata["name"],
+                "uid": metadata["uid"],
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+            claim = {
+                "metadata": {
+                    "generateName": f"{metadata['name']}-{named['name']}-",
+                    "annotations": {_OWN_NAME: named["name"]},
+                    "ownerReferences": [owner],
+                },
+                "spec": template["spec"]["spec"],
+            }
+            record = self._api.create(DEVICE_CLAIMS, metadata["namespace"], claim)
+            made.append({"name": named["name"], "resourceClaimName": record.object["metadata"]["name"]})
+        if made:
+            self._api.modify(
+                PODS,
+                key,
+                lambda new: new["status"].update(
+                    resourceClaimStatuses=[*(new["status"].get("resourceClaimStatuses") or ()), *made]
+                ),
+            )
+
+    def _give_back(self, uid: str, pod: Json) -> None:
+        for claim_key in _keys(pod).values():
+            claim = self._api.find(DEVICE_CLAIMS, claim_key or "")
+            if claim is None:
+                continue
+            left = [user for user in (claim.get("status") or {}).get("reservedFor") or () if user["uid"] != uid]
+            if any(owner["uid"] == uid for owner in claim["metadata"].get("ownerReferences") or ()):
+                self._api.delete(DEVICE_CLAIMS, claim_key or "")
+            else:
+                allocation = claim["status"].get("allocation") if left and claim.get("status") else None
+                status = {"allocation": allocation, "reservedFor": left} if allocation else {}
+
+                def write(new: Json, status: Json = status) -> None:
+                    new["status"] = status
+
+                self._api.modify(DEVICE_CLAIMS, claim_key or "", write)
+
+
+# ---- what the scheduler asks
+
+
+def device_reach(api: Api, pod: Json) -> tuple[frozenset[str] | None, str]:
+    """Return the nodes on which the pod's claims can have their devices, None where it has none, and why it can have no
+    node at all for now; empty: it can."""
+    if not _claims_in(pod):
+        return None, ""
+    for named, key in _keys(pod).items():
+        if key is None:
+            return frozenset(), f"waiting for the ResourceClaim of {named}"
+        if api.find(DEVICE_CLAIMS, key) is None:
+            return frozenset(), f'resourceclaim "{key.partition("/")[2]}" not found'
+    names = {one["spec"].get("nodeName", "") for one in api.objects(DEVICE_SLICES)}
+    return frozenset(name for name in names if _picks(api, pod, name) is not None), ""
+
+
+def claims_made(pod: Json) -> dict[str, str]:
+    """Return the claims that were made for the pod, by the names that it has for them."""
+    made = pod["status"].get("resourceClaimStatuses") or ()
+    return {one["name"]: one.get("resourceClaimName", "") for one in made}
+
+
+def allocate(api: Api, pod: Json, node_name: str) -> bool:
+    """Give the pod's claims their devices on the node, and reserve them for it; False: that is no more possible."""
+    picks = _picks(api, pod, node_name)
+    if picks is None:
+        return False
+    user = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+    here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node_name]}]}
+    for key, results in picks.items():
+
+        def write(claim: Json, results: list[Json] = results) -> None:
+            status = claim.get("status") or {}
+            users = status.get("reservedFor") or []
+            allocation = status.get("allocation") or {
+                "devices": {"results": results},
+                "nodeSelector": {"nodeSelectorTerms": [here]},
+            }
+            claim["status"] = {"allocation": allocation, "reservedFor": [*users, user]}
+
+        api.modify(DEVICE_CLAIMS, key, write)
+    return True
+
+
+def _claims_in(pod: Json) -> list[Json]:
+    return pod["spec"].get("resourceClaims") or []
+
+
+def _keys(pod: Json) -> dict[str, str | None]:
+    """The claim behind each name that the pod has for one; None: it is not made yet."""
+    made = claims_made(pod)
+    names = {one["name"]: one.get("resourceClaimName") or made.get(one["name"]) for one in _claims_in(pod)}
+    return {own: f"{pod['metadata']['namespace']}/{name}" if name else None for own, name in names.items()}
+
+
+def _picks(api: Api, pod: Json, node_name: str) -> dict[str, list[Json]] | None:
+    """Which devices of the node each claim gets (none where it has some already); None: it cannot be."""
+    taken, found = set(_taken(api)), dict[str, list[Json]]()
+    devices = list(_devices_on(api, node_name))
+    for key in _keys(pod).values():
+        claim = api.find(DEVICE_CLAIMS, key or "")
+        if claim is None or key is None:
+            return None
+        allocation = (claim.get("status") or {}).get("allocation")
+        if allocation is not None:
+            terms = allocation["nodeSelector"]["nodeSelectorTerms"]
+            if node_name not in terms[0]["matchFields"][0]["values"]:
+                return None
+            found[key] = []
+            continue
+        results = _of_claim(api, claim, devices, taken)
+        if results is None:
+            return None
+        found[key] = results
+    return found
+
+
+def _of_claim(api: Api, claim: Json, devices: list[tuple[_Place, Device]], taken: set[_Place]) -> list[Json] | None:
+    asked = claim["spec"].get("devices") or {}
+    if asked.get("constraints"):
+        return None
+    results: list[Json] = []
+    for request in asked.get("requests") or ():
+        name = request["name"]
+        exact = [(name, request["exactly"])] if "exactly" in request else []
+        wishes = exact or [(f"{name}/{one['name']}", one) for one in request.get("firstAvailable") or ()]
+        tried = ((called, _of_wish(api, wish, devices, taken)) for called, wish in wishes)
+        called, got = next((one for one in tried if one[1] is not None), ("", None))
+        if got is None:
+            return None
+        taken.update(got)
+        results += [{"request": called, "driver": place[0], "pool": place[1], "device": place[2]} for place in got]
+    return results
+
+
+def _of_wish(api: Api, wish: Json, devices: list[tuple[_Place, Device]], taken: set[_Place]) -> list[_Place] | None:
+    device_class = api.find(DEVICE_CLASSES, wish["deviceClassName"])
+    if device_class is None:
+        return None
+    selectors = [*(device_class["spec"].get("selectors") or ()), *(wish.get("selectors") or ())]
+    conditions = [cel.condition(one["cel"]["expression"]) for one in selectors]
+    right = [place for place, device in devices if all(each.judge(device) is True for each in conditions)]
+    free = [place for place in right if place not in taken]
+    if wish.get("allocationMode") == "All":
+        return right if right and free == right else None
+    count = wish.get("count", 1)
+    return free[:count] if len(free) >= count else None
+
+
+def _taken(api: Api) -> Iterator[_Place]:
+    for claim in api.objects(DEVICE_CLAIMS):
+        allocation = (claim.get("status") or {}).get("allocation") or {}
+        for one in (allocation.get("devices") or {}).get("results") or ():
+            yield one["driver"], one["pool"], one["device"]
+
+
+def _devices_on(api: Api, node_name: str) -> Iterator[tuple[_Place, Device]]:
+    """Those of the newest slices of each pool, in their order."""
+    slices = [one["spec"] for one in api.objects(DEVICE_SLICES) if one["spec"].get("nodeName") == node_name]
+    newest: dict[tuple[str, str], int] = {}
+    for spec in slices:
+        pool = (spec["driver"], spec["pool"]["name"])
+        newest[pool] = max(newest.get(pool, 0), spec["pool"].get("generation", 0))
+    for spec in slices:
+        driver, pool_name = spec["driver"], spec["pool"]["name"]
+        if spec["pool"].get("generation", 0) == newest[driver, pool_name]:
+            for one in spec.get("devices") or ():
+                yield (driver, pool_name, one["name"]), _described(one, driver)
+
+
+def _described(device: Json, driver: str) -> Device:
+    attributes: dict[str, dict[str, Value]] = {}
+    for name, said in (device.get("attributes") or {}).items():
+        domain, _, own = name.rpartition("/")
+        value = version(said["version"]) if "version" in said else next(iter(said.values()), None)
+        attributes.setdefault(domain or driver, {})[own] = value
+    capacity: dict[str, dict[str, Value]] = {}
+    for name, said in (device.get("capacity") or {}).items():
+        domain, _, own = name.rpartition("/")
+        capacity.setdefault(domain or driver, {})[own] = amount(said["value"])
+    return Device(driver=driver, attributes=attributes, capacity=capacity, is_all=True)
