@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 import msgspec
 
+from gpu_autoscaler.core.pod_marks import LABEL_KEY, LABEL_VALUE, mark_mistakes
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.pools import allows
 from gpu_autoscaler.core.runtimes import runtime_mistakes
@@ -41,10 +42,6 @@ IMAGE_LENGTH_MAX = 512  # our own: a registry, a path and a digest fit several t
 PRIORITY_MAX = max(PRIORITY_NAMES.values())
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-# Values of labels (Kubernetes documentation, "Labels and Selectors", syntax; read 2026-11-21).
-_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-# Keys of labels: a DNS name before a slash, and a name as above (the same).
-_LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 # Names of environment variables (Kubernetes API reference, EnvVar; read 2026-11-21).
 _ENV_KEY = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 
@@ -124,6 +121,7 @@ def admit(
         *_limits(request, policy),
         *_time(at, now),
         *runtime_mistakes(request),
+        *mark_mistakes(request),
     )
     return mistakes or _spec(request, event_id, at, policy, known)
 
@@ -165,6 +163,8 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         within=request.within,
         start_by_at=request.start_by_at,
         runtime=Runtime(request.runtime.lower()),
+        pod_labels=request.pod_labels,
+        pod_annotations=request.pod_annotations,
     )
 
 
@@ -177,11 +177,11 @@ def _names(request: JobRequested) -> Iterator[Mistake]:
         yield Mistake("job_name", "contains characters that cannot be printed")
     if not request.project_id.strip():
         yield Mistake("project_id", "is empty; name the project that the job is charged to")
-    elif not _LABEL_VALUE.fullmatch(request.project_id):
+    elif not LABEL_VALUE.fullmatch(request.project_id):
         yield Mistake("project_id", _label_rule(request.project_id))
-    if request.workload_type is not None and not _LABEL_VALUE.fullmatch(request.workload_type):
+    if request.workload_type is not None and not LABEL_VALUE.fullmatch(request.workload_type):
         yield Mistake("workload_type", _label_rule(request.workload_type))
-    if request.within is not None and not _LABEL_KEY.fullmatch(request.within):
+    if request.within is not None and not LABEL_KEY.fullmatch(request.within):
         yield Mistake("within", f"{_quoted(request.within)} is no key of a label (example: {labels.ZONE})")
     job_id = request.job_id
     if job_id is not None and (len(job_id) > JOB_ID_LENGTH_MAX or not _DNS_LABEL.fullmatch(job_id)):

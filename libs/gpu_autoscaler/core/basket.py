@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.amounts import Bools, Ints
+from gpu_autoscaler.core.burst import filled
 from gpu_autoscaler.core.choice import Choice, Lacking
 from gpu_autoscaler.core.company import rules_told
 from gpu_autoscaler.core.demand_items import Customer, DemandItem, longest_of
@@ -86,6 +87,10 @@ class Basket:
         for key in list(self._orders)[mark:]:
             self._forget(key)
 
+    def buy_filled(self, want: Lacking) -> tuple[str, ...]:
+        """Buy for pods that are all alike those nodes of the cheapest fleet that more of them would make no better."""
+        return self._buy_once([want], is_filled_only=True)[0]
+
     def buy_together(self, wants: Sequence[Lacking]) -> tuple[tuple[str, ...], ...]:
         """Buy the cheapest fleet for the members of all wants at once, with its pods in their places.
 
@@ -105,13 +110,16 @@ class Basket:
             keys = [had + new for had, new in zip(keys, more, strict=True)]
         return tuple(keys)
 
-    def _buy_once(self, wants: Sequence[Lacking]) -> tuple[tuple[str, ...], ...]:
+    def _buy_once(self, wants: Sequence[Lacking], *, is_filled_only: bool = False) -> tuple[tuple[str, ...], ...]:
         """Buy one fleet."""
         accepts = self._accepts(wants)
         counts = [want.count if accepted.any() else 0 for want, accepted in zip(wants, accepts, strict=True)]
         is_gang = any(want.item.gang is not None or want.item.member_count > 1 for want in wants)
         fleet = () if is_gang and not all(counts) else self._fleet_within_limits(wants, counts, accepts)
         fleet = self._as_liked(fleet, wants, accepts)
+        if is_filled_only:
+            first = wants[0].item
+            fleet = filled(fleet, accepts[0], self._market.members(first.shape), self._choice.costs(first.priority))
         keys: tuple[list[str], ...] = tuple([] for _ in wants)
         bins: list[Bin] = []
         newcomers = Newcomers(self.room)

@@ -77,13 +77,12 @@ class Entities(Generic[K, E]):
 
     def observe(self, key: K, entity: E) -> bool:
         """Take the observation in; False if a newer or equal word was known."""
-        version = version_of(entity)
-        known = self.living.get(key)
+        known = self.living.now.get(key)
         if known is not None:
-            if version_of(known) >= version:
+            if (known.epoch, known.version) >= (entity.epoch, entity.version):
                 return False
-        elif (stone := self.gone.get(key)) is not None:
-            if stone.version >= version:
+        elif (stone := self.gone.now.get(key)) is not None:
+            if stone.version >= version_of(entity):
                 return False
             self.gone.remove(key)
         self.living.set(key, entity)

@@ -11,9 +11,11 @@ from datetime import timedelta
 
 import msgspec
 
+from gpu_autoscaler.core.check_burst import burst_mistakes
 from gpu_autoscaler.core.check_choice import choice_mistakes
 from gpu_autoscaler.core.check_cooling import hurried_purchases
 from gpu_autoscaler.core.check_directives import directive_mistakes
+from gpu_autoscaler.core.check_likes import like_mistakes
 from gpu_autoscaler.core.check_money import unpaid
 from gpu_autoscaler.core.check_neighbours import neighbour_mistakes
 from gpu_autoscaler.core.check_removals import removal_mistakes
@@ -42,11 +44,13 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, 
         hurried_purchases,
         _gangs,
         choice_mistakes,
+        like_mistakes,
         _volumes,
         _domains,
         _everything_accounted,
         directive_mistakes,
         wait_mistakes,
+        burst_mistakes,
         removal_mistakes,
         neighbour_mistakes,
         use_mistakes,
@@ -92,6 +96,8 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
             yield f"{offer.key} is bought when its paid period is over, or nearly"
         if offer.price_micro_usd_per_hour is None:
             yield f"{offer.key} is bought at an unknown price"
+        yield from _barred(offer)
+        yield from _old_price(offer, plan, state, policy)
         if pool is None:
             yield f"{offer.key} is bought for pool {decision.pool}, which the policy does not have"
             continue
@@ -103,10 +109,26 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
         ):
             if wanted and value not in wanted:
                 yield f"{offer.key} is bought for pool {pool.name}, which allows only {', '.join(wanted)}"
-        if pool.taints != decision.taints or not set(pool.labels) <= {key for key, _ in decision.labels}:
+        ordered_taints = (decision.taints, decision.startup_taints)
+        if ordered_taints != (pool.taints, pool.startup_taints) or not set(pool.labels) <= {
+            key for key, _ in decision.labels
+        }:
             yield f"{offer.key} is bought without the labels and taints of pool {pool.name}"
         if _is_refused(offer, plan, state):
             yield f"{offer.key} is bought, but was refused and is not to be asked for yet"
+
+
+def _old_price(offer: Offer, plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    if policy.prices.is_stale_bought or state.offers is None:
+        return
+    heard_at = min(offer.priced_at or state.offers.sampled_at, state.offers.sampled_at)
+    if (plan.as_of - heard_at).total_seconds() > policy.prices.age_seconds_max:
+        yield f"{offer.key} is bought at a price that is older than the policy allows"
+
+
+def _barred(offer: Offer) -> Iterator[str]:
+    if offer.barred_because is not None:
+        yield f"{offer.key} is bought, although {offer.barred_because}"
 
 
 def _sale(offer: Offer) -> tuple[str, str, str, int | None, Resources]:
@@ -359,13 +381,15 @@ def _everything_accounted(plan: Plan, state: ClusterState, _: ScalingPolicy) -> 
     spoken_for = {held.subject for held in plan.held_back}
     for decision in _bought(plan):
         spoken_for.update(getattr(decision.reason, "demand", ()))
-    with_pods = {pod.job_id for pod in state.pods.values()}
+    with_pods = {pod.job_id for pod in state.pods.values()} if state.jobs else set()
     for job_id, job in state.jobs.items():
         over = job.finished is not None or job.cancel_requested is not None or job.placed is not None
         if job.queued is not None and not over and job_id not in with_pods and f"job/{job_id}" not in spoken_for:
             yield f"job {job_id} waits, and the plan neither buys for it nor says why not"
     for uid, pod in state.pods.items():
-        waits = pod.phase == "pending" and pod.node_name is None and pod.unschedulable_since is not None
+        if pod.node_name is not None:
+            continue
+        waits = pod.phase == "pending" and pod.unschedulable_since is not None
         is_wanted = not pod.is_gated and pod.deleting_since is None and pod.owner_kind not in ("DaemonSet", "Node")
         if waits and is_wanted and f"pod/{uid}" not in spoken_for:
             yield f"pod {pod.namespace}/{pod.name} waits, and the plan neither buys for it nor says why not"

@@ -13,7 +13,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.reasons import MoneyExhausted
+from gpu_autoscaler.model.reasons import MoneyExhausted, ReplacesNodes
 
 _ENDING_SECONDS = 120.0  # as the plan allows for the end of a machine
 _SECONDS_PER_HOUR = 3600
@@ -192,7 +192,8 @@ def _latest(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: d
 
 
 def _short_promises(bought: list[BuyNode], state: ClusterState) -> Iterator[str]:
-    """A purchase allows for the longest of the work that it names."""
+    """A purchase allows for the longest of the work that it names; of those that replace nodes together one does, as
+    they do not say which takes which."""
     for decision in bought:
         for key in getattr(decision.reason, "demand", ()):
             kind, _, name = key.partition("/")
@@ -200,6 +201,12 @@ def _short_promises(bought: list[BuyNode], state: ClusterState) -> Iterator[str]
             job_id = JobId(name) if kind == "job" else None if pod is None else pod.job_id
             job = None if job_id is None else state.jobs.get(job_id)
             longest = None if job is None or job.queued is None else job.queued.spec.duration_seconds_max
-            said = decision.work_seconds_max
-            if said is not None and (longest is None or longest > said):
-                yield f"{decision.offer.key} is bought for {said:g} s of work, and {key} may take longer"
+            said = [each.work_seconds_max for each in _together(decision, bought)]
+            if all(seconds is not None and (longest is None or longest > seconds) for seconds in said):
+                yield f"{decision.offer.key} is bought for {said[0]:g} s of work, and {key} may take longer"
+
+
+def _together(decision: BuyNode, bought: list[BuyNode]) -> list[BuyNode]:
+    """The purchase, with the others that replace the same nodes."""
+    others = (each for each in bought if each is not decision and each.reason == decision.reason)
+    return [decision, *(others if isinstance(decision.reason, ReplacesNodes) else ())]

@@ -36,6 +36,8 @@ def neighbour_mistakes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Ite
     ]
     if not assigned and not drains:
         return
+    if all(pod.neighbours is None for pod in state.pods.values()):
+        return  # nobody minds who stands beside it
     sight = _Sight(plan, state, assigned)
     for pod, place in assigned:
         for what in (*sight.near(pod, place), *sight.uneven(pod, place), *sight.lonely(pod, place)):

@@ -8,10 +8,13 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
+from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX, Index, index_of
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import DrainNode, ReleaseInstance
 from gpu_autoscaler.model.reasons import NodeDeleted
 
@@ -24,18 +27,37 @@ class Guard(NamedTuple):
 
 
 def guards_due(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[Guard, ...]:
-    """Return each node of ours whose finalizer is not as it is to be, by name. Nodes of others never carry it."""
+    """Return each node of ours whose finalizer is not as it is to be, by name. Nodes of others never carry it, nor do
+    those that Karpenter makes for us: it holds them by its own, empties them, and waits for no other."""
+    if not _is_any_amiss(index_of(state), policy):
+        return ()
     due = []
     for view in node_views(state, as_of):
         if view.node is None or not view.is_ours:
             continue
-        is_wanted = policy.removal.is_guard_on
+        is_wanted = policy.removal.is_guard_on and not is_karpenters(view.node)
         if view.node.deleting_since is not None:
             # It cannot be put any more. What it waits for is the end of the instance.
             is_wanted = view.node.is_guarded and is_wanted and not _has_ended(view, state)
         if is_wanted != view.node.is_guarded:
             due.append(Guard(view, is_wanted))
     return tuple(due)
+
+
+@remembered(4)
+def _is_any_amiss(index: Index, policy: ScalingPolicy) -> bool:
+    """False where no node's finalizer can have to change: most often, and for as long as nodes say the same."""
+    is_on = policy.removal.is_guard_on
+    ours = (joined.node for joined in index.joined if joined.node is not None and joined.action_id is not None)
+    return any(
+        node.deleting_since is not None or node.is_guarded != (is_on and not is_karpenters(node)) for node in ours
+    )
+
+
+def is_karpenters(node: NodeObserved) -> bool:
+    """True from the first moment on: the taint goes when the label comes."""
+    is_new = any(taint.key == labels.KARPENTER_UNREGISTERED_TAINT for taint in node.taints)
+    return is_new or any(key == labels.KARPENTER_REGISTERED for key, _ in node.labels)
 
 
 def empty_deleted(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 import msgspec
 
+from gpu_autoscaler.core.alike import with_their_like
 from gpu_autoscaler.core.company import Rules, company_of, rules_of
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.life import NodeView
@@ -47,7 +48,7 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
     pods = (*unbound, *(pod for name in leaving for pod in bound.get(name, ())))
     sources = ((pod, _source(pod, leaving)) for pod in pods)
     items = [_pod_item(pod, source, state, leaving) for pod, source in sources if source is not None]
-    items = in_groups(items, unbound, state.pods)
+    items = with_their_like(in_groups(items, unbound, state.pods))
     items.extend(_job_items(state, pods_per_job))
     wishes = (each for each in state.wishes.values() if as_of < each.reported.until)
     items.extend(item for each in wishes for item in _wished(each))
@@ -127,11 +128,18 @@ def pod_shape(pod: PodObserved, spec: JobSpec | None, rules: Rules) -> Shape:
         resources=msgspec.structs.replace(pod.requests, pod_count=1),
         gpu_models=models or (() if spec is None else spec.models),
         company=company_of(pod, rules),
-        gpu_memory_bytes_min=None if spec is None or pod.requests.slices else spec.gpu_memory_bytes_min,
+        gpu_memory_bytes_min=_memory_min(pod, spec),
         demands=pod.demands,
         is_spot_allowed=pod.priority < _CRITICAL_POD_PRIORITY_MIN if spec is None else spec.is_preemptible,
         likes=likes_of(pod) if spec is None else likes_of_job(spec),
     )
+
+
+def _memory_min(pod: PodObserved, spec: JobSpec | None) -> int | None:
+    """Memory of one whole GPU, as the pod's claims or its job ask for it."""
+    if pod.gpu_memory_bytes_min is not None or spec is None or pod.requests.slices:
+        return pod.gpu_memory_bytes_min
+    return spec.gpu_memory_bytes_min
 
 
 def job_spec(state: ClusterState, job_id: JobId | None) -> JobSpec | None:
@@ -184,6 +192,7 @@ def _pod_item(
         member_count=1,
         priority=pod_priority(pod, spec),
         since=pod.unschedulable_since or pod.created_at,
+        created_at=pod.created_at,
         start_by_at=_start_by(pod) if spec is None else spec.start_by_at,
         job_id=pod.job_id,
         project=dict(pod.labels).get(labels.PROJECT_ID) if spec is None else spec.project_id,

@@ -48,6 +48,8 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     member_count: int
     priority: int  # 0..1000, higher goes first
     since: Instant
+    created_at: Instant | None = None  # of a pod
+    is_unspoken: bool = False  # Kubernetes found no node for one that asks for the same, and has not come to this one
     job_id: JobId | None = None
     project: str | None = None
     work_seconds_max: float | None = None  # None: nobody knows
@@ -63,6 +65,11 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     def is_bought_for(self) -> bool:
         """False for work that only keeps room from others: it has a place, or may get one without us."""
         return self.source in _BOUGHT_FOR
+
+    @property
+    def came(self) -> Instant:
+        """When it was first heard of, whatever was said of it since."""
+        return self.created_at or self.since
 
     @property
     def customer(self) -> Customer:

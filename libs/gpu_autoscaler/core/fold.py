@@ -305,7 +305,7 @@ class _Folding:
     def _spot(self, fact: SpotFact) -> None:
         match fact:
             case spot.SpotNoticeReceived():
-                self._keep_notice(notice_after(self._batch.notices.get(fact.notice_id), fact))
+                self._keep_notice(notice_after(self._batch.notices.now, fact))
             case spot.SpotNoticeWithdrawn():
                 known = self._batch.notices.get(fact.notice_id)
                 if known is not None:  # without a notice there is nothing to take back
@@ -383,7 +383,7 @@ class _Folding:
                     remember_given_up(self._batch, decision.reason, planned_at)
             case CancelDrain():
                 drain = self._drain(decision.drain_action_id, plan_id)
-                if drain.cancel is None:
+                if drain.cancel is None and drain.drained is None:  # which of both stands first in the stream holds
                     self._batch.drains.set(decision.drain_action_id, replace(drain, cancel=decision))
             case _:
                 assert_never(decision)

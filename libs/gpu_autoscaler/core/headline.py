@@ -24,11 +24,17 @@ from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.waits import GangIncomplete
 
+_PRICE_NEEDED = (
+    "There is room for it there, but its budget cannot be held where no price is known: add the price to the "
+    "provider's list of prices, or cancel the job and ask again without budget_limit_usd."
+)
+
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True):
     """What every line of one answer is read from, computed once."""
 
     state: ClusterState
+    as_of: datetime
     views: tuple[NodeView, ...]
     coming: Mapping[str, tuple[NodeView, ...]]  # nodes on their way, by what they were bought for
     planned: Mapping[
@@ -48,6 +54,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
                 coming[key] = (*coming.get(key, ()), view)
         return cls(
             state=state,
+            as_of=as_of,
             views=views,
             coming=coming,
             planned={held.subject: held.reason for held in reversed(held_back)},
@@ -119,6 +126,9 @@ def _waiting(job_id: JobId, sight: Sight) -> str:
     coming = _ordered_for((key, *_pod_keys(job_id, sight)), sight)
     if coming:
         return coming
+    if isinstance(scheduled, reasons.PriceUnknown):
+        # There is room, which the plan counts on; only a budget keeps the job from it.
+        return f"{_because(scheduled)} {_PRICE_NEEDED}"
     reason = planned or scheduled
     return _because(reason) if reason is not None else "It may start: the scheduler places it with its next look."
 

@@ -187,6 +187,7 @@ class Index:
             if instance.action_id is not None
         }
         self._drains: dict[NodeUid, DrainRecord] = {}
+        self._emptied: dict[ProviderId, DrainRecord] = {}
         self._releases: dict[ActionId | ProviderId, DrainRecord] = {}
         self.ended: set[ActionId | ProviderId] = set()
         for drain in sorted(drains.values(), key=_planned_order):
@@ -195,9 +196,8 @@ class Index:
         for notice in notices.values():
             if notice.is_standing:
                 self._notices.setdefault(notice.notice.provider_id, []).append(notice)
-        self.providers_without_node = {
-            stone.provider_id for stone in nodes_gone.values() if stone.provider_id is not None
-        } - {node.provider_id for node in nodes.values()}
+        gone = frozenset(stone.provider_id for stone in nodes_gone.values() if stone.provider_id is not None)
+        self.providers_without_node = gone.difference(node.provider_id for node in nodes.values()) if gone else gone
         # Each Kubernetes node, then each order, then each instance that is none of those before.
         self.joined = tuple(self._all())
         self._deadlines = sorted({each.deadline_at for each in self.joined if each.deadline_at is not None})
@@ -221,33 +221,41 @@ class Index:
         node_uid = next((fact.node_uid for fact in (said, drain.started, drain.drained) if fact is not None), None)
         if node_uid is not None:
             self._drains[node_uid] = drain
+        if drain.drained is not None and drain.drained.provider_id is not None:
+            self._emptied[drain.drained.provider_id] = drain
 
     def _all(self) -> Iterator[Joined]:
         """Yield each Kubernetes node, then each order, then each instance that was not yielded before."""
         actions: set[ActionId] = set()
         providers: set[ProviderId] = set()
-        for joined in self._candidates():
-            is_news = joined.node is not None or (
-                joined.action_id not in actions if joined.order is not None else joined.provider_id not in providers
-            )
-            if is_news:
-                yield joined
-            if joined.order is not None:
-                actions.add(joined.order.action_id)
-            if joined.provider_id is not None:
-                providers.add(joined.provider_id)
 
-    def _candidates(self) -> Iterable[Joined]:
+        def joined(
+            order: OrderRecord | None, instance: NodeInstanceObserved | None, node: NodeObserved | None
+        ) -> Joined:
+            if order is not None:
+                actions.add(order.action_id)
+            # The name is the same as `Joined.provider_id`, which is asked for too often for that.
+            if instance is not None:
+                providers.add(instance.provider_id)
+            elif order is not None and order.launched is not None:
+                providers.add(order.launched.provider_id)
+            elif node is not None and node.provider_id is not None:
+                providers.add(node.provider_id)
+            return _join(order, instance, node)
+
         for node in self._nodes.values():
-            instance = None if node.provider_id is None else self._instances.get(node.provider_id)
-            yield _join(self._order_of(node.action_id, node.provider_id), instance, node)
-        for order in self._orders.values():
-            instance = self._instances_by_action.get(order.action_id)
-            if order.launched is not None:
-                instance = self._instances.get(order.launched.provider_id, instance)
-            yield _join(order, instance, None)
-        for instance in self._instances.values():
-            yield _join(self._order_of(instance.action_id, instance.provider_id), instance, None)
+            seen = None if node.provider_id is None else self._instances.get(node.provider_id)
+            yield joined(self._order_of(node.action_id, node.provider_id), seen, node)
+        for action_id, order in self._orders.items():
+            if action_id not in actions:
+                seen = self._instances_by_action.get(action_id)
+                if order.launched is not None:
+                    seen = self._instances.get(order.launched.provider_id, seen)
+                yield joined(order, seen, None)
+        for provider_id, instance in self._instances.items():
+            by = self._order_of(instance.action_id, provider_id)
+            if (by.action_id not in actions) if by is not None else (provider_id not in providers):
+                yield joined(by, instance, None)
 
     def _order_of(self, action_id: ActionId | None, provider_id: ProviderId | None) -> OrderRecord | None:
         by_action = None if action_id is None else self._orders.get(action_id)
@@ -260,11 +268,15 @@ class Index:
         if joined.node is not None and (drain := self._drains.get(joined.node.node_uid)) is not None:
             return drain
         names = (joined.action_id, joined.provider_id)
-        return next((self._releases[name] for name in names if name is not None and name in self._releases), None)
+        release = next((self._releases[name] for name in names if name is not None and name in self._releases), None)
+        if release is None and joined.node is None and joined.provider_id is not None:
+            # The node may leave Kubernetes before its instance has ended, and takes no word of the drain with it.
+            return self._emptied.get(joined.provider_id)
+        return release
 
     def notice_of(self, joined: Joined) -> NoticeRecord | None:
         """Return the standing notice with the earliest deadline; one without a deadline comes last."""
-        if joined.provider_id is None:
+        if not self._notices or joined.provider_id is None:
             return None
         notices = self._notices.get(joined.provider_id, ())
         return min(notices, key=lambda each: (each.notice.reclaim_at or _NEVER, each.notice.notice_id), default=None)
@@ -282,6 +294,13 @@ class Index:
 
 
 _index = remembered(8)(Index)
+
+
+def index_of(state: ClusterState) -> Index:
+    """Return the index of the state's records."""
+    return _index(state.orders, state.instances, state.nodes, state.nodes_gone, state.drains, state.notices)
+
+
 # Records of a node that did not change make the very same Joined, so that what is read from it can be remembered.
 _kept: Kept[Joined] = Kept(8192)
 
@@ -301,7 +320,7 @@ class Joins:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self.pods = pods_by_node(state)
-        self.index = _index(state.orders, state.instances, state.nodes, state.nodes_gone, state.drains, state.notices)
+        self.index = index_of(state)
         self.drain_of = self.index.drain_of
         self.notice_of = self.index.notice_of
         self.is_closed = self.index.is_closed
@@ -311,6 +330,10 @@ class Joins:
         state = self._state
         seen = (state.instances_seen_at, state.instances_listed_at)
         return (self.index, self.pods, state.usable, state.busy_until, state.telemetry, *seen)
+
+    def said_usable(self, node_uid: NodeUid) -> Usable | None:
+        """Return what was seen when the node was first usable, whatever had been promised."""
+        return self._state.usable.get(node_uid)
 
     def usable_of(self, joined: Joined) -> Usable | None:
         """Return since when the node offered all that was promised; None: it never did."""

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.shapes import Shape
+from gpu_autoscaler.model.decisions import DrainNode
 
 _HOUR_SECONDS = 3600.0
 
@@ -26,3 +27,13 @@ def is_cheaper_kept(view: NodeView, shape: Shape, count: int, market: Market, po
     hourly = (market.prices_micro_usd_per_hour[sold] + overhead) * nodes
     anew = hourly * (1.0 + market.boot_seconds[sold] / horizon_seconds)
     return bool(view.price_micro_usd_per_hour + overhead <= anew.min())
+
+
+def callable_drain(view: NodeView) -> DrainNode | None:
+    """Return the drain that can still be cancelled: of a node that leaves by our choice alone and is not empty yet."""
+    record, node = view.drain, view.node
+    if record is None or record.drained is not None or record.cancel is not None or view.notice is not None:
+        return None
+    if node is None or not node.is_ready or view.phase not in (NodePhase.CORDONED, NodePhase.DRAINING):
+        return None
+    return record.decision if isinstance(record.decision, DrainNode) and record.decision.is_voluntary else None

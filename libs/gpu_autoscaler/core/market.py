@@ -21,6 +21,7 @@ from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.paid_periods import PaidPeriods
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.pools import allows
+from gpu_autoscaler.core.price_ages import are_fresh, oldest_seconds
 from gpu_autoscaler.core.refusals import reaches, standing
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Shape
@@ -118,9 +119,20 @@ class Market:
         if self._refusals:
             is_open = [self.refused_until(sale.offer) is None for sale in self.sales]
             self._is_buyable &= np.array(is_open, dtype=np.bool_)
+        self._stale = self._stale_prices(state, policy, draft.as_of)
         self._paid_periods, self._as_of = shelf.paid_periods, draft.as_of
         if shelf.paid_periods.any:
             self._is_buyable &= shelf.paid_periods.are_open(draft.as_of, self.boot_seconds + policy.paid_drain_seconds)
+
+    def _stale_prices(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> WatchStale | None:
+        """Bar what is not bought at so old a price; returns what to say of that, None where nothing is barred."""
+        if policy.prices.is_stale_bought or state.offers is None or not self.sales:
+            return None
+        is_fresh = are_fresh([sale.offer for sale in self.sales], state.offers, policy, as_of)
+        self._is_buyable &= is_fresh
+        age_seconds = oldest_seconds(state.offers, as_of)
+        limit = policy.prices.age_seconds_max
+        return None if is_fresh.all() else WatchStale(source="prices", age_seconds=age_seconds, age_seconds_max=limit)
 
     def members(self, shape: Shape) -> Ints:
         """Return how many members of the shape a new node of each sale takes; none where it cannot be had now."""
@@ -173,6 +185,8 @@ class Market:
             return OffersRefused(offers=tuple(sorted(refused)), retry_at=min(refused.values()))
         if (closed := self._paid_periods.told(fitting, self._as_of)) is not None:
             return NoOfferFits(detail=closed)
+        if self._stale is not None and any(one.price_micro_usd_per_hour is not None for one in fitting):
+            return self._stale
         if fitting:
             return PriceUnknown(offers=tuple(sorted({offer.key for offer in fitting})))
         return NoOfferFits(detail=self._what_is_missing(shape))

@@ -56,6 +56,7 @@ def decision_of(order: Order, draft: Draft, policy: ScalingPolicy, counted: Coun
         offer=offer,
         labels=tuple(sorted(ordered_labels(pool, offer, order.action_id, order.buyer.project).items())),
         taints=pool.taints,
+        startup_taints=pool.startup_taints,
         deadline_at=draft.as_of + timedelta(seconds=policy.boot_seconds_max),
         reason=_reason(order, draft, policy, counted),
         gang=order.gang,

@@ -9,9 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from gpu_autoscaler.core.ahead_policy import ForecastPolicy, Headroom, Size
+from gpu_autoscaler.core.burst_policy import BurstPolicy
 from gpu_autoscaler.core.gang_policy import GangPolicy
 from gpu_autoscaler.core.limits_policy import LimitsPolicy
 from gpu_autoscaler.core.money_policy import MoneyPolicy
+from gpu_autoscaler.core.price_policy import PricePolicy
 from gpu_autoscaler.core.ranges import Count, MicroUsdPerHour, Ratio, Seconds
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
@@ -59,6 +61,13 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     money: Annotated[MoneyPolicy, Meta(description="Money by day and month at most. Source: S5, S116.")] = MoneyPolicy()
     labels: Annotated[dict[str, str], Meta(description="Labels of each node of the pool. Source: S68.")] = {}
     taints: Annotated[tuple[Taint, ...], Meta(description="Taints of each node of the pool. Source: S70.")] = ()
+    startup_taints: Annotated[
+        tuple[Taint, ...],
+        Meta(
+            description="Taints that each node begins with, and that vanish before it is of use. Source: Karpenter,"
+            " NodePools, startupTaints."
+        ),
+    ] = ()
 
 
 class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,6 +119,7 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     price_micro_usd_per_hour_max: Annotated[
         MicroUsdPerHour | None, Meta(description="Fleet price an hour at most; none: no limit. Source: S5.")
     ] = None
+    prices: Annotated[PricePolicy, Meta(description="How old a price may be. Source: our own.")] = PricePolicy()
     limits: Annotated[LimitsPolicy, Meta(description="Limits of zones and of projects. Source: S62, S96, S116.")] = (
         LimitsPolicy()
     )
@@ -161,6 +171,9 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gangs: Annotated[
         GangPolicy, Meta(description="Deadline and waits of what is bought whole or not at all. Source: S31.")
     ] = GangPolicy()
+    burst: Annotated[
+        BurstPolicy, Meta(description="How long the first work of a burst waits for the rest. Source: S53.")
+    ] = BurstPolicy()
     headrooms: Annotated[
         tuple[Headroom, ...], Meta(description="GPUs that are kept free, always or at times. Source: S71.")
     ] = ()

@@ -19,6 +19,7 @@ from gpu_autoscaler.core.slicing import sharing_mistakes
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.gpu import GPU_MODELS
 from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.scheduling import STARTUP_PREFIXES, is_startup
 
 # A policy that sets one of these to zero decides nothing, or undoes at once what it decides.
 _NEVER_ZERO = {
@@ -143,9 +144,16 @@ def _pool(pool: NodePool, at: str, policy: ScalingPolicy) -> Iterator[str]:
     if pool.gpu_count_max == 0 and pool.gpu_models:
         yield f"{at}.gpu_count_max: 0 contradicts gpu_models; nothing can reach pool {pool.name!r}: allow GPUs"
     yield from _pool_labels(pool, at)
-    for (key, effect), count in Counter((taint.key, taint.effect) for taint in pool.taints).items():
+    both = (*pool.taints, *pool.startup_taints)
+    for (key, effect), count in Counter((taint.key, taint.effect) for taint in both).items():
         if count > 1:
             yield f"{at}.taints: {key}:{effect} stands there {count} times, and Kubernetes takes one; keep one"
+    for taint in pool.startup_taints:
+        if not is_startup(taint):
+            yield (
+                f"{at}.startup_taints: nobody would know that {taint.key}:{taint.effect} passes; begin its key with"
+                f" {STARTUP_PREFIXES[0]}, with effect NoSchedule or NoExecute"
+            )
 
 
 def _pool_labels(pool: NodePool, at: str) -> Iterator[str]:

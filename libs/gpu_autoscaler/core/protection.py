@@ -36,7 +36,7 @@ def pod_protection(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of
     return (
         _do_not_disrupt(annotations, pod.started_at or pod.created_at, as_of)
         or _annotated(annotations, labels.SAFE_TO_EVICT, "false")
-        or _exhausted_budget(pod, budgets)
+        or exhausted_budget(pod, budgets)
         or (None if annotations.get(labels.SAFE_TO_EVICT) == "true" else _what_would_be_lost(pod))
     )
 
@@ -48,7 +48,7 @@ def marked_pod(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of: da
     return (
         _do_not_disrupt(annotations, pod.started_at or pod.created_at, as_of)
         or _annotated(annotations, labels.SAFE_TO_EVICT, "false")
-        or _exhausted_budget(pod, budgets)
+        or exhausted_budget(pod, budgets)
         or ("no controller would make it again" if pod.owner_kind is None else None)
     )
 
@@ -72,7 +72,8 @@ def covering_budgets(pod: PodObserved, budgets: Iterable[PodBudgetObserved]) -> 
     )
 
 
-def _exhausted_budget(pod: PodObserved, budgets: Iterable[PodBudgetObserved]) -> str | None:
+def exhausted_budget(pod: PodObserved, budgets: Iterable[PodBudgetObserved]) -> str | None:
+    """Return which disruption budget keeps the pod where it is just now, in words; None: none does."""
     exhausted = (budget.name for budget in covering_budgets(pod, budgets) if budget.disruptions_allowed <= 0)
     name = min(exhausted, default=None)
     return None if name is None else f"disruption budget {pod.namespace}/{name} allows no disruption"

@@ -36,12 +36,12 @@ def hour_end(at: datetime) -> datetime:
 
 def is_outlived(at: datetime, newest: datetime) -> bool:
     """True when something that ended then has been kept for its life."""
-    return hour(at) < hour(newest) - TOMBSTONE_HOURS
+    return at < newest and hour(at) < hour(newest) - TOMBSTONE_HOURS
 
 
 def is_long_idle(busy_until: datetime, newest: datetime) -> bool:
     """True when a node was in use so long ago that it is not remembered."""
-    return hour(busy_until) < hour(newest) - BUSY_HOURS
+    return busy_until < newest and hour(busy_until) < hour(newest) - BUSY_HOURS
 
 
 def forget_pod(batch: Batch, uid: PodUid, gone_at: datetime) -> None:

@@ -3,6 +3,7 @@
 Each function returns the very record it was given where the fact is no news: a repeat, or a step that happened.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import assert_never
 
@@ -80,9 +81,17 @@ def drain_after(record: DrainRecord, fact: DrainStep) -> DrainRecord:
             assert_never(fact)
 
 
-def notice_after(record: NoticeRecord | None, fact: spot.SpotNoticeReceived) -> NoticeRecord:
-    """The earliest deadline wins; a notice that was taken back stands again when the cloud says it again later."""
+def notice_after(notices: Mapping[str, NoticeRecord], fact: spot.SpotNoticeReceived) -> NoticeRecord:
+    """The earliest deadline wins; a notice that was taken back stands again when the cloud says it again later.
+
+    What two ways tell of one interruption at the same moment is one notice, under the name that came first.
+    """
     received_at = fact.received_at
+    record = notices.get(fact.notice_id)
+    if record is None:
+        record = next((each for each in notices.values() if is_same_interruption(each, fact)), None)
+        if record is not None:
+            fact = replace(fact, provider_event=record.notice.provider_event, way=record.notice.way)
     if record is None:
         return NoticeRecord(notice=fact, first_received_at=received_at, last_received_at=received_at)
     if record.withdrawn is not None and received_at <= record.withdrawn.withdrawn_at:
@@ -98,6 +107,13 @@ def notice_after(record: NoticeRecord | None, fact: spot.SpotNoticeReceived) -> 
         first_received_at=min(record.first_received_at, received_at),
         last_received_at=max(record.last_received_at, received_at),
     )
+
+
+def is_same_interruption(record: NoticeRecord, fact: spot.SpotNoticeReceived) -> bool:
+    """True for a standing notice of the same kind that came another way; a queue tells of one by several events."""
+    known = record.notice
+    is_another_way = known.way != fact.way or fact.way == "queue"
+    return is_another_way and record.is_standing and (known.provider_id, known.kind) == (fact.provider_id, fact.kind)
 
 
 def notice_withdrawn(record: NoticeRecord, fact: spot.SpotNoticeWithdrawn) -> NoticeRecord:

@@ -14,6 +14,7 @@ from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.state import ClusterState, OrderRecord
 from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
+from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
@@ -22,6 +23,9 @@ from gpu_autoscaler.model.offers import CapacityType, Offer
 _WAIT_MAX = timedelta(minutes=30)
 # The wait has doubled to its limit long before.
 _DOUBLINGS_COUNT_MAX = 8
+
+# Quotas are read again so often (CHECKLIST, Decisions); what is not sampled any more stays as it was.
+_BAR_RECHECKED, _BAR_RECHECKED_SOON = timedelta(minutes=10), timedelta(minutes=1)
 
 Scope = tuple[str, str]  # offer, zone or region; and its name
 
@@ -40,8 +44,29 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 def standing(state: ClusterState, as_of: datetime) -> Mapping[Scope, Refusal]:
     """Return the refusals that stand at this instant, by what they reach."""
-    return {
+    found = {
         scope: refusal for scope, refusal in refusals_of(state.orders, state.instances).items() if as_of < refusal.until
+    }
+    return found | _barred(state.offers, as_of)
+
+
+def _barred(told: SpotOffersSampled | None, as_of: datetime) -> dict[Scope, Refusal]:
+    """What the cloud would refuse, by its own quotas: as long as the last sample says so."""
+    if told is None:
+        return {}
+    until = max(told.sampled_at + _BAR_RECHECKED, as_of + _BAR_RECHECKED_SOON)
+    return {
+        ("offer", offer.key): Refusal(
+            scope="offer",
+            name=offer.key,
+            until=until,
+            refused_at=told.sampled_at,
+            tries_count=1,
+            code="QuotaTooSmall",
+            message=offer.barred_because,
+        )
+        for offer in told.offers
+        if offer.barred_because is not None
     }
 
 

@@ -84,7 +84,7 @@ def _of_unready(reason: _Unready) -> str:
         case shape_reasons.VolumeNotReady():
             return f"its volume is there ({reason.detail})"
         case shape_reasons.DevicesUnread():
-            return f"it claims so many GPUs of class gpu.nvidia.com, of one product or any ({reason.detail})"
+            return "its claims ask for so many GPUs by what is known before they are there (product, memory, profile)"
         case shape_reasons.GroupNotWhole():
             missing = counted(reason.members_count_min - reason.members_there, "pod")
             return f"the other {missing} that {thing(reason.group)} needs can be seen"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from gpu_autoscaler.core.bins import bin_key, requested_ratio
+from gpu_autoscaler.core.booting import missing_step
 from gpu_autoscaler.core.bounds import beyond
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
@@ -175,7 +176,10 @@ def _late(view: NodeView, draft: Draft, policy: ScalingPolicy) -> ReleaseInstanc
     if view.phase is not NodePhase.FAILED or order is None:
         return None
     booting_seconds = 0.0 if order.planned_at is None else (draft.as_of - order.planned_at).total_seconds()
-    is_late = BootTimedOut(booting_seconds=booting_seconds, boot_seconds_max=policy.boot_seconds_max)
+    step, detail = missing_step(view)
+    is_late = BootTimedOut(
+        booting_seconds=booting_seconds, boot_seconds_max=policy.boot_seconds_max, waited_for=step, detail=detail
+    )
     return ReleaseInstance(
         action_id=draft.next_action_id(),
         provider_id=view.provider_id,

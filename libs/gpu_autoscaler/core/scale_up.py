@@ -13,6 +13,7 @@ import msgspec
 from gpu_autoscaler.core.acceptance import fits
 from gpu_autoscaler.core.basket import Basket
 from gpu_autoscaler.core.bins import bin_key, node_bin
+from gpu_autoscaler.core.burst import Burst
 from gpu_autoscaler.core.choice import Lacking
 from gpu_autoscaler.core.cooling import cooling
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
@@ -20,8 +21,8 @@ from gpu_autoscaler.core.domains import bound, domains_for
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.gangs import is_late, waits
-from gpu_autoscaler.core.keeping import is_cheaper_kept
-from gpu_autoscaler.core.life import NodePhase, NodeView
+from gpu_autoscaler.core.keeping import callable_drain, is_cheaper_kept
+from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.parting import Want, parts_of
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -34,9 +35,10 @@ from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, HeldBack
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons import DemandReturned, HoldReason, ReplacesDoomed, RoomExpected, UnmetDemand
 from gpu_autoscaler.model.shape_reasons import NoDomainFits
-from gpu_autoscaler.model.waits import GangLate
+from gpu_autoscaler.model.waits import BurstArriving, GangLate
 
 _STEP = "cover_demand"
+_PASSING = (RoomExpected, BurstArriving)  # why something is not bought that soon needs no purchase, or is bought better
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
@@ -127,11 +129,12 @@ class _Cover:
         self._closed_reason: HoldReason | None = stale_watch(state, policy, draft.as_of)  # nothing is bought at all
         self._before = (0, 0)  # what was bought and called back before the lots that are served now
         self._draft = draft
+        self._burst = Burst(draft, policy)
         self._coming_free: Soon | None = None  # read where somebody waits, and then once
         self._room = draft.room
         self._ordered_for = _ordered_for(draft.views)
         self._kept: dict[str, tuple[str, ...]] = {}  # by the key of a lot's first item
-        drains = ((view, _callable_drain(view)) for view in draft.views if view.drain is not None)
+        drains = ((view, callable_drain(view)) for view in draft.views if view.drain is not None)
         self._callable_back = {drain.node_uid: (view, drain) for view, drain in drains if drain is not None}
 
     def keep(self, lot: _Lot) -> None:
@@ -186,6 +189,7 @@ class _Cover:
                 if (closed := self._closed(lots[each].first)) is not None:
                     reasons[each] = closed
             reasons |= self._patient(lots, [each for each in short if each not in reasons], placed)
+            reasons |= self._coming(lots, [each for each in short if each not in reasons], placed)
             wanting = [each for each in short if each not in reasons]
             if wanting and all(lots[each].shape.company.is_plain for each in wanting):
                 self._buy_together(lots, wanting, placed)
@@ -194,7 +198,7 @@ class _Cover:
                 reason = self._buy_alone(lots[each].first, lacking_count, placed, each) if lacking_count else None
                 if reason is not None:
                     reasons[each] = reason
-            self._keep_dear(lots, [each for each in short if not isinstance(reasons.get(each), RoomExpected)], placed)
+            self._keep_dear(lots, [each for each in short if not isinstance(reasons.get(each), _PASSING)], placed)
             reasons = {each: why for each, why in reasons.items() if len(placed[each]) < lots[each].members_count}
         if gang is not None and (late := self._is_late(gang, placed)) is not None:
             reasons = {0: late}
@@ -233,6 +237,24 @@ class _Cover:
                 found[each] = expected
         # Lots of one gang start together: to wait for a part of it gains nothing.
         return found if len(found) == len(short) or all(lots[each].first.gang is None for each in short) else {}
+
+    def _coming(
+        self, lots: tuple[_Lot, ...], short: list[int], placed: list[tuple[str, ...]]
+    ) -> Mapping[int, HoldReason]:
+        """Return the lots that wait for the rest of their burst; of one whose pods are all alike nodes are bought that
+        those fill. What cannot be bought anyway is told why."""
+        lacking = {each: lots[each].items[len(placed[each]) :] for each in short if self._can_buy(lots[each])}
+        found = self._burst.waiting(lacking) if lacking else {}
+        if len(found) == len(short) == 1 and (lot := lots[short[0]]).shape.company.is_any:
+            sinces = tuple(item.since for item in lacking[short[0]])
+            keys = self.basket.buy_filled(Lacking(item=lot.first, sinces=sinces))
+            placed[short[0]] += keys
+            for key in keys:
+                self._room.note(key, lot.shape)
+        return found
+
+    def _can_buy(self, lot: _Lot) -> bool:
+        return self.basket.is_open_to(lot.first.customer) and bool(self._market.members(lot.shape).any())
 
     def _soon(self) -> Soon:
         if self._coming_free is None:
@@ -349,6 +371,8 @@ class _Cover:
             self.claimed.update(keys)
             self.basket.assign(item, keys)
             if not item.is_bought_for:
+                if not bins:
+                    self._burst.note(item)
                 continue
             self.is_met = self.is_met and bool(bins) and all(each.standing is Standing.READY for each in bins)
             if not bins and reason is not None:
@@ -367,16 +391,6 @@ def _ordered_for(views: tuple[NodeView, ...]) -> Mapping[str, tuple[str, ...]]:
             for key in decision.reason.demand:
                 bins.setdefault(key, []).append(bin_key(view))
     return {key: tuple(each) for key, each in bins.items()}
-
-
-def _callable_drain(view: NodeView) -> DrainNode | None:
-    """Return the drain that can still be cancelled: of a node that leaves by our choice alone and is not empty yet."""
-    record, node = view.drain, view.node
-    if record is None or record.drained is not None or record.cancel is not None or view.notice is not None:
-        return None
-    if node is None or not node.is_ready or view.phase not in (NodePhase.CORDONED, NodePhase.DRAINING):
-        return None
-    return record.decision if isinstance(record.decision, DrainNode) and record.decision.is_voluntary else None
 
 
 def _expected(bins: list[Bin]) -> RoomExpected:

@@ -57,6 +57,8 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     Equal state, policy and `as_of` give an equal schedule. Nothing starts on an old picture of pods or nodes.
     """
     waiting = {job.queued.job_id: job for job in queue(state) if job.queued is not None}
+    if not waiting:
+        return Schedule()
     stale = stale_watch(state, policy, as_of)
     if stale is not None:
         return Schedule(held_back=tuple(_held(job_id, stale) for job_id in waiting))
@@ -83,7 +85,7 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
             or _why_not_now(item.job_id, item, keys, room)
             or tuple(nodes[key] for key in (*keys, *_beyond_the_gang(item, state, room)))
         )
-    found.update(_released(state, waiting, {view.name: view for view in views if view.node is not None}))
+    found.update(_released(state, waiting, {view.name: view for view in views if view.node is not None}, found))
     found.update(_leaving_spot(state, waiting, policy, as_of))
     placements: list[Placement] = []
     held: list[HeldBack] = []
@@ -160,27 +162,39 @@ def _why_not_now(job_id: JobId, item: DemandItem, keys: tuple[str, ...], room: R
 
 
 def _released(
-    state: ClusterState, waiting: Mapping[JobId, JobRecord], nodes: Mapping[str, NodeView]
+    state: ClusterState,
+    waiting: Mapping[JobId, JobRecord],
+    nodes: Mapping[str, NodeView],
+    in_queue: Mapping[JobId, tuple[NodeView, ...] | HoldReason],
 ) -> dict[JobId, tuple[NodeView, ...] | HoldReason]:
     """Jobs of the queue whose pods exist: Kubernetes has them already, after a preemption, and binds them by itself.
 
     Such a job has its place once all members are bound to nodes that stay; until then there is nothing for us to
     choose. A member whose node is on its way out has no place: taken for one, its loss would cost another attempt. Nor
     has one that is about to go itself, though for a moment it may be all that is left of its job.
+
+    Where all pods that exist have done their part, the Job may be held, and nothing makes the others before they have
+    a place: they get what the queue found for them.
     """
     members_bound: dict[JobId, list[NodeView]] = {}
+    at_work: set[JobId] = set()
     for pod in sorted(state.pods.values(), key=_by_uid):
         if pod.job_id is not None and pod.job_id in waiting and (is_member(pod) or not is_finished(pod)):
+            if not is_finished(pod):
+                at_work.add(pod.job_id)
             bound = members_bound.setdefault(pod.job_id, [])
             view = None if pod.node_name is None or not is_member(pod) else nodes.get(pod.node_name)
             if view is not None and view.notice is None and not view.is_leaving:
                 bound.append(view)
     found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}
     for job_id, bound in members_bound.items():
-        queued = waiting[job_id].queued
-        count = len(bound) if queued is None else queued.spec.gang_count
-        if len(bound) >= count:
-            found[job_id] = tuple(bound if queued is None else bound[: queued.spec.member_count])
+        accepted = waiting[job_id].queued
+        count = len(bound) if accepted is None else accepted.spec.gang_count
+        others = None if job_id in at_work else in_queue.get(job_id)
+        if others is not None:
+            found[job_id] = (*bound, *others) if isinstance(others, tuple) else others
+        elif len(bound) >= count:
+            found[job_id] = tuple(bound if accepted is None else bound[: accepted.spec.member_count])
         else:
             found[job_id] = GangIncomplete(job_id=job_id, members_placed=len(bound), members_count=count)
     return found

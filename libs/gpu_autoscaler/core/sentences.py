@@ -133,11 +133,29 @@ def _dropped(dropped: tuple[DroppedPreference, ...]) -> str:
     return "".join(said)
 
 
+def _boot_missing(reason: reasons.BootTimedOut) -> str:
+    """What never came, and where to look."""
+    match reason.waited_for:
+        case "node":
+            return " No node registered: look at the instance's console, its user data and its way to the API server."
+        case "kubelet":
+            return " Its node registered and never was ready: look at its conditions and its network agent."
+        case "gpus":
+            return (
+                f" Its node is ready with {reason.detail}: driver or device plugin missing, look at their pods there."
+            )
+        case "startup_taint":
+            return f" Start-up taint {reason.detail} was never taken away: look at what is to make the node ready."
+        case "unknown":
+            return ""
+
+
 def _why_released(reason: reasons.ReleaseReason) -> str:
     match reason:
         case reasons.BootTimedOut():
             limit = span(reason.boot_seconds_max)
-            return f"It was not usable {span(reason.booting_seconds)} after it was ordered; {limit} are allowed."
+            late = f"It was not usable {span(reason.booting_seconds)} after it was ordered; {limit} are allowed."
+            return late + _boot_missing(reason)
         case reasons.NodeLost():
             return "Its node was deleted from Kubernetes, so that no work can reach it."
         case reasons.NodeOrphaned():

@@ -15,7 +15,7 @@ import numpy as np
 from gpu_autoscaler.core.amounts import Floats, Ints
 
 WHOLE = 1000  # thousandths of one GPU
-_BEST_FIT_SPAN = 1000  # more than best fits differ by, of which the worst is below zero on huge nodes
+_ROOM_SPAN = 2**40  # more than nodes differ by in what they have left
 _NO = -(2**62)  # the score of what does not fit
 
 # Where the score of a fragmentation gradient rises by one of its hundred steps: 100 / (1 + exp(-x)) reaches k at
@@ -243,9 +243,10 @@ def _gradient_in_steps(scores: Scores, state: NodeState, after: _Afters) -> Ints
 
 
 def _least_fragments(scores: Scores, state: NodeState, after: _Afters) -> Ints:
-    """Differences within a step say less than how full a node is."""
+    """Differences within a step say less than how full a node is, told to the last CPU: of hundredths too many are
+    equal, and a name is no reason."""
     steps = _in_steps(_gradient(scores, state, after), scores, _STEPS)
-    return steps * _BEST_FIT_SPAN + _best_fit(scores, state, after)
+    return steps * _ROOM_SPAN - _room_left(after.cpu_milli, after.gpus_milli.sum(axis=1))
 
 
 def _in_steps(gradient: Ints, scores: Scores, steps: Floats) -> Ints:
@@ -257,10 +258,14 @@ def _best_fit(_scores: Scores, _state: NodeState, after: _Afters) -> Ints:
 
 
 def best_fit_scores(cpu_milli: Ints, gpus_milli: Ints) -> Ints:
-    """Of what is left of CPU and, over all GPUs, of GPU."""
-    both = cpu_milli * _GPU_MILLI_OF_LARGEST + gpus_milli * _CPU_MILLI_OF_LARGEST
+    """Of what is left of CPU and, over all GPUs, of GPU; in whole hundredths, as published."""
     whole = 2 * _CPU_MILLI_OF_LARGEST * _GPU_MILLI_OF_LARGEST
-    return np.asarray((whole - both) * 100 // whole, dtype=np.int64)
+    return np.asarray((whole - _room_left(cpu_milli, gpus_milli)) * 100 // whole, dtype=np.int64)
+
+
+def _room_left(cpu_milli: Ints, gpus_milli: Ints) -> Ints:
+    """What is left of CPU and GPU, each as a share of what the largest node has, on one scale."""
+    return np.asarray(cpu_milli * _GPU_MILLI_OF_LARGEST + gpus_milli * _CPU_MILLI_OF_LARGEST, dtype=np.int64)
 
 
 def _packing(_scores: Scores, state: NodeState, after: _Afters) -> Ints:

@@ -9,13 +9,11 @@ from gpu_autoscaler.core.demand_items import DemandItem
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState, JobRecord
-from gpu_autoscaler.model.jobs import PRIORITY_NAMES, Runtime
+from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.waits import SpotAwaited
 
 _PRECISION = 1_000_000
-# Kinds that the scheduler does not hold and let go anew: what they were made with stays.
-_LET_GO_ONCE = (Runtime.JOBSET, Runtime.VOLCANO)
 
 
 def off_spot_if_worn(
@@ -45,10 +43,9 @@ def is_worn(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bo
 def is_to_leave_spot(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bool:
     """True for a job whose next attempt is to be on no spot though its Job would take it: it is held, and let go anew.
 
-    What must not be interrupted at all says so in its Job from the beginning. Kinds that cannot be let go anew are left
-    where Kubernetes binds them.
+    What must not be interrupted at all says so in its Job from the beginning.
     """
-    if job is None or job.queued is None or job.queued.spec.runtime in _LET_GO_ONCE:
+    if job is None or job.queued is None:
         return False
     return job.queued.spec.is_preemptible and is_worn(job, policy, as_of)
 

@@ -105,6 +105,11 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="So long after a hint that it may be taken a node gets no new work. Source: our own."),
     ] = 3600.0
 
+    test_annotation: Annotated[
+        bool,
+        Meta(description="A node's annotation is taken for a notice of the cloud, to try what it does. Source: S79."),
+    ] = False
+
     def mistakes(self) -> Iterator[str]:
         """Yield what cannot be meant."""
         yield from self.mix.mistakes()

@@ -169,7 +169,8 @@ def _scaling_sentence(fact: Fact) -> str | None:
         case scaling.ScalingNodeDrained():
             return f"No pod that counts is left on node {fact.node_name}."
         case scaling.ScalingDrainCancelled():
-            return f"Node {fact.node_name} was uncordoned: it stays."
+            why = f", as {fact.given_up_because}" if fact.given_up_because else ""
+            return f"Node {fact.node_name} was uncordoned: it stays{why}."
         case scaling.ScalingNodeTerminated():
             what = fact.provider_id or f"order {fact.order_action_id}"
             return f"The cloud confirmed that {what} is gone, at {instant(fact.terminated_at)}."

@@ -7,9 +7,9 @@ from typing import assert_never
 
 from gpu_autoscaler.core.wording import counted, instant, named, percent, span, thing
 from gpu_autoscaler.model.reasons import RoomExpected
-from gpu_autoscaler.model.waits import GangBackoff, GangIncomplete, GangLate, SpotAwaited, SpotLeft
+from gpu_autoscaler.model.waits import BurstArriving, GangBackoff, GangIncomplete, GangLate, SpotAwaited, SpotLeft
 
-Waiting = RoomExpected | GangIncomplete | GangLate | GangBackoff | SpotAwaited | SpotLeft
+Waiting = RoomExpected | BurstArriving | GangIncomplete | GangLate | GangBackoff | SpotAwaited | SpotLeft
 
 
 def why_waiting(reason: Waiting) -> str:
@@ -18,6 +18,13 @@ def why_waiting(reason: Waiting) -> str:
         case RoomExpected():
             when = "soon" if reason.expected_at is None else f"about {instant(reason.expected_at)}"
             return f"Room on {reason.node} is expected {when}."
+        case BurstArriving():
+            count = reason.members_count
+            who = "the one that is here waits" if count == 1 else f"the {count} that are here wait"
+            return (
+                f"More work is just coming, and what is bought for all of it at once costs less: {who} for the rest, "
+                f"until {instant(reason.until)} at most."
+            )
         case GangIncomplete():
             placed = f"{reason.members_placed} of {counted(reason.members_count, 'member')}"
             return f"Only {placed} of job {reason.job_id} have a place; it starts whole or not at all."
@@ -53,6 +60,8 @@ def over_when(reason: Waiting) -> str:
         case RoomExpected():
             when = "" if reason.expected_at is None else f", about {instant(reason.expected_at)}"
             return f"{reason.node} takes it{when}"
+        case BurstArriving():
+            return f"nothing more comes, or at {instant(reason.until)}, and its node is there"
         case GangIncomplete():
             missing = reason.members_count - reason.members_placed
             return f"the other {counted(missing, 'member')} {'has' if missing == 1 else 'have'} a place as well"
