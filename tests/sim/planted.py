@@ -7,6 +7,7 @@ numbers are those of the design notes, "Promises"; what a promise does not name,
 from tests.sim.planted_later import LATER
 from tests.sim.planted_launches import LAUNCHES
 from tests.sim.planted_limits import LIMITS
+from tests.sim.planted_seen import SEEN
 from tests.sim.planting import Planted
 
 _SCALER = "services/gpu_autoscaler_services/scaler"
@@ -74,9 +75,8 @@ _REMOVALS = (
         f"{_SCALER}/drains.py",
         "        if not started.is_voluntary and self._clock.now() >= eviction_order",
         "        if True or self._clock.now() >= eviction_order",
-        world="services",
-        where=lambda policy: policy.is_consolidation_on and policy.consolidation_requested_ratio_max == 1.0,
-        hours=2.0,
+        world="editors",
+        hours=1.0,
     ),
     Planted(
         "disruption budgets are ignored",
@@ -114,8 +114,9 @@ _REMOVALS = (
         f"{_CORE}/freshness.py",
         "age_seconds is not None and age_seconds <= policy.watch_seconds_max",
         "age_seconds is not None",
-        world="outages",
-        where=lambda policy: policy.idle_seconds_max == 120.0,
+        world="blind",
+        where=lambda policy: policy.idle_seconds_max >= 300.0,
+        hours=1.0,
     ),
     Planted(
         "a drain does not wait for its pods",
@@ -256,8 +257,8 @@ _RECORDS = (
         "an older word about an object overrules a newer one",
         6,
         f"{_CORE}/batch.py",
-        "            if version_of(known) >= version:\n                return False\n",
-        "            if version_of(known) == version:\n                return False\n",
+        "            if (known.epoch, known.version) >= (entity.epoch, entity.version):\n",
+        "            if (known.epoch, known.version) == (entity.epoch, entity.version):\n",
         world="calm",
         where=lambda policy: policy.nodes_count_min == 2,
     ),
@@ -265,7 +266,7 @@ _RECORDS = (
         "what is gone comes back when it is said again",
         6,
         f"{_CORE}/batch.py",
-        "            if stone.version >= version:\n                return False\n",
+        "            if stone.version >= version_of(entity):\n                return False\n",
         "",
         world="messages",
     ),
@@ -279,4 +280,4 @@ _RECORDS = (
     ),
 )
 
-PLANTED = (*_JOBS, *LAUNCHES, *_REMOVALS, *_NOTICES, *_MONEY, *_RECORDS, *LATER, *LIMITS)
+PLANTED = (*_JOBS, *LAUNCHES, *_REMOVALS, *_NOTICES, *_MONEY, *_RECORDS, *LATER, *LIMITS, *SEEN)

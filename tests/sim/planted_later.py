@@ -25,7 +25,8 @@ _LOSSES = (
         f"{_SCALER}/past.py",
         "        past = open_decisions(await self._plans(newest[0].fact.plan.as_of), state, self._policy, now)\n",
         "        past = ()\n",
-        "losses",
+        "ruined drains",
+        hours=1.0,
     ),
     Planted(
         "after a loss a plan is made before the world is listed",
@@ -33,7 +34,8 @@ _LOSSES = (
         f"{_SCALER}/past.py",
         "        if stale is not None:\n",
         "        if False:\n",
-        world="ruins",
+        world="ruined drains",
+        hours=1.0,
     ),
     Planted(
         "after a loss a node without its GPUs is taken for one that came up",
@@ -128,9 +130,8 @@ _GOINGS = (
         f"{_SCALER}/eviction_order.py",
         "if _is_saving(pod, asked_at) and (is_patient or not is_hurried):",
         "if _is_saving(pod, asked_at) and not is_patient and not is_hurried:",
-        world="quiet",
-        where=lambda policy: policy.is_consolidation_on and policy.consolidation_requested_ratio_max == 1.0,
-        hours=2.0,
+        world="editors",
+        hours=1.0,
     ),
     Planted(
         "a node drains before its replacement is there",
@@ -138,9 +139,8 @@ _GOINGS = (
         f"{_CORE}/renewal.py",
         "    if not places.homeless and not places.coming:\n",
         "    if True:\n",
-        world="quiet",
-        where=lambda policy: policy.removal.expire_seconds_max == 4500.0,
-        hours=2.0,
+        world="editors",
+        hours=1.0,
     ),
 )
 

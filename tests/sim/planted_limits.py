@@ -119,8 +119,9 @@ _PEOPLE = (
         f"{_CORE}/bounds.py",
         '    if (pause := draft.directives.paused.get(view.pool or "")) is not None:\n',
         '    if (pause := draft.directives.paused.get(view.pool or "")) is None and False:\n',
-        "many words",
-        lambda policy: len(policy.pools) == 1,
+        "overrulers",
+        lambda policy: len(policy.pools) == 1 and policy.idle_seconds_max == 120.0,
+        hours=1.0,
     ),
     Planted(
         "an override's most is passed by one",

@@ -46,6 +46,9 @@ WORLDS: Mapping[str, World] = {
     "notices": World(
         ("notice_120", "notice_30", "notice_cancelled", "rebalance_hint", "storm_of_type", "budget_tightened"), 8.0
     ),
+    "queue": World(
+        ("metadata_closed", "notice_120", "notice_30", "rebalance_hint", "broker_away", "killed_before_publish"), 8.0
+    ),
     "operators": World(("node_cordoned", "budget_tightened", "operator_marks_node", "pod_vanished"), 10.0),
     "overrulers": World(("operator_overrules", "operator_freezes"), 6.0, jobs_per_hour=40.0),
     "many words": World(("operator_overrules",), 25.0, jobs_per_hour=40.0),
@@ -66,6 +69,12 @@ WORLDS: Mapping[str, World] = {
     "redeliveries": World(
         ("launch_refused", "capacity_gone", "message_repeated", "killed_before_ack"), 6.0, jobs_per_hour=40.0
     ),
+    "editors": World(("operator_edits_policy", "budget_spent_in_drain"), 12.0, jobs_per_hour=30.0),
+    "ruined drains": World(("operator_edits_policy", "broker_lost"), 30.0, jobs_per_hour=30.0),
+    "crossings": World(("message_delayed", "streams_overtaking"), 15.0, jobs_per_hour=40.0),
+    "deleters": World(("node_vanished",), 20.0, jobs_per_hour=30.0),
+    "blind": World(("kubernetes_away",), 40.0, jobs_per_hour=30.0),
+    "late launches": World(("launches_held",), 30.0, jobs_per_hour=30.0),
     "messages": World(
         ("message_delayed", "message_repeated", "streams_overtaking", "list_stale", "watch_broken",
          "watch_history_lost", "pod_vanished", "node_vanished"),

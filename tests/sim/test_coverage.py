@@ -1,9 +1,13 @@
 """What a swarm is there for comes up: reasons and faults of every kind; the report names what did not."""
 
-import pytest
+from io import StringIO
 
+import pytest
+from rich.console import Console
+
+from gpu_autoscaler.sim.coverage import SELDOM
 from gpu_autoscaler.sim.faults import KINDS
-from gpu_autoscaler.sim.swarm import reason_tags, summarise
+from gpu_autoscaler.sim.swarm import reason_tags, summarise, tell
 from gpu_autoscaler.sim.world import Setting
 from gpu_autoscaler_services.simulate import run_one
 
@@ -37,3 +41,18 @@ def test_what_was_never_reached_is_named() -> None:
     assert set(summary.faults_never_struck) == set(KINDS)
     assert set(summary.reasons_never_given) == set(reason_tags()) - set(result.reasons)
     assert "node_orphaned" in summary.reasons_never_given
+    told = StringIO()
+    tell(summary, Console(file=told, width=4000))
+    assert f"money_crossed ({SELDOM['money_crossed']})" in told.getvalue()
+
+
+def test_only_reasons_that_there_are_are_called_seldom() -> None:
+    """Else a reason that was renamed would be told without its why."""
+    assert set(SELDOM) <= set(reason_tags())
+
+
+def test_a_large_world_that_foresees_demand_says_that_it_is_not_sure_yet() -> None:
+    """Its record has a day before, of which a forecast is made that nothing has scored."""
+    result = run_one(Setting(seed=9, hours=0.6, ends_at_hours=0.6, kinds=(), is_large=True))
+    assert result.broken == ()
+    assert result.reasons.get("forecast_unsure")

@@ -44,3 +44,11 @@ def test_a_machine_that_no_plan_knows_is_given_back() -> None:
     result = world.run()
     assert result.broken == ()
     assert result.reasons["node_orphaned"] >= 1
+
+
+def test_what_jobs_have_spent_is_known_again() -> None:
+    """The new stream was once told the sums of no job, as nobody had said yet which there are: budgets began anew."""
+    kinds = ("broker_lost", "operator_edits_policy")
+    result = World(Setting(seed=6, hours=1.0, kinds=kinds, faults_times=30.0, jobs_per_hour=30.0), ROLES).run()
+    assert result.broken == ()
+    assert result.faults["broker_lost"] >= 1

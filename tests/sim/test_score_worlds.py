@@ -138,7 +138,24 @@ def test_the_page_says_where_ours_is_worse() -> None:
     cheap = Round(world="bursts", told="a test", scores=(_at(ours, 10.0), _at(other, 20.0)))
     told = page(Board(seed=1, hours=0.5, rounds=(dear,)))
     assert "**worse** in cost (20 to 10)" in told
+    assert "The 10.00 USD (100.0%) that it costs more than karpenter-like buy " in told
     assert "better in cost (10 to 20)" in page(Board(seed=1, hours=0.5, rounds=(cheap,)))
+
+
+def test_the_page_says_what_money_buys() -> None:
+    """Twelve jobs that wait five minutes less are an hour; where nothing is gained, that is said."""
+    other = score(Case("bursts", "karpenter", seed=1, hours=0.5))
+    waiting = replace(other.waiting[ALL], count=12, mean_seconds=600.0)
+    slow = replace(other, cost_usd=10.0, waiting={ALL: waiting}, evicted_count=3, lost_gpu_hours=1.5, storm_ratio=0.9)
+    quick = replace(slow, system=OURS, cost_usd=12.0, evicted_count=0, lost_gpu_hours=0.0, storm_ratio=0.5)
+    quick = replace(quick, waiting={ALL: replace(waiting, mean_seconds=300.0)})
+    told, vain = (
+        page(Board(seed=1, hours=0.5, rounds=(Round(world="bursts", told="a test", scores=(mine, slow)),)))
+        for mine in (quick, replace(slow, system=OURS, cost_usd=12.0))
+    )
+    assert "1.0 h less waiting of all jobs together (2.00 USD an hour); 1.5 GPU-h less of lost work" in told
+    assert "3 evictions fewer; 50% of the GPUs within reach of one storm, not 90%." in told
+    assert "buy **nothing** that is counted here." in vain
 
 
 def _at(one: Score, usd: float) -> Score:

@@ -38,6 +38,17 @@ def test_a_node_that_left_costs_nothing_more() -> None:
     assert score.node_hours == pytest.approx(1.0, abs=0.01)
 
 
+def test_what_one_storm_could_take_is_told() -> None:
+    """One spot node and one on-demand of a GPU each, side by side for all of the time: half; alone: all, or nothing."""
+    here = (0.0, Buy(offer=SPOT, token="two"))
+    both, spot, safe = (
+        played(scene(job("a", READY, 60.0), hours=2.0), Scripted(*acts))[0]
+        for acts in ((ONE_NODE, here), (here,), (ONE_NODE,))
+    )
+    assert both.storm_ratio == pytest.approx(0.5, abs=0.01)
+    assert (spot.storm_ratio, safe.storm_ratio) == (1.0, 0.0)
+
+
 def test_waiting_is_told_by_priority() -> None:
     """One GPU, three jobs of a thousand seconds at once: high goes first, low last."""
     arrivals = (job(name, READY, 1000.0, priority=name) for name in ("low", "medium", "high"))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.sim.binding import FINISHED
 from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.timeline import VirtualLoop
@@ -12,7 +13,7 @@ from gpu_autoscaler.sim.timeline import VirtualLoop
 PROMISE = "money"
 LOOKED_SECONDS = 60.0
 # A look at the ledger, an eviction with its grace period, and the cloud's own time: the ledger is read each minute.
-ENDED_SECONDS_MAX = 600.0
+ENDED_SECONDS_MAX = 300.0
 
 
 class Allowances:
@@ -41,7 +42,8 @@ class Allowances:
     def _look(self) -> None:
         now = self._loop.time()
         beyond = {job_id: self._since.get(job_id, now) for job_id in self._beyond()}
-        at_work = {pod.metadata.labels.get(labels.JOB_ID) for pod in self._cluster.all(PODS)} if beyond else set()
+        pods = (pod for pod in self._cluster.all(PODS) if pod.status.phase not in FINISHED) if beyond else ()
+        at_work = {pod.metadata.labels.get(labels.JOB_ID) for pod in pods}
         self._since = {job_id: since for job_id, since in beyond.items() if job_id in at_work}
         for job_id, since in self._since.items():
             seconds = now - max(since, self._calm_since())

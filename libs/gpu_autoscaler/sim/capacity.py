@@ -1,6 +1,6 @@
 """The cloud, the machines' metadata, their exporters and the store as one process reaches them: they fail and lie."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from gpu_autoscaler.store.protocol import Acceptance, JobOutcome
 REFUSED_SECONDS = 180.0
 SLOW_SECONDS = (2.0, 60.0)
 LATE_SECONDS = (5.0, 90.0)  # until an instance that was made is shown
+GIVEN_UP_SECONDS = 30.0  # nobody waits longer for an answer
 _CODES: tuple[tuple[str, RefusalScope], ...] = (
     ("InsufficientInstanceCapacity", "offer"),
     ("Unsupported", "zone"),
@@ -32,15 +33,24 @@ _CODES: tuple[tuple[str, RefusalScope], ...] = (
 )
 
 
+def nothing_known() -> int:
+    """Of whoever has no stream."""
+    return 0
+
+
 class SimCapacity:
     """A CapacityProvider."""
 
     name = "sim"
 
-    def __init__(self, gate: Gate, cloud: Cloud, onlooker: Onlooker) -> None:
+    def __init__(
+        self, gate: Gate, cloud: Cloud, onlooker: Onlooker, known_to: Callable[[], int] = nothing_known
+    ) -> None:
+        """`known_to`: up to which place of its own stream the process has heard what came of its orders."""
         self._gate = gate
         self._cloud = cloud
         self._onlooker = onlooker
+        self._known_to = known_to
 
     async def offers(self) -> Sequence[Offer]:
         """Return everything that is for sale."""
@@ -49,8 +59,13 @@ class SimCapacity:
 
     async def launch(self, order: Order) -> Instance:
         """Make the instance, or return the one of this token. Raises LaunchRefused, TransientError."""
+        self._onlooker.asked(order, self._known_to())
         await self._gate.leave()
         faults = self._gate.faults
+        if self._cloud.is_holding:
+            self._cloud.hold(order)
+            await self._gate.wait(GIVEN_UP_SECONDS)
+            raise TransientError("RequestTimeout: whether it is done is not known")
         if faults.strikes("launch_slow"):
             await self._gate.wait(faults.seconds("launch_slow", *SLOW_SECONDS))
         if faults.strikes("launch_throttled"):
@@ -94,14 +109,17 @@ class SimCapacity:
 class SimMetadata:
     """One machine's InstanceMetadata."""
 
-    def __init__(self, gate: Gate, cloud: Cloud, address: str) -> None:
+    def __init__(self, gate: Gate, cloud: Cloud, address: str, *, is_closed: bool = False) -> None:
+        """`is_closed`: to whoever asks; nobody is told why."""
         self._gate = gate
         self._cloud = cloud
+        self._is_closed = is_closed
         self._node_name = node_of(address)
 
-    async def reclaim_notice(self) -> ReclaimNotice | None:
-        """Return the notice that stands. Raises TransientError."""
-        return (await self._machine()).notice
+    async def reclaim_notices(self) -> Sequence[ReclaimNotice]:
+        """Return the notice that stands, or none. Raises TransientError."""
+        notice = (await self._machine()).notice
+        return () if notice is None else (notice,)
 
     async def rebalance_recommended_at(self) -> datetime | None:
         """Return the instant of the hint that stands. Raises TransientError."""
@@ -114,7 +132,7 @@ class SimMetadata:
     async def _machine(self) -> Machine:
         await self._gate.leave()
         machine = self._cloud.of_node(self._node_name)
-        if machine is None or not machine.is_alive:
+        if self._is_closed or machine is None or not machine.is_alive:
             raise TransientError(f"the metadata of {self._node_name} does not answer")
         return machine
 

@@ -18,9 +18,13 @@ class Ceilings:
         self._breaks = breaks
 
     def launched(self, machine: Machine) -> None:
-        """One machine more stands."""
+        """One machine more stands. What a cloud makes long after it was asked for is nobody's purchase any more."""
         policy = self._policies.now
-        standing = [each for each in self._cloud.machines if each.is_ordered and each.state != "terminated"]
+        standing = [
+            each
+            for each in self._cloud.machines
+            if each.is_ordered and not each.was_held and each.state != "terminated"
+        ]
         self._see("the cluster", standing, policy.nodes_count_max, policy.gpu_count_max)
         for kind, limited in (
             ("pool", policy.pools),

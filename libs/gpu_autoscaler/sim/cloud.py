@@ -58,6 +58,7 @@ class Machine:
     was_broken: bool = False  # whatever its first GPU shows since
     is_usable: bool = False
     is_ordered: bool = True  # False: with our tags, and by nobody of ours
+    was_held: bool = False  # made long after it was asked for, when nobody waited for the answer any more
 
     @property
     def offer(self) -> Offer:
@@ -103,6 +104,10 @@ class Machine:
 class Onlooker(Protocol):
     """Who sees what is done to the world by those who act on it."""
 
+    def asked(self, order: Order, known_to: int) -> None:
+        """Somebody is about to ask for a machine, and has heard its own stream up to this place."""
+        ...
+
     def disturbed(self, pod: wire.Pod, *, is_forced: bool) -> None:
         """Somebody asks for the pod's eviction, or deletes it against all budgets."""
         ...
@@ -128,6 +133,7 @@ class Cloud:
         self.offers: tuple[Offer, ...] = offers_of(TYPES) if offers is None else offers
         self.zones_without_spot: set[str] = set()  # for a while: no spot machine is to be had there
         self.sold_out: set[str] = set()  # GPU models of which there is nothing to be had, for a while
+        self.is_holding = False  # it takes orders, and makes nothing for now
         self.version = 0  # moves with everything that a look from outside could see
         self._workloads = workloads
         self._cluster = workloads.cluster
@@ -137,7 +143,10 @@ class Cloud:
         self._by_id: dict[ProviderId, Machine] = {}
         self._by_node: dict[str, Machine] = {}
         self._listed = self.offers
+        self._held: dict[ActionId, Order] = {}
         self.launch_listeners: list[Callable[[Machine], None]] = []
+        self.notice_listeners: list[Callable[[Machine], None]] = []
+        self.hint_listeners: list[Callable[[Machine], None]] = []
 
     # ---- what can be asked
 
@@ -178,7 +187,9 @@ class Cloud:
 
     # ---- machines
 
-    def launch(self, order: Order, *, visible_in_seconds: float, comes_up: bool, shows_gpus: bool) -> Machine:
+    def launch(
+        self, order: Order, *, visible_in_seconds: float, comes_up: bool, shows_gpus: bool, was_held: bool = False
+    ) -> Machine:
         """Make the machine, or return the one that this token made."""
         made = self._by_token.get(order.action_id)
         if made is not None:
@@ -195,6 +206,7 @@ class Cloud:
             price_micro_usd_per_hour=price,
             launched_at=now,
             visible_at=now + timedelta(seconds=visible_in_seconds),
+            was_held=was_held,
         )
         self._by_token[order.action_id] = self._by_id[machine.provider_id] = machine
         self._by_node[machine.node_name] = machine
@@ -210,6 +222,18 @@ class Cloud:
         for listener in self.launch_listeners:
             listener(machine)
         return machine
+
+    def hold(self, order: Order) -> None:
+        """Take the order, and make its machine when the cloud is well again."""
+        self._held[order.action_id] = order
+
+    def make_held(self) -> None:
+        """The cloud is well again, and does all that it was asked for meanwhile."""
+        self.is_holding = False
+        held, self._held = self._held, {}
+        for order in held.values():
+            if not self.is_made(order.action_id):
+                self.launch(order, visible_in_seconds=0.0, comes_up=True, shows_gpus=True, was_held=True)
 
     def leave_behind(self, offer: Offer, installation: str) -> None:
         """Run a machine with our tags that nobody of ours asked for, and that never becomes a node."""
@@ -264,6 +288,15 @@ class Cloud:
         machine.notice = ReclaimNotice("terminate", at.isoformat(), at)
         self.version += 1
         self._loop.call_later(seconds, self._act_on, machine, machine.notice)
+        for listener in self.notice_listeners:
+            listener(machine)
+
+    def hint(self, machine: Machine) -> None:
+        """Show in the machine's metadata that it is likelier to be taken than others."""
+        machine.hinted_at = self._cluster.now().replace(microsecond=0)
+        self.version += 1
+        for listener in self.hint_listeners:
+            listener(machine)
 
     def withdraw(self, machine: Machine) -> None:
         """Take the notice back: the machine stays."""

@@ -1,6 +1,7 @@
-"""A cloud that would not sell an offer is not asked for it again before the time that it named.
+"""A cloud that would not sell an offer is not asked for it again before the time that it named; and never again for the
+order that it refused, as the next plan has bought something else instead.
 
-Part of the witness. A plan is held to the refusals that it knew, by its own cut.
+Part of the witness. A plan is held to the refusals that it knew, by its own cut; a process to those that it has heard.
 """
 
 from collections.abc import Callable
@@ -23,18 +24,27 @@ class Courtesy:
         self._planned: dict[ActionId, tuple[str, datetime]] = {}  # which offer, and when it was planned
         self._sold_at: dict[str, datetime] = {}  # by offer: when what was sold last was planned
         self._refused: dict[str, tuple[int, ScalingLaunchRefused]] = {}  # by offer, with the fact's place
+        self._over: dict[ActionId, int] = {}  # orders that were refused, with the fact's place
 
     def lost(self) -> None:
         """The stream begins anew."""
         self._refused.clear()
+        self._over.clear()
+
+    def asked(self, action_id: ActionId, known_to: int) -> None:
+        """A process that has heard the stream up to this place asks for the order's machine."""
+        if self._over.get(action_id, known_to + 1) <= known_to:
+            self._breaks(PROMISE, f"{action_id} was refused, and is asked for again all the same")
 
     def heard(self, recorded: Recorded) -> None:
         """A fact was stored."""
         fact = recorded.fact
         if isinstance(fact, ScalingPlanMade):
             self._see(fact)
-        elif isinstance(fact, ScalingLaunchRefused) and fact.scope == "offer":
-            self._refused[fact.offer.key] = (recorded.sequence, fact)
+        elif isinstance(fact, ScalingLaunchRefused):
+            self._over[fact.action_id] = recorded.sequence
+            if fact.scope == "offer":
+                self._refused[fact.offer.key] = (recorded.sequence, fact)
         elif isinstance(fact, ScalingNodeLaunched) and fact.action_id in self._planned:
             key, planned_at = self._planned[fact.action_id]
             self._sold_at[key] = max(planned_at, self._sold_at.get(key, planned_at))

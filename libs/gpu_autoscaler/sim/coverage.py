@@ -1,17 +1,27 @@
 """Which reasons a run came to: those of plans, and those for which the queue waits, which no fact carries."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.schedule import schedule
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.job import JobPreempted
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
 LOOKED_SECONDS = 300.0  # between two looks at the queue: the scheduler's own answers are not told
+LOST_SECONDS = 3.0  # after a job lost its place, while its last pods go
+# Why a swarm may not come to these; whoever reads the report need not look for it.
+_RESERVED = "what is bought reserves all that it may cost, so money runs out only where prices or clocks outran that"
+SELDOM: Mapping[str, str] = {
+    "money_crossed": f"{_RESERVED}, and protected work runs on",
+    "money_exhausted": _RESERVED,
+    "spot_left": "for seconds only, while the last pods of a job go that spot lost too often",
+    "too_many_sick": "more nodes have to be sick at a time than the policy replaces unasked",
+}
 
 
 class Coverage:
@@ -37,10 +47,15 @@ class Coverage:
             self.plans_count += 1
             plan = recorded.fact.plan
             self.reasons.update(each.reason.tag() for each in (*plan.decisions, *plan.held_back))
+        elif isinstance(recorded.fact, JobPreempted):
+            self._loop.call_later(LOST_SECONDS, self._count)
 
     def _look(self) -> None:
+        self._count()
+        self._loop.call_later(LOOKED_SECONDS, self._look)
+
+    def _count(self) -> None:
         state = self._seen()
         if state is not None and queue(state):
             held = schedule(state, self._policy(), self._loop.now()).held_back
             self.reasons.update(each.reason.tag() for each in held)
-        self._loop.call_later(LOOKED_SECONDS, self._look)

@@ -24,6 +24,7 @@ class Kind(msgspec.Struct, frozen=True):
     per_hour: float = 0.0
     place: str = ""
     is_newer: bool = False  # than seeds that were kept: drawn by itself, so that their mix stays what it was
+    share_max: float = 1.0  # of runs: what keeps others from striking is on in few of them, and is a newer one
 
 
 PROCESS = "process"  # the one that it strikes
@@ -51,18 +52,21 @@ KINDS: Mapping[str, Kind] = {
         Kind("list_stale", ratio=0.2, place=PROCESS),
         Kind("watch_broken", per_hour=0.3, place=KUBERNETES),
         Kind("watch_history_lost", per_hour=0.15, place=KUBERNETES),
+        Kind("kubernetes_away", per_hour=0.1, place=KUBERNETES, is_newer=True),
         Kind("kube_call_failed", ratio=0.01, place=PROCESS),
         Kind("kube_answer_lost", ratio=0.01, place=PROCESS),
         Kind("node_vanished", per_hour=0.2),
         Kind("pod_vanished", per_hour=0.2),
         Kind("node_cordoned", per_hour=0.3),
         Kind("budget_tightened", per_hour=0.8),
+        Kind("budget_spent_in_drain", ratio=0.25, is_newer=True),
         # clouds
         Kind("launch_refused", ratio=0.08),
         Kind("capacity_gone", per_hour=0.15),
         Kind("launch_slow", ratio=0.08, place=CLOUD),
         Kind("launch_throttled", ratio=0.05, place=CLOUD),
         Kind("launch_answer_lost", ratio=0.05, place=CLOUD),
+        Kind("launches_held", per_hour=0.1, place=CLOUD, is_newer=True),
         Kind("cloud_call_failed", ratio=0.01, place=CLOUD),
         Kind("instance_visible_late", ratio=0.08, place=CLOUD),
         Kind("instance_never_registers", ratio=0.03, place=CLOUD),
@@ -73,6 +77,8 @@ KINDS: Mapping[str, Kind] = {
         Kind("reclaimed_without_notice", per_hour=0.15),
         Kind("notice_cancelled", ratio=0.4),
         Kind("rebalance_hint", per_hour=0.2),
+        # What the cloud warns of comes by its queue then, and is never taken back.
+        Kind("metadata_closed", ratio=0.5, is_newer=True, share_max=0.25),
         Kind("storm_in_zone", per_hour=0.15),
         Kind("storm_of_type", per_hour=0.15),
         Kind("price_jumping", per_hour=0.2),
@@ -96,6 +102,7 @@ KINDS: Mapping[str, Kind] = {
         # operators and users
         Kind("operator_freezes", per_hour=0.1, place=PROCESS),
         Kind("operator_edits_policy", per_hour=0.1, place=PROCESS, is_newer=True),
+        Kind("operator_edits_documents", per_hour=0.5, is_newer=True),
         Kind("operator_marks_node", per_hour=0.3),
         Kind("operator_overrules", per_hour=0.6, is_newer=True),
         Kind("user_cancels", ratio=0.08),
@@ -177,5 +184,6 @@ def swarm(seed: int) -> frozenset[str]:
     return frozenset(
         name
         for name in sorted(KINDS)
-        if (random.Random(f"{seed}/swarm/{name}") if KINDS[name].is_newer else chance).random() < share
+        if (random.Random(f"{seed}/swarm/{name}") if KINDS[name].is_newer else chance).random()
+        < min(share, KINDS[name].share_max)
     )

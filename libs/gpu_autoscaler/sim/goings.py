@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from math import ceil
 
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan
 from gpu_autoscaler.model.ids import ActionId
@@ -86,6 +86,19 @@ class Goings:
         if left_count < policy.nodes_count_min:
             what = f"{idle[0].node_name} goes as idle, {left_count} are left; the policy wants {policy.nodes_count_min}"
             self._breaks(PROMISE, what)
+        for pool in policy.pools:
+            self._see_minimum_of(pool, idle, alive, coming)
+
+    def _see_minimum_of(
+        self, pool: NodePool, idle: Sequence[DrainNode], alive: Sequence[Machine], coming: Sequence[ActionId]
+    ) -> None:
+        """The same of one pool. What is on its way counts for each: nobody knows here what it is for."""
+        own = [one for one in alive if one.order.pool == pool.name]
+        goes = {one.node_name for one in idle} & {one.node_name for one in own}
+        left_count = sum(one.node_name not in self._going for one in own) + len(coming)
+        if goes and left_count < pool.nodes_count_min:
+            what = f"{min(goes)} goes as idle, {left_count} are left of pool {pool.name}"
+            self._breaks(PROMISE, f"{what}; the policy wants {pool.nodes_count_min}")
 
 
 def _is_taken_lately(machine: Machine, now: datetime) -> bool:

@@ -24,6 +24,7 @@ from gpu_autoscaler.kube.protocol import (
     Patch,
     WatchItem,
 )
+from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.sim.cloud import Onlooker
 from gpu_autoscaler.sim.gate import Gate
@@ -36,6 +37,7 @@ ObjectT = TypeVar("ObjectT", bound=wire.Object)
 
 BOOKMARK_SECONDS = 60.0  # the API server's own interval (KEP-956, read 2026-11-21)
 STALE_SECONDS = 20.0  # how far a list may lag behind
+CALL_SECONDS, RETRIED_SECONDS = 5.0, 5.0  # while nobody gets through: of one call, and between two lists
 BROKEN_SECONDS = (1.0, 60.0)  # until a broken watch is noticed and opened again
 
 
@@ -45,6 +47,7 @@ class WatchTrouble:
     def __init__(self) -> None:
         self.breaks_count = 0  # a watch that sees it move is broken, and begins where it stopped
         self.losses_count = 0  # ... has lost its history, and lists again
+        self.is_away = False  # nobody gets through to the API server
 
 
 class SimKube:
@@ -95,7 +98,10 @@ class SimKube:
                     if label_selector in entry.object.metadata.labels or not label_selector:
                         yield _item(kind, entry, self._clock)
                         await gate.live()
-                if not await ear.hears_within(BOOKMARK_SECONDS):
+                heard = await ear.hears_within(BOOKMARK_SECONDS)
+                if self._trouble.is_away:
+                    await self._until_back()
+                elif not heard:
                     yield Bookmark(kind=kind, version=cluster.version, seen_at=self._clock.now())
             await gate.wait(gate.faults.seconds("watch_history_lost", *BROKEN_SECONDS))
             at = await self._place_of_list(len(history))
@@ -103,40 +109,53 @@ class SimKube:
     async def _place_of_list(self, newest: int) -> int:
         """How much of a kind's history a list shows: all, unless the server lags behind."""
         await self._gate.live()
+        await self._until_back()
         if not newest or not self._gate.faults.strikes("list_stale", self._gate.role):
             return newest
         return max(0, newest - int(self._gate.faults.seconds("list_stale", 1, STALE_SECONDS)))
 
+    async def _leave(self) -> None:
+        """A call goes out. Raises TransientError where it never arrives."""
+        await self._gate.leave("kube_call_failed")
+        if self._trouble.is_away:
+            await self._gate.wait(CALL_SECONDS)
+            raise TransientError("the API server does not answer")
+
+    async def _until_back(self) -> None:
+        """Wait for as long as nobody gets through."""
+        while self._trouble.is_away:
+            await self._gate.wait(RETRIED_SECONDS)
+
     async def cluster(self) -> Cluster:
         """Return which cluster this is."""
-        await self._gate.leave("kube_call_failed")
+        await self._leave()
         return self._identity
 
     async def get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
         """Return the object. Raises NotFound."""
-        await self._gate.leave("kube_call_failed")
+        await self._leave()
         return self._found(kind, namespace, name)
 
     async def serves(self, kind: Kind[Any]) -> bool:
         """True where the kind is installed."""
-        await self._gate.leave("kube_call_failed")
+        await self._leave()
         return self._cluster.has(kind)
 
     async def pods_on(self, node_name: str) -> Sequence[wire.Pod]:
         """Return the pods bound to this node."""
-        await self._gate.leave("kube_call_failed")
+        await self._leave()
         return [pod for pod in self._cluster.all(PODS) if pod.spec.node_name == node_name]
 
     async def volumes_on(self, node_name: str) -> Sequence[str]:  # noqa: ARG002 - nothing is attached in this world
         """Return the volumes that are attached to this node."""
-        await self._gate.leave("kube_call_failed")
+        await self._leave()
         return ()
 
     # ---- writing
 
     async def patch_node(self, name: str, patch: Mapping[str, Any]) -> wire.Node:
         """Apply a merge patch to the node: its `unschedulable`, or its finalizers."""
-        await self._gate.leave("kube_call_failed")
+        await self._leave()
         node = self._found(NODES, "", name)
         self._same(node, patch)
         if (held := patch.get("metadata", {}).get("finalizers")) is not None:
@@ -159,7 +178,7 @@ class SimKube:
 
     async def annotate_pod(self, pod: wire.Pod, annotations: Mapping[str, str]) -> bool:
         """Set annotations; False where that very pod is gone."""
-        await self._gate.leave("kube_call_failed")
+        await self._leave()
         known = self._cluster.current(PODS, pod)
         if known is not None:
             told = {**known.metadata.annotations, **annotations}
@@ -170,7 +189,7 @@ class SimKube:
 
     async def evict_pod(self, pod: wire.Pod) -> Eviction:
         """Ask for that very pod's eviction."""
-        await self._gate.leave("kube_call_failed")
+        await self._leave()
         known = self._cluster.current(PODS, pod)
         if known is None:
             return Eviction(answer="gone")
@@ -181,7 +200,7 @@ class SimKube:
 
     async def delete_pod(self, pod: wire.Pod, *, grace_seconds: int) -> bool:
         """Delete that very pod whatever its budgets say."""
-        await self._gate.leave("kube_call_failed")
+        await self._leave()
         known = self._cluster.current(PODS, pod)
         if known is not None:
             self._onlooker.disturbed(known, is_forced=True)
@@ -191,7 +210,7 @@ class SimKube:
 
     async def make(self, kind: Kind[ObjectT], namespace: str, manifest: Mapping[str, Any]) -> ObjectT:
         """Create the object. Raises Conflict, NotFound."""
-        await self._gate.leave("kube_call_failed")
+        await self._leave()
         name = manifest["metadata"]["name"]
         if not self._cluster.has(kind):
             raise NotFound(f"create {kind.plural} {namespace}/{name}: {kind.crd} is not installed")
@@ -204,7 +223,7 @@ class SimKube:
 
     async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
         """Apply a merge patch to a Job: nothing else is changed here. Raises NotFound, Conflict."""
-        await self._gate.leave("kube_call_failed")
+        await self._leave()
         assert isinstance(patch, Mapping), "only kinds of others are changed by operations"  # noqa: S101 - our bug
         job: Any = self._found(kind, namespace, name)
         self._same(job, patch)
@@ -214,9 +233,9 @@ class SimKube:
         thing: ObjectT = changed
         return thing
 
-    async def remove(self, kind: Kind[Any], thing: wire.Object) -> bool:
+    async def remove(self, kind: Kind[Any], thing: wire.Object, *, is_last: bool = False) -> bool:  # noqa: ARG002 - pods go with it
         """Delete that very Job and its pods in the background."""
-        await self._gate.leave("kube_call_failed")
+        await self._leave()
         known = self._cluster.current(kind, thing)
         if known is not None:
             self._workloads.delete_job(known)

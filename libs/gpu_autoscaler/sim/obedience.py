@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
+from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted, PolicyDocumentsAccepted
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.directives import FOR_GOOD, Freeze, Override, PausePool, Word
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.sim.cloud import Cloud
+from gpu_autoscaler.sim.policies import Policies
 
 PROMISE = "people are obeyed"
 Said = PolicyDirectiveGiven | PolicyDirectiveLifted
@@ -26,22 +27,42 @@ class _Scope(NamedTuple):
 class Obedience:
     """Knows what people said, in the order of the stream."""
 
-    def __init__(self, cloud: Cloud, breaks: Callable[[str, str], None]) -> None:
+    def __init__(self, cloud: Cloud, policies: Policies, breaks: Callable[[str, str], None]) -> None:
         self._cloud = cloud
+        self._policies = policies
         self._breaks = breaks
         self._stream = PolicyDirectiveGiven.stream()
         self._said: list[tuple[int, Said]] = []  # by sequence
+        self._kept: list[tuple[int, PolicyDocumentsAccepted]] = []  # by sequence
 
     def lost(self) -> None:
         """What was said is lost with everything else."""
         self._said.clear()
+        self._kept.clear()
 
     def heard(self, recorded: Recorded) -> None:
         """A fact was stored."""
         if isinstance(recorded.fact, PolicyDirectiveGiven | PolicyDirectiveLifted):
             self._said.append((recorded.sequence, recorded.fact))
-        elif isinstance(recorded.fact, ScalingPlanMade) and self._said:
-            self._planned(recorded.fact)
+        elif isinstance(recorded.fact, PolicyDocumentsAccepted):
+            self._kept.append((recorded.sequence, recorded.fact))
+        elif isinstance(recorded.fact, ScalingPlanMade):
+            if self._said:
+                self._planned(recorded.fact)
+            if self._kept:
+                self._documented(recorded.fact)
+
+    def _documented(self, made: ScalingPlanMade) -> None:
+        """The plan was made by the documents that it knew of, and leaves pools alone that are switched off by them."""
+        known_to = dict(made.cut.last_sequences).get(self._stream, 0)
+        known = [fact.documents for sequence, fact in self._kept if sequence <= known_to]
+        documents = known[-1] if known else ()
+        if made.policy_digest not in self._policies.digests_under(documents):
+            names = ", ".join(f"{each.name}@{each.generation}" for each in documents)
+            self._breaks(PROMISE, f"plan {made.plan_id} was made by another policy than with documents {names}")
+        for pool in (pool.name for document in documents if not document.is_enabled for pool in document.pools):
+            for what in self._on_pool(pool, made.plan):
+                self._breaks(PROMISE, f"plan {made.plan_id} {what}, which its policy switches off")
 
     def _planned(self, made: ScalingPlanMade) -> None:
         known_to = dict(made.cut.last_sequences).get(self._stream, 0)
@@ -74,22 +95,28 @@ class Obedience:
                 if bought or chosen or released:
                     yield f"buys {len(bought)} nodes, drains {len(chosen)} and gives {len(released)} back"
             case PausePool(pool=pool):
-                for one in bought:
-                    if one.pool == pool:
-                        yield f"buys {one.offer.key} for pool {pool}"
-                for drain in chosen:
-                    machine = self._cloud.of_node(drain.node_name)
-                    if machine is not None and machine.order.pool == pool:
-                        yield f"drains {drain.node_name} of pool {pool}"
+                yield from self._on_pool(pool, plan)
             case Override() as override:
                 yield from self._beyond(override, bought)
+
+    def _on_pool(self, pool: str, plan: Plan) -> Iterator[str]:
+        """Say what the plan does to a pool that is to be left as it is."""
+        for one in plan.decisions:
+            if isinstance(one, BuyNode) and one.pool == pool:
+                yield f"buys {one.offer.key} for pool {pool}"
+            elif isinstance(one, DrainNode) and one.is_voluntary:
+                machine = self._cloud.of_node(one.node_name)
+                if machine is not None and machine.order.pool == pool:
+                    yield f"drains {one.node_name} of pool {pool}"
 
     def _beyond(self, override: Override, bought: list[_Scope]) -> Iterator[str]:
         """Say where a purchase passes the most; services count what is ordered as well, so never less than this."""
         own = [one.offer for one in bought if _takes_in(override, one)]
         if not own:
             return
-        standing = [one for one in self._cloud.machines if one.is_ordered and one.state != "terminated"]
+        standing = [
+            one for one in self._cloud.machines if one.is_ordered and not one.was_held and one.state != "terminated"
+        ]
         there = [one.offer for one in standing if _takes_in(override, _Scope(one.order.pool, one.offer))]
         gpu_counts = [offer.resources.gpu_count for offer in own]
         nodes_count, gpu_count = len(own) + len(there), sum(gpu_counts) + sum(o.resources.gpu_count for o in there)

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from gpu_autoscaler.kube import wire
-from gpu_autoscaler.kube.protocol import NODES
+from gpu_autoscaler.kube.protocol import NODES, PODS
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.faults import Faults
-from gpu_autoscaler.sim.groups import Groups
-from gpu_autoscaler.sim.kubernetes import amounts_text, with_condition
+from gpu_autoscaler.sim.groups import NAMESPACE, Groups
+from gpu_autoscaler.sim.kubernetes import Entry, amounts_text, with_condition
 from gpu_autoscaler.sim.workloads import Workloads
 
 CORDONED_SECONDS = (600.0, 6 * 3600.0)
@@ -42,6 +42,8 @@ class Operators:
             "node_cordoned": self._cordon,
             "budget_tightened": self._tighten,
         }
+        self._cordoned: set[str] = set()  # names of nodes
+        self._cluster.listen(self._heard)
 
     def begin(self) -> None:
         """Bring nodes; act from now on, until the faults are over."""
@@ -108,3 +110,26 @@ class Operators:
             name = self._faults.choose("budget_tightened", names)
             loosen = self._groups.tighten(name)
             self._loop.call_later(self._faults.seconds("budget_tightened", *TIGHTENED_SECONDS), loosen)
+
+    def _heard(self, plural: str, entry: Entry) -> None:
+        """A node was cordoned: just then another replica fails, and a budget of its pods has nothing left."""
+        node = entry.object
+        if plural != NODES.plural or not isinstance(node, wire.Node):
+            return
+        name = node.metadata.name
+        if entry.is_deleted or not node.spec.unschedulable:
+            self._cordoned.discard(name)
+        elif name not in self._cordoned:
+            self._cordoned.add(name)
+            apps = {pod.metadata.labels.get("app", "") for pod in self._cluster.all(PODS) if _is_replica(pod, name)}
+            if found := sorted(apps & set(self._groups.names())):
+                self._spend(found)
+
+    def _spend(self, names: list[str]) -> None:
+        if self._faults.strikes("budget_spent_in_drain"):
+            loosen = self._groups.tighten(self._faults.choose("budget_spent_in_drain", names))
+            self._loop.call_later(self._faults.seconds("budget_spent_in_drain", *TIGHTENED_SECONDS), loosen)
+
+
+def _is_replica(pod: wire.Pod, node_name: str) -> bool:
+    return pod.spec.node_name == node_name and pod.metadata.namespace == NAMESPACE

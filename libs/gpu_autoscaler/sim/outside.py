@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
+from gpu_autoscaler.core.documents import policy_in_force
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.sim.capacity import SimCapacity, SimExporters, SimMetadata, SimStore, StoreTrouble
 from gpu_autoscaler.sim.cloud import Cloud, Onlooker
 from gpu_autoscaler.sim.crew import Seen
+from gpu_autoscaler.sim.events import Events, SimEventQueue
 from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.kube import SimKube, WatchTrouble
 from gpu_autoscaler.sim.process import Process
@@ -32,10 +35,12 @@ class Outside:
     tables: Tables = field(default_factory=Tables)
     store_trouble: StoreTrouble = field(default_factory=StoreTrouble)
     watch_trouble: WatchTrouble = field(default_factory=WatchTrouble)
+    events: Events | None = None  # the cloud's queue; None: it has none, and metadata answers
 
     def seat(self, process: Process, policy: ScalingPolicy, *, on_refused_plan: Callable[[], None]) -> Seat:
         """Return everything that this process reaches."""
         gate = process.gate
+        is_closed = self.events is not None and self.events.is_metadata_closed
         return Seat(
             view=process.view,
             policy=policy,
@@ -50,9 +55,12 @@ class Outside:
                 self.watch_trouble,
                 self.onlooker,
             ),
-            provider=SimCapacity(gate, self.cloud, self.onlooker),
+            provider=SimCapacity(
+                gate, self.cloud, self.onlooker, lambda: process.view.last_sequence(ScalingLaunchRefused.stream())
+            ),
             store=SimStore(gate, self.tables, self.store_trouble),
-            metadata=lambda address: SimMetadata(gate, self.cloud, address),
+            metadata=lambda address: SimMetadata(gate, self.cloud, address, is_closed=is_closed),
+            events=None if self.events is None or not self.events.is_open else SimEventQueue(gate, self.events),
             exporters=SimExporters(gate, self.cloud),
             streams=SimStreams(gate, process.record),
             seed=process.seed,
@@ -72,4 +80,4 @@ def glances_of(roles: Roles, policy: Callable[[], ScalingPolicy], *, skips_ticks
 
 
 def _glanced(glance: Glance, policy: Callable[[], ScalingPolicy], view: StateView, now: datetime) -> Hashable:
-    return glance(view, policy(), now)
+    return glance(view, policy_in_force(policy(), view.state.policy_documents), now)

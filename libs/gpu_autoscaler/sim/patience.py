@@ -87,12 +87,15 @@ def servable(run: Asked) -> list[JobId]:
     )
     for work in run.workloads.works.values():  # a member that has done its part waits for nothing, also without a pod
         at_work[work.job.metadata.name] += len(work.done)
+    # While a schedule of the policy allows fewer, work waits for its end.
+    sizes = (size.nodes_count_max for size in policy.sizes if size.holds(run.cluster.now()))
+    nodes_max = min((policy.nodes_count_max, *(most for most in sizes if most is not None)))
     found: list[JobId] = []
     for row in run.tables.jobs.values():
         wanted = row.spec
         waits = row.outcome is None and at_work[wanted.job_id] < wanted.gang_count
         is_limited = wanted.project_id in {part.name for part in policy.limits.projects}
-        if not waits or is_limited or len(standing) + wanted.gang_count > policy.nodes_count_max:
+        if not waits or is_limited or len(standing) + wanted.gang_count > nodes_max:
             continue
         if any(
             _is_allowed(policy, gpus, price, wanted, offer)

@@ -4,10 +4,11 @@ Services are started with the policy that holds; when it changes, they are start
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from gpu_autoscaler.core.documents import merged
 from gpu_autoscaler.core.gang_policy import GangPolicy
 from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.money import caps
@@ -17,6 +18,7 @@ from gpu_autoscaler.core.slicing import GpuSharing
 from gpu_autoscaler.core.spot_policy import MixPolicy, SpotPolicy
 from gpu_autoscaler.core.use_policy import IdleJobsPolicy
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.policy_documents import PolicyDocument
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.sim.rules import forecast_of, headrooms_of, removal_of, sizes_of
@@ -145,15 +147,35 @@ EDITED = "example.com/generation"
 
 
 class Policies:
-    """Which policy holds now, and which ones have held."""
+    """Which policy holds now, and which ones have held: a file, and documents merged under it."""
 
-    def __init__(self, policy: ScalingPolicy, *, when_changed: Callable[[], None]) -> None:
-        """`when_changed`: start everybody again who was started with the old one."""
+    def __init__(
+        self, policy: ScalingPolicy, documents: Sequence[PolicyDocument] = (), *, when_changed: Callable[[], None]
+    ) -> None:
+        """`when_changed`: start everybody again who was started with the old file."""
         self._own = policy
         self._when_changed = when_changed
         self._edits_count = 0
-        self.now = policy
-        self.by_digest = {policy_digest(policy): policy}
+        self.file = policy  # what services are started with
+        self.documents = tuple(documents)  # what they read of the record
+        self._files = [policy]
+        self._kept: list[tuple[PolicyDocument, ...]] = [(), self.documents] if documents else [()]
+        self.now = _merged(policy, documents)
+        self.by_digest: dict[str, ScalingPolicy] = {}
+        for each in self._kept:
+            self._hold(policy, each)
+
+    def keep(self, documents: tuple[PolicyDocument, ...]) -> None:
+        """People keep these documents from now on; nobody is started again for them."""
+        self.documents = documents
+        self._kept.append(documents)
+        for file in self._files:  # whoever has not heard of the last one plans by it
+            self._hold(file, documents)
+        self.now = _merged(self.file, documents)
+
+    def digests_under(self, documents: tuple[PolicyDocument, ...]) -> frozenset[str]:
+        """Return what may be planned by where these are known, under any file that ever held."""
+        return frozenset(policy_digest(_merged(file, documents)) for file in self._files)
 
     def freeze(self, *, is_frozen: bool) -> None:
         """Change nothing from now on, or go on."""
@@ -178,6 +200,17 @@ class Policies:
             self._change(is_frozen=self.now.is_frozen)
 
     def _change(self, *, is_frozen: bool) -> None:
-        self.now = replace(self._own, is_frozen=is_frozen)
-        self.by_digest[policy_digest(self.now)] = self.now
+        self.file = replace(self._own, is_frozen=is_frozen)
+        self._files.append(self.file)
+        for documents in self._kept:
+            self._hold(self.file, documents)
+        self.now = _merged(self.file, self.documents)
         self._when_changed()
+
+    def _hold(self, file: ScalingPolicy, documents: tuple[PolicyDocument, ...]) -> None:
+        policy = _merged(file, documents)
+        self.by_digest[policy_digest(policy)] = policy
+
+
+def _merged(file: ScalingPolicy, documents: Sequence[PolicyDocument]) -> ScalingPolicy:
+    return merged(file, documents) if documents else file

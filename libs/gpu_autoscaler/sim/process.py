@@ -243,8 +243,8 @@ class Process:
         sequence = await self._publish(outcome, None)
         if outcome.expected_last_sequence is not None:
             await self._until_folded(outcome.facts[0].stream(), sequence)
-        if not outcome.facts:
-            self._seen = seen
+        if not outcome.facts and outcome.next_tick_seconds is None:
+            self._seen = seen  # one that wants the next tick sooner is asked again each time
         return outcome.next_tick_seconds
 
     async def _rest(self, seconds: float) -> None:

@@ -9,8 +9,11 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobQueued
-from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.events.node import NodeInstanceListed, NodeListed
+from gpu_autoscaler.events.pod import PodListed
+from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
@@ -19,7 +22,7 @@ from gpu_autoscaler.model.reasons import NodeIdle, UnmetDemand
 from gpu_autoscaler.sim.binding import FINISHED
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.crew import Crew
-from gpu_autoscaler.sim.faults import KINDS, RECORD, Faults
+from gpu_autoscaler.sim.faults import CLOUD, KINDS, RECORD, Faults
 from gpu_autoscaler.sim.kubernetes import Entry
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.record import Record
@@ -32,6 +35,7 @@ COVERED_SECONDS = 120.0  # after a loss: what was on order before is not bought 
 MARGIN_SECONDS = 60.0  # of a boot that is not late yet
 SKEW_SECONDS = 10.0  # between the clocks of who saw a pod go and who plans
 PROMISE = "everything is rebuilt"
+_LISTS: tuple[type[Fact], ...] = (PodListed, NodeListed, NodeInstanceListed)
 
 
 class Rebuilding:
@@ -62,12 +66,14 @@ class Rebuilding:
         self._bought_for: dict[str, frozenset[ActionId]] = {}  # by demand: what the last plan bought for it
         self._busy_at: dict[str, datetime] = {}  # by node: when a pod was last at work there
         self._at_work: set[str] = set()  # uids of pods
+        self._unlisted: set[type[Fact]] = set()  # what nobody has read a whole list of since the loss
         workloads.cluster.listen(self._moved)
         record.listen(self._heard)
 
     def lost(self) -> None:
         """Everything is gone at this instant."""
         self._lost_at = self._loop.now()
+        self._unlisted = set(_LISTS)
         self._happened_count = len(self._faults.happened)
         self._accepted = frozenset(job_id for job_id, row in self._tables.jobs.items() if row.outcome is None)
         self._wait(self._lost_at)
@@ -87,16 +93,22 @@ class Rebuilding:
         if forgotten := sorted(self._accepted - known):
             self._breaks(PROMISE, f"accepted and unknown {REBUILT_SECONDS:g} s after all came back: {forgotten}")
 
-    def _is_quiet(self) -> bool:
-        """True where nothing has disturbed anybody since the loss but the loss itself."""
+    def _is_quiet(self, *but: str) -> bool:
+        """True where nothing has disturbed anybody since the loss but the loss itself, and what is at these places."""
         since = self._faults.happened[self._happened_count :]
-        return self._lost_at is not None and all(KINDS[kind].place in ("", RECORD) for kind, _ in since)
+        return self._lost_at is not None and all(KINDS[kind].place in ("", RECORD, *but) for kind, _ in since)
 
     def _heard(self, recorded: Recorded) -> None:
+        self._unlisted.discard(type(recorded.fact))
+        if isinstance(recorded.fact, ScalingDecisionsRestored) and self._unlisted:
+            missing = ", ".join(sorted(fact.__name__ for fact in self._unlisted))
+            self._breaks(PROMISE, f"what was decided before is carried on, and nobody has said since: {missing}")
         if isinstance(recorded.fact, ScalingPlanMade):
             plan = recorded.fact.plan
-            if self._lost_at is not None and self._is_quiet():
+            # What was on order is known from the store, whatever the cloud does or shows.
+            if self._lost_at is not None and self._is_quiet(CLOUD):
                 self._see_purchases(plan, self._lost_at)
+            if self._is_quiet():
                 self._see_drains(plan)
             self._note(plan)
 

@@ -132,4 +132,4 @@ class Record:
 
     @staticmethod
     def _through_the_codec(envelope: Envelope) -> Envelope:
-        return read(envelope.fact.subject(), encode(envelope), message_id=envelope.id, arrived_at=envelope.time)
+        return read(envelope.fact.subject(), encode(envelope), message_id=envelope.id, arrived_at=lambda: envelope.time)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from gpu_autoscaler.cloudmeta.protocol import InstanceMetadata
+from gpu_autoscaler.cloudmeta.protocol import EventQueue, InstanceMetadata
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.dcgm.parse import Page
@@ -49,6 +49,7 @@ class Seat:
     provider: CapacityProvider
     store: Store
     metadata: Callable[[str], InstanceMetadata]
+    events: EventQueue | None  # of the cloud; None: it has none
     exporters: Exporters
     streams: Streams
     seed: ClusterState  # the last that was kept of streams that are lost

@@ -95,12 +95,11 @@ class Settling:
             if row.outcome is None and row.spec.job_id not in held
         ]
         standing = [machine for machine in run.cloud.machines if machine.state != "terminated"]
-        missing_count = run.policies.now.nodes_count_min - len(standing)
+        wanted_count = self._wanted_count()
+        missing_count = wanted_count - len(standing)
         if missing_count < 0 or (missing_count > 0 and "cluster" not in self._held()):
             names = ", ".join(f"{machine.node_name} ({machine.state})" for machine in standing)
-            found.append(
-                f"{len(standing)} machines without work, {run.policies.now.nodes_count_min} are wanted: {names}"
-            )
+            found.append(f"{len(standing)} machines without work, {wanted_count} are wanted: {names}")
         names_standing = {machine.node_name for machine in standing}
         found += [
             f"node {node.metadata.name} has no machine"
@@ -121,11 +120,16 @@ class Settling:
         ]
         return found
 
+    def _wanted_count(self) -> int:
+        """Machines that the policy wants in a cluster without work: each pool its own, and so many of all together."""
+        policy = self._run.policies.now
+        return max(policy.nodes_count_min, sum(pool.nodes_count_min for pool in policy.pools))
+
     def _held_by_the_policy(self) -> set[str]:
         """Jobs that the last plan says a limit keeps from ever starting, in a cluster that is as small as it may be."""
         run = self._run
         standing_count = sum(1 for machine in run.cloud.machines if machine.state != "terminated")
-        if standing_count > run.policies.now.nodes_count_min:
+        if standing_count > self._wanted_count():
             return set()
         return {subject.removeprefix("job/") for subject in self._held()}
 

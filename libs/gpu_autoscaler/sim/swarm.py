@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.reason import Reason
+from gpu_autoscaler.sim.coverage import SELDOM
 from gpu_autoscaler.sim.faults import KINDS, Occurrence
 from gpu_autoscaler.sim.shrinking import Run, shrink
 from gpu_autoscaler.sim.world import Result, Setting
@@ -239,7 +240,7 @@ def tell(summary: Summary, console: Console) -> None:
     )
     for what, missing in never:
         if missing:
-            console.print(f"{what}: {', '.join(missing)}", highlight=False)
+            console.print(f"{what}: {', '.join(map(_with_why, missing))}", highlight=False)
     for failure in summary.broken:
         console.print(f"\n[bold red]seed {failure.seed}, commit {summary.commit}[/bold red]", highlight=False)
         console.print(f"broken: {failure.what}", highlight=False)
@@ -252,6 +253,10 @@ def tell(summary: Summary, console: Console) -> None:
             again = f"make sim SEED={failure.seed}{failure.arguments_small}"
             console.print(f"with those faults alone: {again}", highlight=False, soft_wrap=True)
     console.print(f"broken: {len(summary.broken)}", highlight=False)
+
+
+def _with_why(name: str) -> str:
+    return f"{name} ({SELDOM[name]})" if name in SELDOM else name
 
 
 def reason_tags() -> list[str]:

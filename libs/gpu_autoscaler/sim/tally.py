@@ -22,6 +22,7 @@ from gpu_autoscaler.sim.binding import FINISHED
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.kubernetes import Entry
 from gpu_autoscaler.sim.saving import SAVING_WORK, Saving
+from gpu_autoscaler.sim.stakes import Held, storm_ratio
 from gpu_autoscaler.sim.workloads import DISRUPTED, Workloads, is_ready
 
 SERVING = "serving"  # the class of replicas that stay, beside the priorities of jobs
@@ -59,6 +60,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     unfinished_count: int  # when the run was given up
     interrupted_jobs_count: int = 0  # jobs with such a pod
     recovered_jobs_count: int = 0  # of them, those that ended well
+    storm_ratio: float | None = None  # of the GPU-hours bought: those that one storm could have taken; None: no nodes
     broken: tuple[str, ...] = ()  # promises of our system that did not hold; none of others is asked
 
     @property
@@ -305,6 +307,9 @@ class Tally:
             unfinished_count=self._open_count,
             interrupted_jobs_count=sum(job.is_interrupted for job in self._jobs.values()),
             recovered_jobs_count=sum(job.is_interrupted and job.is_done for job in self._jobs.values()),
+            storm_ratio=storm_ratio(
+                Held(each.offer, each.launched_at, min(each.terminated_at or until, until)) for each, _ in machines
+            ),
             broken=tuple(broken),
         )
 

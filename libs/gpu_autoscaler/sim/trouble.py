@@ -13,7 +13,10 @@ from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.sim.capacity import StoreTrouble
 from gpu_autoscaler.sim.cloud import Cloud, Machine, Telemetry
 from gpu_autoscaler.sim.crew import Crew
-from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, RECORD, STORE, Faults
+from gpu_autoscaler.sim.documents import KIND as EDITS_DOCUMENTS
+from gpu_autoscaler.sim.documents import Documents
+from gpu_autoscaler.sim.events import Events
+from gpu_autoscaler.sim.faults import BROKER, CLOUD, KUBERNETES, RECORD, STORE, Faults
 from gpu_autoscaler.sim.kube import WatchTrouble
 from gpu_autoscaler.sim.overruling import KIND as OVERRULES
 from gpu_autoscaler.sim.overruling import Overrulers
@@ -33,6 +36,8 @@ COLLECTED_SECONDS = 20.0  # from a node object's deletion to that of its pods
 STORM_NOTICE_SECONDS = (30.0, 120.0)
 WITHDRAWN_SECONDS_MAX = 40.0  # a cloud that changes its mind does it soon
 SOLD_OUT_SECONDS = (300.0, 2400.0)
+HELD_AFTERWARDS_SECONDS = 900.0  # until what came too late is gone again
+HELD_SECONDS = (30.0, 1500.0)  # longer than the boots of a run's policies, now and then
 EVERYTHING = "everything"
 FROZEN_SECONDS = (300.0, 2400.0)
 ILLS: tuple[dict[str, object], ...] = (
@@ -57,6 +62,8 @@ class Stage(Protocol):
     witness: Witness
     identity: Cluster
     policies: Policies
+    documents: Documents
+    events: Events
     watch_trouble: WatchTrouble
     store_trouble: StoreTrouble
 
@@ -77,6 +84,8 @@ class Trouble:
         self._watches = stage.watch_trouble
         self._store = stage.store_trouble
         self._chance = chance
+        self._documents = stage.documents
+        self._events = stage.events
         self._overrulers = Overrulers(stage.loop, stage.record, stage.policies, stage.faults)
         self._acts: Mapping[str, Callable[[], None]] = {
             "streams_overtaking": self._lag,
@@ -87,6 +96,7 @@ class Trouble:
             "two_scalers": self._double,
             "watch_broken": self._break_watches,
             "watch_history_lost": self._lose_history,
+            "kubernetes_away": self._lose_kubernetes,
             "node_vanished": self._delete_node,
             "pod_vanished": self._delete_pod,
             "notice_120": lambda: self._warn(120.0),
@@ -105,8 +115,10 @@ class Trouble:
             "worn_gpu": self._wear,
             "store_full": self._fill_store,
             "capacity_gone": self._sell_out,
+            "launches_held": self._hold_launches,
             "operator_freezes": self._freeze,
             "operator_edits_policy": self._policies.edit,
+            EDITS_DOCUMENTS: self._documents.edit,
             "operator_marks_node": self._mark,
             OVERRULES: self._overrulers.overrule,
         }
@@ -121,11 +133,14 @@ class Trouble:
         self._faults.is_over = True
         self._return_broker()
         self._store.is_full = False
+        self._watches.is_away = False
         self._cloud.reprice(self._cloud.listed())
         self._cloud.sold_out.clear()
+        self._cloud.make_held()
         self._policies.freeze(is_frozen=False)
         self._policies.lift_money()
         self._overrulers.end()
+        self._documents.end()
         for machine in self._cloud.machines:
             machine.telemetry = "true"
             machine.fall_ill({})
@@ -151,6 +166,8 @@ class Trouble:
             return bool(self._cloud.spot())
         if name in ("node_vanished", "operator_marks_node") or name.startswith(("telemetry_", "worn_")):
             return any(machine.is_usable for machine in self._cloud.alive())
+        if name == EDITS_DOCUMENTS:
+            return bool(self._policies.documents)
         if name == "pod_vanished":
             return any(is_ready(pod) for pod in self._workloads.cluster.all(PODS))
         return bool(self._crew.processes)
@@ -173,12 +190,14 @@ class Trouble:
 
     def _return_broker(self) -> None:
         self._record.is_away = False
+        self._documents.say_what_is_lost()
         self._crew.pump()
 
     def _lose_everything(self) -> None:
         """Servers come back with empty disks: whoever stood on their streams has to begin again."""
         self._record.is_away = True
         self._record.lose()
+        self._documents.lost()
         self._witness.lost()
         self._crew.lose_broker()
         seconds = self._faults.seconds("broker_lost", *LOST_SECONDS)
@@ -214,6 +233,13 @@ class Trouble:
     def _lose_history(self) -> None:
         self._watches.losses_count += 1
         self._faults.lasts(60.0, KUBERNETES)
+
+    def _lose_kubernetes(self) -> None:
+        """Nobody gets through to the API server, as while it is upgraded; what runs runs on."""
+        self._watches.is_away = True
+        seconds = self._faults.seconds("kubernetes_away", *AWAY_SECONDS)
+        self._faults.lasts(seconds + 60.0, KUBERNETES)
+        self._loop.call_later(seconds, setattr, self._watches, "is_away", False)
 
     def _delete_node(self) -> None:
         """Somebody deletes the object. Held by a finalizer it stays until that is taken away; else it is gone, the
@@ -262,7 +288,8 @@ class Trouble:
         name = f"notice_{seconds:.0f}"
         machine = self._pick(name, self._cloud.spot())
         self._cloud.warn(machine, seconds)
-        if seconds > 0 and self._faults.strikes("notice_cancelled"):
+        # What a queue says of a notice is never taken back.
+        if seconds > 0 and not self._events.is_open and self._faults.strikes("notice_cancelled"):
             after_seconds = self._faults.seconds("notice_cancelled", 1.0, min(seconds, WITHDRAWN_SECONDS_MAX))
             self._loop.call_later(after_seconds, self._withdraw, machine)
 
@@ -276,8 +303,7 @@ class Trouble:
 
     def _hint(self) -> None:
         machine = self._pick("rebalance_hint", self._cloud.spot())
-        machine.hinted_at = self._loop.now().replace(microsecond=0)
-        self._cloud.version += 1
+        self._cloud.hint(machine)
 
     def _storm(self, group: Callable[[Machine], str]) -> None:
         name = "storm_in_zone"
@@ -305,6 +331,13 @@ class Trouble:
         self._cloud.sold_out |= hit
         seconds = self._faults.seconds("capacity_gone", *SOLD_OUT_SECONDS)
         self._loop.call_later(seconds, self._cloud.sold_out.difference_update, hit)
+
+    def _hold_launches(self) -> None:
+        """The cloud's own queue stands still: who asks hears nothing, and the machine comes when it moves again."""
+        self._cloud.is_holding = True
+        seconds = self._faults.seconds("launches_held", *HELD_SECONDS)
+        self._faults.lasts(seconds + HELD_AFTERWARDS_SECONDS, CLOUD)
+        self._loop.call_later(seconds, self._cloud.make_held)
 
     def _for_a_while(self, name: str, change: Callable[[Offer], Offer]) -> None:
         """Change the offers of a third of the models, or of the types, and put them back later."""

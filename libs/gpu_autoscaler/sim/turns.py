@@ -78,6 +78,7 @@ def turns_of_plans(state: ClusterState, policy: ScalingPolicy) -> Turns:
         _periods(policy, state.offers),
         _gangs(policy, state.gangs, state.orders),
         _waits(policy, state.pods, state.jobs),
+        _bursts(policy, state.pods, state.jobs),
         _moves(policy, state.pods, state.jobs, state.nodes),
         _forgotten(state.came),
         _answered(policy, state.orders),
@@ -273,6 +274,20 @@ def _waits(
     found = [at - before for at in ends_of_work(pods, jobs) for before in (longest, timedelta()) if longest]
     for_spot = timedelta(seconds=policy.spot.low_priority_wait_seconds)
     return sorted([*found, *(since + for_spot for since in waiting if for_spot)])
+
+
+@remembered(8)
+def _bursts(
+    policy: ScalingPolicy, pods: Mapping[PodUid, PodObserved], jobs: Mapping[JobId, JobRecord]
+) -> list[datetime]:
+    """When nothing more is taken to come, and what waits for it has waited for long enough."""
+    if not policy.burst.wait_seconds_max:
+        return []
+    came = [pod.created_at for pod in pods.values() if pod.node_name is None]
+    came += [job.queued.queued_at for job in jobs.values() if job.queued is not None and is_waiting(job)]
+    quiet, longest = policy.burst.quiet_seconds, policy.burst.wait_seconds_max
+    waits = [timedelta(seconds=seconds) for seconds in (-quiet, quiet, longest, longest + quiet)]
+    return sorted(at + each for at in came for each in waits)
 
 
 @remembered(8)

@@ -21,6 +21,9 @@ RUN_SECONDS_MIN, RUN_SECONDS_MEDIAN, RUN_SECONDS_MAX = 30.0, 1200.0, 5400.0
 ASKED_AGAIN_SECONDS = 5.0  # while the broker is away
 PARTS_RATIO = 0.5  # of jobs, where some need a part of a GPU alone
 _MODELS = (None, None, None, "T4", "A10G", "L4")
+# Some budget their work by what a spot GPU costs, and do not think of dearer ones, or of work that is done twice.
+TIGHT_RATIO = 0.2  # of those who gave no budget
+TIGHT_USD_PER_GPU_HOUR = 0.4
 
 
 class Users:
@@ -95,7 +98,7 @@ class Users:
         )
         # Some can begin with fewer; drawn apart, so that kept seeds stay.
         least = random.Random(f"{name}/{run_seconds}").choice((None, 1, 2)) if request.members > 2 else None
-        request = replace(request, min_members=least)
+        request = replace(request, min_members=least, budget_limit_usd=_budget(request))
         # Where some work is particular about GPUs, gangs are about zones.
         return replace(request, within=labels.ZONE) if self._wants_parts and request.members > 1 else request
 
@@ -136,3 +139,12 @@ class Users:
             self._record.publish(envelope)
         except TransientError:
             self._loop.call_later(ASKED_AGAIN_SECONDS, self._publish, envelope)
+
+
+def _budget(request: JobRequested) -> float | None:
+    """What the request says, or a tight one; drawn apart, so that most of the kept seeds stay as they were."""
+    chance = random.Random(f"{request.job_id}/{request.run_seconds}/budget")
+    gpu_count = request.gpu_requirements.gpu_count
+    if request.budget_limit_usd is not None or request.run_seconds is None or chance.random() >= TIGHT_RATIO:
+        return request.budget_limit_usd
+    return round(max(0.01, gpu_count * request.members * request.run_seconds / 3600.0 * TIGHT_USD_PER_GPU_HOUR), 4)

@@ -1,13 +1,17 @@
-"""A gang is bought whole or not at all: no plan buys for some of its members and holds others back for a limit.
+"""A gang is bought whole or not at all: no plan buys for some of its members and holds others back for a limit. One
+that belongs together in a zone is placed in one.
 
 Part of the witness.
 """
 
 from collections.abc import Callable, Mapping
 
+from gpu_autoscaler.events.job import JobPlaced
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons import BudgetLimit, GpusLimit, MoneyLimit, NodesLimit, UnmetDemand
+from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.store.protocol import JobRow
 
 PROMISE = "a gang is bought whole"
@@ -17,8 +21,9 @@ _LIMITS = (BudgetLimit, GpusLimit, MoneyLimit, NodesLimit)
 class Wholeness:
     """Reads plans beside the jobs that are accepted."""
 
-    def __init__(self, jobs: Mapping[JobId, JobRow], breaks: Callable[[str, str], None]) -> None:
+    def __init__(self, jobs: Mapping[JobId, JobRow], cloud: Cloud, breaks: Callable[[str, str], None]) -> None:
         self._jobs = jobs
+        self._cloud = cloud
         self._breaks = breaks
 
     def planned(self, plan: Plan) -> None:
@@ -30,6 +35,16 @@ class Wholeness:
                     if key in limited and self._is_gang(key):
                         tag = limited[key].tag()
                         self._breaks(PROMISE, f"{decision.action_id} is bought for {key}, and {tag} holds it back")
+
+    def placed(self, placed: JobPlaced) -> None:
+        """A job was released for these nodes."""
+        row = self._jobs.get(placed.job_id)
+        if row is None or row.spec.within != labels.ZONE:
+            return
+        machines = (self._cloud.of_node(name) for name in placed.node_names)
+        zones = sorted({machine.offer.zone for machine in machines if machine is not None})
+        if len(zones) > 1:
+            self._breaks(PROMISE, f"{placed.job_id} belongs together in one zone, and is placed in {', '.join(zones)}")
 
     def _is_gang(self, key: str) -> bool:
         row = self._jobs.get(JobId(key.removeprefix("job/")))

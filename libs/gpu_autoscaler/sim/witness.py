@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.idle_jobs import REQUESTED_BY as IDLE_JOBS_BY
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.job import JobCancelRequested
+from gpu_autoscaler.events.job import JobCancelRequested, JobPlaced
 from gpu_autoscaler.events.scaling import (
     ScalingDrainCancelled,
     ScalingDrainStarted,
@@ -23,16 +23,23 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, JobId
 from gpu_autoscaler.model.reasons import NodeIdle
+from gpu_autoscaler.providers.protocol import Order
+from gpu_autoscaler.sim.bursts import Bursts
 from gpu_autoscaler.sim.ceilings import Ceilings
 from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.courtesy import Courtesy
+from gpu_autoscaler.sim.events import Message
 from gpu_autoscaler.sim.faults import BROKER, KUBERNETES, RECORD, STORE
 from gpu_autoscaler.sim.goings import Goings
+from gpu_autoscaler.sim.hearing import Hearing
+from gpu_autoscaler.sim.holding import Holding
 from gpu_autoscaler.sim.kubernetes import Entry
 from gpu_autoscaler.sim.obedience import Obedience
 from gpu_autoscaler.sim.permission import Permission
+from gpu_autoscaler.sim.pictures import Pictures
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.purse import Purse
+from gpu_autoscaler.sim.shelter import Shelter
 from gpu_autoscaler.sim.thrift import Thrift
 from gpu_autoscaler.sim.timeline import VirtualLoop
 from gpu_autoscaler.sim.wholeness import Wholeness
@@ -46,7 +53,7 @@ LAST_CALL_SECONDS = 10.0  # before a pod's grace period is all that is left: ear
 CALM_SECONDS = 60.0  # without a fault before: what was late because of one has caught up
 # Who reads a notice, who decides, and what carries it. What else is wrong (prices, launches, telemetry, other services)
 # is no excuse.
-NOTICE_PATH = (BROKER, RECORD, KUBERNETES, STORE, "notices", "pod_watcher", "scaler", "scaler-2")
+NOTICE_PATH = (BROKER, RECORD, KUBERNETES, STORE, "notices", "prices", "pod_watcher", "scaler", "scaler-2")
 WITHDRAWN_SECONDS = 60.0  # until everybody has heard that a notice no longer stands
 HEARD_SECONDS = 20.0  # until the scaler has, in calm times: a poll, a tick and a step
 AT_WORK_SECONDS = 90.0  # a pod that has run for so long in calm times is known to everybody
@@ -99,10 +106,15 @@ class Witness:
         self._purse = Purse(loop, cloud, policies, jobs, self.breaks, calm_since=calm_since)
         self._goings = Goings(cloud, policies, self.breaks)
         self._permission = Permission(workloads, cloud, self.breaks)
-        self._wholeness = Wholeness(jobs, self.breaks)
-        self._obedience = Obedience(cloud, self.breaks)
+        self._wholeness = Wholeness(jobs, cloud, self.breaks)
+        self._bursts = Bursts(self.breaks)
+        self._holding = Holding(workloads, cloud, self.breaks)
+        self._shelter = Shelter(workloads, cloud, jobs, self.breaks)
+        self._pictures = Pictures(policies, self.breaks)
+        self._obedience = Obedience(cloud, policies, self.breaks)
         self._courtesy = Courtesy(self.breaks)
-        self.lost_listeners += [self._obedience.lost, self._courtesy.lost]
+        self._hearing = Hearing(workloads, cloud, self.breaks, self._was_calm_on_notices_path)
+        self.lost_listeners += [self._obedience.lost, self._courtesy.lost, self._pictures.lost]
         cloud.launch_listeners.append(self.launched)
         workloads.cluster.listen(self._changed)
 
@@ -123,6 +135,14 @@ class Witness:
         self._launched.add(action_id)
         self._ceilings.launched(machine)
         self._purse.launched(machine)
+
+    def asked(self, order: Order, known_to: int) -> None:
+        """Somebody is about to ask for a machine."""
+        self._courtesy.asked(order.action_id, known_to)
+
+    def deleted(self, message: Message) -> None:
+        """Somebody deleted an event of the cloud's queue."""
+        self._hearing.deleted(message)
 
     # ---- never a voluntary removal of what must not be disturbed
 
@@ -227,6 +247,7 @@ class Witness:
         is_calm = self._was_calm_since(self._loop.time())
         self._thrift.planned(plan, is_calm=is_calm)
         self._wholeness.planned(plan)
+        self._shelter.planned(plan, is_calm=is_calm)
         self._permission.planned(plan, is_calm=is_calm)
         self._purse.planned(plan, is_calm=is_calm)
         for decision in plan.decisions:
@@ -257,14 +278,20 @@ class Witness:
         """A fact was stored."""
         self._obedience.heard(recorded)
         self._courtesy.heard(recorded)
+        self._pictures.heard(recorded)
         if isinstance(recorded.fact, ScalingPlanMade):
             self._planned(recorded.fact.plan, recorded.sequence)
             self._see_frozen(recorded.fact)
+            self._bursts.planned(recorded.fact.plan, self._policies.by_digest[recorded.fact.policy_digest])
             is_calm = self._was_calm_since(self._loop.time())
             self._goings.planned(recorded.fact.plan, recorded.fact.policy_digest, self._loop.now(), is_calm=is_calm)
         if isinstance(recorded.fact, ScalingLaunchRefused):
             self._thrift.refused(recorded.fact.action_id)
             self._purse.over(recorded.fact.action_id)
+            self._shelter.over(recorded.fact.action_id)
+        if isinstance(recorded.fact, JobPlaced):
+            self._wholeness.placed(recorded.fact)
+            self._shelter.placed(recorded.fact, is_calm=self._was_calm_since(self._loop.time()))
         if isinstance(recorded.fact, ScalingDrainStarted) and recorded.fact.is_voluntary:
             self._left_by_choice.add(recorded.fact.node_name)
         if isinstance(recorded.fact, ScalingNodeDrained | ScalingDrainCancelled):
@@ -272,6 +299,7 @@ class Witness:
         if isinstance(recorded.fact, ScalingNodeDrained):
             self._see_drained(recorded.fact.node_name)
         if isinstance(recorded.fact, SpotNoticeReceived):
+            self._hearing.read(recorded.fact)
             self._see_answered(recorded.fact)
         if isinstance(recorded.fact, JobCancelRequested) and recorded.fact.requested_by == IDLE_JOBS_BY:
             self.breaks("no job is ended on what a sensor says", f"{recorded.fact.job_id}: {recorded.fact.note}")
@@ -346,7 +374,10 @@ class Witness:
     def _is_to_be_answered(self, machine: Machine, read_at: float) -> bool:
         """True where the notice stands and no fault lay on the way of the answer, nor in the minute before."""
         stands = machine.notice is not None and machine.is_alive
-        return stands and self._was_calm_since(read_at, *NOTICE_PATH)
+        return stands and self._was_calm_on_notices_path(read_at)
+
+    def _was_calm_on_notices_path(self, at: float) -> bool:
+        return self._was_calm_since(at, *NOTICE_PATH)
 
     def _was_calm_since(self, at: float, *places: str) -> bool:
         """No fault was in force at these places, from a minute before `at` until now; at none at all for none given."""

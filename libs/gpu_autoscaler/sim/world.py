@@ -15,18 +15,21 @@ from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.model.ids import derive_id
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.runtime.snapshots import Snapshots
+from gpu_autoscaler.sim import large
 from gpu_autoscaler.sim.allowances import Allowances
 from gpu_autoscaler.sim.askers import Askers
 from gpu_autoscaler.sim.cloud import Cloud, offers_for
 from gpu_autoscaler.sim.coverage import Coverage
 from gpu_autoscaler.sim.crew import Crew
+from gpu_autoscaler.sim.documents import Documents, policies_of
+from gpu_autoscaler.sim.events import Events
 from gpu_autoscaler.sim.faults import Faults, Occurrence
 from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.operators import Operators
 from gpu_autoscaler.sim.outside import Outside, glances_of
 from gpu_autoscaler.sim.patience import Patience
-from gpu_autoscaler.sim.policies import Policies, policy_of, sharing_of
+from gpu_autoscaler.sim.policies import sharing_of
 from gpu_autoscaler.sim.process import BUG, Process
 from gpu_autoscaler.sim.rebuilding import Rebuilding
 from gpu_autoscaler.sim.record import Record
@@ -42,6 +45,7 @@ from gpu_autoscaler.sim.trouble import Trouble
 from gpu_autoscaler.sim.users import Users
 from gpu_autoscaler.sim.witness import Witness
 from gpu_autoscaler.sim.workloads import Workloads
+from gpu_autoscaler.sim.yesterday import remember_yesterday
 
 HOURS = 4.0
 PLANNERS = ("scaler", "scheduler")  # roles that read the policy
@@ -61,6 +65,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     ends_at_hours: float | None = None  # whatever is still open then is not judged; None: when all is settled
     skips_ticks: bool = True  # whose inputs did not change; the facts are the same either way
     is_coded: bool = False  # facts go through the codec on their way
+    is_large: bool = False  # a world whose hours count, see `large.py`
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,10 +101,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 class World:
     """Everything of one run."""
 
+    _node_seconds = 0.0
+
     def __init__(self, setting: Setting, roles: Roles) -> None:
         self.setting = setting
         self.loop = VirtualLoop()
-        self.faults = Faults(setting.seed, kinds=setting.kinds, only=setting.only, times=setting.faults_times)
+        kinds = large.kinds_of(setting.seed) if setting.is_large and setting.kinds is None else setting.kinds
+        self.faults = Faults(setting.seed, kinds=kinds, only=setting.only, times=setting.faults_times)
         self.faults.clock = self.loop.time
         self.record = Record(self.loop, is_coded=setting.is_coded)
         self._roles = roles
@@ -109,21 +117,17 @@ class World:
         self._savers = Savers(self.workloads, some_save)
         sharing = sharing_of(setting.seed)
         self.cloud = Cloud(self.workloads, self._chance("cloud"), offers_for(sharing))
-        self.policies = Policies(policy_of(setting.seed), when_changed=lambda: self.crew.restart(PLANNERS))
+        self.events = Events(self.loop, self.faults, self.cloud)
+        policies = large.policies_of if setting.is_large else policies_of
+        self.policies = policies(setting.seed, lambda: self.crew.restart(PLANNERS))
         self.tables = Tables()
-        self.witness = Witness(
-            self.loop,
-            self.workloads,
-            self.cloud,
-            self.policies,
-            self.tables.jobs,
-            calm_since=self.faults.disturbed_until,
-        )
-        self.record.listen(self.witness.heard)
+        self.witness = self._new_witness()
         self.identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
-        self._outside = Outside(self.identity, self.workloads, self._groups, self.cloud, self.witness, self.tables)
+        self._outside = Outside(
+            self.identity, self.workloads, self._groups, self.cloud, self.witness, self.tables, events=self.events
+        )
         self.store_trouble, self.watch_trouble = self._outside.store_trouble, self._outside.watch_trouble
-        glances = glances_of(roles, lambda: self.policies.now, skips_ticks=setting.skips_ticks)
+        glances = glances_of(roles, lambda: self.policies.file, skips_ticks=setting.skips_ticks)
         self.crew = Crew(
             self.loop, self.faults, self.record, glances, self._compose, self._on_bug, snapshots=self._snapshots
         )
@@ -132,7 +136,9 @@ class World:
             self.record,
             self.faults,
             self._chance("users"),
-            jobs_per_hour=setting.jobs_per_hour,
+            jobs_per_hour=large.JOBS_PER_HOUR
+            if setting.is_large and not setting.jobs_per_hour
+            else setting.jobs_per_hour,
             wants_parts=sharing is not None,
         )
         storage = Storage(self.workloads, self._chance("storage")) if has_storage(setting.seed) else None
@@ -149,18 +155,21 @@ class World:
         self.coverage = Coverage(self.loop, self._known_to_the_scheduler, lambda: self.policies.now)
         self.record.listen(self.coverage.heard)
         self._watch_rebuilding()
+        self.documents = Documents(self.loop, self.record, self.policies, self.faults)
         self._patience = Patience(self, self.witness.breaks)
         self._allowances = Allowances(
             self.loop, self.cluster, self.tables, self.witness.breaks, calm_since=self.faults.disturbed_until
         )
         self.trouble = Trouble(self, self._chance("trouble"))
         self._settling = Settling(self)
-        self._node_seconds = 0.0
 
     def run(self) -> Result:
         """Let it happen: hours with faults, then without until all is settled."""
         asyncio.set_event_loop(self.loop)
         try:
+            if self.setting.is_large and self.policies.now.forecast.is_on:
+                remember_yesterday(self.record, self._chance("yesterday"))
+            self.documents.say()
             self.crew.begin()
             self.users.begin()
             self.serving.begin()
@@ -186,6 +195,19 @@ class World:
 
     # ---- parts
 
+    def _new_witness(self) -> Witness:
+        witness = Witness(
+            self.loop,
+            self.workloads,
+            self.cloud,
+            self.policies,
+            self.tables.jobs,
+            calm_since=self.faults.disturbed_until,
+        )
+        self.record.listen(witness.heard)
+        self.events.deleted_listeners.append(witness.deleted)
+        return witness
+
     def _watch_rebuilding(self) -> None:
         rebuilding = Rebuilding(
             self.loop,
@@ -208,14 +230,14 @@ class World:
         return None if process is None else process.view.state
 
     def _compose(self, process: Process) -> Service:
-        seat = self._outside.seat(process, self.policies.now, on_refused_plan=self._on_refused_plan)
+        seat = self._outside.seat(process, self.policies.file, on_refused_plan=self._on_refused_plan)
         return self._roles[process.role].compose(seat)
 
     def _snapshots(self, process: Process) -> tuple[Snapshots | None, bool]:
         role = self._roles[process.role]
         if role.snapshots is None:
             return None, False
-        seat = self._outside.seat(process, self.policies.now, on_refused_plan=self._on_refused_plan)
+        seat = self._outside.seat(process, self.policies.file, on_refused_plan=self._on_refused_plan)
         return role.snapshots(seat), role.keeps_snapshots
 
     def _on_bug(self, role: str, error: Exception) -> None:

@@ -37,6 +37,9 @@ class Immortal:
 class Bystander:
     """Sees, and holds no promise of ours against anybody."""
 
+    def asked(self, order: Order, known_to: int) -> None:
+        """Whoever asks twice is a bug of the baseline, which says so itself."""
+
     def disturbed(self, pod: wire.Pod, *, is_forced: bool) -> None:
         """Counted by the tally, from the pod itself."""
 

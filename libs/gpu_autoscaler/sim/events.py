@@ -1,0 +1,152 @@
+"""A cloud's events about its machines, in a queue: warnings and hints, each until somebody deletes it.
+
+In runs where metadata is closed to whoever asks, they are all that is heard of a notice. A message that was received is
+hidden for a while, and comes again by itself. Sources: EC2 User Guide, "Spot Instance interruption notices"; Amazon SQS
+Developer Guide, "Amazon SQS visibility timeout" (read 2026-11-22).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpu_autoscaler.cloudmeta.protocol import QueuedEvent
+from gpu_autoscaler.sim.cloud import Cloud, Machine
+from gpu_autoscaler.sim.faults import Faults
+from gpu_autoscaler.sim.gate import Gate
+from gpu_autoscaler.sim.timeline import VirtualLoop
+
+KIND = "metadata_closed"
+HIDDEN_SECONDS = 30.0  # a queue's own default
+RECEIVED_COUNT_MAX = 10
+WARNED_AHEAD_SECONDS = 120.0  # a spot warning names no deadline: it is always this far away
+_SPOT = "EC2 Spot Instance Interruption Warning"
+_RESERVED = "EC2 Capacity Reservation Instance Interruption Warning"  # the one that names its deadline
+_HINT = "EC2 Instance Rebalance Recommendation"
+
+
+@dataclass(slots=True)
+class Message:
+    """One event."""
+
+    number: int
+    machine: Machine
+    is_notice: bool
+    body: str
+    sent_at: datetime
+    visible_at: float  # in the loop's seconds
+
+
+class Events:
+    """What waits in the queue."""
+
+    def __init__(self, loop: VirtualLoop, faults: Faults, cloud: Cloud) -> None:
+        self.is_open = KIND in faults.kinds
+        self.is_metadata_closed = faults.strikes(KIND)
+        self.deleted_listeners: list[Callable[[Message], None]] = []
+        self.waiting: dict[int, Message] = {}
+        self._loop = loop
+        self._sent_count = 0
+        self._listening: list[asyncio.Future[None]] = []
+        if self.is_open:
+            cloud.notice_listeners.append(self._warned)
+            cloud.hint_listeners.append(self._hinted)
+
+    def take(self, now: float) -> list[Message]:
+        """Return what is visible, oldest first, and hide it."""
+        taken = [each for each in self.waiting.values() if each.visible_at <= now][:RECEIVED_COUNT_MAX]
+        for message in taken:
+            self.hide(message.number, HIDDEN_SECONDS)
+        return taken
+
+    def hide(self, number: int, seconds: float) -> None:
+        """Let it not come again for so long."""
+        if (message := self.waiting.get(number)) is not None:
+            message.visible_at = self._loop.time() + seconds
+            self._loop.call_later(seconds, self._wake)
+
+    def delete(self, number: int) -> None:
+        """It is done with."""
+        if (message := self.waiting.pop(number, None)) is not None:
+            for listener in self.deleted_listeners:
+                listener(message)
+
+    async def until_more(self) -> None:
+        """Wait until something may be visible that was not."""
+        listening = self._loop.create_future()
+        self._listening.append(listening)
+        await listening
+
+    def _wake(self) -> None:
+        listening, self._listening = self._listening, []
+        for each in listening:
+            if not each.done():
+                each.set_result(None)
+
+    def _warned(self, machine: Machine) -> None:
+        notice = machine.notice
+        if notice is None or notice.reclaim_at is None:
+            return
+        now, name = self._loop.now().replace(microsecond=0), {"instance-id": _instance_id(machine)}
+        if notice.reclaim_at - now == timedelta(seconds=WARNED_AHEAD_SECONDS):
+            self._send(machine, _SPOT, {**name, "instance-action": "terminate"}, now)
+        else:
+            self._send(machine, _RESERVED, {**name, "instance-termination-time": notice.reclaim_at.isoformat()}, now)
+
+    def _hinted(self, machine: Machine) -> None:
+        if machine.hinted_at is not None:
+            self._send(machine, _HINT, {"instance-id": _instance_id(machine)}, machine.hinted_at)
+
+    def _send(self, machine: Machine, kind: str, detail: dict[str, str], at: datetime) -> None:
+        self._sent_count += 1
+        said = {"id": f"event-{self._sent_count}", "detail-type": kind, "time": at.isoformat(), "detail": detail}
+        body = msgspec.json.encode(said).decode()
+        number, is_notice = self._sent_count, kind != _HINT
+        self.waiting[number] = Message(number, machine, is_notice, body, self._loop.now(), self._loop.time())
+        self._wake()
+
+
+class SimEventQueue:
+    """The EventQueue of one process."""
+
+    def __init__(self, gate: Gate, events: Events) -> None:
+        self._gate = gate
+        self._events = events
+
+    async def receive(self) -> Sequence[QueuedEvent]:
+        """Return what waits, as soon as something does."""
+        await self._gate.live()
+        while not (taken := self._events.take(self._gate.loop.time())):
+            await self._events.until_more()
+            await self._gate.live()
+        now = self._gate.loop.now()
+        return [
+            QueuedEvent(receipt=str(each.number), body=each.body, sent_at=each.sent_at, received_at=now)
+            for each in taken
+        ]
+
+    async def delete(self, event: QueuedEvent) -> None:
+        """It is done with. Raises TransientError."""
+        await self._gate.leave("cloud_call_failed")
+        self._events.delete(int(event.receipt))
+        await self._gate.back("cloud_call_failed")
+
+    async def hide(self, event: QueuedEvent, seconds: float) -> None:
+        """Let it not come again for so long. Raises TransientError."""
+        await self._gate.leave("cloud_call_failed")
+        self._events.hide(int(event.receipt), seconds)
+
+    async def let_go(self, group: str, hook: str, token: str) -> None:
+        """No group of this cloud has hooks."""
+
+    async def keep_waiting(self, group: str, hook: str, token: str) -> None:
+        """As above."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _instance_id(machine: Machine) -> str:
+    return machine.provider_id.rpartition("/")[2]

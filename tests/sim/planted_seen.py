@@ -1,0 +1,65 @@
+"""Bugs to plant in what is seen of the world and held in it: notices and their queue, finalizers, places, bursts.
+
+As in `planted.py`.
+"""
+
+from tests.sim.planting import Planted
+
+_SPOT = "services/gpu_autoscaler_services/spot_watcher"
+_CORE = "libs/gpu_autoscaler/core"
+
+# 4: what is not read is not answered
+_HEARD = (
+    Planted(
+        "notices of spot machines are never read",
+        4,
+        f"{_SPOT}/polls.py",
+        "node.capacity_type in (CapacityType.SPOT, None)",
+        "node.capacity_type is None",
+        world="notices",
+    ),
+    Planted(
+        "an event of the cloud's queue is deleted before it is on record",
+        4,
+        f"{_SPOT}/events.py",
+        "        facts: list[Fact] = [fact for found in news for fact in found]\n        if not facts:\n",
+        "        facts: list[Fact] = [fact for found in news for fact in found]\n        if True:\n",
+        world="queue",
+    ),
+    Planted(
+        "an event of the cloud's queue is told of nobody",
+        4,
+        f"{_SPOT}/events.py",
+        "        if provider_id.endswith(ending):\n",
+        "        if False:\n",
+        world="queue",
+        also=((f"{_SPOT}/events.py", "node.provider_id.endswith(ending):", "False:"),),
+    ),
+)
+
+# 3: who deletes a node by hand does not throw out what runs there
+_HELD = (
+    Planted(
+        "a node that was deleted by hand is let go at once",
+        3,
+        f"{_CORE}/deleted.py",
+        "is_wanted = view.node.is_guarded and is_wanted and not _has_ended(view, state)",
+        "is_wanted = False",
+        world="deleters",
+    ),
+)
+
+# 2: a gang is whole, also in its place
+_PLACED = (
+    Planted(
+        "a gang that belongs together is placed apart",
+        2,
+        f"{_CORE}/schedule.py",
+        "    if item.within is None:\n        return room.place_gang",
+        "    if True:\n        return room.place_gang",
+        "busy",
+        lambda policy: policy.pools[-1].sharing is not None,
+    ),
+)
+
+SEEN = (*_HEARD, *_HELD, *_PLACED)
