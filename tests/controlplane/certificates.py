@@ -70,5 +70,5 @@ class Authority(msgspec.Struct, frozen=True):
 
 
 def _openssl(*arguments: str) -> None:
-    told = subprocess.run(["openssl", *arguments], capture_output=True, text=True, timeout=30, check=False)
+    told = subprocess.run(["openssl", *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert told.returncode == 0, f"openssl {' '.join(arguments)}: {told.stderr}"

@@ -49,6 +49,24 @@ DEFINITIONS = {
         "h1:+GzQinGgeV0j58WpWpxByOXgF+YfUPW55zghM8GqjF0=",
         "config/crd/volcano/bases/batch.volcano.sh_jobs.yaml",
     ),
+    **{
+        f"{plural}.{group}.volcano.sh": Published(
+            "volcano.sh/volcano@v1.10.0",
+            "h1:+GzQinGgeV0j58WpWpxByOXgF+YfUPW55zghM8GqjF0=",
+            f"config/crd/volcano/bases/{group}.volcano.sh_{plural}.yaml",
+        )
+        for group, plural in (("bus", "commands"), ("scheduling", "podgroups"), ("scheduling", "queues"))
+    },
+    "ec2nodeclasses.karpenter.k8s.aws": Published(
+        "github.com/aws/karpenter-provider-aws@v1.6.3",
+        "h1:+qI/dw3gaEEWTubxwYJUj+QBuh5yUTdBk2GBB+CLxzY=",
+        "pkg/apis/crds/karpenter.k8s.aws_ec2nodeclasses.yaml",
+    ),
+    "nodepools.karpenter.sh": Published(
+        "github.com/aws/karpenter-provider-aws@v1.6.3",
+        "h1:+qI/dw3gaEEWTubxwYJUj+QBuh5yUTdBk2GBB+CLxzY=",
+        "pkg/apis/crds/karpenter.sh_nodepools.yaml",
+    ),
 }
 _FETCH_SECONDS_MAX = 300.0
 

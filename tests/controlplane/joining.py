@@ -7,7 +7,7 @@ busy GPUs and its notices meet busy machines. Nothing is decided here.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 from tests.support.kube_http import MERGE, STRATEGIC, Json, KubeHttp
@@ -30,19 +30,23 @@ class Joining:
         self._joined: set[str] = set()  # what was registered there once; deleted by hand it does not come again
 
     async def run(self) -> None:
-        """Carry until cancelled."""
+        """Carry until cancelled. A machine joins whatever there is to be told of pods."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._again(self._join))
+            group.create_task(self._again(self._carry_pods_back))
+
+    async def _again(self, step: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await self.step()
+            await step()
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def step(self) -> None:
-        """Carry what is new on either side."""
+    async def _join(self) -> None:
+        """Carry the machines that are new."""
         here = {item["metadata"]["name"]: item for item in (await self._cloud.read(NODES))["items"]}
         there = {item["metadata"]["name"]: item for item in (await self._cluster.read(NODES))["items"]}
         await asyncio.gather(*(self._carry(name, machine, there.get(name)) for name, machine in here.items()))
         for name in self._joined & set(there) - set(here):
             await self._cluster.send("DELETE", f"{NODES}/{name}")
-        await self._carry_pods_back(set(here))
 
     async def _carry(self, name: str, machine: Json, node: Json | None) -> None:
         """As each kubelet does for itself: machines do not wait for each other."""
@@ -68,7 +72,8 @@ class Joining:
                 f"{path}/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE
             )
 
-    async def _carry_pods_back(self, machines: set[str]) -> None:
+    async def _carry_pods_back(self) -> None:
+        machines = {item["metadata"]["name"] for item in (await self._cloud.read(NODES))["items"]}
         running = {
             _key(item): item
             for item in (await self._cluster.read(f"{PODS}?fieldSelector=status.phase%3DRunning"))["items"]

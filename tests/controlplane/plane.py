@@ -97,9 +97,11 @@ class ControlPlane:
             "current-context": name,
         }
         path = self.folder / f"{name}.kubeconfig"
-        path.write_text(json.dumps(document), encoding="utf-8")
-        path.chmod(0o600)
-        return path
+        # Moved into place whole: a program that reads it while it is written again would find nothing, and end.
+        written = path.with_suffix(f".{secrets.token_hex(4)}")
+        written.write_text(json.dumps(document), encoding="utf-8")
+        written.chmod(0o600)
+        return written.replace(path)
 
     def kubectl(self, *arguments: str, text: str | None = None) -> str:
         """Run kubectl as the administrator; return what it says."""
@@ -146,6 +148,8 @@ class ControlPlane:
                     raise
         for part in self._parts:
             self.start_part(part)
+        if "kube-controller-manager" in self._parts:
+            self._wait_controllers()
 
     def stop(self) -> None:
         """End everything at once: nobody needs what it knew."""
@@ -208,6 +212,14 @@ class ControlPlane:
                     raise _Ended(f"etcd or kube-apiserver ended; its log ends:\n{self.log_end('kube-apiserver')}")
                 assert time.monotonic() < deadline, f"{path}: {answer}\n{self.log_end('kube-apiserver')}"
                 time.sleep(_POLL_SECONDS)
+
+    def _wait_controllers(self) -> None:
+        """Return when the controllers do their work: each namespace gets an account from one of them."""
+        deadline, process = time.monotonic() + READY_SECONDS_MAX, self._processes["kube-controller-manager"]
+        while (answer := self.ask("/api/v1/namespaces/default/serviceaccounts/default"))[0] != 200:
+            is_over = process.poll() is not None or time.monotonic() >= deadline
+            assert not is_over, f"no controllers: {answer}\n{self.log_end('kube-controller-manager')}"
+            time.sleep(_POLL_SECONDS)
 
     def compact(self) -> None:
         """Forget the history of everything up to now, as etcd does every five minutes."""

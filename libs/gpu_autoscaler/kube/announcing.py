@@ -23,7 +23,10 @@ class EventWriter:
         self._kube = kube
 
     async def say(self, said: Announcement, now: datetime) -> None:
-        """Make the Event, or count it once more under its new words. Raises TransientError, PermanentError."""
+        """Make the Event, or count it once more under its new words; what happened once is not counted again.
+
+        Raises TransientError, PermanentError.
+        """
         namespace = said.namespace or NAMESPACE_OF_NODES
         path = f"/api/v1/namespaces/{namespace}/events"
         # The name is what it is about, so that a restart, and a second of us, go on counting where the first one was.
@@ -32,6 +35,8 @@ class EventWriter:
         try:
             await self._kube.create(path, _event(said, namespace=namespace, name=name, at=at))
         except Conflict:
+            if said.is_once:
+                return
             known = await self._kube.read(f"{path}/{name}")
             more = {"count": int(known.get("count") or 0) + 1, "lastTimestamp": at, "message": said.message}
             await self._kube.patch(f"{path}/{name}", more)

@@ -214,9 +214,9 @@ class KubeClient:
         """Apply a patch to the object."""
         return await self._patch(kind, namespace, name, patch)
 
-    async def remove(self, kind: Kind[Any], thing: wire.Object) -> bool:
+    async def remove(self, kind: Kind[Any], thing: wire.Object, *, is_last: bool = False) -> bool:
         """Delete that very object; without a policy its pods would stay (recorded: batch/v1 Jobs orphan by default)."""
-        return await self._delete(kind, thing, {"propagationPolicy": "Background"})
+        return await self._delete(kind, thing, {"propagationPolicy": "Foreground" if is_last else "Background"})
 
     async def create(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Create an object of a kind that has no struct of its own (a TokenReview, an Event); return the answer."""

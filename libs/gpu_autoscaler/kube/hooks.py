@@ -5,7 +5,6 @@ another host. Whoever answers, and what, changes nothing: that the work is saved
 """
 
 import asyncio
-import re
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -17,7 +16,6 @@ from gpu_autoscaler.model import labels
 
 # Wall time of all hooks together: a notice leaves two minutes, and a pod that does not listen must not take them.
 SECONDS_MAX = 1.0
-_HOOK = re.compile(r":(\d{1,5})(/[^\s?#]*)?")
 
 log = structlog.get_logger()
 
@@ -25,7 +23,7 @@ log = structlog.get_logger()
 def hook_of(pod: wire.Pod) -> str | None:
     """Return the address of the pod's hook; None where it has none, or no address yet."""
     asked, address = pod.metadata.annotations.get(labels.CHECKPOINT_HOOK), pod.status.pod_ip
-    found = _HOOK.fullmatch(asked or "")
+    found = labels.CHECKPOINT_HOOK_FORM.fullmatch(asked or "")
     if asked and found is None:
         log.warning(
             "checkpoint hook not understood: it is a port and a path, as :8080/checkpoint; the pod is told by its "

@@ -208,7 +208,7 @@ class KubeApi(Protocol):
         """Apply a patch to the object. Raises NotFound, Conflict."""
         ...
 
-    async def remove(self, kind: Kind[Any], thing: wire.Object) -> bool:
+    async def remove(self, kind: Kind[Any], thing: wire.Object, *, is_last: bool = False) -> bool:
         """Delete that very object and what it made in the background; False where it is gone."""
         ...
 

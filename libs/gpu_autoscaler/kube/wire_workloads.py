@@ -52,6 +52,7 @@ class ReplicatedJobStatus(_Wire, frozen=True, kw_only=True):
     """How many Jobs of one template are how far. `ready`: all pods of the Job are ready or done."""
 
     name: str
+    active: int = 0  # with a pod that is not ended, or about to be
     ready: int = 0
     succeeded: int = 0
 

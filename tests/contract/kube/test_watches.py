@@ -53,7 +53,7 @@ async def test_a_watch_hears_what_happens_meanwhile(kube: KubeHttp, namespace: s
     await asyncio.sleep(0.2)
     await kube.made(path, pod("a", schedulingGates=HELD))
 
-    assert story(await asyncio.wait_for(watching, 5)) == [("ADDED", "a")]
+    assert story(await asyncio.wait_for(watching, 60)) == [("ADDED", "a")]
 
 
 async def test_objects_enter_and_leave_a_selection(kube: KubeHttp, namespace: str) -> None:

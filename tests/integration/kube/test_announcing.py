@@ -1,18 +1,27 @@
 """Events of ours on a real API server, as `kubectl describe` shows them."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
 from tests.controlplane.fixtures import plane
 from tests.controlplane.plane import ControlPlane
+from tests.support import stories
 from tests.support.kube_objects import node, pod
+from tests.support.money import clusters, ledger
+from tests.support.stories import policy, purchase
 
-from gpu_autoscaler.core.announcements import Announcement
+from gpu_autoscaler.core.announcements import Announcement, announcements
+from gpu_autoscaler.core.headline import Sight
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.kube.announcing import EventWriter
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
 from gpu_autoscaler.kube.protocol import NODES, PODS
+from gpu_autoscaler.model.reasons import NodeDeleted, UnmetDemand
+from gpu_autoscaler.model.scheduling import LabelRequirement
 from gpu_autoscaler.runtime.clock import Clock
 
 __all__ = ["plane"]
@@ -65,3 +74,89 @@ async def test_describe_says_why_a_pod_waits_and_what_becomes_of_a_node(plane: C
     node_told = plane.kubectl("describe", "node", "gpu-a")
     assert "NodeRegistered" in node_told
     assert "Bought because: job train waits." in node_told
+
+
+def everything() -> Iterator[Announcement]:
+    """One situation a name that users of the field know, as our own core tells it."""
+    wants = UnmetDemand(demand=("pod/uid-coming",), offers_considered=1, price_micro_usd_per_hour=1)
+    deleted = NodeDeleted(deleted_at=stories.T0)
+    app = (LabelRequirement(key="app", operator="In", values=("stuck",)),)
+    leaving = stories.drained("gpu-stuck", reason=deleted, is_voluntary=False)
+    told: tuple[tuple[ScalingPolicy, tuple[stories.Story, ...]], ...] = (
+        (policy(), (stories.pod("coming", gpus=8), stories.on_sale(), stories.bought(purchase("buy", reason=wants)))),
+        (policy(), (stories.pod("huge", gpus=16), stories.on_sale())),
+        (clusters(day=0.01), (stories.pod("poor", gpus=8), stories.on_sale(), ledger())),
+        (policy(), (stories.node("gpu-young"), stories.on_sale())),
+        (policy(), (stories.node("gpu-doomed"), stories.notice("gpu-doomed"))),
+        (
+            policy(),
+            (
+                stories.node("gpu-stuck"),
+                stories.pod("stuck", on="gpu-stuck", labels={"app": "stuck"}),
+                stories.budget("never", match=app, disruptions_allowed=0),
+                leaving,
+                stories.evicted("going", off="gpu-stuck"),
+            ),
+        ),
+        (policy(idle_seconds_max=30.0, nodes_count_min=1), (stories.node("gpu-kept"), stories.on_sale())),
+    )
+    for rules, story in told:
+        at = stories.T0 + stories.MINUTE
+        state = stories.given(*story, as_of=at)
+        yield from announcements(Sight.of(state, rules, at, plan(state, rules, at)))
+
+
+async def test_describe_shows_each_name_that_users_know(plane: ControlPlane) -> None:
+    """Why a pod waits, was asked to go, why a node is there, stays, goes or does not get empty."""
+    kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
+    found = {(each.kind, each.name): each for each in everything()}
+    said = {(each.kind, each.name, each.reason): each for each in everything()}
+    try:
+        for kind, name in found:
+            if kind == "Pod":
+                await kube.create("/api/v1/namespaces/default/pods", pod(name, gpus=1))
+            else:
+                await kube.create("/api/v1/nodes", node(name))
+        for each in said.values():
+            uid = plane.kubectl("get", each.kind.lower(), each.name, "-o", "jsonpath={.metadata.uid}")
+            await EventWriter(kube).say(msgspec.structs.replace(each, uid=uid), datetime.now(UTC))
+    finally:
+        await kube.close()
+
+    shown = {name: plane.kubectl("describe", kind.lower(), name) for kind, name in found}
+    for name, reason in (
+        ("coming", "ScaleUpTriggered"),
+        ("huge", "InsufficientCapacity"),
+        ("poor", "BudgetExceeded"),
+        ("going", "Evicted"),
+        ("gpu-young", "NodeRegistered"),
+        ("gpu-doomed", "SpotInterruption"),
+        ("gpu-stuck", "FailedDraining"),
+        ("gpu-kept", "ScaleDownBlocked"),
+    ):
+        line = next((line for line in shown[name].splitlines() if f" {reason} " in line), None)
+        assert line is not None, (name, shown[name])
+        assert "gpu-autoscaler" in line
+    assert "disruption budget default/never allows no disruption" in shown["gpu-stuck"]
+
+
+async def test_what_happened_once_is_one_event(plane: ControlPlane) -> None:
+    """An announcer that started anew says it again, and it is not counted as a second time."""
+    kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
+    once = Announcement(
+        kind="Pod",
+        namespace="default",
+        name="gone-0",
+        uid="u1",
+        reason="Evicted",
+        message="Evicted.",
+        is_warning=False,
+        is_once=True,
+    )
+    try:
+        for seconds in (0, 60):
+            await EventWriter(kube).say(once, datetime.now(UTC) + timedelta(seconds=seconds))
+    finally:
+        await kube.close()
+    shown = plane.kubectl("get", "events", "--field-selector", "involvedObject.name=gone-0", "-o", "jsonpath={..count}")
+    assert shown == "1"

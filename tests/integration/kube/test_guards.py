@@ -1,8 +1,10 @@
 """Our finalizer on a real API server: `kubectl delete node` waits for us, and for nobody else's sake."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from tests.controlplane.fixtures import plane
@@ -30,6 +32,7 @@ from gpu_autoscaler_services.scaler.guards import Guards
 __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
+NOTES = Path(__file__).resolve().parents[3] / "deploy/charts/gpu-autoscaler/templates/NOTES.txt"
 ON, OFF = policy(), policy(removal=RemovalPolicy(is_guard_on=False))
 
 
@@ -119,6 +122,16 @@ async def test_switched_off_nothing_is_held_any_more(plane: ControlPlane, kube: 
     with pytest.raises(NotFound):
         await kube.get(NODES, "", "ours")
     assert guards_due(await seen(kube), OFF, datetime.now(UTC)) == ()
+
+
+async def test_after_an_uninstall_the_command_of_the_chart_lets_nodes_go(plane: ControlPlane, kube: KubeClient) -> None:
+    """Nobody of us is left: the patch in the chart's notes takes ours off, and what others wrote or never had stays."""
+    await kube.patch_node("ours", {"metadata": {"finalizers": ["example.com/theirs", TERMINATION_FINALIZER]}})
+    (patch,) = re.findall(r"kubectl patch \{} --type=strategic -p '(.+)'", NOTES.read_text(encoding="utf-8"))
+    for name in ("ours", "theirs"):
+        plane.kubectl("patch", "node", name, "--type=strategic", "-p", patch)
+    assert (await kube.get(NODES, "", "ours")).metadata.finalizers == ("example.com/theirs",)
+    assert (await kube.get(NODES, "", "theirs")).metadata.finalizers == ()
 
 
 async def test_volumes_of_a_node_are_seen_while_they_are_attached(plane: ControlPlane, kube: KubeClient) -> None:

@@ -61,7 +61,7 @@ async def test_only_what_is_held_on_the_bus_is_shown(kube: KubeClient, monkeypat
         with pytest.raises(NotFound):
             await kube.read(f"{PATH}/standby")
         bus.is_held = True
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await _holder(kube)) != "a/1":
                 await asyncio.sleep(0.05)
 

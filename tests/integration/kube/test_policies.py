@@ -65,7 +65,7 @@ class Running:
         """What a scaler would decide by now."""
         return policy_in_force(FILE, self.view.state.policy_documents)
 
-    async def until(self, holds: Callable[[], Any], seconds: float = 30.0) -> None:
+    async def until(self, holds: Callable[[], Any], seconds: float = 60.0) -> None:
         """Wait until it holds."""
         async with asyncio.timeout(seconds):
             while not await asyncio.to_thread(holds):

@@ -25,6 +25,7 @@ from gpu_autoscaler.kube.protocol import Changed, Cluster, Listed, NotFound
 from gpu_autoscaler.kube.translate.progress import KINDS
 from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.jobs import JobSpec, Runtime
+from gpu_autoscaler.model.labels import CHECKPOINT_HOOK, CHECKPOINTED_AT, JOB_ID
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.scheduler import others
@@ -34,7 +35,7 @@ from gpu_autoscaler_services.scheduler.manifest import affinity
 __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
-ESTABLISHED_SECONDS_MAX = 30.0
+ESTABLISHED_SECONDS_MAX = 60.0
 NODES = tuple(node(f"n{number}", labels={"rack": "r1"}) for number in (1, 2, 3))
 WHERE = ("n1", "n2", "n3")
 OTHERS = tuple(runtime for runtime in Runtime if runtime is not Runtime.JOB)
@@ -109,6 +110,19 @@ async def bench(plane: ControlPlane) -> AsyncIterator[Bench]:
     async with aiohttp.ClientSession() as session:
         yield Bench(kube, KubeHttp(session, plane.url, plane.admin_token, plane.tls))
     await kube.close()
+
+
+async def test_marks_of_a_request_stand_on_the_pods_and_not_instead_of_ours(bench: Bench) -> None:
+    """Where the work can save and wants to be told, and the labels of its team."""
+    marks = {CHECKPOINTED_AT: "", CHECKPOINT_HOOK: ":8080/save"}
+    state = given(*NODES, job("marked", pod_labels={"team": "vision"}, pod_annotations=marks))
+    queued = state.jobs[JobId("marked")].queued
+    assert queued is not None
+    await bench.binder.create(queued.spec, state)
+    made = await bench.outside.read(bench.path(queued.spec))
+    template = made["spec"]["template"]["metadata"]
+    assert {key: template["annotations"].get(key) for key in marks} == marks
+    assert (template["labels"]["team"], template["labels"][JOB_ID]) == ("vision", "marked")
 
 
 @pytest.fixture(params=OTHERS)

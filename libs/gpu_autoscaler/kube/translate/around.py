@@ -67,7 +67,7 @@ def claims_of(pod: wire.Pod) -> Iterator[Key]:
 def around(pod: wire.Pod, storage: Storage, known: Claims, *, version: int, group_count_min: int | None) -> Around:
     """Return what these objects mean for the pod."""
     devices = claimed(pod, known)
-    alternatives: list[Terms] = []
+    alternatives: list[Terms] = [*devices.alternatives]
     for key in claims_of(pod):
         found = _reach(key, storage)
         if isinstance(found, str):

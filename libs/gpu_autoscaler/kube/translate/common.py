@@ -1,6 +1,6 @@
 """What the translations of all kinds share: amounts, labels, conditions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.model import labels
@@ -47,26 +47,37 @@ def honoured(annotations: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def amounts(quantities: Mapping[str, str], *, of: str) -> Resources:
-    """Return quantities in our units; resources that we do not know are left out.
+def amounts(quantities: Mapping[str, str], *, of: str, is_room: bool = False) -> Resources:
+    """Return quantities in our units; resources that we do not know are left out. What is room is rounded down.
 
-    Raises PermanentError naming `of` and the resource where a quantity is none.
+    Raises PermanentError naming `of` and the resource where a quantity is none, or below nothing.
     """
+
+    def whole(name: str) -> int:
+        return _amount(quantities, name, lambda text: _floor(text) if is_room else parse_quantity(text), of)
+
+    return Resources(
+        cpu_milli=_amount(quantities, "cpu", parse_quantity_milli, of),
+        memory_bytes=whole("memory"),
+        gpu_count=whole(GPU_RESOURCE),
+        ephemeral_storage_bytes=whole("ephemeral-storage"),
+        pod_count=whole("pods"),
+        slices=tuple((name, count) for name in sorted(filter(is_slice, quantities)) if (count := whole(name))),
+    )
+
+
+def _amount(quantities: Mapping[str, str], name: str, read: Callable[[str], int], of: str) -> int:
     try:
-        return Resources(
-            cpu_milli=parse_quantity_milli(quantities.get("cpu", "0")),
-            memory_bytes=parse_quantity(quantities.get("memory", "0")),
-            gpu_count=parse_quantity(quantities.get(GPU_RESOURCE, "0")),
-            ephemeral_storage_bytes=parse_quantity(quantities.get("ephemeral-storage", "0")),
-            pod_count=parse_quantity(quantities.get("pods", "0")),
-            slices=tuple(
-                (name, count)
-                for name in sorted(filter(is_slice, quantities))
-                if (count := parse_quantity(quantities[name]))
-            ),
-        )
+        amount = read(quantities.get(name, "0"))
     except ValueError as exc:
-        raise PermanentError(f"{of}: {exc}") from exc
+        raise PermanentError(f"{of}: {name}: {exc}") from exc
+    if amount < 0:
+        raise PermanentError(f"{of}: {name}: {quantities[name]} is less than nothing")
+    return amount
+
+
+def _floor(text: str) -> int:
+    return parse_quantity_milli(text) // 1000
 
 
 def group_name(metadata: wire.Metadata) -> str:

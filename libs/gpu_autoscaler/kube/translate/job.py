@@ -39,6 +39,11 @@ def job_finished(job: wire.Object, job_id: JobId, *, seen_at: datetime) -> JobFi
     return JobFinished(job_id=job_id, outcome=end.outcome, finished_at=end.at or seen_at, message=end.message)
 
 
+def is_taken_away(job: wire.Object) -> bool:
+    """True for a Job that the binder deletes to make it anew: its end means nothing for its job."""
+    return labels.TAKEN_AWAY in job.metadata.annotations
+
+
 def job_removed(job: wire.Object, job_id: JobId, *, seen_at: datetime) -> JobFinished:
     """Return the end of a job whose Job somebody deleted before it was done."""
     return JobFinished(job_id=job_id, outcome="cancelled", finished_at=seen_at, message=f"{called(job)} was deleted")

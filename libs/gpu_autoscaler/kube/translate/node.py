@@ -45,7 +45,7 @@ def node_observed(node: wire.Node, *, epoch: int) -> NodeObserved:
         node_uid=NodeUid(metadata.uid),
         name=metadata.name,
         is_ready=is_ready,
-        allocatable=amounts(status.allocatable, of=f"node {metadata.name}"),
+        allocatable=amounts(status.allocatable, of=f"node {metadata.name}", is_room=True),
         created_at=metadata.creation_timestamp,
         provider_id=_provider_id(node),
         instance_type=metadata.labels.get(labels.INSTANCE_TYPE),

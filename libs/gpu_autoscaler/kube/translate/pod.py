@@ -42,7 +42,8 @@ def pod_observed(pod: wire.Pod, *, epoch: int, around: Around = NOTHING_AROUND) 
     ready = condition(status.conditions, "Ready")
     owner = next((owner for owner in metadata.owner_references if owner.controller), None)
     demands = _demands(spec)
-    models = (around.devices.gpu_model,) if around.devices.gpu_model is not None else _gpu_models(demands)
+    devices = around.devices
+    models = devices.gpu_models or _gpu_models(demands)
     if around.alternatives:
         demands = msgspec.structs.replace(demands, node_affinity=all_terms(demands.node_affinity, around.alternatives))
     return PodObserved(
@@ -52,7 +53,7 @@ def pod_observed(pod: wire.Pod, *, epoch: int, around: Around = NOTHING_AROUND) 
         namespace=metadata.namespace,
         name=metadata.name,
         phase=_PHASES[status.phase],
-        requests=pod_requests(pod) + Resources(gpu_count=around.devices.gpu_count),
+        requests=pod_requests(pod) + Resources(gpu_count=devices.gpu_count, slices=devices.slices),
         created_at=metadata.creation_timestamp,
         node_name=spec.node_name or None,
         is_ready=ready is not None and ready.status == "True",
@@ -67,6 +68,7 @@ def pod_observed(pod: wire.Pod, *, epoch: int, around: Around = NOTHING_AROUND) 
         neighbours=neighbour_demands(pod),
         gpu_model=models[0] if len(models) == 1 else None,
         gpu_models=models if len(models) > 1 else (),
+        gpu_memory_bytes_min=devices.gpu_memory_bytes_min,
         labels=pairs(metadata.labels),
         annotations=honoured(metadata.annotations),
         owner_kind=owner.kind if owner else None,
@@ -75,7 +77,7 @@ def pod_observed(pod: wire.Pod, *, epoch: int, around: Around = NOTHING_AROUND) 
         grace_seconds=spec.termination_grace_period_seconds,
         job_id=_job_id(metadata),
         volume_trouble=around.trouble,
-        device_trouble=around.devices.trouble,
+        device_trouble=devices.trouble,
         group_count_min=around.group_count_min,
         preferences=preferences(pod),
     )

@@ -90,7 +90,10 @@ def _jobset(jobset: wire_workloads.JobSet) -> Progress:
     end = _by_condition(jobset.status.conditions, {"Completed": "completed", "Failed": "failed"}, None)
     return Progress(
         is_suspended=jobset.spec.suspend,
-        is_held=jobset.spec.suspend and _holds(jobset.status.conditions, "Suspended"),
+        # Said as its Jobs are suspended; pods that still end keep their index until they are gone.
+        is_held=jobset.spec.suspend
+        and _holds(jobset.status.conditions, "Suspended")
+        and not any(part.active for part in parts),
         is_running=ready_count > 0 and ready_count + done_count >= wanted_count,
         end=end,
         is_ending=end is not None,
