@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from gpu_autoscaler.bus.protocol import Ack, Bus, EffectConsumer, Message
+from gpu_autoscaler.bus.protocol import Ack, Bus, EffectConsumer, Message, microseconds_of
 from gpu_autoscaler.bus.streams import DEAD, GIVEN_UP
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import derive_id
@@ -239,7 +239,7 @@ def _aged_out(advice: GivenUp, at: datetime) -> Message:
         message_id=None,
         stream=advice.stream,
         sequence=advice.stream_seq,
-        stored_at=at,
+        stored_microseconds=microseconds_of(at),
     )
 
 

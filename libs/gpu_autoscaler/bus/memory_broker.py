@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_autoscaler.bus.protocol import Ack, Message, Publication, StreamSpan
+from gpu_autoscaler.bus.protocol import Ack, Message, Publication, StreamSpan, microseconds_of
 from gpu_autoscaler.bus.streams import (
     ADVISORY_ROOT,
     MESSAGE_BYTES_MAX,
@@ -65,7 +65,7 @@ class MemoryStream:
                 message_id=publication.message_id,
                 stream=self.spec.name,
                 sequence=self.last_sequence,
-                stored_at=now,
+                stored_microseconds=microseconds_of(now),
                 headers=dict(publication.headers),
             ),
             None if ttl_seconds is None else now + timedelta(seconds=ttl_seconds),

@@ -6,7 +6,7 @@ repeat it after the reconnect instead of waiting for an answer that cannot come.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -296,14 +296,12 @@ class NatsLink:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.client.close(), CLOSE_SECONDS_MAX)
 
-    def take(self, frame: Frame) -> None:
-        """An answer: give it to who asked."""
-        answer = self._answers.get(frame.subject.rpartition(b".")[2])
-        if answer is not None and not answer.done():
-            answer.set_result(frame)
-
-    def wake(self) -> None:
-        """Who asked is woken by the answer itself."""
+    def take(self, frames: Sequence[Frame]) -> None:
+        """Answers: give each to who asked."""
+        for frame in frames:
+            answer = self._answers.get(frame.subject.rpartition(b".")[2])
+            if answer is not None and not answer.done():
+                answer.set_result(frame)
 
     def _server(self) -> str:
         url = self.client.connected_url

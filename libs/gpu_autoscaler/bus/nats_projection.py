@@ -13,7 +13,7 @@ import structlog
 
 from gpu_autoscaler.bus.nats_link import ApiError, NatsLink
 from gpu_autoscaler.bus.nats_pull import Pull
-from gpu_autoscaler.bus.nats_read import NO_STREAM, message, place
+from gpu_autoscaler.bus.nats_read import NO_STREAM, delivered
 from gpu_autoscaler.bus.protocol import Message
 from gpu_autoscaler.bus.streams import NANOSECONDS
 from gpu_autoscaler.model.errors import ConfigError, TransientError
@@ -97,13 +97,13 @@ class NatsProjection:
         """
         batch: list[Message] = []
         for received in await pull.collect(BATCH_COUNT_MAX):
-            at = place(received.reply)
-            if at.consumer_sequence != self._last_number + 1:
-                _log.warning("stream read has a gap, reading again", stream=self._stream, sequence=at.sequence)
+            number, read = delivered(received, self._stream)
+            if number != self._last_number + 1:
+                _log.warning("stream read has a gap, reading again", stream=self._stream, sequence=read.sequence)
                 await self._drop()
                 return batch
-            self._last_number, self._last_sequence = at.consumer_sequence, at.sequence
-            batch.append(message(received, at))
+            self._last_number, self._last_sequence = number, read.sequence
+            batch.append(read)
         if pull.is_broken or self._lacks_its_last(pull):
             await self._drop()
             return batch

@@ -185,15 +185,13 @@ class NatsPublisher:
                     self._link.doubt()
                     raise TransientError("the stream does not confirm") from exc
 
-    def take(self, frame: Frame) -> None:
-        """An answer: put it to those of its flight."""
-        waiting = self._waiting.pop(frame.subject.rpartition(b".")[2], None)
-        if waiting is not None:
-            flight, number = waiting
-            flight.answers.append((number, frame))
-
-    def wake(self) -> None:
-        """Tell the flights that have answers."""
+    def take(self, frames: Sequence[Frame]) -> None:
+        """Answers: put each to those of its flight, and tell the flights that have any."""
+        for frame in frames:
+            waiting = self._waiting.pop(frame.subject.rpartition(b".")[2], None)
+            if waiting is not None:
+                flight, number = waiting
+                flight.answers.append((number, frame))
         for flight in self._flights:
             if flight.answers:
                 flight.moved.set()

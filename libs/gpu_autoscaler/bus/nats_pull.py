@@ -5,7 +5,7 @@ message. Whatever arrives after a batch was given is kept for the next one.
 """
 
 import asyncio
-from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 from nats.aio.subscription import Subscription
@@ -36,7 +36,7 @@ class Pull:
         self._inbox = link.client.new_inbox()
         self._current = b""  # where the server ends the current request
         self._subscription: Subscription | None = None
-        self._arrived: deque[Frame] = deque()
+        self._arrived: list[Frame] = []
         self._changed = asyncio.Event()
         self._request = 0
         self._left_count = 0  # of what was asked for and has not come
@@ -112,7 +112,11 @@ class Pull:
                 return []
         self._check_end()
         self._link.went_well(f"reading {self._stream}")
-        return [self._arrived.popleft() for _ in range(min(count_max, len(self._arrived)))]
+        if len(self._arrived) <= count_max:
+            given, self._arrived = self._arrived, []
+        else:
+            given, self._arrived = self._arrived[:count_max], self._arrived[count_max:]
+        return given
 
     def _check_end(self) -> None:
         status, words = self._ended or ("", "")
@@ -120,12 +124,18 @@ class Pull:
             why = words if status == CONFLICT else "nobody answers"
             raise TransientError(f"consumer {self._consumer} of {self._stream} does not deliver: {why}")
 
-    def take(self, frame: Frame) -> None:
-        """A delivery, or the server's word on a request."""
-        if frame.reply:
-            self._arrived.append(frame)
-            self._left_count -= 1
-            return
+    def take(self, frames: Sequence[Frame]) -> None:
+        """Deliveries, and the server's words on a request."""
+        deliveries = [frame for frame in frames if frame.reply]
+        self._arrived.extend(deliveries)
+        self._left_count -= len(deliveries)
+        if len(deliveries) < len(frames):
+            for frame in frames:
+                if not frame.reply:
+                    self._hear(frame)
+        self.wake()
+
+    def _hear(self, frame: Frame) -> None:
         status, words = frame.status
         if status == HEARTBEAT:
             self.sent_count = max(self.sent_count, sent_count(frame))
@@ -143,6 +153,6 @@ class Pull:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await untap(self._link.client, subscription)
-        left, self._arrived = list(self._arrived), deque()
+        left, self._arrived = self._arrived, []
         self.wake()
         return left

@@ -1,13 +1,14 @@
 """Reads what the broker sends, many messages at a time, beneath nats-py, which keeps connection, sign-in and reconnect.
 
 nats-py gives each message an object, a dictionary of headers, a place in a queue and a task's turn; most of the time of
-a long read went there. Subjects that carry many messages are *tapped* instead: their frames go to a list as they are,
-and who listens is told once for all that came together. Everything else is handed on to nats-py, frame by frame.
+a long read went there. Subjects that carry many messages are *tapped* instead: their frames go to who listens
+as they are, all that came together at once. Everything else is handed on to nats-py, frame by frame.
 Source of the protocol: NATS documentation, "NATS Protocol / Client Protocol" (read 2026-11-21).
 """
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -25,6 +26,9 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _MESSAGE_STARTS = b"MH"  # no other line begins so
 _NO_WORDS: list[bytes] = []
 _WORDS_COUNT_MIN = 4
+# As a stream delivers: subject, subscription, reply, bytes of headers, bytes of both. Everything else is looked at word
+# by word.
+_DELIVERY = re.compile(rb"HMSG (\S+) (\d+) (\S+) (\d+) (\d+)\r\n")
 CONTROL_LINE_BYTES_MAX = 64 * 1024  # INFO of a large cluster; what is longer without an end is no NATS server
 
 
@@ -47,12 +51,8 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 class Tap(Protocol):
     """Takes the frames of a tapped subject."""
 
-    def take(self, frame: Frame) -> None:
-        """Keep a frame; nothing else is done here."""
-        ...
-
-    def wake(self) -> None:
-        """All that came together is taken."""
+    def take(self, frames: Sequence[Frame]) -> None:
+        """Keep what came together, and wake who waits for it; nothing else is done here."""
         ...
 
 
@@ -77,42 +77,62 @@ class TappedParser(Parser):
     async def parse(self, data: bytes = b"") -> None:
         """Take a piece of the stream. Raises ProtocolError for what no NATS server sends."""
         self.pieces_count += 1
-        self._rest += data
-        if len(self._rest) < self._wanted_bytes:
-            return
-        chunk, self._rest, self._wanted_bytes = bytes(self._rest), bytearray(), 0
-        woken: set[Tap] = set()
-        taken_last: Tap | None = None
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted_bytes:
+                return
+            data, self._rest = bytes(self._rest), bytearray()
+        self._wanted_bytes = 0
+        taken: defaultdict[Tap, list[Frame]] = defaultdict(list)
         resets_count, position = self._resets_count, 0
         try:
-            while position < len(chunk):
-                end = chunk.find(_LINE_END, position)
+            while position < len(data):
+                position = self._deliveries(data, position, taken)
+                if position == len(data):
+                    break
+                end = data.find(_LINE_END, position)
                 if end < 0:
-                    if len(chunk) - position > CONTROL_LINE_BYTES_MAX:
+                    if len(data) - position > CONTROL_LINE_BYTES_MAX:
                         raise ProtocolError("nats: a control line has no end")
                     break
                 stop, words, tap = end + 2, _NO_WORDS, None
-                if chunk[position] in _MESSAGE_STARTS:
-                    words = chunk[position:end].split()
+                if data[position] in _MESSAGE_STARTS:
+                    words = data[position:end].split()
                     stop += _size(words) + 2
-                    if stop > len(chunk):
+                    if stop > len(data):
                         self._wanted_bytes = stop - position
                         break
                     tap = self.taps.get(words[2])
-                if tap is None:
-                    await super().parse(chunk[position:stop])
+                if tap is not None:
+                    taken[tap].append(_frame(words, data, end + 2, stop - 2))
+                else:
+                    _give(taken)  # what came before it is known before it
+                    await super().parse(data[position:stop])
                     if self._resets_count != resets_count:
                         return  # what follows came over a connection that is gone
-                else:
-                    tap.take(_frame(words, chunk, end + 2, stop - 2))
-                    if tap is not taken_last:
-                        woken.add(tap)
-                        taken_last = tap
                 position = stop
-            self._rest = bytearray(chunk[position:])
+            self._rest = bytearray(data[position:])
         finally:
-            for tap in woken:
-                tap.wake()
+            _give(taken)
+
+    def _deliveries(self, data: bytes, position: int, taken: defaultdict[Tap, list[Frame]]) -> int:
+        """Take the deliveries that stand here in a row, as far as they are all there; return where they end."""
+        while (delivery := _DELIVERY.match(data, position)) is not None:
+            subject, number, reply, headers_size, size = delivery.groups()
+            start = delivery.end()
+            body, stop = start + int(headers_size), start + int(size)
+            tap = self.taps.get(number)
+            if tap is None or stop + 2 > len(data):
+                break
+            taken[tap].append(Frame(subject, reply, data[start:body], data[body:stop]))
+            position = stop + 2
+        return position
+
+
+def _give(taken: defaultdict[Tap, list[Frame]]) -> None:
+    for tap, frames in taken.items():
+        tap.take(frames)
+    taken.clear()
 
 
 def _size(words: list[bytes]) -> int:
@@ -123,7 +143,7 @@ def _size(words: list[bytes]) -> int:
 
 def _frame(words: list[bytes], chunk: bytes, start: int, stop: int) -> Frame:
     """`MSG <subject> <sid> [reply] <bytes>`, `HMSG <subject> <sid> [reply] <header bytes> <bytes>`."""
-    if len(words[0]) == len(b"MSG"):
+    if words[0] == b"MSG":
         return Frame(words[1], words[3] if len(words) == 5 else b"", b"", chunk[start:stop])
     body = start + int(words[-2])
     return Frame(words[1], words[3] if len(words) == 6 else b"", chunk[start:body], chunk[body:stop])

@@ -7,10 +7,18 @@ Implemented by `bus/nats.py` and `bus/memory.py`; both pass `tests/contract/bus`
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 import msgspec
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def microseconds_of(at: datetime) -> int:
+    """Since 1970, exactly: a float of this size would be off by some."""
+    return (at - _EPOCH) // _MICROSECOND
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -29,8 +37,13 @@ class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     message_id: str | None  # Nats-Msg-Id
     stream: str
     sequence: int
-    stored_at: datetime
+    stored_microseconds: int  # since 1970; of millions of messages nobody asks when they were stored
     headers: Mapping[str, str] = {}  # the sender's own; the broker's (`Nats-...`) are fields or gone
+
+    @property
+    def stored_at(self) -> datetime:
+        """When the stream took it, wall time."""
+        return _EPOCH + timedelta(0, 0, self.stored_microseconds)
 
 
 class Publication(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -14,6 +14,9 @@ from msgspec import Meta
 
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.aws import AwsOptions
+from gpu_autoscaler.providers.azure import AzureOptions
+from gpu_autoscaler.providers.gcp import GcpOptions
+from gpu_autoscaler.providers.karpenter import KarpenterOptions
 from gpu_autoscaler.runtime.documents import load_toml, mistakes_in, struct_of, unknown_name
 from gpu_autoscaler.store.opening import problem_of
 
@@ -127,6 +130,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kube: KubeSettings = KubeSettings()
     provider: ProviderSettings = ProviderSettings()
     aws: AwsOptions = AwsOptions()  # of provider.name = "aws"
+    azure: AzureOptions = AzureOptions()  # of provider.name = "azure"
+    gcp: GcpOptions = GcpOptions()  # of provider.name = "gcp"
+    karpenter: KarpenterOptions = KarpenterOptions()  # of provider.name = "karpenter"
     store: StoreSettings = StoreSettings()
     gateway: GatewaySettings = GatewaySettings()
     http: HttpSettings = HttpSettings()

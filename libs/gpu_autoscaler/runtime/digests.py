@@ -11,6 +11,27 @@ from gpu_autoscaler.events.job import JobRequested
 
 # All that a plan is computed by: nouns, facts, decisions. Nothing else is asked while planning.
 _SOURCES = ("model", "events", "core")
+# What requests could say at first. Later fields are in a digest where they say something: without them a request has
+# the digest that earlier versions have kept of it.
+_FIRST_FIELDS = frozenset(
+    {
+        "budget_limit_usd",
+        "container",
+        "gpu_requirements",
+        "job_id",
+        "job_name",
+        "max_duration_hours",
+        "members",
+        "preemptible",
+        "priority",
+        "project_id",
+        "resources",
+        "run_seconds",
+        "start_by_at",
+        "within",
+        "workload_type",
+    }
+)
 
 
 def core_digest() -> str:
@@ -31,4 +52,9 @@ def policy_digest(policy: ScalingPolicy) -> str:
 def request_digest(request: JobRequested) -> str:
     """Return 32 hex digits over what is asked for; the job's id apart: who repeats a request may leave it to us."""
     asked = msgspec.structs.replace(request, job_id=None)
-    return hashlib.blake2b(msgspec.json.encode(asked, order="sorted"), digest_size=16).hexdigest()
+    said = msgspec.to_builtins(asked)
+    for field in msgspec.structs.fields(asked):
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        if field.name not in _FIRST_FIELDS and getattr(asked, field.name) == default:
+            del said[field.name]
+    return hashlib.blake2b(msgspec.json.encode(said, order="sorted"), digest_size=16).hexdigest()

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Mapping
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.config import HttpSettings
+from gpu_autoscaler.runtime.metrics import Metrics
 
 
 class Readiness:
@@ -50,10 +50,10 @@ class Readiness:
 class HealthServer:
     """Serves the three paths until it is closed."""
 
-    def __init__(self, settings: HttpSettings, readiness: Readiness, registry: CollectorRegistry) -> None:
+    def __init__(self, settings: HttpSettings, readiness: Readiness, metrics: Metrics) -> None:
         self._settings = settings
         self._readiness = readiness
-        self._registry = registry
+        self._figures = metrics
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> int:
@@ -99,7 +99,7 @@ class HealthServer:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         # Thousands of series take milliseconds to write: not on the loop that answers notices.
-        page = await asyncio.to_thread(generate_latest, self._registry)
+        page = await asyncio.to_thread(generate_latest, self._figures.page())
         return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

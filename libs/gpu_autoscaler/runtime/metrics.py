@@ -5,7 +5,7 @@ A new metric is one line here.
 """
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
@@ -57,6 +57,7 @@ class Metrics:
     def __init__(self, service: str, registry: CollectorRegistry | None = None) -> None:
         self.service = service
         self.registry = CollectorRegistry() if registry is None else registry
+        self.before_page: Callable[[], None] | None = None  # brings figures up to date that are counted when asked for
         self._declare_plumbing()
         self._declare_decisions()
         self._declare_fleet()
@@ -147,6 +148,12 @@ class Metrics:
         """The second opinion refused a plan."""
         self.plans_refused.inc()
 
+    def page(self) -> CollectorRegistry:
+        """Return the registry with every figure up to date. Called on the loop; the text may be made elsewhere."""
+        if self.before_page is not None:
+            self.before_page()
+        return self.registry
+
     def tell_foresight(self, foresight: Foresight) -> None:
         """Say what the forecast says; NaN where there is none."""
         utilization, confidence = foresight.utilization_ratio, foresight.confidence_ratio
@@ -165,7 +172,12 @@ class Metrics:
         )
         self.dcgm_up.set(_NAN)
         self.spot_interruptions = self._counter("spot_interruptions", "Notices received.")
+        self.notices_unreadable = self._gauge(
+            "notices_unreadable", "Ready nodes whose metadata does not answer: a notice would be missed."
+        )
+        self.events_unread = self._counter("events_unread", "Of a cloud's queue: left there, not understood.")
         self.spot_warnings = self._gauge("spot_termination_warnings", "Notices that stand.")
+        self.price_age = self._unknown("price_age_seconds", "Age of the oldest price of what is for sale; NaN: none.")
         self.spot_savings = self._unknown("spot_savings_percentage", "Saved against on-demand, 0 to 100.")
         self.monthly_cost = self._gauge(
             "estimated_monthly_cost_usd", "Of what runs now, for 730 hours.", "capacity_type"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from gpu_autoscaler.core.life import NodePhase, NodeView, node_views
+from gpu_autoscaler.core.price_ages import oldest_seconds
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.envelope import Recorded
@@ -35,6 +36,8 @@ class Observer:
     def __init__(self, metrics: Metrics, view: StateView) -> None:
         self._metrics = metrics
         self._view = view
+        self._ticked_at: datetime | None = None
+        metrics.before_page = self._tell_fleet
 
     def published(self, fact: Fact) -> None:
         """A fact of this service is in the stream."""
@@ -71,13 +74,19 @@ class Observer:
                 self._became_usable(before, fact, item.envelope.time)
 
     def ticked(self, as_of: datetime) -> None:
-        """A tick is over: tell the fleet as it is now."""
-        if self._metrics.service != "scaler":
+        """A tick is over: from now on the page shows the fleet of this instant."""
+        self._ticked_at = as_of
+
+    def _tell_fleet(self) -> None:
+        """Count the fleet where somebody looks: a burst has many ticks, and nobody reads what each of them counted."""
+        if self._metrics.service != "scaler" or self._ticked_at is None:
             return
         state = self._view.state
-        views = node_views(state, as_of)
+        views = node_views(state, self._ticked_at)
         self._fleet(state, views)
         self._money(state, views)
+        age_seconds = oldest_seconds(state.offers, self._ticked_at)
+        self._metrics.price_age.set(math.nan if age_seconds is None else age_seconds)
 
     def _estimate_scored(self, fact: JobEstimateScored) -> None:
         metrics = self._metrics

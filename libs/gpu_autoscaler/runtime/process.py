@@ -80,7 +80,7 @@ async def serve(service_name: str, settings: Settings, compose: Compose) -> int:
 async def _serve(service_name: str, settings: Settings, compose: Compose, stop: asyncio.Event) -> int:
     metrics, readiness = Metrics(service_name), Readiness()
     readiness.hold("running", "starting")
-    health = HealthServer(settings.http, readiness, metrics.registry)
+    health = HealthServer(settings.http, readiness, metrics)
     port = await health.start()
     log.info("listening", host=settings.http.host, port=port)
     try:

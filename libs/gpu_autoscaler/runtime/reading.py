@@ -17,6 +17,6 @@ def read_message(message: Message, clock: Clock) -> Recorded:
         message.subject,
         message.payload,
         message_id=message.headers.get(ORIGINAL_ID, message.message_id),
-        arrived_at=clock.at(message.stored_at),
+        arrived_at=lambda: clock.at(message.stored_at),
     )
     return Recorded(envelope=envelope, stream=message.stream, sequence=message.sequence)

@@ -71,7 +71,8 @@ def observed(recording: Recording, policy: ScalingPolicy, roles: Roles) -> Obser
 
 
 def _pods(recording: Recording) -> list[_Pod]:
-    pods: dict[PodUid, _Pod] = {}
+    before = recording.head.state.pods.values()  # who ran before the window of the record begins
+    pods: dict[PodUid, _Pod] = {pod.pod_uid: _Pod(pod) for pod in before if pod.job_id is None}
     for each in recording.facts:
         fact = each.recorded.fact
         if isinstance(fact, PodObserved) and fact.job_id is None:

@@ -126,11 +126,14 @@ def _facts(lines: Iterable[bytes], path: Path) -> Iterable[Stored]:
     decoder = msgspec.json.Decoder(_Line)
     for number, text in enumerate(lines, start=2):
         try:
-            line = decoder.decode(text)
-            envelope = read(line.subject, bytes(line.event), message_id=None, arrived_at=line.at)
+            yield _stored(decoder.decode(text))
         except (msgspec.MsgspecError, InvalidFact) as exc:
             raise ConfigError(str(path), [f"line {number} is no recorded fact: {exc}"]) from exc
-        yield Stored(at=line.at, recorded=Recorded(envelope=envelope, stream=line.stream, sequence=line.sequence))
+
+
+def _stored(line: _Line) -> Stored:
+    envelope = read(line.subject, bytes(line.event), message_id=None, arrived_at=lambda: line.at)
+    return Stored(at=line.at, recorded=Recorded(envelope=envelope, stream=line.stream, sequence=line.sequence))
 
 
 async def collect(

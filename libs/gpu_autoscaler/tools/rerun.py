@@ -55,7 +55,9 @@ class _RecordedCloud(Cloud):
         self._script = script
         self._boots = {name: deque(seconds) for name, seconds in script.boot_seconds.items()}
 
-    def launch(self, order: Order, *, visible_in_seconds: float, comes_up: bool, shows_gpus: bool) -> Machine:
+    def launch(
+        self, order: Order, *, visible_in_seconds: float, comes_up: bool, shows_gpus: bool, was_held: bool = False
+    ) -> Machine:
         """As the record says: refused while it was."""
         if order.action_id not in self._by_token:
             for refusal in self._script.refusals:
@@ -66,7 +68,13 @@ class _RecordedCloud(Cloud):
                         scope=refusal.scope,
                         retry_after_seconds=(refusal.to_at - self._loop.now()).total_seconds(),
                     )
-        return super().launch(order, visible_in_seconds=visible_in_seconds, comes_up=comes_up, shows_gpus=shows_gpus)
+        return super().launch(
+            order,
+            visible_in_seconds=visible_in_seconds,
+            comes_up=comes_up,
+            shows_gpus=shows_gpus,
+            was_held=was_held,
+        )
 
     def boot_seconds(self, offer: Offer) -> float:
         """Usable after the boot times of its type, in their order."""
@@ -157,6 +165,8 @@ class _Play:
 
     def _stage(self) -> None:
         script = self._script
+        for documents in script.documents:
+            self._at(documents.accepted_at, self._say, documents)
         for arrival in script.arrivals:
             self._at(arrival.at, self._say, arrival.request)
             if arrival.cancelled_at is not None and arrival.request.job_id is not None:
@@ -198,6 +208,9 @@ class _Play:
 
 class _Nobody:
     """Looks on without a word: promises are the simulator's affair."""
+
+    def asked(self, order: Order, known_to: int) -> None:
+        """Somebody is about to ask for a machine."""
 
     def disturbed(self, pod: wire.Pod, *, is_forced: bool) -> None:
         """Somebody asks for the pod's eviction."""

@@ -1,6 +1,6 @@
 """What a recorded history says of the world that does not depend on who decided: the work that came and how long it
-took, what was for sale, how long machines booted, what the cloud refused and took back. Played again by
-`tools/rerun.py`.
+took, what was for sale, how long machines booted, what the cloud refused and took back, and which policies people kept
+as documents beside the policy file. Played again by `tools/rerun.py`.
 """
 
 from collections import defaultdict
@@ -17,6 +17,7 @@ from gpu_autoscaler.core.state import JobRecord
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreempted, JobRequested, JobStarted
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodGone, PodObserved
+from gpu_autoscaler.events.policy import PolicyDocumentsAccepted
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingNodeLaunched
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn, SpotOffersSampled
 from gpu_autoscaler.model.ids import JobId, PodUid, ProviderId
@@ -97,6 +98,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     guessed_count: int  # jobs that never ran, so that nobody knows how long they take
     never_up_count: int  # machines that never became usable; not played again
     demanding_count: int  # groups of replicas with selectors or tolerations, which are not played again
+    documents: tuple[PolicyDocumentsAccepted, ...] = ()  # by instant; the first may be older than the beginning
 
 
 def is_foreign_work(pod: PodObserved) -> bool:
@@ -131,7 +133,21 @@ def script_of(recording: Recording, is_replica: Callable[[PodObserved], bool] = 
         guessed_count=guessed_count,
         never_up_count=never_up_count,
         demanding_count=demanding_count,
+        documents=_documents(recording, from_at),
     )
+
+
+def _documents(recording: Recording, from_at: datetime) -> tuple[PolicyDocumentsAccepted, ...]:
+    """Which documents were in force: those at the beginning, and each change after it."""
+    before = recording.head.state.policy_documents
+    later = [fact for each in recording.facts if isinstance(fact := each.recorded.fact, PolicyDocumentsAccepted)]
+    told: list[PolicyDocumentsAccepted] = []
+    for fact in sorted(later if before is None else [before, *later], key=lambda one: one.accepted_at):
+        if fact.accepted_at <= from_at:
+            told.clear()
+        if not told or told[-1].documents != fact.documents:  # said again now and then, so that it is not forgotten
+            told.append(fact)
+    return tuple(told)
 
 
 # ---- work

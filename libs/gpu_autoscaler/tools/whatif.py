@@ -101,6 +101,9 @@ def _taken_over(script: Script) -> Iterator[str]:
     yield f"{counted(len(script.prices), 'price list')}; {counted(boots, 'boot time')}, by type, in their order"
     yield f"{counted(len(script.refusals), 'refusal')} of the cloud, each for as long as it said"
     yield f"{counted(struck, 'notice')} for spot machines, by type and zone"
+    if script.documents:
+        names = sorted({one.name for accepted in script.documents for one in accepted.documents})
+        yield f"policies kept as objects, merged under both policy files: {', '.join(names) or 'none in the end'}"
 
 
 def _assumed(script: Script, other: Rerun) -> Iterator[str]:
