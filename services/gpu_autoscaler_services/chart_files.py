@@ -9,7 +9,7 @@ from gpu_autoscaler.providers.registry import PROVIDERS
 from gpu_autoscaler.tools.schemas import to_yaml
 from gpu_autoscaler_services.permissions import users, users_file
 from gpu_autoscaler_services.registry import SERVICES
-from gpu_autoscaler_services.rights import rules
+from gpu_autoscaler_services.rights import rules, rules_with_karpenter
 
 
 def chart_files() -> dict[str, str]:
@@ -24,6 +24,7 @@ def chart_files() -> dict[str, str]:
             service.name: {
                 "everywhere": rules(service.name, is_for_jobs=False),
                 "forJobs": rules(service.name, is_for_jobs=True),
+                "withKarpenter": rules_with_karpenter(service.name),
             }
             for service in SERVICES
         },

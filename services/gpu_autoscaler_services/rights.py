@@ -98,6 +98,21 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
 }
 
 
+# Only where nodes are bought through Karpenter. What its node classes are called is its cloud's to say: the chart adds
+# the right to get the one that is named.
+RIGHTS_WITH_KARPENTER: Mapping[str, tuple[Right, ...]] = {
+    "scaler": (
+        Right(verbs=("create", "get", "list", "patch", "delete"), resource="nodeclaims", group="karpenter.sh"),
+        Right(verbs=("list",), resource="events"),  # why it did not launch what it was asked for
+    ),
+}
+
+
+def rules_with_karpenter(service: str) -> list[dict[str, Any]]:
+    """The rules that a ClusterRole has beside, where Karpenter is the provider."""
+    return [_rule(right) for right in RIGHTS_WITH_KARPENTER.get(service, ())]
+
+
 def rules(service: str, *, is_for_jobs: bool) -> list[dict[str, Any]]:
     """The rules of a Role (for the namespace of the jobs) or of a ClusterRole, as Kubernetes has them."""
     return [_rule(right) for right in RIGHTS[service] if right.is_for_jobs == is_for_jobs]

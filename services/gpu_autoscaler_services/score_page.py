@@ -36,7 +36,7 @@ FIGURES: dict[str, Callable[[Score], float]] = {
 EQUAL_RATIO = 0.02
 COLUMNS = (
     "system", "USD", "wait mean s", "p50", "p95", "max", "node-h", "GPU used", "evicted", "interrupted", "lost GPU-h",
-    "ended",
+    "one storm", "ended",
 )  # fmt: skip
 
 _HEAD = """\
@@ -73,6 +73,9 @@ How a figure is made:
   are told to (by the annotation, or by the end of their pod); all others start over, and are marked as not to be moved.
   In `bamboo-checkpoints` they save every 15 min and when the annotation asks for it; a save takes 5 to 90 s, each
   length as likely as its double.
+- **one storm**: the share of the GPU-hours bought that was spot of one type in one zone, the place of each moment that
+  had most: what one storm could have taken. Ours keeps it to half where a fleet has more than 64 GPUs
+  (`spot.storm_gpu_ratio_max`), and pays for the zones that are dearer.
 - **ended**: jobs that completed. Others failed, or had not ended a day after the last arrival.
 
 What speaks for the baselines here: they never crash, their calls never fail, the members of a gang start one by one and
@@ -147,6 +150,7 @@ def cells(one: Score) -> tuple[str, ...]:
         str(one.evicted_count),
         str(one.interrupted_count),
         f"{one.lost_gpu_hours:,.1f}",
+        "-" if one.storm_ratio is None else f"{one.storm_ratio:.0%}",
         f"{one.jobs_count - one.failed_count - one.unfinished_count} of {one.jobs_count}",
     )
 
@@ -189,6 +193,8 @@ def _judged(each: Round) -> Iterator[str]:
         said = [f"**worse** in {', '.join(worse)}"] if worse else []
         said += [f"better in {', '.join(better)}"] if better else []
         yield f"- Against {other.system}, ours is {'; '.join(said) or 'equal'}."
+        if ours.cost_usd > other.cost_usd:
+            yield f"- {_bought(ours, other)}"
     if ours.interrupted_jobs_count:
         yield (
             f"- Of {ours.interrupted_jobs_count} jobs that the cloud interrupted under ours, "
@@ -204,6 +210,31 @@ def _judged(each: Round) -> Iterator[str]:
     bound = next((one for one in each.scores if one.node_hours is None), None)
     if bound is not None and bound.cost_usd:
         yield f"- Ours costs {ours.cost_usd / bound.cost_usd:.2f} times the bound."
+
+
+def _bought(ours: Score, other: Score) -> str:
+    """Say what is had for the money that ours costs more than the other."""
+    more_usd = ours.cost_usd - other.cost_usd
+    spared_hours = _waited_hours(other) - _waited_hours(ours)
+    gains = []
+    if spared_hours > 0:
+        gains.append(
+            f"{spared_hours:,.1f} h less waiting of all jobs together ({more_usd / spared_hours:,.2f} USD an hour)"
+        )
+    if ours.lost_gpu_hours < other.lost_gpu_hours:
+        gains.append(f"{other.lost_gpu_hours - ours.lost_gpu_hours:,.1f} GPU-h less of lost work")
+    if ours.evicted_count < other.evicted_count:
+        gains.append(f"{other.evicted_count - ours.evicted_count} evictions fewer")
+    if ours.storm_ratio is not None and other.storm_ratio is not None and ours.storm_ratio < other.storm_ratio:
+        gains.append(f"{ours.storm_ratio:.0%} of the GPUs within reach of one storm, not {other.storm_ratio:.0%}")
+    told = "; ".join(gains) or "**nothing** that is counted here"
+    return (
+        f"The {more_usd:,.2f} USD ({more_usd / other.cost_usd:.1%}) that it costs more than {other.system} buy {told}."
+    )
+
+
+def _waited_hours(one: Score) -> float:
+    return one.waiting[ALL].mean_seconds * one.waiting[ALL].count / 3600.0
 
 
 def _against(mine: float, its: float) -> str:

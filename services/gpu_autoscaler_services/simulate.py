@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument(
         "--jobs-per-hour", type=float, help="how much work arrives; each seed's own choice if not given"
     )
+    parser.add_argument("--large", action="store_true", help="in worlds whose hours count")
     parser.add_argument(
         "--cluster-hours", type=float, help="as many seeds as so many hours take; only those that count"
     )
@@ -60,6 +61,7 @@ def main() -> int:
     parser.add_argument("--both-ways", action="store_true", help="each run again with every tick: equal facts")
     asked = parser.parse_args()
     run, options = (run_one_both_ways, "--both-ways") if asked.both_ways else (run_one, "")
+    options = f"{options} --large" if asked.large else options
     console = Console()
     bounds = Bounds(cluster_hours=asked.cluster_hours, seconds=None if asked.minutes is None else asked.minutes * 60.0)
     lived = sweep(_settings(asked), run, console=console, processes_count=asked.processes, bounds=bounds)
@@ -77,7 +79,7 @@ def _settings(asked: argparse.Namespace) -> Iterable[Setting]:
     """The runs asked for; without an end where hours are what is asked for."""
 
     def setting(seed: int) -> Setting:
-        made = Setting(seed=seed, hours=asked.hours, jobs_per_hour=asked.jobs_per_hour)
+        made = Setting(seed=seed, hours=asked.hours, jobs_per_hour=asked.jobs_per_hour, is_large=asked.large)
         return made if asked.only is None else only(made, asked.only)
 
     if asked.seed is not None:

@@ -11,11 +11,12 @@ from gpu_autoscaler.core.foresight import Foresight
 from gpu_autoscaler.core.job_budgets import outlays
 from gpu_autoscaler.core.money import counted_at
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.remembered import Kept, remembered
 from gpu_autoscaler.core.scoring import is_to_be_scored
 from gpu_autoscaler.core.sparing import is_to_leave_spot
 from gpu_autoscaler.core.state import ClusterState, JobRecord, Tombstone
 from gpu_autoscaler.core.views import queue
+from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.metrics import Metrics
@@ -29,6 +30,7 @@ from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
+from gpu_autoscaler_services.scaler.farewells import Farewells
 from gpu_autoscaler_services.scaler.guards import Guards
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
 from gpu_autoscaler_services.scaler.past import Past
@@ -37,6 +39,7 @@ from gpu_autoscaler_services.scaler.service import Digests, Scaler
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.service import Scheduler
+from gpu_autoscaler_services.spot_watcher.events import CloudEvents
 from gpu_autoscaler_services.spot_watcher.offers import CentralOffers
 from gpu_autoscaler_services.spot_watcher.polls import NodesNotices
 from gpu_autoscaler_services.spot_watcher.service import SpotWatcher
@@ -46,6 +49,11 @@ NAMESPACE = "default"
 SCRAPE_SECONDS = 30.0
 
 _MOMENT = timedelta(microseconds=1)
+# What says how much of their budgets jobs have spent.
+_SPENT_BY = (
+    "jobs", "pods", "orders", "instances", "nodes", "nodes_gone", "drains", "notices", "spent_by_job", "charges",
+)  # fmt: skip
+_spent: Kept[tuple[tuple[object, ...], bool]] = Kept(4)  # with what it was read from
 
 _core_digest = core_digest()
 _metrics = Metrics("simulation")  # nobody reads them; they are made once, as gauges are dear
@@ -81,8 +89,9 @@ def notices(seat: Seat) -> Service:
 
 
 def prices(seat: Seat) -> Service:
-    """What is for sale -> facts."""
-    return SpotWatcher(CentralOffers(seat.view, seat.provider))
+    """What is for sale, and the cloud's queue where it has one -> facts."""
+    events = None if seat.events is None else CloudEvents(seat.view, seat.events)
+    return SpotWatcher(CentralOffers(seat.view, seat.provider), events)
 
 
 def scaler(seat: Seat) -> Service:
@@ -92,7 +101,13 @@ def scaler(seat: Seat) -> Service:
     return Scaler(
         seat.view,
         seat.policy,
-        Executor(purchases, Drains(seat.view, seat.kube, seat.clock), seat.store, Guards(seat.kube)),
+        Executor(
+            purchases,
+            Drains(seat.view, seat.kube, seat.clock),
+            seat.store,
+            Guards(seat.kube),
+            Farewells(seat.kube),
+        ),
         Past(seat.store, seat.policy),
         InstanceWatch(seat.provider, installation, seat.clock),
         digests=Digests(policy=policy_digest(seat.policy), core=_core_digest),
@@ -122,7 +137,7 @@ def scaler_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hash
 def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
     """What the scheduler's tick depends on: room while somebody waits for it; a loss is asked about outside, and an
     expectation is held against what came as soon as that is known."""
-    what = _asked_of(view.state.jobs, view.state.pods_gone, policy)
+    what = _asked_of(view.state.jobs, view.state.pods, view.state.pods_gone, policy)
     if what in ("a loss", "a score"):
         return object()  # equal to nothing
     if any(is_to_leave_spot(job, policy, now) for job in queue(view.state)):
@@ -132,15 +147,28 @@ def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Ha
     return queue_inputs(view, policy, now) if what == "a place" else what
 
 
-@remembered(2)
 def _is_nearly_spent(state: ClusterState, slot_end: datetime) -> bool:
-    """True where a job has spent its budget, or nearly so; which in one slot of money changes by facts alone."""
-    return any(each.is_nearly_spent for each in outlays(state, slot_end - _MOMENT))
+    """True where a job has spent its budget, or nearly so; which in one slot of money changes by facts alone.
+
+    Of what nodes are it is their prices that count: telemetry and signs of life say nothing new.
+    """
+    read = (*(getattr(state, name) for name in _SPENT_BY), slot_end)
+    key = tuple(map(id, read))
+    kept = _spent.get(key)
+    if kept is None:
+        kept = (read, any(each.is_nearly_spent for each in outlays(state, slot_end - _MOMENT)))
+        _spent.put(key, kept)
+    return kept[1]
 
 
 @remembered(8)
-def _asked_of(jobs: Mapping[JobId, JobRecord], pods_gone: Mapping[PodUid, Tombstone], policy: ScalingPolicy) -> str:
-    state = ClusterState(jobs=jobs, pods_gone=pods_gone)
+def _asked_of(
+    jobs: Mapping[JobId, JobRecord],
+    pods: Mapping[PodUid, PodObserved],
+    pods_gone: Mapping[PodUid, Tombstone],
+    policy: ScalingPolicy,
+) -> str:
+    state = ClusterState(jobs=jobs, pods=pods, pods_gone=pods_gone)
     if losses(state, policy):
         return "a loss"
     if any(is_to_be_scored(job) for job in jobs.values()):

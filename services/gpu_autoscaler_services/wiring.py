@@ -30,6 +30,7 @@ from gpu_autoscaler.runtime.snapshots import Snapshots, keeping
 from gpu_autoscaler.store.opening import is_missing, open_store
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.gateway.auth import Authenticator
+from gpu_autoscaler_services.spot_watcher.events import CloudEvents
 
 
 async def pod_watcher(place: Workplace) -> tuple[Service, Bus]:
@@ -60,23 +61,47 @@ async def dcgm_ingest(place: Workplace) -> tuple[Service, Bus]:
 
 async def spot_watcher(place: Workplace) -> tuple[Service, Bus]:
     """Metadata or provider -> facts, by role."""
-    from gpu_autoscaler.cloudmeta.aws import LINK_LOCAL_URL, AwsMetadata
+    from gpu_autoscaler.cloudmeta.opening import metadata_opener
     from gpu_autoscaler_services.spot_watcher.offers import CentralOffers
     from gpu_autoscaler_services.spot_watcher.polls import NodeNotices, NodesNotices
     from gpu_autoscaler_services.spot_watcher.service import SpotWatcher, Watch
 
+    def tell_deaf(deaf: Mapping[str, str]) -> None:
+        place.metrics.notices_unreadable.set(len(deaf))
+        if not deaf:
+            place.readiness.clear("notices")
+        elif sensing.role == "node":  # a pod that is not ready shows on which node notices are missed
+            place.readiness.hold("notices", "; ".join(deaf.values()))
+
     sensing = place.settings.sensing
     watch: Watch
+    events: CloudEvents | None = None
     if sensing.role == "central":
-        watch = CentralOffers(place.view, (await _provider(place))[0])
+        policies = PolicyFile(_path(place.settings))
+        watch = offers = CentralOffers(place.view, (await _provider(place))[0], policies.now)
+        await _follow(place, policies, offers.use_policy)
+        events = _cloud_events(place)
     else:
         session = await place.closing.enter_async_context(aiohttp.ClientSession())
-        url = sensing.metadata_url or LINK_LOCAL_URL
+        opened, link_local_url = metadata_opener(place.settings.provider.name, session, place.clock)
+        url = sensing.metadata_url or link_local_url
         if sensing.role == "node":
-            watch = NodeNotices(place.view, AwsMetadata(session, url), node_name=sensing.node_name)
+            watch = NodeNotices(place.view, opened(url), node_name=sensing.node_name, tell_deaf=tell_deaf)
         else:
-            watch = NodesNotices(place.view, lambda address: AwsMetadata(session, address), metadata_url=url)
-    return SpotWatcher(watch), await _bus(place, SpotWatcher)
+            watch = NodesNotices(place.view, opened, metadata_url=url, tell_deaf=tell_deaf)
+    return SpotWatcher(watch, events), await _bus(place, SpotWatcher)
+
+
+def _cloud_events(place: Workplace) -> CloudEvents | None:
+    """The cloud's queue of events, where the settings name one."""
+    from gpu_autoscaler.providers.aws.queue import AwsQueue
+
+    provider, aws = place.settings.provider, place.settings.aws
+    if provider.name != "aws" or aws.queue_url is None:
+        return None
+    queue = AwsQueue(aws, url=provider.url, call_seconds_max=provider.call_seconds_max, now=place.clock.now)
+    place.closing.push_async_callback(queue.close)
+    return CloudEvents(place.view, queue, place.metrics.events_unread.inc)
 
 
 async def scaler(place: Workplace) -> tuple[Service, Bus]:
@@ -84,6 +109,7 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler.kube.leases import ShownLease, showing
     from gpu_autoscaler_services.scaler.drains import Drains
     from gpu_autoscaler_services.scaler.executor import Executor
+    from gpu_autoscaler_services.scaler.farewells import Farewells
     from gpu_autoscaler_services.scaler.guards import Guards
     from gpu_autoscaler_services.scaler.inventory import InstanceWatch
     from gpu_autoscaler_services.scaler.past import Past
@@ -100,11 +126,13 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     provider, installation = await _provider(place)
     snapshots = await _resumed(place, Scaler, store, bus)
     await place.closing.enter_async_context(keeping(snapshots, place.settings.store.snapshot_seconds))
+    hooks = _hooks(place)
     executor = Executor(
         Purchases(place.view, provider, installation, place.clock.now),
-        Drains(place.view, kube, place.clock, _hooks(place)),
+        Drains(place.view, kube, place.clock, hooks),
         store,
         Guards(kube),
+        Farewells(kube, hooks),
     )
     service = Scaler(
         place.view,
@@ -299,7 +327,7 @@ async def _connected(
 async def _kube(place: Workplace, before_write: Callable[[], None] = lambda: None) -> tuple[KubeClient, Cluster]:
     kube = place.settings.kube
     guard = read_only if kube.is_read_only else before_write
-    client = KubeClient(_connection(kube), now=place.clock.now, before_write=guard)
+    client = KubeClient(connection_of(kube), now=place.clock.now, before_write=guard)
     place.closing.push_async_callback(client.close)
     return client, await client.cluster()
 
@@ -310,7 +338,8 @@ def _hooks(place: Workplace) -> Hooks:
     return hooks
 
 
-def _connection(kube: KubeSettings) -> Connection:
+def connection_of(kube: KubeSettings) -> Connection:
+    """The cluster that these settings name. Raises ConfigError."""
     if kube.is_in_cluster:
         return from_service_account()
     if kube.url is None:
@@ -334,6 +363,10 @@ async def _provider(place: Workplace) -> tuple[CapacityProvider, str]:
             call_seconds_max=provider.call_seconds_max,
             now=place.clock.now,
             aws=place.settings.aws,
+            azure=place.settings.azure,
+            gcp=place.settings.gcp,
+            karpenter=place.settings.karpenter,
+            kube=lambda: connection_of(place.settings.kube),
         ),
     )
     place.closing.push_async_callback(opened.close)

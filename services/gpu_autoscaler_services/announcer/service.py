@@ -1,5 +1,6 @@
 """The announcer: says on pods and nodes, as Kubernetes Events, why they wait, come, stay and go. Decides nothing."""
 
+from collections import deque
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import ClassVar, Protocol
@@ -13,14 +14,17 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.events.scaling import ScalingDrainCancelled, ScalingPlanMade, ScalingPodEvicted
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outputs
 
-EVENTS_PER_TICK_MAX = 20  # Kubernetes' own clients allow a source 25 at once and then one in five minutes
+# So many at once, and in as long as a tick takes, however often something is urgent. Kubernetes' own clients allow a
+# source 25 at once and then one in five minutes (k8s.io/client-go, tools/record/events_cache.go, read 2026-11-21).
+EVENTS_PER_TICK_MAX = 20
+TICK_SECONDS = 10.0
 # What is news: the same words after so long, as Events are kept an hour (kube-apiserver --event-ttl, read 2026-11-21);
 # other words about the same thing sooner, and not with each number in them that moves.
 REPEAT_AFTER, REWORD_AFTER = timedelta(minutes=30), timedelta(minutes=1)
@@ -44,8 +48,13 @@ class Announcer:
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
     folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
     publishes: ClassVar[tuple[type[Fact], ...]] = ()
-    urgent: ClassVar[tuple[type[Fact], ...]] = (ScalingPlanMade, SpotNoticeReceived)
-    tick_seconds: ClassVar[float | None] = 10.0
+    urgent: ClassVar[tuple[type[Fact], ...]] = (
+        ScalingPlanMade,
+        SpotNoticeReceived,
+        ScalingPodEvicted,  # a pod can be described for as long as its grace lasts
+        ScalingDrainCancelled,
+    )
+    tick_seconds: ClassVar[float | None] = TICK_SECONDS
     starts_from_snapshot: ClassVar[bool] = False  # the last plan is no part of the state
 
     def __init__(self, view: StateView, policy: ScalingPolicy, events: Events) -> None:
@@ -54,6 +63,7 @@ class Announcer:
         self._events = events
         self._plan: Plan | None = None
         self._said: dict[tuple[str, str], tuple[str, datetime]] = {}  # topic -> words, when
+        self._written_at: deque[datetime] = deque(maxlen=EVENTS_PER_TICK_MAX)  # the last ones
 
     def use_policy(self, policy: ScalingPolicy) -> None:
         """Read the state under this policy file from now on."""
@@ -72,7 +82,10 @@ class Announcer:
         told = list(announcements(Sight.of(state, policy, now, self._plan)))
         topics = {each.topic for each in told}
         self._said = {topic: said for topic, said in self._said.items() if topic in topics}
-        for each in [one for one in told if self._is_news(one, now)][:EVENTS_PER_TICK_MAX]:
+        # What was never said comes first, then what was said longest ago: nobody is passed over for ever.
+        news = sorted((one for one in told if self._is_news(one, now)), key=lambda one: self._last_said(one, now))
+        for each in news[: self._room(now)]:
+            self._written_at.append(now)
             try:
                 await self._events.say(each, now)
             except TransientError as exc:
@@ -83,6 +96,15 @@ class Announcer:
             self._said[each.topic] = (each.message, now)
         return ()
 
+    def _room(self, now: datetime) -> int:
+        recent = sum(now - at < timedelta(seconds=TICK_SECONDS) for at in self._written_at)
+        return EVENTS_PER_TICK_MAX - recent
+
+    def _last_said(self, one: Announcement, now: datetime) -> datetime:
+        return self._said[one.topic][1] if one.topic in self._said else datetime.min.replace(tzinfo=now.tzinfo)
+
     def _is_news(self, one: Announcement, now: datetime) -> bool:
-        words, at = self._said.get(one.topic, (None, datetime.min.replace(tzinfo=now.tzinfo)))
-        return now - at >= (REPEAT_AFTER if words == one.message else REWORD_AFTER)
+        words, at = self._said.get(one.topic, (None, None))
+        if at is None:
+            return True
+        return not one.is_once and now - at >= (REPEAT_AFTER if words == one.message else REWORD_AFTER)

@@ -2,12 +2,13 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.output import words
+from gpu_autoscaler_services.local.system import CloudName
 
 
 def demo(
@@ -18,7 +19,7 @@ def demo(
     clock_factor: Annotated[float, Parameter(help="How much faster cluster time passes, 1 to 20.")] = 15.0,
     gateway_port: Annotated[int, Parameter(help="Port of dashboard and API; 0 takes a free one.")] = 8000,
     folder: Annotated[Path, Parameter(help="Where logs, stores and the report go; emptied first.")] = Path("out/demo"),
-    cloud: Annotated[Literal["sim", "aws"], Parameter(help="Whose API nodes are bought by; aws is a fake.")] = "sim",
+    cloud: Annotated[CloudName, Parameter(help="Whose API nodes are bought by; all but sim are fakes.")] = "sim",
     keep: Annotated[bool, Parameter(help="Stay up after the report, until Ctrl-C.")] = False,
 ) -> int:
     """Start everything here, play a story, report. Exits 1 when a promise was broken."""

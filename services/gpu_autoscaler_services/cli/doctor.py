@@ -6,15 +6,21 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import yaml
 from cyclopts import Parameter
 
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.providers.aws import AwsOptions
 from gpu_autoscaler.providers.aws.examine import needed_policy
+from gpu_autoscaler.providers.azure.examine import needed_role
+from gpu_autoscaler.providers.gcp.permissions import role_text
+from gpu_autoscaler.providers.karpenter import KarpenterOptions
+from gpu_autoscaler.providers.karpenter.options import node_class_of, see_options
 from gpu_autoscaler.providers.registry import ProviderOptions, examine_provider
-from gpu_autoscaler.runtime.config import load_settings
+from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.output import Output, show, words
+from gpu_autoscaler_services.rights import rules_with_karpenter
+from gpu_autoscaler_services.wiring import connection_of
 
 
 def doctor(
@@ -35,12 +41,16 @@ def doctor(
     given = os.environ.get("GPU_AUTOSCALER_CONFIG")
     settings = load_settings(config or (Path(given) if given else None), os.environ)
     if policy:
-        return _print_policy(settings.provider.name, settings.aws)
+        return _print_policy(settings)
     options = ProviderOptions(
         installation=installation,
         url=settings.provider.url,
         call_seconds_max=settings.provider.call_seconds_max,
         aws=settings.aws,
+        karpenter=settings.karpenter,
+        kube=lambda: connection_of(settings.kube),
+        azure=settings.azure,
+        gcp=settings.gcp,
     )
     findings = asyncio.run(examine_provider(settings.provider.name, options))
     rows = [msgspec.to_builtins(finding) for finding in findings]
@@ -52,8 +62,37 @@ def doctor(
     return Exit.FAILURE if faults_count else Exit.OK
 
 
-def _print_policy(provider: str, aws: AwsOptions) -> int:
-    if provider != "aws":
-        raise ConfigError("doctor", [f"provider.name: {provider} has no permissions to list; set it to aws"])
-    print(needed_policy(aws))
+def _print_policy(settings: Settings) -> int:
+    match settings.provider.name:
+        case "aws":
+            print(needed_policy(settings.aws))
+        case "azure":
+            print(needed_role(settings.azure))
+        case "gcp":
+            print(role_text())
+        case "karpenter":
+            print(_cluster_role(settings.karpenter), end="")
+        case other:
+            raise ConfigError(
+                "doctor", [f"provider.name: {other} has no permissions to list; set it to aws, azure, gcp or karpenter"]
+            )
     return Exit.OK
+
+
+def _cluster_role(options: KarpenterOptions) -> str:
+    """The role of whoever buys through Karpenter, beside what the services need anyway."""
+    see_options(options)
+    node_class = node_class_of(options)
+    of_class = {
+        "apiGroups": [node_class.group],
+        "resources": ["*"],
+        "resourceNames": [node_class.name],
+        "verbs": ["get"],
+    }
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": "gpu-autoscaler-karpenter"},
+        "rules": [*rules_with_karpenter("scaler"), of_class],
+    }
+    return yaml.safe_dump(role, sort_keys=False)

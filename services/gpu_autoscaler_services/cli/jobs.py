@@ -71,6 +71,8 @@ class Request:
     cpu: Annotated[str | None, Parameter(help="CPU of each member, as a Kubernetes quantity.")] = None
     memory: Annotated[str | None, Parameter(help="Memory of each member, as a Kubernetes quantity.")] = None
     env: Annotated[dict[str, str] | None, Parameter(help="Environment: --env.NAME VALUE.")] = None
+    annotation: Annotated[list[str] | None, Parameter(help="KEY=VALUE on each pod; may be repeated.")] = None
+    label: Annotated[list[str] | None, Parameter(help="KEY=VALUE on each pod; may be repeated.")] = None
     max_duration_hours: Annotated[float | None, Parameter(help="Ended after this many hours.")] = None
     budget_limit_usd: Annotated[float | None, Parameter(help="Ended when it has cost this much.")] = None
     preemptible: Annotated[bool | None, Parameter(help="May run on spot capacity.")] = None
@@ -108,6 +110,8 @@ class Request:
             },
             "container": {"image": self.image, "command": list(command) or None, "env": self.env},
             "resources": {"cpu": self.cpu, "memory": self.memory},
+            "pod_annotations": _pairs("--annotation", self.annotation),
+            "pod_labels": _pairs("--label", self.label),
         }
         body = {**base, **_known(flat)}
         for name, fields in nested.items():
@@ -120,6 +124,17 @@ def _one_or_several(said: str | None) -> str | list[str] | None:
     """What stands between commas, the best first; one alone is no list."""
     names = [] if said is None else [name.strip() for name in said.split(",")]
     return names if len(names) > 1 else said
+
+
+def _pairs(flag: str, said: list[str] | None) -> dict[str, str]:
+    """What stands before and after the first `=`."""
+    found = {}
+    for each in said or ():
+        key, is_there, value = each.partition("=")
+        if not is_there:
+            raise Stop(f"{flag} {each}: say KEY=VALUE; the value may be empty", Exit.USAGE)
+        found[key] = value
+    return found
 
 
 def _known(fields: dict[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,7 @@ app.command(f"{_HERE}.record:dead_letters", name="dead-letters", help="Messages 
 app.command(f"{_HERE}.up:up", help="Run the whole system here, every service a process.")
 app.command(f"{_HERE}.doctor:doctor", help="Whether the cloud can be bought from as the settings say.")
 app.command(f"{_HERE}.prices:prices", name="prices", help="Write down what the cloud asks for.")
+app.command(f"{_HERE}.convert:convert", name="convert", help="Other people's old configuration as today's.")
 app.command(f"{_HERE}.fake_cloud:fake_cloud", name="fake-cloud", help="Serve a cloud to try a driver against.")
 app.command(f"{_HERE}.observe:observe", help="Look on beside another autoscaler: what ours would do, and save or cost.")
 app.command(f"{_HERE}.demo:demo", help="Show the whole story on a simulated cluster.")

@@ -1,5 +1,8 @@
 """Commands that show what may still be spent, and what can be bought."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from gpu_autoscaler_services.cli.client import Gateway
 from gpu_autoscaler_services.cli.output import Output, show, usd, words
 from gpu_autoscaler_services.cli.views import HERE
@@ -24,6 +27,12 @@ def budget(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     show(document, document["items"], columns, lambda row: f"{row['owner']}/{row['period']}", output)
 
 
+def _priced(row: Mapping[str, Any]) -> str:
+    """When the price was heard of, and from whom; a stale one says so."""
+    told = " ".join(str(part) for part in (row["priced_at"], row["price_source"]) if part)
+    return f"{told} STALE".strip() if row["is_price_stale"] else told
+
+
 def offers(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     """All that is for sale, and what the cloud would not sell lately: until when, and why."""
     document = gateway.read("offers")
@@ -31,6 +40,7 @@ def offers(*, gateway: Gateway = HERE, output: Output = "table") -> None:
         ("OFFER", lambda row: row["name"]),
         ("GPUS", lambda row: f"{row['gpu_count']} {row['gpu_model'] or ''}".strip()),
         ("PRICE/H", lambda row: usd(row["price_micro_usd_per_hour"])),
+        ("PRICED", _priced),
         ("REFUSED UNTIL", lambda row: row["refused_until"]),
         ("WHY", lambda row: row["refused_because"]),
     )

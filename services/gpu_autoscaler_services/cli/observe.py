@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -25,14 +26,15 @@ from gpu_autoscaler.kube.protocol import NODES, PODS
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
-from gpu_autoscaler.tools.history import Stored
 from gpu_autoscaler.tools.observed import Observed, observed
-from gpu_autoscaler.tools.recording import Head, Recording, save
+from gpu_autoscaler.tools.recording import Recording, save
+from gpu_autoscaler.tools.window import FACTS_COUNT_MAX, Window
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.figures import figures
 from gpu_autoscaler_services.cli.output import Columns, Output, show, words
 
 _LOOK_SECONDS = 1.0
+FACTS_COUNT_MIN = 1000  # a price list and a few pods
 _COLUMNS: Columns = (
     ("", lambda row: row["name"]),
     ("THEIRS", lambda row: row["theirs"]),
@@ -41,13 +43,25 @@ _COLUMNS: Columns = (
 )
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """How long it looks on, how often it compares, and how far back."""
+
+    report_seconds: Annotated[float, Parameter(help="Between two comparisons.")] = 600.0
+    for_seconds: Annotated[float | None, Parameter(name="--for", help="Seconds until it ends; else Ctrl-C.")] = None
+    facts_max: Annotated[int, Parameter(help="So many facts are compared; older ones leave.")] = FACTS_COUNT_MAX
+
+
+UNTIL_ENDED = Span()
+
+
 def observe(
     *,
     kubeconfig: Annotated[Path | None, Parameter(help="Of the cluster; else KUBECONFIG or ~/.kube/config.")] = None,
     policy: Annotated[Path | None, Parameter(help="TOML file of the scaling policy; else the defaults.")] = None,
     offers: Annotated[Path | None, Parameter(help="JSON file of what could be bought, with prices.")] = None,
-    report_seconds: Annotated[float, Parameter(help="Between two comparisons.")] = 600.0,
-    for_seconds: Annotated[float | None, Parameter(name="--for", help="Seconds until it ends; else Ctrl-C.")] = None,
+    span: Span = UNTIL_ENDED,
     gateway_port: Annotated[int, Parameter(help="Port of dashboard and API; 0 takes a free one.")] = 8000,
     folder: Annotated[Path, Parameter(help="Where streams, logs and the record are kept.")] = Path("out/observe"),
     output: Output = "table",
@@ -59,7 +73,9 @@ def observe(
     """
     # What the services of the model log of its world is no word to the person who asked.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    watching = Watching(load_policy(policy), Clock(1.0))
+    if span.facts_max < FACTS_COUNT_MIN:
+        raise ConfigError("observe", [f"--facts-max {span.facts_max} shows nothing; name {FACTS_COUNT_MIN} at least"])
+    watching = Watching(load_policy(policy), Clock(1.0), span.facts_max)
 
     async def run() -> None:
         from gpu_autoscaler_services.demo.follow import Follower, connect  # noqa: PLC0415 - with the whole system
@@ -84,11 +100,13 @@ def observe(
             bus = await connect(system.nats_url)
             async with contextlib.AsyncExitStack() as open_things:
                 open_things.push_async_callback(bus.close)
-                follower = Follower(bus, watching.clock, lambda seen: watching.add(seen.recorded, seen.stored_at))
+                follower = Follower(
+                    bus, watching.clock, lambda seen: watching.add(seen.recorded, seen.stored_at), is_kept=False
+                )
                 await open_things.enter_async_context(follower)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(for_seconds):
-                        await _look_on(watching, ended, report_seconds, output)
+                    async with asyncio.timeout(span.for_seconds):
+                        await _look_on(watching, ended, span.report_seconds, output)
             await _report(watching, output)
             words(f"the record: {watching.kept(folder)}; gpu-autoscaler replay reads it")
         finally:
@@ -113,18 +131,18 @@ async def can_read(kubeconfig: Path | None, clock: Clock) -> None:
 class Watching:
     """What was seen of the cluster, and what we would make of it."""
 
-    def __init__(self, policy: ScalingPolicy, clock: Clock) -> None:
+    def __init__(self, policy: ScalingPolicy, clock: Clock, facts_count_max: int = FACTS_COUNT_MAX) -> None:
         self.clock = clock
         self._policy = policy
-        self._from_at = clock.now()
-        self._facts: list[Stored] = []
+        self._window = Window(clock.now(), facts_count_max)
+        self._has_dropped = False
         self._new: list[Recorded] = []
         self._state = EMPTY_STATE
         self._said: frozenset[str] = frozenset()
 
     def add(self, recorded: Recorded, stored_at: datetime) -> None:
         """Take a fact in."""
-        self._facts.append(Stored(at=self.clock.at(stored_at), recorded=recorded))
+        self._has_dropped |= self._window.add(recorded, self.clock.at(stored_at))
         self._new.append(recorded)
 
     def look(self) -> Iterator[str]:
@@ -138,11 +156,20 @@ class Watching:
         yield from (sentence for sentence in said if sentence not in self._said)
         self._said = frozenset(said)
 
+    def dropped(self) -> str:
+        """Return from when on is still compared, where that has changed since it was last asked; else nothing."""
+        has_dropped, self._has_dropped = self._has_dropped, False
+        if not has_dropped:
+            return ""
+        count, from_at = self._window.facts_count_max, self._window.from_at
+        return (
+            f"more than {count:,} facts were seen: record and comparison begin at {from_at:%Y-%m-%d %H:%M:%S}Z by now,"
+            " with what was there then; --facts-max keeps more"
+        )
+
     def recording(self) -> Recording:
-        """Return everything that was seen."""
-        head = Head(policy=self._policy, from_at=self._from_at, to_at=self.clock.now())
-        facts = sorted(self._facts, key=lambda each: (each.at, each.recorded.stream, each.recorded.sequence))
-        return Recording(head=head, facts=tuple(facts))
+        """Return what was seen, as far back as it is kept."""
+        return self._window.recording(self._policy, self.clock.now())
 
     def compared(self) -> Observed:
         """Return what they did and what we would have done. Raises ConfigError while there is nothing to compare."""
@@ -165,6 +192,8 @@ async def _look_on(watching: Watching, ended: asyncio.Event, report_seconds: flo
             await asyncio.wait_for(ended.wait(), _LOOK_SECONDS)
         for sentence in watching.look():
             words(f"{watching.clock.now():%H:%M:%S} we would: {sentence}")
+        if told := watching.dropped():
+            words(told)
         if loop.time() >= report_at:
             await _report(watching, output)
             report_at = loop.time() + report_seconds

@@ -125,10 +125,13 @@ class CostTracker:
         return [*told, *await self._store.unconfirmed_charges(TOLD_COUNT_MAX), *self._budgets(now)]
 
     async def _ledger_told(self, now: datetime) -> tuple[CostLedgerTold, ...]:
-        """All sums of the ledger, once a day, for whoever never heard them; nothing where today they were told."""
+        """All sums of the ledger, once a day, for whoever never heard them; nothing where today they were told.
+
+        Whose job has not ended the store knows: on a new stream nobody has said so yet, and its budget counts on.
+        """
         if self._ledger_told_at is not None and period_start("day", self._ledger_told_at) >= period_start("day", now):
             return ()
-        jobs = self._view.state.jobs
+        open_jobs = {row.spec.job_id for row in await self._store.unfinished_jobs()}
         told = CostLedgerTold(
             spent=tuple(await self._store.spent_by_period(period_start("month", now) - timedelta(days=1))),
             charged=tuple(
@@ -139,7 +142,7 @@ class CostTracker:
             jobs=tuple(
                 SpentByJob(job_id=job_id, micro_usd=spent)
                 for job_id, spent in sorted(self._spent.items())
-                if job_id in jobs
+                if job_id in open_jobs
             ),
             told_at=now,
         )

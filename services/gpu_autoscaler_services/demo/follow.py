@@ -28,8 +28,17 @@ STREAMS = tuple(sorted({fact.stream() for fact in FACTS}))
 class Follower:
     """Follows all streams from their beginning; `on_seen` hears each fact once, in the order of its stream."""
 
-    def __init__(self, bus: Bus, clock: Clock, on_seen: Callable[[Seen], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        on_seen: Callable[[Seen], None] = lambda _: None,
+        *,
+        is_kept: bool = True,
+    ) -> None:
+        """Unless it `is_kept`, the record stays empty: whoever follows for weeks keeps what he needs himself."""
         self.record = Record()
+        self._is_kept = is_kept
         self._bus = bus
         self._clock = clock
         self._on_seen = on_seen
@@ -54,7 +63,8 @@ class Follower:
             async for batch in projection:
                 for message in batch:
                     if (seen := self._read(message)) is not None:
-                        self.record.add(seen)
+                        if self._is_kept:
+                            self.record.add(seen)
                         self._on_seen(seen)
         finally:
             await projection.close()

@@ -20,13 +20,13 @@ from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons import UnmetDemand
-from gpu_autoscaler_services.demo.promises import answered_notices, broken_promises
+from gpu_autoscaler_services.demo.promises import answered_notices, broken_promises, notice_answer_seconds
 from gpu_autoscaler_services.demo.record import Record
 from gpu_autoscaler_services.local.world import Truth
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one run. Waits are cluster time, decisions wall time; None: nothing of the kind happened."""
+    """Figures of one run. Waits are cluster time, decisions and answers wall time; None: nothing like it happened."""
 
     jobs_requested: int
     jobs_finished: int
@@ -42,6 +42,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     idle_micro_usd: int
     decision_seconds_p50: float | None  # a demand's record to the record of the plan that buys for it
     decision_seconds_p99: float | None
+    notice_answer_seconds_p99: float | None  # a notice's record to that of the cordon, wall time
     queue_wait_seconds_p95: float | None  # accepted to running
     time_to_gpu_seconds_p95: float | None  # requested to running, of jobs that nodes were bought for
     node_ready_seconds_p95: float | None  # planned to usable
@@ -83,6 +84,7 @@ def make_report(
         idle_micro_usd=sum(fact.idle_micro_usd for fact, _ in record.of(CostAccrued)),
         decision_seconds_p50=quantile(decisions, 0.5),
         decision_seconds_p99=quantile(decisions, 0.99),
+        notice_answer_seconds_p99=quantile(notice_answer_seconds(record), 0.99),
         queue_wait_seconds_p95=quantile(_queue_waits(record, started), 0.95),
         time_to_gpu_seconds_p95=quantile(_times_to_gpu(record, started), 0.95),
         node_ready_seconds_p95=quantile(_node_ready_seconds(record), 0.95),

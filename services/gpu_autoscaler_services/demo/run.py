@@ -19,7 +19,7 @@ from gpu_autoscaler_services.demo.recomputing import plans_that_differ
 from gpu_autoscaler_services.demo.record import Record, Seen
 from gpu_autoscaler_services.demo.report import Report, make_report
 from gpu_autoscaler_services.demo.script import Script
-from gpu_autoscaler_services.demo.story import STORY
+from gpu_autoscaler_services.demo.story import story_of
 from gpu_autoscaler_services.local.system import CloudName, Elsewhere, LocalSystem
 from gpu_autoscaler_services.local.world import SimulatedWorld, Truth
 
@@ -75,7 +75,7 @@ async def run_demo(options: DemoOptions, say: Callable[[str], None], *, on_repor
         async with SimulatedWorld(system.simcluster_url) as world, Follower(bus, clock, on_seen) as follower:
             script = Script(bus=bus, gateway_url=system.gateway_url, world=world, clock=clock, say=say)
             if pods is None:
-                await script.play(STORY)
+                await script.play(story_of(options.cloud))
             else:
                 await script.play_trace(pods, options.speed)
             longest_seconds = 0.0 if pods is None else max(pod.duration_seconds for pod in pods) / options.speed

@@ -19,7 +19,7 @@ from gpu_autoscaler_services.demo.story import Door, Moment
 from gpu_autoscaler_services.local.world import SimulatedWorld
 
 NOTICE_SECONDS = 120.0  # EC2 User Guide, "Spot Instance interruption notices": two minutes
-_NOTICE_TRIES = 40
+_NOTICE_TRIES = 120
 _NOTICE_TRY_SECONDS = 0.5
 _SOURCE = "/gpu-autoscaler/demo"
 

@@ -1,6 +1,6 @@
 """What happens in the demo, and when: a table of moments in wall seconds after the first one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -92,4 +92,25 @@ STORY: Sequence[Moment] = (
     Moment(at_seconds=20, say="and cancels it", cancel=JobId("typo-in-config")),
     Moment(at_seconds=26, say="the cloud takes a busy spot node back", send_notice=True),
 )
+# What a cloud does not sell goes by what comes nearest there: GPU models of the story, and the offer that is refused.
+ELSEWHERE: Mapping[str, Mapping[str, str]] = {
+    "azure": {"A10G": "A10", "L4": "A10", "L40S": "A100", "g4dn.12xlarge/*": "Standard_NC64as_T4_v3/*"},
+    "gcp": {"A10G": "L4", "L40S": "A100", "g4dn.12xlarge/*": "n1-standard-32/*"},
+}
 JOBS_COUNT = sum(1 for moment in STORY if moment.request is not None)
+
+
+def story_of(cloud: str) -> Sequence[Moment]:
+    """Return the story in the words of what this cloud sells."""
+    return [_moment_of(moment, ELSEWHERE.get(cloud, {})) for moment in STORY]
+
+
+def _moment_of(moment: Moment, instead: Mapping[str, str]) -> Moment:
+    if moment.refuse is not None:
+        return msgspec.structs.replace(moment, refuse=instead.get(moment.refuse, moment.refuse))
+    if moment.request is None:
+        return moment
+    needs = moment.request.gpu_requirements
+    if isinstance(needs.gpu_type, str):
+        needs = msgspec.structs.replace(needs, gpu_type=instead.get(needs.gpu_type, needs.gpu_type))
+    return msgspec.structs.replace(moment, request=msgspec.structs.replace(moment.request, gpu_requirements=needs))

@@ -20,6 +20,7 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Mistake
 from gpu_autoscaler.runtime.digests import request_digest
 from gpu_autoscaler.runtime.documents import mistakes_in
+from gpu_autoscaler.runtime.metrics import package_version
 from gpu_autoscaler.runtime.reading import read_message
 from gpu_autoscaler.store.protocol import JobRow
 from gpu_autoscaler_services.gateway import outlook, wire
@@ -84,8 +85,13 @@ async def read_body(request: web.Request, kind: type[F]) -> F:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from error
     if mistakes := mistakes_in(document, kind):
         named = (mistake.partition(": ") for mistake in mistakes)
-        raise _invalid(tuple(Mistake(field, reason) for field, _, reason in named))
+        raise _invalid(tuple(Mistake(field, _of_version(reason)) for field, _, reason in named))
     return msgspec.convert(document, kind)
+
+
+def _of_version(reason: str) -> str:
+    """A name that is not known may be of a later version: what is asked for is not dropped unseen, but said."""
+    return f"{reason} (this gateway is {package_version()})" if reason.startswith("unknown ") else reason
 
 
 def _invalid(mistakes: tuple[Mistake, ...]) -> Problem:

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from gpu_autoscaler.core.life import node_views
 from gpu_autoscaler.core.money import books_of
+from gpu_autoscaler.core.price_ages import is_stale, priced_at
 from gpu_autoscaler.core.refusals import reaches, standing
 from gpu_autoscaler.core.sentences import sentence
 from gpu_autoscaler.core.views import pods_by_node
@@ -47,6 +48,9 @@ class OfferShown(msgspec.Struct, frozen=True, kw_only=True):
     gpu_count: int
     gpu_model: str | None
     price_micro_usd_per_hour: int | None  # None: nobody said it, and it is not bought
+    price_source: str | None  # None: not told
+    priced_at: Instant | None  # when its source said it last; None: there is no price
+    is_price_stale: bool  # older than the policy has it
     refused_until: Instant | None  # None: it may be asked for
     refused_because: str  # empty: it may be asked for
 
@@ -87,9 +91,9 @@ async def offers_handler(request: web.Request) -> web.Response:
     """All that is for sale, with what the cloud would not sell lately."""
     model = request.app[READ_MODEL]
     state, as_of = model.view.state, model.clock.now()
-    refusals = standing(state, as_of)
+    refusals, told = standing(state, as_of), state.offers
     items = []
-    for offer in sorted(() if state.offers is None else state.offers.offers, key=lambda offer: offer.key):
+    for offer in sorted(() if told is None else told.offers, key=lambda offer: offer.key):
         found = [refusals[scope] for scope in reaches(offer) if scope in refusals]
         last = max(found, key=lambda refusal: refusal.until, default=None)
         items.append(
@@ -101,6 +105,9 @@ async def offers_handler(request: web.Request) -> web.Response:
                 gpu_count=offer.resources.gpu_count,
                 gpu_model=offer.gpu_model,
                 price_micro_usd_per_hour=offer.price_micro_usd_per_hour,
+                price_source=offer.price_source,
+                priced_at=None if told is None else priced_at(offer, told),
+                is_price_stale=told is not None and is_stale(offer, told, model.policy, as_of),
                 refused_until=None if last is None else last.until,
                 refused_because=""
                 if last is None

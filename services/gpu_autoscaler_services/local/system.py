@@ -5,7 +5,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec.json import decode
@@ -14,6 +14,9 @@ from gpu_autoscaler.bus.permissions import password_variable, server_text
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.aws import AwsOptions
+from gpu_autoscaler.providers.azure import AzureOptions
+from gpu_autoscaler.providers.gcp import GcpOptions
+from gpu_autoscaler.providers.karpenter import KarpenterOptions
 from gpu_autoscaler.runtime.clock import CLOCK_ENVIRONMENT, Clock
 from gpu_autoscaler.runtime.config import (
     GatewaySettings,
@@ -32,7 +35,8 @@ from gpu_autoscaler_services.local.guard import Guard
 from gpu_autoscaler_services.permissions import OPERATOR_USER, fresh_passwords, users
 
 Role = Literal["nodes", "central"]
-CloudName = Literal["sim", "aws"]
+CloudName = Literal["sim", "aws", "azure", "gcp"]
+OptionsT = TypeVar("OptionsT", AwsOptions, AzureOptions, GcpOptions)
 
 SHADOW = "shadow"  # runs only where there is a policy for it
 ANNOUNCER, POLICY_WATCHER = "announcer", "policy-watcher"
@@ -83,6 +87,7 @@ class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
     kubeconfig: Path | Mapping[str, Path] | None = None
     store_url: str | None = None  # a store of record that is no file of the folder
     cloud: CloudName = "sim"  # whose API its nodes are bought by; another than its own is faked
+    karpenter: KarpenterOptions | None = None  # its nodes are bought by the Karpenter of the real cluster
     is_only_watched: bool = False  # nothing of ours decides or acts; the kubeconfig may be the user's own
 
 
@@ -125,12 +130,18 @@ class LocalSystem:
         self._shadow = shadow
         self._store_url = elsewhere.store_url or f"sqlite:///{(folder / 'store.db').absolute()}"
         self._kubeconfig = elsewhere.kubeconfig
+        self._karpenter = elsewhere.karpenter
         self._is_only_watched = elsewhere.is_only_watched
 
     @property
     def nats_url(self) -> str:
         """Where the NATS server listens."""
         return self.nats.url
+
+    @property
+    def cloud_url(self) -> str:
+        """Where the cloud's own API answers that nodes are bought by."""
+        return self._cloud_url
 
     def nats_url_of(self, user: str) -> str:
         """The server's address with the name and password of one of its users (`permissions.py`)."""
@@ -180,7 +191,14 @@ class LocalSystem:
         command = [sys.executable, "-m", "gpu_autoscaler.simcluster", "--port", port]
         if self.cloud != "sim":
             command[2] = "gpu_autoscaler.simcloud"
-            command += ["--cloud-port", self._cloud_url.rsplit(":", 1)[1], "--settings", str(self._cloud_settings)]
+            command += [
+                "--cloud",
+                self.cloud,
+                "--cloud-port",
+                self._cloud_url.rsplit(":", 1)[1],
+                "--settings",
+                str(self._cloud_settings),
+            ]
         if self._offers is not None:
             command += ["--offers", str(self._offers)]
         return Child(
@@ -232,9 +250,9 @@ class LocalSystem:
     def _cloud_settings(self) -> Path:
         return (self.folder / "cloud.json").absolute()
 
-    def _aws(self) -> AwsOptions:
-        """What the fake says of itself: it makes up the names of its subnets when it starts."""
-        return AwsOptions() if self.cloud == "sim" else decode(self._cloud_settings.read_bytes(), type=AwsOptions)
+    def _options_of(self, cloud: CloudName, wanted: type[OptionsT]) -> OptionsT:
+        """What the fake says of itself: it makes up the names of what it has when it starts."""
+        return decode(self._cloud_settings.read_bytes(), type=wanted) if self.cloud == cloud else wanted()
 
     def _settings(self, name: str, service: str, role: Role | None) -> Settings:
         sensing = SensingSettings(
@@ -245,8 +263,11 @@ class LocalSystem:
         return Settings(
             nats=NatsSettings(url=self.nats_url_of(service)),
             kube=self._kube(service),
-            provider=ProviderSettings(name=self.cloud, url=self._cloud_url),
-            aws=self._aws(),
+            provider=ProviderSettings(name="karpenter" if self._karpenter else self.cloud, url=self._cloud_url),
+            aws=self._options_of("aws", AwsOptions),
+            azure=self._options_of("azure", AzureOptions),
+            gcp=self._options_of("gcp", GcpOptions),
+            karpenter=self._karpenter or KarpenterOptions(),
             store=StoreSettings(url=self._store_url),
             gateway=GatewaySettings(port=int(self.gateway_url.rsplit(":", 1)[1])),
             http=HttpSettings(port=free_port()),

@@ -40,12 +40,29 @@ class SimulatedWorld:
         """The next launch of an offer like this (a pattern of type/zone/capacity type) finds no capacity."""
         await self._call("POST", "/admin/refusals", {"offer": offer, "times": 1})
 
+    async def refuse(self, offer: str, *, times: int) -> None:
+        """The next launches of offers like this (a pattern of type/zone/capacity type) find no capacity."""
+        await self._call("POST", "/admin/refusals", {"offer": offer, "times": times})
+
+    async def reprice(self, offer: str, ratio: float) -> None:
+        """Offers like this cost so many times their usual price."""
+        await self._call("POST", "/admin/prices", {"offer": offer, "ratio": ratio})
+
+    async def take(self, node: str, *, seconds: float, after_seconds: float = 0.0) -> None:
+        """Give notice to a node after so much cluster time: it is taken `seconds` of wall time later."""
+        body = {"node": node, "seconds": seconds, "after_seconds": after_seconds}
+        await self._call("POST", "/admin/notices", body)
+
+    async def end_work(self) -> None:
+        """Let all that runs come to its end now, as when its run time is over."""
+        await self._call("POST", "/admin/programs/end")
+
     async def slow_down(self, path: str, *, seconds: float) -> None:
         """Every answer below this path takes so much longer, in wall time; 0 switches it off."""
         await self._call("POST", "/admin/latency", {"path": path, "seconds": seconds})
 
     async def send_notice(self, seconds: float) -> str | None:
-        """Take back a busy spot node after `seconds` of cluster time; returns its name, None if there is none."""
+        """Take back a busy spot node after `seconds` of wall time; returns its name, None if there is none."""
         try:
             answer = await self._call("POST", "/admin/notices", {"seconds": seconds})
         except PermanentError:

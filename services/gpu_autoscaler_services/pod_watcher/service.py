@@ -35,7 +35,14 @@ from gpu_autoscaler.kube.protocol import (
     WatchItem,
 )
 from gpu_autoscaler.kube.translate.budget import budget_gone, budget_observed
-from gpu_autoscaler.kube.translate.job import are_all_running, job_finished, job_id_of, job_removed, job_started
+from gpu_autoscaler.kube.translate.job import (
+    are_all_running,
+    is_taken_away,
+    job_finished,
+    job_id_of,
+    job_removed,
+    job_started,
+)
 from gpu_autoscaler.kube.translate.node import node_gone
 from gpu_autoscaler.kube.translate.pod import pod_gone, pod_observed
 from gpu_autoscaler.kube.translate.progress import KINDS, RUNTIMES
@@ -140,7 +147,7 @@ class PodWatcher:
             return last[1]
         desk = self._desks.get(item.kind.plural)
         if desk is not None:
-            facts = self._on_desk_item(desk, item)
+            facts = [*self._on_desk_item(desk, item), *self._sharing(desk, item)]
         elif self._around.is_about(item):
             pods = self._desks[PODS.plural]
             facts = [fact for pod in self._around.take(item) for fact in self._observe(pods, pod)]
@@ -163,6 +170,12 @@ class PodWatcher:
             case Bookmark():
                 return self._alive(desk, item.version, item.seen_at)
 
+    def _sharing(self, desk: _Desk, item: WatchItem) -> list[Fact]:
+        """What a pod means for those that name the same claim of devices."""
+        if item.kind is not PODS or not isinstance(item, Changed | Deleted) or not isinstance(item.object, wire.Pod):
+            return []
+        return [fact for pod in self._around.sharing(item.object) for fact in self._observe(desk, pod)]
+
     def _on_listed(self, desk: _Desk, item: Listed) -> list[Fact]:
         """Everything new in the list, then the list: whatever is not in it is gone."""
         uids = tuple(sorted(one.metadata.uid for one in item.objects))
@@ -170,6 +183,7 @@ class PodWatcher:
         # of a node with slices of devices.
         absent: Sequence[wire.Object] = ()
         if item.kind is PODS:
+            self._around.meet(one for one in item.objects if isinstance(one, wire.Pod))
             absent = self._around.absent_from(frozenset(uids))
         elif item.kind is NODES:
             absent = self._slices.absent_from(frozenset(uids))
@@ -252,7 +266,7 @@ class PodWatcher:
 
     def _job_facts(self, kind: Kind[Any], job: wire.Object, seen_at: datetime) -> list[Fact]:
         job_id = job_id_of(job)
-        if job_id is None:
+        if job_id is None or is_taken_away(job):
             return []
         if (end := job_finished(job, job_id, seen_at=seen_at)) is not None:
             return [end]
@@ -269,6 +283,6 @@ class PodWatcher:
         """A Job that was deleted ends its job. Where it had ended before, or the scheduler ended it, that stands:
         a job's end is one fact by id."""
         job_id = job_id_of(job)
-        if job_id is None:
+        if job_id is None or is_taken_away(job):
             return []
         return [job_finished(job, job_id, seen_at=seen_at) or job_removed(job, job_id, seen_at=seen_at)]

@@ -57,11 +57,11 @@ class Slices:
             return fact
         self._told[node.metadata.uid] = version = max(fact.version, self._version)
         fact = msgspec.structs.replace(fact, version=version)
-        if fact.allocatable.has_gpus or not found.gpu_count:
+        if fact.allocatable.has_gpus or not (found.gpu_count or found.slices):
             return fact
         model = fact.gpu_model or (None if found.product is None else gpu_model_name(found.product))
         memory_bytes = fact.gpu_memory_bytes or (GPU_MODELS[model].memory_bytes if model in GPU_MODELS else None)
-        room = msgspec.structs.replace(fact.allocatable, gpu_count=found.gpu_count)
+        room = msgspec.structs.replace(fact.allocatable, gpu_count=found.gpu_count, slices=found.slices)
         return msgspec.structs.replace(fact, allocatable=room, gpu_model=model, gpu_memory_bytes=memory_bytes)
 
     def gone(self, uid: str) -> int:

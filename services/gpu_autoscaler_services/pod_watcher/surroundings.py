@@ -4,7 +4,7 @@ What is said of such a pod carries the version up to which its surroundings were
 news of the pod: the server counts one version for all of its objects.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpu_autoscaler.kube import wire, wire_devices, wire_storage
@@ -26,7 +26,7 @@ from gpu_autoscaler.kube.protocol import (
 )
 from gpu_autoscaler.kube.translate.around import NOTHING_AROUND, Around, Storage, around, claims_of
 from gpu_autoscaler.kube.translate.common import group_name
-from gpu_autoscaler.kube.translate.devices import Claims
+from gpu_autoscaler.kube.translate.devices import POD_CLAIM_NAME, Claims, Key, claim_keys
 
 STORAGE_KINDS: tuple[Kind[Any], ...] = (CLAIMS, VOLUMES, CLASSES)
 DEVICE_KINDS: tuple[Kind[Any], ...] = (DEVICE_CLAIMS, DEVICE_TEMPLATES, DEVICE_CLASSES)
@@ -40,6 +40,8 @@ class Surroundings:
         self._objects: dict[str, dict[tuple[str, str], wire.Object]] = {}  # by kind, namespace and name
         self._pods: dict[str, wire.Pod] = {}  # by uid: those with a claim or a group
         self._told: dict[str, int] = {}  # versions under which something was said of them
+        self._users: dict[Key, dict[str, wire.Pod]] = {}  # by claim of devices and uid: pods that name it
+        self._known: Claims | None = None  # None: what is claimed has changed
         self._version = 0
 
     def is_about(self, item: WatchItem) -> bool:
@@ -51,6 +53,7 @@ class Surroundings:
         if isinstance(item, Bookmark):
             return ()
         known = self._objects.setdefault(item.kind.path(), {})
+        self._known = None
         match item:
             case Listed():
                 known.clear()
@@ -65,7 +68,26 @@ class Surroundings:
         if isinstance(item, Changed | Deleted) and item.kind is CLAIMS:
             key = _key(item.object)
             return [pod for pod in self._pods.values() if key in claims_of(pod)]
+        if isinstance(item, Changed | Deleted) and item.kind is DEVICE_CLAIMS:
+            named = set(self._users.get(_key(item.object), ()))
+            named |= {owner.uid for owner in item.object.metadata.owner_references}
+            return [pod for uid, pod in self._pods.items() if uid in named]
         return list(self._pods.values())
+
+    def meet(self, pods: Iterable[wire.Pod]) -> None:
+        """Remember who names which claims of devices: the first of those that share one asks for all."""
+        for pod in pods:
+            for key in claim_keys(pod):
+                self._users.setdefault(key, {})[pod.metadata.uid] = pod
+                self._known = None
+                self._version = max(self._version, pod.version)
+
+    def sharing(self, pod: wire.Pod) -> list[wire.Pod]:
+        """The other pods that name a claim of this one's: that it came, ended or went may mean something for them."""
+        self._version = max(self._version, pod.version)
+        found = {uid: one for key in claim_keys(pod) for uid, one in self._users.get(key, {}).items()}
+        found.pop(pod.metadata.uid, None)
+        return list(found.values())
 
     def of(self, pod: wire.Pod) -> Around | None:
         """What is around the pod; None for a pod without a node as long as its volumes are not known.
@@ -76,6 +98,7 @@ class Surroundings:
         if not kinds and not group_name(pod.metadata):
             return NOTHING_AROUND
         self._pods[pod.metadata.uid] = pod
+        self.meet((pod,))
         if any(kind.path() not in self._objects for kind in kinds):
             return Around(version=self._version) if pod.spec.node_name else None
         least = self._group_count_min(pod)
@@ -85,7 +108,10 @@ class Surroundings:
 
     def gone(self, uid: str) -> int:
         """Forget the pod; return the version under which something was said of it last, zero where nothing was."""
-        self._pods.pop(uid, None)
+        pod = self._pods.pop(uid, None)
+        for key in () if pod is None else claim_keys(pod):
+            self._users.get(key, {}).pop(uid, None)
+            self._known = None
         return self._told.pop(uid, 0)
 
     def absent_from(self, uids: frozenset[str]) -> list[wire.Pod]:
@@ -109,14 +135,35 @@ class Surroundings:
         )
 
     def _claims(self) -> Claims:
-        claims, templates, classes = (self._objects.get(kind.path(), {}) for kind in DEVICE_KINDS)
-        return Claims(
-            claims={key: one for key, one in claims.items() if isinstance(one, wire_devices.ResourceClaim)},
-            templates={
-                key: one for key, one in templates.items() if isinstance(one, wire_devices.ResourceClaimTemplate)
-            },
-            classes=frozenset(name for _, name in classes),
-        )
+        """What is claimed, put together anew only where something of it has changed."""
+        if self._known is None:
+            claims, templates, classes = (self._objects.get(kind.path(), {}) for kind in DEVICE_KINDS)
+            all_claims = {key: one for key, one in claims.items() if isinstance(one, wire_devices.ResourceClaim)}
+            self._known = Claims(
+                claims=all_claims,
+                templates={
+                    key: one for key, one in templates.items() if isinstance(one, wire_devices.ResourceClaimTemplate)
+                },
+                classes={key[1]: one for key, one in classes.items() if isinstance(one, wire_devices.DeviceClass)},
+                made={
+                    (owner.uid, called): one
+                    for one in all_claims.values()
+                    if (called := one.metadata.annotations.get(POD_CLAIM_NAME)) is not None
+                    for owner in one.metadata.owner_references
+                },
+                first_users={
+                    key: min(alive, key=_age) for key, users in self._users.items() if (alive := _alive(users))
+                },
+            )
+        return self._known
+
+
+def _alive(users: Mapping[str, wire.Pod]) -> list[wire.Pod]:
+    return [pod for pod in users.values() if pod.status.phase not in ("Succeeded", "Failed")]
+
+
+def _age(pod: wire.Pod) -> tuple[str, str]:
+    return str(pod.metadata.creation_timestamp), pod.metadata.uid
 
 
 def _key(thing: wire.Object) -> tuple[str, str]:

@@ -90,6 +90,7 @@ class PolicyWatcher:
         self._objects: dict[str, Policy] = {}  # by uid, as they are there
         self._is_listed = False
         self._trouble = ""  # with the definition; while there is any, nothing goes out of force
+        self._mute = ""  # why nothing can be said on the objects; what is in force is so all the same
         self._accepted: tuple[PolicyDocument, ...] | None = None  # as judged last
         self._specs: dict[str, PolicySpec] = {}  # by uid, of what is in force
         self._written: dict[str, tuple[PolicyStatus, datetime]] = {}
@@ -151,7 +152,7 @@ class PolicyWatcher:
             else:
                 log.info("policies are to be seen again")
         self._trouble = trouble
-        words = f"{DEFINITION} {trouble}" if trouble else f"{len(self._objects)} policies"
+        words = f"{DEFINITION} {trouble or self._mute}" if trouble or self._mute else f"{len(self._objects)} policies"
         self._say(f"{words}; {len(self._in_force())} in force")
 
     # ---- judging
@@ -217,10 +218,27 @@ class PolicyWatcher:
             except TransientError as exc:
                 log.warning("status of policies not written, tried again", error=str(exc))
                 return
-            except NotFound:
-                continue  # it goes, and the watch will say so
+            except NotFound:  # it goes, and the watch will say so; or there is no such place
+                await self._look_for_status()
             except PermanentError as exc:
                 log.warning("status of a policy not written", policy=one.metadata.name, error=str(exc))
+
+    async def _look_for_status(self) -> None:
+        """Say it where the definition lets nothing be said on its objects. Tried again with the next tick."""
+        try:
+            found = await self._policies.read(DEFINITION_PATH)
+        except (NotFound, PermanentError, TransientError):
+            return  # what is wrong with it is told with the next list
+        ours: Mapping[str, Any] = next((each for each in found["spec"]["versions"] if each["name"] == VERSION), {})
+        has_status = "status" in ours.get("subresources", {})
+        mute = (
+            ""
+            if has_status
+            else "has no status, so nothing can be told on its objects; install the one of this release"
+        )
+        if mute != self._mute:
+            self._mute = mute
+            self._tell(self._trouble)
 
     async def _write(self, one: Policy, before: PolicyStatus, status: PolicyStatus, now: datetime) -> None:
         written = self._written.get(one.metadata.uid)
@@ -231,7 +249,7 @@ class PolicyWatcher:
             return
         body = msgspec.to_builtins(status)  # a None takes away what stood there: that is what a merge patch does
         await self._policies.patch(f"{POLICIES.path('', one.metadata.name)}/status", {"status": body})
-        self._written[one.metadata.uid] = (status, now)
+        self._written[one.metadata.uid], self._mute = (status, now), ""
 
     async def _announce(self, one: Policy, status: PolicyStatus, now: datetime) -> None:
         """`PolicyAccepted` or `PolicyRefused`, once for each judgement."""

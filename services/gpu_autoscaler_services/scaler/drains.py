@@ -11,6 +11,7 @@ import structlog
 from gpu_autoscaler.core.checkpoints import can_save
 from gpu_autoscaler.core.protection import pod_protection
 from gpu_autoscaler.core.state import DrainRecord
+from gpu_autoscaler.core.wording import counted
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
     ScalingCheckpointRequested,
@@ -101,7 +102,7 @@ class Drains:
         if started.is_voluntary:
             why = self._objection(pods, None if record is None else record.decision, now)
             if now >= started.deadline_at:
-                why = f"{len(pods)} pods are still there at the deadline"
+                why = f"{counted(len(pods), 'pod')} had not gone by the deadline"
             if why:
                 return Outcome(facts=tuple(await self._give_up(started, started.plan_id, why)))
         facts: list[Fact] = []
@@ -129,11 +130,15 @@ class Drains:
         return Outcome(facts=(self._drained(started, started.plan_id),))
 
     async def cancel(self, decision: CancelDrain, plan_id: PlanId) -> list[Fact]:
-        """Uncordon the node, unless the drain is over: an empty node on its way out is not called back."""
+        """Uncordon the node, unless it was drained before: an empty node on its way out is not called back.
+
+        One that was drained while this was decided is ended by nobody (`Purchases.terminate`), and stays.
+        """
         record = self._record(decision.drain_action_id)
-        if record is not None and (record.drained or record.cancelled or record.terminated):
+        is_late = record is not None and record.drained is not None and record.cancel is None
+        if record is not None and (is_late or record.cancelled or record.terminated):
             return []
-        return await self._keep(decision, plan_id, decision.drain_action_id)
+        return await self._keep(decision, plan_id, decision.drain_action_id, "")
 
     # ---- steps
 
@@ -207,10 +212,10 @@ class Drains:
 
     async def _give_up(self, drain: DrainNode | ScalingDrainStarted, plan_id: PlanId, why: str) -> list[Fact]:
         log.info("drain given up, the node stays", node=drain.node_name, action_id=drain.action_id, reason=why)
-        return await self._keep(drain, plan_id, drain.action_id)
+        return await self._keep(drain, plan_id, drain.action_id, why)
 
     async def _keep(
-        self, said: DrainNode | ScalingDrainStarted | CancelDrain, plan_id: PlanId, drain_action_id: ActionId
+        self, said: DrainNode | ScalingDrainStarted | CancelDrain, plan_id: PlanId, drain_action_id: ActionId, why: str
     ) -> list[Fact]:
         """Let pods onto the node again, and say that its drain is over."""
         await self._cordon(said.node_name, said.node_uid, is_cordoned=False)
@@ -221,18 +226,29 @@ class Drains:
             node_uid=said.node_uid,
             node_name=said.node_name,
             cancelled_at=self._clock.now(),
+            given_up_because=why,
         )
         return [cancelled]
 
     async def _cordon(self, node_name: str, node_uid: NodeUid, *, is_cordoned: bool) -> bool:
         """False where that very node is gone; the UID in the patch is a precondition."""
         # None takes the field away, as kubectl uncordon does (RFC 7386, section 2).
-        patch = {"metadata": {"uid": node_uid}, "spec": {"unschedulable": True if is_cordoned else None}}
+        metadata = {"uid": node_uid, "labels": self._balanced(node_uid, is_cordoned=is_cordoned)}
+        patch = {"metadata": metadata, "spec": {"unschedulable": True if is_cordoned else None}}
         try:
             await self._kube.patch_node(node_name, patch)
         except (NotFound, Conflict):
             return False
         return True
+
+    def _balanced(self, node_uid: NodeUid, *, is_cordoned: bool) -> dict[str, str | None]:
+        """Load balancers send to every node, also for pods elsewhere: to none that is to go (Karpenter,
+        `terminator/terminator.go`, does the same; read 2026-11-22). What somebody else wrote there stays."""
+        node = self._view.state.nodes.get(node_uid)
+        said = None if node is None else dict(node.labels).get(labels.EXCLUDE_FROM_BALANCERS)
+        if said not in (None, labels.EXCLUDED_BY_US):
+            return {}
+        return {labels.EXCLUDE_FROM_BALANCERS: labels.EXCLUDED_BY_US if is_cordoned else None}
 
     async def _exists(self, node_name: str, node_uid: NodeUid) -> bool:
         try:

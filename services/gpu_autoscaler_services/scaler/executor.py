@@ -25,6 +25,7 @@ from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.scaler.drains import Drains
+from gpu_autoscaler_services.scaler.farewells import Farewells
 from gpu_autoscaler_services.scaler.guards import Guards
 from gpu_autoscaler_services.scaler.purchases import Purchases
 
@@ -36,11 +37,15 @@ log = structlog.get_logger()
 class Executor:
     """The row of steps."""
 
-    def __init__(self, purchases: Purchases, drains: Drains, store: Store, guards: Guards) -> None:
+    def __init__(
+        self, purchases: Purchases, drains: Drains, store: Store, guards: Guards, farewells: Farewells
+    ) -> None:
         self._purchases = purchases
         self._drains = drains
         self._store = store
-        self.guards = guards  # no step of a plan: how nodes are held follows from the state alone
+        # No steps of a plan: how nodes are held, and who is told that others end them, follows from the state alone.
+        self.guards = guards
+        self.farewells = farewells
 
     async def step(self, recorded: Recorded) -> Outputs:
         """Take the step that follows from this fact. Raises TransientError, PermanentError."""
@@ -52,7 +57,9 @@ class Executor:
             case ScalingNodeOrdered() as ordered:
                 return await self._purchases.launch(ordered)
             case ScalingDrainStarted() as started:
-                return await self._drains.proceed(started)
+                outcome = await self._drains.proceed(started)
+                await self._purchases.leave_group(started)
+                return outcome
             case ScalingNodeDrained() as drained:
                 return await self._purchases.terminate(drained)
             case other:

@@ -23,6 +23,7 @@ def ends_due(state: ClusterState, policy: ScalingPolicy, listed: InstancesListed
             provider_event=until.isoformat(),
             reclaim_at=until,
             received_at=listed.listed_at,
+            way="calendar",
         )
         if notice.notice_id not in state.notices:
             yield notice

@@ -3,11 +3,14 @@
 Chooses nothing; every call bears repeating.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
+
+import structlog
 
 from gpu_autoscaler.core.state import ClusterState, DrainRecord
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
+    ScalingDrainStarted,
     ScalingLaunchRefused,
     ScalingNodeDrained,
     ScalingNodeLaunched,
@@ -15,13 +18,19 @@ from gpu_autoscaler.events.scaling import (
     ScalingNodeTerminated,
 )
 from gpu_autoscaler.kube.protocol import Now
-from gpu_autoscaler.model.decisions import BuyNode, ReleaseInstance
-from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, PlanId, ProviderId
-from gpu_autoscaler.providers.protocol import CapacityProvider, LaunchRefused, Order
+from gpu_autoscaler.model.reasons import SpotReclaim
+from gpu_autoscaler.providers.protocol import CapacityProvider, HealsItself, LaunchRefused, Order
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
 
+log = structlog.get_logger()
+
+# Until an instance that was made shows up everywhere: seconds as a rule, minutes at worst (EC2 Developer Guide,
+# "Eventual consistency in the Amazon EC2 API", which has waits of up to five minutes; read 2026-11-22).
+SHOWN_LATE = timedelta(minutes=5)
 ENDING_WALL_SECONDS = 1.0  # between two looks at an instance that is ending
 
 
@@ -38,6 +47,7 @@ class Purchases:
         self._provider = provider
         self._installation = installation
         self._now = now
+        self._left_groups: set[ActionId] = set()  # by drain; forgotten with a restart, as a second try is harmless
 
     def order(self, decision: BuyNode, plan_id: PlanId) -> list[Fact]:
         """Return the order as a fact: from here on the launch resumes by redelivery, whatever crashes."""
@@ -77,7 +87,7 @@ class Purchases:
             pool=ordered.pool,
             offer=ordered.offer,
             labels=ordered.labels,
-            taints=record.decision.taints,
+            taints=(*record.decision.taints, *record.decision.startup_taints),
         )
         try:
             instance = await self._provider.launch(order)
@@ -119,6 +129,25 @@ class Purchases:
             raise TransientError(f"instance {provider_id} is still ending, asked again")
         return [ended]
 
+    async def leave_group(self, started: ScalingDrainStarted) -> None:
+        """See that the cloud's own group makes no successor of an instance that it takes: the plan buys one.
+
+        A failure holds up no drain: it is told, and tried again with the next pass.
+        """
+        record = self._view.state.drains.get(started.action_id)
+        decision = None if record is None else record.decision
+        is_taken = isinstance(decision, DrainNode) and isinstance(decision.reason, SpotReclaim)
+        if not is_taken or started.provider_id is None or started.action_id in self._left_groups:
+            return
+        if not isinstance(self._provider, HealsItself):
+            return
+        try:
+            await self._provider.detach(started.provider_id)
+        except AutoscalerError as exc:
+            log.warning("instance left in its group, which may replace it as well; tried again", error=str(exc))
+        else:
+            self._left_groups.add(started.action_id)
+
     async def terminate(self, drained: ScalingNodeDrained) -> Outcome:
         """End the instance of a node that is empty now; asked again until the cloud says that it is gone."""
         record = self._view.state.drains.get(drained.action_id)
@@ -149,6 +178,8 @@ class Purchases:
         instance = None if provider_id is None else await self._provider.terminate(provider_id, now=now)
         if instance is not None and instance.state != "terminated":
             return None
+        if instance is None and provider_id is not None and self._may_be_unseen(provider_id, now):
+            return None  # it was made moments ago: a cloud that knows nothing of it does not know of it yet
         return ScalingNodeTerminated(
             action_id=action_id,
             plan_id=plan_id,
@@ -157,6 +188,10 @@ class Purchases:
             node_name=node_name,
             terminated_at=(None if instance is None else instance.terminated_at) or now,
         )
+
+    def _may_be_unseen(self, provider_id: ProviderId, now: datetime) -> bool:
+        launches = (order.launched for order in self._view.state.orders.values() if order.launched is not None)
+        return any(one.provider_id == provider_id and now - one.launched_at < SHOWN_LATE for one in launches)
 
 
 def release_of(state: ClusterState, order_action_id: ActionId) -> DrainRecord | None:

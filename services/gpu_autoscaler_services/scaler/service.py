@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 import msgspec
 import structlog
 
+from gpu_autoscaler.core.burst import planned_again_seconds
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.demand_levels import sample_due
 from gpu_autoscaler.core.documents import policy_in_force
@@ -63,6 +64,7 @@ from gpu_autoscaler_services.scaler.past import Past
 INSTANCE_EPOCH = 0
 _FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"})
 
+_TICK_SECONDS = 5.0
 NOT_YET = datetime.max.replace(tzinfo=UTC)
 
 log = structlog.get_logger()
@@ -138,7 +140,7 @@ class Scaler:
         SpotNoticeWithdrawn,
         ScalingLaunchRefused,
     )
-    tick_seconds: ClassVar[float | None] = 5.0
+    tick_seconds: ClassVar[float | None] = _TICK_SECONDS
     starts_from_snapshot: ClassVar[bool] = True
     handles_at_once: ClassVar[int] = 16  # a slow launch never keeps a drain from its deadline
 
@@ -207,16 +209,25 @@ class Scaler:
         state, cut = self._view.state, self._view.cut
         if (change := self._change_to_say(state, now)) is not None:
             return (change,)
-        await self._executor.guards.keep(state, self._policy, now)
         self._figures.tell_foresight(foresight(state, self._policy, now))
         made = plan(state, self._policy, now)
         if mistakes := check(made, state, self._policy):
             self._figures.tell_plan_refused()
             log.error("plan refused by the second opinion, nothing is done", mistakes=mistakes, as_of=now.isoformat())
             return ()
-        if not self._is_news(made, state):
-            return (*idle_jobs_cancelled(state, self._policy, now), *sample_due(state, self._policy, now))
-        return Outcome(facts=(self._plan_made(made, cut),), expected_last_sequence=made.parent_sequence)
+        is_news = self._is_news(made, state)
+        # A plan that says something does not wait for calls to Kubernetes, but for those that have waited for long.
+        await self._executor.guards.keep(state, self._policy, now, is_late_only=is_news)
+        await self._executor.farewells.tell(state)
+        again_seconds = planned_again_seconds(made, _TICK_SECONDS)
+        if not is_news:
+            facts = (*idle_jobs_cancelled(state, self._policy, now), *sample_due(state, self._policy, now))
+            return facts if again_seconds is None else Outcome(facts=facts, next_tick_seconds=again_seconds)
+        return Outcome(
+            facts=(self._plan_made(made, cut),),
+            expected_last_sequence=made.parent_sequence,
+            next_tick_seconds=again_seconds,
+        )
 
     def _change_to_say(self, state: ClusterState, now: datetime) -> PolicyChanged | None:
         """The change of policy that the stream does not have yet. The tick that says it makes no plan."""

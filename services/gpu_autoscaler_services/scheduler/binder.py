@@ -37,6 +37,7 @@ _RELEASES: dict[Runtime, Callable[[JobSpec, Sequence[str], ClusterState], Patch]
 }
 _HOLDS: dict[Runtime, Patch] = {
     Runtime.JOB: {"spec": {"suspend": True}},
+    Runtime.JOBSET: {"spec": {"suspend": True}},
     Runtime.PYTORCHJOB: {"spec": {"runPolicy": {"suspend": True}}},
     Runtime.RAYJOB: {"spec": {"suspend": True}},
 }
@@ -78,7 +79,11 @@ class Binder:
                 return
             job = await self._make(spec, _HELD[spec.runtime](spec, state))
         if progress(job).is_suspended and not is_over(job):
-            patch, kind = _RELEASES[spec.runtime](spec, placed.node_names, state), KINDS[spec.runtime]
+            kind = KINDS[spec.runtime]
+            if spec.runtime is Runtime.JOBSET and placed.attempt > 1:
+                patch = others.release_jobset_anew(spec, placed.node_names, state)
+            else:
+                patch = _RELEASES[spec.runtime](spec, placed.node_names, state)
             try:
                 await self._kube.change(kind, self._namespace, job.metadata.name, patch)
             except PermanentError as exc:
@@ -91,15 +96,21 @@ class Binder:
     async def hold(self, job_id: JobId, runtime: Runtime) -> bool:
         """Suspend the Job, which takes its pods away; True once they are gone, also where there is no Job any more.
 
-        None of them counts as failed. What the Job was let go with may be changed then; a kind of which that cannot be
-        changed is left as it is. Raises TransientError.
+        None of them counts as failed. What the Job was let go with may be changed then. A kind that cannot be suspended
+        is taken away, marked so that this is not taken for its end, and made anew with its place.
+
+        Raises TransientError.
         """
-        if runtime not in _HOLDS:
-            return True
         try:
             job = await self._own(job_id, runtime)
         except NotFound:
             return True
+        if runtime not in _HOLDS:
+            if job.metadata.deletion_timestamp is None and not is_over(job):
+                mark: Patch = {"metadata": {"annotations": {labels.TAKEN_AWAY: "true"}}}
+                await self._kube.change(KINDS[runtime], self._namespace, job.metadata.name, mark)
+                await self._kube.remove(KINDS[runtime], job, is_last=True)
+            return False
         if not progress(job).is_suspended and not is_ending(job):
             job = await self._kube.change(KINDS[runtime], self._namespace, job.metadata.name, _HOLDS[runtime])
         return is_held(job)

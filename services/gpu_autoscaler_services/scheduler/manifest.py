@@ -112,7 +112,7 @@ def pod_template(
     """Return the template of every member, whatever kind it stands in; `container` is what that kind calls its own."""
     run = {} if spec.run_seconds is None else {RUN_SECONDS: f"{spec.run_seconds:g}"}
     return {
-        "metadata": {"labels": told_of(spec), "annotations": run},
+        "metadata": {"labels": spec.pod_labels | told_of(spec), "annotations": spec.pod_annotations | run},
         "spec": _pod_spec(spec, state, node_names, container),
     }
 

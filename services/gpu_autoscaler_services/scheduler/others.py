@@ -11,7 +11,9 @@ from typing import Any
 
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.kube.protocol import Patch
+from gpu_autoscaler.kube.translate.node import CAPACITY_TYPE_LABELS
 from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler_services.scheduler.manifest import (
     KEPT_SECONDS_AFTER_END,
     affinity,
@@ -22,6 +24,9 @@ from gpu_autoscaler_services.scheduler.manifest import (
     told_of,
 )
 
+# How often members may be moved is the policy's to say (`job_retries_count_max`), and it ends the job then. Volcano's
+# own count, 3 unless it is told, is not to come before that; it restarts one time fewer.
+VOLCANO_RETRIES_COUNT = 1000
 # A RayJob whose head went cannot go on, and KubeRay does not tell that from work that failed: both begin anew. Work
 # that is never moved needs none of it. Three: as often as the policy lets a job be moved by default (S80).
 RAY_RETRIES_COUNT = 3
@@ -49,11 +54,42 @@ def jobset(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
 def release_jobset(spec: JobSpec, node_names: Sequence[str], state: ClusterState) -> Patch:
     """Return the operations that let the JobSet go. Its webhook lets no affinity be changed, but node selectors: the
     domain that the members share is said by one, the liking for their nodes cannot be."""
+    return _release_jobset(_domain_selector(spec, node_names, state))
+
+
+def release_jobset_anew(spec: JobSpec, node_names: Sequence[str], state: ClusterState) -> Patch:
+    """The same for one that was held, so that nothing binds it to spot: a selector names how its place was bought.
+
+    Selectors know no "not": where the nodes of the place share no such label, or spot is allowed, it goes on as it was.
+    """
+    selector = _domain_selector(spec, node_names, state)
+    if not spec.is_preemptible:
+        selector |= _lasting_selector(node_names, state)
+    return _release_jobset(selector)
+
+
+def _domain_selector(spec: JobSpec, node_names: Sequence[str], state: ClusterState) -> dict[str, str]:
     value = domain(spec, state, node_names)
+    return {} if spec.within is None or value is None else {spec.within: value}
+
+
+def _lasting_selector(node_names: Sequence[str], state: ClusterState) -> dict[str, str]:
+    """The first label by which all these nodes say the same of how they were bought, and not that they are spot."""
+    chosen = set(node_names)
+    carried = [dict(node.labels) for node in state.nodes.values() if node.name in chosen]
+    for key, words in CAPACITY_TYPE_LABELS.items():
+        said = {each.get(key) for each in carried}
+        word = said.pop() if len(said) == 1 else None
+        if word is not None and words.get(word) not in (None, CapacityType.SPOT):
+            return {key: word}
+    return {}
+
+
+def _release_jobset(selector: dict[str, str]) -> Patch:
     operations: list[dict[str, Any]] = [{"op": "replace", "path": "/spec/suspend", "value": False}]
-    if spec.within is not None and value is not None:
+    if selector:
         path = "/spec/replicatedJobs/0/template/spec/template/spec/nodeSelector"
-        operations.append({"op": "add", "path": path, "value": {spec.within: value}})
+        operations.append({"op": "add", "path": path, "value": selector})
     return operations
 
 
@@ -147,7 +183,10 @@ def release_rayjob(spec: JobSpec, node_names: Sequence[str], state: ClusterState
 def volcano_job(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> dict[str, Any]:
     """Return a Job of Volcano as it may run, on these nodes if they have room: it cannot be made suspended.
 
-    Volcano's scheduler binds its gang. A pod that is gone without having failed is made again by its controller.
+    Volcano's scheduler binds its gang. A member that is deleted, by an eviction for one, is `PodEvicted` to its
+    controller, and has not failed, whatever it ends with; the others may fail for want of it, which looks like any
+    failure: so all begin anew before. Ends by signal are no reason to: a time that is over looks the same. Read in
+    v1.10.0: `job_controller_handler.go`, `state/running.go`.
     """
     return {
         "apiVersion": "batch.volcano.sh/v1alpha1",
@@ -155,9 +194,14 @@ def volcano_job(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -
         "metadata": {"name": spec.job_id, "labels": told_of(spec)},
         "spec": {
             "schedulerName": "volcano",
+            "queue": "default",  # where its webhook does not write so (it may be away), no pod is ever made
             "minAvailable": spec.member_count,
             "plugins": {"env": [], "svc": []},  # an index each, and names that the members find each other by
-            "policies": [{"event": "PodFailed", "action": "TerminateJob"}],
+            "policies": [
+                {"event": "PodEvicted", "action": "RestartJob"},
+                {"event": "PodFailed", "action": "TerminateJob"},
+            ],
+            "maxRetry": VOLCANO_RETRIES_COUNT,
             "ttlSecondsAfterFinished": KEPT_SECONDS_AFTER_END,
             "tasks": [
                 {

@@ -16,7 +16,7 @@ from gpu_autoscaler.core.schedule import schedule
 from gpu_autoscaler.core.scoring import estimates_due
 from gpu_autoscaler.core.sparing import is_to_leave_spot
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
-from gpu_autoscaler.core.views import queue
+from gpu_autoscaler.core.views import is_waiting, queue
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
@@ -43,7 +43,7 @@ from gpu_autoscaler.runtime.digests import request_digest
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler.store.protocol import Store
-from gpu_autoscaler_services.scheduler.absent import not_listed, was_made
+from gpu_autoscaler_services.scheduler.absent import is_made_anew, not_listed, was_made
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder, NotInstalled, not_installed
 from gpu_autoscaler_services.scheduler.budgets import Budgets
@@ -293,7 +293,10 @@ class Scheduler:
         for queued, job in not_listed(self._view.state, listed):
             if await self._binder.has(queued.job_id, queued.spec.runtime):
                 continue  # made since
-            if was_made(self._view.state, job):
+            if is_made_anew(job, self._policy, self._now()):
+                if job.placed is not None and not is_waiting(job):
+                    ended += await self._release(job.placed)
+            elif was_made(self._view.state, job):
                 message = "its Kubernetes Job is gone, and nobody saw how it ended"
                 now = self._now()
                 ended.append(JobFinished(job_id=queued.job_id, outcome="cancelled", finished_at=now, message=message))

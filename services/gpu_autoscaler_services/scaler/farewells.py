@@ -1,0 +1,62 @@
+"""The executor's word to pods whose node Karpenter ends: save your work. It stops nothing and empties nothing.
+
+What is due `core/departures.py` finds; each pod is looked at before it is told, so that nobody is told twice.
+"""
+
+import asyncio
+from datetime import datetime, timedelta
+
+import structlog
+
+from gpu_autoscaler.core.departures import Departure, departures, is_told
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.hooks import Hooks
+from gpu_autoscaler.kube.protocol import KubeApi
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler_services.scaler import eviction_order
+
+NODES_PER_TICK_MAX = 32  # the rest at the next one
+
+log = structlog.get_logger()
+
+
+class Farewells:
+    """Tells pods, by annotation and by their hook."""
+
+    def __init__(self, kube: KubeApi, hooks: Hooks | None = None) -> None:
+        """Without hooks pods are told by their annotation alone."""
+        self._kube = kube
+        self._hooks = hooks
+        self._refused: set[str] = set()  # nodes of which it was said already that their pods cannot be told
+
+    async def tell(self, state: ClusterState) -> None:
+        """Tell everybody who is to be told now; whom the API server does not let us tell is told at the next look."""
+        due = departures(state)[:NODES_PER_TICK_MAX]
+        await asyncio.gather(*(self._tell_on(departure) for departure in due))
+
+    async def _tell_on(self, departure: Departure) -> None:
+        name = departure.node_name
+        try:
+            on_node = eviction_order.leaving(await self._kube.pods_on(name))
+            pods = [pod for pod in on_node if not is_told(pod.metadata.annotations, departure.since)]
+            await asyncio.gather(*(self._tell_pod(pod, departure.since) for pod in pods))
+        except TransientError as exc:
+            log.warning("pods not told that their node goes, tried again", node=name, error=str(exc))
+        except PermanentError as exc:
+            if name not in self._refused:
+                log.warning("pods not told that their node goes", node=name, error=str(exc))
+            self._refused.add(name)
+
+    async def _tell_pod(self, pod: wire.Pod, since: datetime) -> None:
+        deadline_at = _ends_at(pod, since)
+        is_there = await self._kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
+        if is_there and self._hooks is not None:
+            await self._hooks.tell([pod], deadline_at)
+
+
+def _ends_at(pod: wire.Pod, since: datetime) -> datetime:
+    """When it is killed: its own grace is all that Karpenter waits for, from the eviction on, which comes at once."""
+    ends_at = pod.metadata.deletion_timestamp  # the instant at which the grace period ends
+    return ends_at or since + timedelta(seconds=pod.spec.termination_grace_period_seconds)
