@@ -7,6 +7,45 @@
 {{- if and (eq .Values.autoscaling.provider "aws") (not .Values.autoscaling.aws.region) }}
 {{- fail "autoscaling.aws.region: is needed; the region of the cluster, e.g. eu-west-1" }}
 {{- end }}
+{{- if eq .Values.autoscaling.provider "karpenter" }}
+{{- if not .Values.autoscaling.karpenter.nodeClass }}
+{{- fail "autoscaling.karpenter.nodeClass: is needed; group/Kind/name of the class of your GPU nodes, e.g. karpenter.k8s.aws/EC2NodeClass/gpu" }}
+{{- end }}
+{{- if not .Values.autoscaling.karpenter.offers }}
+{{- fail "autoscaling.karpenter.offers: is needed; what Karpenter's cloud sells, with prices, which Karpenter does not tell" }}
+{{- end }}
+{{- end }}
+{{- if eq .Values.autoscaling.provider "azure" }}
+{{- with .Values.autoscaling.azure }}
+{{- if not (and .subscriptionID .resourceGroup .region) }}
+{{- fail "autoscaling.azure: subscriptionID, resourceGroup and region are needed" }}
+{{- end }}
+{{- if not (or .vmScaleSets .flexibleScaleSet) }}
+{{- fail "autoscaling.azure.vmScaleSets: is needed, as pool: name of a uniform scale set; or flexibleScaleSet and machine" }}
+{{- end }}
+{{- if and .flexibleScaleSet (not .machine) }}
+{{- fail "autoscaling.azure.machine: is needed with flexibleScaleSet; `properties` of a machine, as Azure's API takes them" }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if eq .Values.autoscaling.provider "gcp" }}
+{{- with .Values.autoscaling.gcp }}
+{{- if not .projectID }}
+{{- fail "autoscaling.gcp.projectID: is needed; the id of the cluster's project" }}
+{{- end }}
+{{- if not .instanceGroups }}
+{{- fail "autoscaling.gcp.instanceGroups: is needed; zonal managed groups, as pool: zone/name" }}
+{{- end }}
+{{- $region := .region }}
+{{- range $pool, $groups := .instanceGroups }}
+{{- range $group := (kindIs "slice" $groups | ternary $groups (list $groups)) }}
+{{- if and $region (not (hasPrefix (printf "%s-" $region) $group)) }}
+{{- fail (printf "autoscaling.gcp.instanceGroups.%s: %s is not in %s" $pool $group $region) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $store := .Values.store }}
 {{- if and $store.postgresql.url $store.sqlite.enabled }}
 {{- fail "store: both postgresql.url and sqlite.enabled are set; keep one" }}

@@ -8,7 +8,7 @@ policy, speaks with Kubernetes, asks the cloud.
 controller: {service: scaler, store: true, policy: true, kube: true, cloud: true}
 scheduler: {service: scheduler, store: true, policy: true, kube: true}
 pod-watcher: {service: pod_watcher, kube: true}
-spot-watcher: {service: spot_watcher, role: central, kube: true, cloud: true}
+spot-watcher: {service: spot_watcher, role: central, policy: true, kube: true, cloud: true}
 {{- if and .Values.autoscaling.spot.enabled .Values.autoscaling.spot.gracefulEviction }}
 spot-watcher-notices: {service: spot_watcher, role: {{ ternary "nodes" "node" $isSim }}, cloud: {{ $isSim }}, onNodes: {{ not $isSim }}}
 {{- end }}
@@ -74,13 +74,67 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- if eq $values.autoscaling.provider "sim" }}
 - {name: GPU_AUTOSCALER_PROVIDER_URL, value: {{ $values.autoscaling.sim.url | default (include "gpu-autoscaler.simulationUrl" $root) | quote }}}
 {{- end }}
+{{- if eq $values.autoscaling.provider "karpenter" }}
+- {name: GPU_AUTOSCALER_KARPENTER_NODE_CLASS, value: {{ $values.autoscaling.karpenter.nodeClass | quote }}}
+- {name: GPU_AUTOSCALER_KARPENTER_OFFERS_PATH, value: /etc/gpu-autoscaler-cloud/offers.json}
+{{- end }}
+{{- if eq $values.autoscaling.provider "gcp" }}
+{{- $groups := list }}
+{{- range $pool, $named := $values.autoscaling.gcp.instanceGroups }}
+{{- range $group := (kindIs "slice" $named | ternary $named (list $named)) }}
+{{- $groups = append $groups (printf "%s=%s" $pool $group) }}
+{{- end }}
+{{- end }}
+- {name: GPU_AUTOSCALER_GCP_PROJECT, value: {{ $values.autoscaling.gcp.projectID | quote }}}
+- {name: GPU_AUTOSCALER_GCP_GROUPS, value: {{ join "," $groups | quote }}}
+{{- if $values.autoscaling.gcp.prices }}
+- {name: GPU_AUTOSCALER_GCP_PRICES_PATH, value: /etc/gpu-autoscaler-cloud/prices.json}
+{{- end }}
+{{- end }}
+{{- if eq $values.autoscaling.provider "azure" }}
+{{- $sets := list }}
+{{- range $pool, $set := $values.autoscaling.azure.vmScaleSets }}
+{{- $sets = append $sets (printf "%s=%s" $pool $set) }}
+{{- end }}
+{{- with $values.autoscaling.azure }}
+- {name: GPU_AUTOSCALER_AZURE_SUBSCRIPTION, value: {{ .subscriptionID | quote }}}
+- {name: GPU_AUTOSCALER_AZURE_RESOURCE_GROUP, value: {{ .resourceGroup | quote }}}
+- {name: GPU_AUTOSCALER_AZURE_REGION, value: {{ .region | quote }}}
+{{- if .flexibleScaleSet }}
+- {name: GPU_AUTOSCALER_AZURE_SCALE_SET, value: {{ .flexibleScaleSet | quote }}}
+- {name: GPU_AUTOSCALER_AZURE_MACHINE_PATH, value: /etc/gpu-autoscaler-cloud/machine.json}
+{{- end }}
+{{- if .userData }}
+- {name: GPU_AUTOSCALER_AZURE_USER_DATA_PATH, value: /etc/gpu-autoscaler-cloud/user-data}
+{{- end }}
+{{- if .prices }}
+- {name: GPU_AUTOSCALER_AZURE_PRICES_PATH, value: /etc/gpu-autoscaler-cloud/prices.json}
+{{- end }}
+{{- range $name, $list := dict "INSTANCE_TYPES" .instanceTypes "SCALE_SETS" $sets }}
+{{- if $list }}
+- {name: GPU_AUTOSCALER_AZURE_{{ $name }}, value: {{ join "," $list | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if eq $values.autoscaling.provider "aws" }}
 {{- $groups := list }}
 {{- range $pool, $group := $values.autoscaling.aws.autoScalingGroups }}
 {{- $groups = append $groups (printf "%s=%s" $pool $group) }}
 {{- end }}
+{{- $counted := list }}
+{{- range $pool, $group := $values.autoscaling.aws.countedAutoScalingGroups }}
+{{- $counted = append $counted (printf "%s=%s" $pool $group) }}
+{{- end }}
+{{- $placed := list }}
+{{- range $pool, $group := $values.autoscaling.aws.placementGroups }}
+{{- $placed = append $placed (printf "%s=%s" $pool $group) }}
+{{- end }}
 {{- with $values.autoscaling.aws }}
 - {name: GPU_AUTOSCALER_AWS_REGION, value: {{ .region | quote }}}
+{{- if .queueUrl }}
+- {name: GPU_AUTOSCALER_AWS_QUEUE_URL, value: {{ .queueUrl | quote }}}
+{{- end }}
 {{- if .launchTemplate }}
 - {name: GPU_AUTOSCALER_AWS_LAUNCH_TEMPLATE, value: {{ .launchTemplate | quote }}}
 {{- end }}
@@ -90,7 +144,7 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- if .prices }}
 - {name: GPU_AUTOSCALER_AWS_PRICES_PATH, value: /etc/gpu-autoscaler-cloud/prices.json}
 {{- end }}
-{{- range $name, $list := dict "SUBNETS" .subnets "INSTANCE_TYPES" .instanceTypes "GROUPS" $groups }}
+{{- range $name, $list := dict "SUBNETS" .subnets "INSTANCE_TYPES" .instanceTypes "GROUPS" $groups "COUNTED_GROUPS" $counted "CAPACITY_RESERVATIONS" .capacityReservations "PLACEMENT_GROUPS" $placed }}
 {{- if $list }}
 - {name: GPU_AUTOSCALER_AWS_{{ $name }}, value: {{ join "," $list | quote }}}
 {{- end }}

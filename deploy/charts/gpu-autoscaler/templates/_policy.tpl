@@ -10,9 +10,7 @@ is_frozen = true
 is_frozen = {{ not $auto.enabled }}
 pending_pod_timeout_seconds = {{ include "gpu-autoscaler.seconds" $auto.scaleUp.pendingPodTimeout }}
 scale_down_cooldown_seconds = {{ include "gpu-autoscaler.seconds" $auto.scaleDown.cooldown }}
-{{- $least := 0 }}
-{{- range $auto.nodePools }}{{ $least = add $least (int (.minSize | default 0)) }}{{ end }}
-nodes_count_min = {{ max (int $auto.limits.minNodes) $least }}
+nodes_count_min = {{ int $auto.limits.minNodes }}
 nodes_count_max = {{ int $auto.limits.maxNodes }}
 
 [limits]
@@ -43,22 +41,44 @@ ahead_ratio = {{ $auto.predictive.preWarmThreshold }}
 
 {{/* Shares of our GPUs by capacity type. */}}
 {{- define "gpu-autoscaler.mix" -}}
+{{- $weights := include "gpu-autoscaler.weights" . | fromYaml }}
 {{- if and .multiTier.enabled .spot.enabled -}}
 {{- if ne 100 (add (int .multiTier.spotPercentage) (int .multiTier.onDemandPercentage) (int .multiTier.reservedPercentage) | int) }}
 {{- fail "autoscaling.multiTier: spotPercentage, onDemandPercentage and reservedPercentage do not add up to 100; raise or lower one of them" }}
 {{- end -}}
-spot_ratio = {{ divf .multiTier.spotPercentage 100 }}
-on_demand_ratio = {{ divf .multiTier.onDemandPercentage 100 }}
-reserved_ratio = {{ divf .multiTier.reservedPercentage 100 }}
+{{- $spot := $weights.spot | default .multiTier.spotPercentage | float64 }}
+{{- $reserved := minf .multiTier.reservedPercentage (subf 100 $spot) -}}
+spot_ratio = {{ divf $spot 100 }}
+on_demand_ratio = {{ divf (subf 100 $spot $reserved) 100 }}
+reserved_ratio = {{ divf $reserved 100 }}
 {{- else if .spot.enabled -}}
-spot_ratio = {{ divf .spot.targetPercentage 100 }}
-on_demand_ratio = {{ divf (sub 100 (int .spot.targetPercentage)) 100 }}
+{{- $spot := $weights.spot | default .spot.targetPercentage | float64 -}}
+spot_ratio = {{ divf $spot 100 }}
+on_demand_ratio = {{ divf (subf 100 $spot) 100 }}
 reserved_ratio = 0
 {{- else -}}
 {{- $reserved := ternary (int .multiTier.reservedPercentage) 0 .multiTier.enabled -}}
 spot_ratio = 0
 on_demand_ratio = {{ divf (sub 100 $reserved) 100 }}
 reserved_ratio = {{ divf $reserved 100 }}
+{{- end }}
+{{- end }}
+
+{{/* `spot`: the share of spot in percent that mixed pools come to, each weighed by how large it may get; nothing where none
+     says a share of its own. As core/documents.py does it for AutoscalingPolicies. */}}
+{{- define "gpu-autoscaler.weights" -}}
+{{- $auto := . }}{{ $said := false }}{{ $sizes := 0 }}{{ $weighed := 0.0 }}
+{{- $usual := ternary .multiTier.spotPercentage .spot.targetPercentage .multiTier.enabled }}
+{{- range .nodePools }}
+{{- if eq "mixed" (.capacityType | default "mixed") }}
+{{- $share := ternary .spotPercentage $usual (hasKey . "spotPercentage") }}
+{{- if and (hasKey . "spotPercentage") (ne 0 (int $share)) (ne 100 (int $share)) }}{{ $said = true }}{{ end }}
+{{- $size := int (.maxSize | default $auto.limits.maxNodes) }}
+{{- $sizes = add $sizes $size }}{{ $weighed = addf $weighed (mulf $share $size) }}
+{{- end }}
+{{- end }}
+{{- if and $said (gt (int $sizes) 0) }}
+spot: {{ round (divf $weighed $sizes) 4 }}
 {{- end }}
 {{- end }}
 
@@ -72,8 +92,6 @@ reserved_ratio = {{ divf $reserved 100 }}
 {{- fail (printf "autoscaling.nodePools: %s has capacityType %s; spotPercentage is for mixed ones" $pool.name $kind) }}
 {{- else if eq 100 (int $pool.spotPercentage) }}{{ $types = list "spot" }}
 {{- else if eq 0 (int $pool.spotPercentage) }}{{ $types = list "on-demand" "reserved" }}
-{{- else }}
-{{- fail (printf "autoscaling.nodePools: %s asks for a share of spot of its own; shares are the cluster's (autoscaling.spot.targetPercentage), a pool takes 0, 100 or all" $pool.name) }}
 {{- end }}
 {{- end }}
 {{- if not .isSpotOn }}
@@ -88,6 +106,7 @@ instance_types = {{ $pool.instanceTypes | default list | toJson }}
 gpu_models = {{ if $pool.gpuType }}{{ list $pool.gpuType | toJson }}{{ else }}[]{{ end }}
 zones = {{ $pool.availabilityZones | default list | toJson }}
 capacity_types = {{ $types | toJson }}
+nodes_count_min = {{ int ($pool.minSize | default 0) }}
 {{- if hasKey $pool "maxSize" }}
 nodes_count_max = {{ int $pool.maxSize }}
 {{- end }}
