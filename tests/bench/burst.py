@@ -1,7 +1,8 @@
 """BURST: what a fleet costs that is bought while 1,000 pods arrive, beside one that is bought when all are there.
 
 The runtime's own rule says when to plan (`runtime/urgency.py`), on a clock of this file: so the figure is the same on
-any machine. Each plan is folded before the next one, as it is where the system runs.
+any machine. Each plan is folded before the next one, as it is where the system runs. Kubernetes is taken to speak of
+each pod as soon as it is there.
 """
 
 import sys
@@ -11,15 +12,16 @@ from tests.bench.line import Line
 from tests.bench.peers.case import OVERHEAD_USD_PER_HOUR, Case, made, missing, pod_story, state_of
 from tests.support.stories import T0, planned, policy, record
 
+from gpu_autoscaler.core.burst import planned_again_seconds
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode
 from gpu_autoscaler.runtime.urgency import QuietWindow, Urgency
 
 PODS_COUNT = 1_000
 BURST_SECONDS = (0.5, 5.0)
 PLAN_SECONDS = 0.05  # what one plan is taken to last
+REGULAR_SECONDS = 5.0  # between plans that nobody asks for
 COST_RATIO_MAX = 1.03
 _POLICY = policy(nodes_count_max=10 * PODS_COUNT)
 
@@ -50,28 +52,30 @@ def _bought_during(case: Case, seconds: float) -> tuple[float, int]:
     """What is bought in the end, and by how many plans, where the pods come evenly over this time."""
     arrivals = [number * seconds / PODS_COUNT for number in range(PODS_COUNT)]
     state, urgency = state_of({**case, "pods": []}), Urgency(QuietWindow())
+    again_at: float | None = None  # as the last plan wants it
     now, arrived, plans_count, usd_per_hour = 0.0, 0, 0, 0.0
-    while arrived < PODS_COUNT or urgency.due_at is not None:
-        due_at = urgency.due_at
+    while arrived < PODS_COUNT or urgency.due_at is not None or again_at is not None:
+        due_at = min((at for at in (urgency.due_at, again_at) if at is not None), default=None)
         if arrived < PODS_COUNT and (due_at is None or arrivals[arrived] <= due_at):
-            state = fold(state, record(pod_story(case["pods"][arrived])))
+            at = T0 + timedelta(seconds=arrivals[arrived])
+            state = fold(state, record(pod_story(case["pods"][arrived], at)))
             urgency.came(1, arrivals[arrived])
             arrived += 1
             continue
         assert due_at is not None
         now = max(now, due_at)
         urgency.tick_began(now)
-        state, spent = _planned(state, now, plans_count)
-        plans_count, usd_per_hour, now = plans_count + 1, usd_per_hour + spent, now + PLAN_SECONDS
+        made = plan(state, _POLICY, T0 + timedelta(seconds=now))
+        state = fold(state, record(planned(*made.decisions, plan_id=f"plan-{plans_count}", at=made.as_of)))
+        again_seconds = planned_again_seconds(made, REGULAR_SECONDS)
+        again_at = None if again_seconds is None else now + PLAN_SECONDS + again_seconds
+        plans_count, usd_per_hour, now = (
+            plans_count + 1,
+            usd_per_hour + _usd_per_hour(made.decisions),
+            now + PLAN_SECONDS,
+        )
         urgency.tick_ended(now)
     return usd_per_hour, plans_count
-
-
-def _planned(state: ClusterState, now: float, number: int) -> tuple[ClusterState, float]:
-    as_of = T0 + timedelta(seconds=now)
-    decisions = plan(state, _POLICY, as_of).decisions
-    made_plan = record(planned(*decisions, plan_id=f"plan-{number}", at=as_of))
-    return fold(state, made_plan), _usd_per_hour(decisions)
 
 
 def _usd_per_hour(decisions: tuple[AnyDecision, ...]) -> float:

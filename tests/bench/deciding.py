@@ -3,6 +3,9 @@
 The scaler is the real process and knows a thousand nodes with ten thousand pods; each pod needs a node of its own, and
 everything decided is carried out meanwhile. What that is held to: one request and its reply between two processes on
 the same server, at the same pace; the median plan of this run; and the median quiet window, where any was open.
+
+Where the time goes is told by the facts: when the pod was said, the instant that its plan is of, when that was said.
+What the scaler's processor takes beside its plans says the same on a machine where much else runs.
 """
 
 import asyncio
@@ -17,7 +20,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 from nats.aio.client import Client
-from tests.bench.decision import ECHO
+from tests.bench.decision import ECHO, bought_for
 from tests.bench.line import Line
 from tests.bench.scaler_process import POLICY, Ground, cluster, envelopes, ground
 from tests.support.stories import pod
@@ -32,7 +35,6 @@ from gpu_autoscaler.events.scaling import ScalingPlanMade
 
 PACES = ((200, 400), (2_000, 1_000))  # pods a second, pods
 DECIDED_SECONDS_MAX = 60.0
-PLANS_TIMED_COUNT = 9
 P50_RATIO_MAX, P99_RATIO_MAX = 2.0, 8.0
 _HEAR = """
 import asyncio, json, sys, time, nats
@@ -72,19 +74,32 @@ async def _measure(folder: Path, pace: int, count: int) -> list[Line]:
         await here.say(cluster(offers, datetime.now(UTC), sized=sized))
         async with here.scaler() as scaler:
             await asyncio.sleep(2.0)  # its first plan, and the list of its instances
-            seconds = sorted(await _decided(here, pace, count, gpus=sized.resources.gpu_count))
+            before = scaler.processor_seconds()
+            decided = await _decided(here, pace, count, gpus=sized.resources.gpu_count)
+            spent = scaler.processor_seconds() - before
             figures = await scaler.figures()
         echo = statistics.median(await _echoes(here.server.url, pace, min(count, 400)))
-        planned = statistics.median(_plan_seconds(await _recorded(here)))
+        recorded = await _recorded(here)
+    case = f"V1 {pace}/s"
+    plans = _plans_again(recorded)
+    stages = _stages(case, decided, recorded)
+    # Where much else runs, what is made again waits for a processor, which is no merit of the first time.
+    planned = min(statistics.median(plan.wall_seconds for plan in plans), stages[1].value / 1e3)
+    alone = statistics.median(plan.processor_seconds for plan in plans)
+    seconds = sorted(each.seen_at - each.asked_at for each in decided.values())
     windows = figures.get("gpu_autoscaler_quiet_seconds_count", 0.0)
     quiet = figures.get("gpu_autoscaler_quiet_seconds_sum", 0.0) / windows if windows else 0.0
     allowed = echo + planned + quiet
     p50, p99 = statistics.median(seconds), seconds[int(len(seconds) * 0.99)]
-    case = f"V1 {pace}/s"
     parts = f"echo {echo * 1e3:.2g} + plan {planned * 1e3:.3g} + window {quiet * 1e3:.2g} ms"
     return [
         Line(case=f"{case} p50", value=p50 * 1e3, unit="ms", against=f"{count} pods, each to a node of its own"),
         Line(case=f"{case} p99", value=p99 * 1e3, unit="ms", against=f"{count} pods, each to a node of its own"),
+        *stages,
+        Line(
+            case=f"{case} processor", value=spent * 1e3 / len(plans), unit="ms",
+            against=f"all of the scaler's, for each of {len(plans)} plans; the plan alone {alone * 1e3:.3g} ms",
+        ),
         Line(
             case=case, value=p50 / allowed, unit="x", against=f"p50: {parts}",
             target=f"<= {P50_RATIO_MAX}", met=p50 / allowed <= P50_RATIO_MAX,
@@ -96,8 +111,43 @@ async def _measure(folder: Path, pace: int, count: int) -> list[Line]:
     ]  # fmt: skip
 
 
-async def _decided(here: Ground, pace: int, count: int, *, gpus: int) -> list[float]:
-    """Publish one pod after the other at this pace; seconds until each was bought for."""
+class Decided(msgspec.Struct, frozen=True):
+    """One pod; seconds since 1970."""
+
+    asked_at: float
+    seen_at: float
+
+
+def _stages(case: str, decided: dict[str, Decided], recorded: list[Recorded]) -> list[Line]:
+    """Medians of what a pod waits for its plan to begin, of the plan until it is said, and until the third process
+    has read it."""
+    made = {
+        key: one
+        for one in reversed(recorded)
+        if isinstance(one.fact, ScalingPlanMade)
+        for key in bought_for(encode(one.envelope))
+    }
+    waited, decided_for, carried = [], [], []
+    for key, each in decided.items():
+        plan_made = made[key]
+        assert isinstance(plan_made.fact, ScalingPlanMade)
+        as_of, said_at = plan_made.fact.plan.as_of.timestamp(), plan_made.envelope.time.timestamp()
+        waited.append(as_of - each.asked_at)
+        decided_for.append(said_at - as_of)
+        carried.append(each.seen_at - said_at)
+    parts = (
+        ("waits", waited, "until its plan begins: stored, folded, the plan before"),
+        ("decides", decided_for, "the plan, and the second opinion"),
+        ("carried", carried, "the plan stored, and read by the third process"),
+    )
+    return [
+        Line(case=f"{case} {name}", value=statistics.median(seconds) * 1e3, unit="ms", against=what)
+        for name, seconds, what in parts
+    ]
+
+
+async def _decided(here: Ground, pace: int, count: int, *, gpus: int) -> dict[str, Decided]:
+    """Publish one pod after the other at this pace; when each was, and when it was seen that it is bought for."""
     url = here.server.url
     listener = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _HEAR, url, str(count), str(DECIDED_SECONDS_MAX), stdout=asyncio.subprocess.PIPE
@@ -118,7 +168,8 @@ async def _decided(here: Ground, pace: int, count: int, *, gpus: int) -> list[fl
     seen = json.loads((await listener.communicate())[0] or "{}")
     assert len(seen.keys() & asked.keys()) == count, f"{len(seen.keys() & asked.keys())} of {count} were decided on"
     await connection.close()
-    return [seen[key] - at for key, at in asked.items()]
+    since_1970 = time.time() - time.perf_counter()  # which counts the same in all processes
+    return {key: Decided(at + since_1970, seen[key] + since_1970) for key, at in asked.items()}
 
 
 async def _echoes(url: str, pace: int, count: int) -> list[float]:
@@ -163,17 +214,26 @@ async def _recorded(here: Ground) -> list[Recorded]:
     return sorted(recorded, key=lambda one: one.envelope.time)
 
 
-def _plan_seconds(recorded: list[Recorded]) -> list[float]:
-    """How long some of the plans of this run take, made again from what was known before each."""
+class PlanAgain(msgspec.Struct, frozen=True):
+    """What a plan took, made once more."""
+
+    wall_seconds: float
+    processor_seconds: float
+
+
+def _plans_again(recorded: list[Recorded]) -> list[PlanAgain]:
+    """What each plan of this run that buys takes, made again from what was known before it.
+
+    One after the other as they were: a plan that follows another reads less than one that follows nothing.
+    """
     policy = msgspec.toml.decode(POLICY.encode(), type=ScalingPolicy)
-    made = [number for number, one in enumerate(recorded) if isinstance(one.fact, ScalingPlanMade)]
-    chosen = made[:: max(1, len(made) // PLANS_TIMED_COUNT)]
     state: ClusterState = EMPTY_STATE
-    folded, seconds = 0, []
-    for number in chosen:
-        state = fold(state, recorded[folded:number])
-        folded = number
-        began = time.perf_counter()
-        plan(state, policy, recorded[number].envelope.time)
-        seconds.append(time.perf_counter() - began)
-    return seconds
+    folded, plans = 0, []
+    for number, one in enumerate(recorded):
+        if isinstance(one.fact, ScalingPlanMade) and one.fact.plan.decisions:
+            state = fold(state, recorded[folded:number])
+            folded = number
+            wall, processor = time.perf_counter(), time.process_time()
+            plan(state, policy, one.envelope.time)
+            plans.append(PlanAgain(time.perf_counter() - wall, time.process_time() - processor))
+    return plans

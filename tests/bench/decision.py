@@ -34,6 +34,7 @@ async def main():
     async def answer(message):
         await message.respond(message.data)
     await connection.subscribe("bench.echo", cb=answer)
+    await connection.flush()  # else the first question may come before the server knows who answers
     print("ready", flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())

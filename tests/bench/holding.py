@@ -4,7 +4,6 @@ A thousand nodes, ten thousand pods: known from a start, held while nothing happ
 """
 
 import asyncio
-import os
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ import msgspec
 from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 from tests.bench.line import Line
-from tests.bench.scaler_process import process
+from tests.bench.scaler_process import process, processor_seconds
 from tests.controlplane.plane import ControlPlane, Part, running_plane
 from tests.controlplane.programs import CONTROL_PLANE
 from tests.support.kube_http import KubeHttp
@@ -41,7 +40,6 @@ MEBIBYTES_MAX = 300.0  # our own aim: a pod that asks for half a gibibyte is not
 _AT_ONCE_COUNT = 48
 _FILL_SECONDS_MAX = 900.0
 _LOOK_SECONDS = 0.5
-_CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PARTS: tuple[Part, ...] = ("kwok",)
 PODS = "/api/v1/namespaces/default/pods"
 
@@ -95,10 +93,10 @@ async def _measure(folder: Path, plane: ControlPlane) -> Held:
         async with process(command, to_environment(settings), url, log) as watcher:
             await _until(lambda: told("POD", "pod.observed"), PODS_COUNT)
             await _until(lambda: told("NODE", "node.observed"), NODES_COUNT)
-            known_seconds, known_cpu = time.perf_counter() - began, _cpu_seconds(watcher.pid)
+            known_seconds, known_cpu = time.perf_counter() - began, processor_seconds(watcher.pid)
             mebibytes = _mebibytes(watcher.pid)
             await asyncio.sleep(QUIET_SECONDS)
-            quiet_cpu, deleted = _cpu_seconds(watcher.pid), time.perf_counter()
+            quiet_cpu, deleted = processor_seconds(watcher.pid), time.perf_counter()
             # One request may take a minute at the server, and on a busy machine ten thousand pods take longer.
             while (answer := await kube.send("DELETE", f"{PODS}?gracePeriodSeconds=0")).status == 504:
                 pass
@@ -110,7 +108,7 @@ async def _measure(folder: Path, plane: ControlPlane) -> Held:
                 mebibytes=mebibytes,
                 quiet_cpu_ratio=(quiet_cpu - known_cpu) / QUIET_SECONDS,
                 gone_seconds=time.perf_counter() - deleted,
-                gone_cpu_seconds=_cpu_seconds(watcher.pid) - quiet_cpu,
+                gone_cpu_seconds=processor_seconds(watcher.pid) - quiet_cpu,
             )
 
 
@@ -164,12 +162,6 @@ async def _until(count: Callable[[], Coroutine[Any, Any, int]], wanted: int) -> 
     async with asyncio.timeout(_FILL_SECONDS_MAX):
         while await count() < wanted:
             await asyncio.sleep(_LOOK_SECONDS)
-
-
-def _cpu_seconds(pid: int) -> float:
-    """User and system time so far. Source: Linux `proc(5)`, /proc/<pid>/stat, fields 14 and 15."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS_PER_SECOND
 
 
 def _mebibytes(pid: int) -> float:

@@ -28,6 +28,7 @@ from gpu_autoscaler.runtime.config import (
     NatsSettings,
     PolicySettings,
     ProviderSettings,
+    SensingSettings,
     Settings,
     StoreSettings,
     to_environment,
@@ -37,6 +38,7 @@ from gpu_autoscaler_services.local.child import free_port
 NODES_COUNT = 1_000
 PODS_PER_NODE = 10
 READY_SECONDS_MAX = 300.0
+_CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 POLICY = """nodes_count_max = 1000000
 watch_seconds_max = 3600.0
 idle_seconds_max = 3600.0
@@ -72,6 +74,12 @@ class Ground:
     @asynccontextmanager
     async def scaler(self) -> AsyncIterator["ScalerProcess"]:
         """A scaler that is ready; ended afterwards."""
+        async with self.serving("scaler") as running:
+            yield running
+
+    @asynccontextmanager
+    async def serving(self, service: str, sensing: SensingSettings | None = None) -> AsyncIterator["ScalerProcess"]:
+        """A service that is ready; ended afterwards."""
         policy = self.folder / "policy.toml"
         policy.write_text(POLICY, encoding="utf-8")
         settings = Settings(
@@ -82,17 +90,18 @@ class Ground:
             http=HttpSettings(port=free_port()),
             policy=PolicySettings(path=str(policy)),
             log=LogSettings(format="json", level="warning"),
-            instance="scaler",
+            sensing=sensing or SensingSettings(),
+            instance=service,
         )
         began = time.perf_counter()
         url = f"http://127.0.0.1:{settings.http.port}"
-        command = [sys.executable, "-m", "gpu_autoscaler_services.serve", "scaler"]
-        async with process(command, to_environment(settings), url, self.folder / "scaler.log") as running:
+        command = [sys.executable, "-m", "gpu_autoscaler_services.serve", service]
+        async with process(command, to_environment(settings), url, self.folder / f"{service}.log") as running:
             yield ScalerProcess(running, url, time.perf_counter() - began)
 
 
 class ScalerProcess:
-    """A scaler at work."""
+    """A scaler, or another service, at work."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, ready_seconds: float) -> None:
         self.ready_seconds = ready_seconds  # from the start of the process
@@ -106,6 +115,10 @@ class ScalerProcess:
                 return int(line.split()[1]) / 1024
         raise AssertionError("the process has no memory; it is gone")
 
+    def processor_seconds(self) -> float:
+        """User and system time so far."""
+        return processor_seconds(self._process.pid)
+
     async def figures(self) -> dict[str, float]:
         """What it says on `/metrics`."""
         async with aiohttp.ClientSession() as session, session.get(f"{self._url}/metrics") as answer:
@@ -113,9 +126,15 @@ class ScalerProcess:
         return {name: float(value) for name, value in lines}
 
 
+def processor_seconds(pid: int) -> float:
+    """User and system time of a process so far. Source: Linux `proc(5)`, /proc/<pid>/stat, fields 14 and 15."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS_PER_SECOND
+
+
 @asynccontextmanager
-async def ground(folder: Path) -> AsyncIterator[Ground]:
-    """Everything but the scaler, in this folder; ended afterwards."""
+async def ground(folder: Path, *options: str) -> AsyncIterator[Ground]:
+    """Everything but the services, in this folder, simcluster with these options; ended afterwards."""
     async with AsyncExitStack() as closing:
         (folder / "nats").mkdir(parents=True)
         server = NatsServer(folder / "nats")
@@ -123,7 +142,7 @@ async def ground(folder: Path) -> AsyncIterator[Ground]:
         closing.push_async_callback(server.stop)
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "gpu_autoscaler.simcluster", "--port", str(port)]
+        command = [sys.executable, "-m", "gpu_autoscaler.simcluster", "--port", str(port), *options]
         await closing.enter_async_context(process(command, {}, url, folder / "simcluster.log"))
         bus = await NatsBus.connect(server.url, name="bench", declared=Declared(streams=streams()))
         closing.push_async_callback(bus.close)

@@ -57,7 +57,7 @@ async def waiting(kube: KubeHttp, namespace: str, count: int) -> list[tuple[Json
         items = answer.get("items", ())
         return len(items) == count and all("conditions" in item["status"] for item in items)
 
-    found = (await kube.until(f"/api/v1/namespaces/{namespace}/pods", all_wait, 30.0))["items"]
+    found = (await kube.until(f"/api/v1/namespaces/{namespace}/pods", all_wait, 60.0))["items"]
     return [(item, pod_observed(PODS.decode(json.dumps(item).encode(), "list"), epoch=1)) for item in found]
 
 

@@ -13,6 +13,7 @@ from tests.chart.charting import CHART, NAMESPACE, VALUES, Json, helm, of_kind, 
 from gpu_autoscaler.bus.server import find_binary
 from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.providers.karpenter.shelf import offers_in
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.policies import load_policy
@@ -83,6 +84,7 @@ def test_every_service_starts_with_these_settings(values: str) -> None:
         "simulated": {"shadow", "announcer", "policy_watcher"},
         "outside": {"shadow"},
         "aws": {"shadow"},
+        "karpenter": {"shadow"},
     }.get(values, set())
     assert seen == {service.name for service in SERVICES} - without
 
@@ -164,6 +166,30 @@ def test_the_driver_is_told_what_it_needs() -> None:
     assert roles == {True, False}
 
 
+def test_with_karpenter_two_may_do_what_it_takes_and_no_other(tmp_path: Path) -> None:
+    """Claims by the scaler, the class by whoever asks the cloud; the file of offers is one that the driver reads."""
+    found = rendered("karpenter")
+    roles = {name: one["rules"] for name, one in of_kind(found, "ClusterRole").items()}
+    of_class = {
+        name
+        for name, rules in roles.items()
+        if any(rule["apiGroups"] == ["karpenter.k8s.aws"] and rule["resourceNames"] == ["gpu"] for rule in rules)
+    }
+    of_claims = {name for name, rules in roles.items() if any("nodeclaims" in rule["resources"] for rule in rules)}
+    assert of_class == {"gpu-autoscaler-controller", "gpu-autoscaler-spot-watcher"}
+    assert of_claims == {"gpu-autoscaler-controller"}
+    assert not any("karpenter" in str(one.get("rules")) for one in of_kind(rendered("aws"), "ClusterRole").values())
+
+    told = next(settings for name, _, settings in processes(found) if name == "gpu-autoscaler-controller").karpenter
+    assert told.node_class == "karpenter.k8s.aws/EC2NodeClass/gpu"
+    path = tmp_path / "offers.json"
+    path.write_text(of_kind(found, "ConfigMap")["gpu-autoscaler-cloud"]["data"]["offers.json"])
+    assert told.offers_path == "/etc/gpu-autoscaler-cloud/offers.json"
+    assert [offer.key for offer in offers_in(str(path))] == [
+        f"g5.xlarge/us-west-2{zone}/{capacity_type}" for zone in "ab" for capacity_type in ("on-demand", "spot")
+    ]
+
+
 def test_without_values_the_policy_is_the_default(tmp_path: Path) -> None:
     """The chart's defaults are those of the code, threshold by threshold."""
     assert policy_of(rendered(), tmp_path) == DEFAULT_POLICY
@@ -177,7 +203,7 @@ def test_values_become_the_policy(tmp_path: Path) -> None:
     assert policy.limits.scale_up_cooldown_seconds == 180
     assert policy.pending_pod_timeout_seconds == 90
     assert policy.scale_down_cooldown_seconds == 1200
-    assert (policy.nodes_count_min, policy.nodes_count_max) == (2, 50)
+    assert (policy.nodes_count_min, policy.nodes_count_max) == (1, 50)
     mix = policy.spot.mix
     assert (mix.spot_ratio, mix.on_demand_ratio, mix.reserved_ratio) == (0.4, 0.6, 0)
     assert policy.spot.storm_gpu_ratio_max == 1
@@ -185,6 +211,7 @@ def test_values_become_the_policy(tmp_path: Path) -> None:
     assert (forecast.is_on, forecast.lookback_hours, forecast.confidence_ratio_min) == (True, 28 * 24, 0.8)
     assert forecast.ahead_ratio == 0.6
     first, paid, rest = policy.pools
+    assert [pool.nodes_count_min for pool in policy.pools] == [2, 0, 0]
     assert (first.name, first.priority, first.nodes_count_max, first.gpu_models) == ("spot-a100", 10, 20, ("A100",))
     assert first.instance_types == ("p4d.24xlarge",)
     assert first.zones == ("us-west-2a", "us-west-2b")
@@ -193,6 +220,14 @@ def test_values_become_the_policy(tmp_path: Path) -> None:
     assert paid.capacity_types == (CapacityType.RESERVED,)
     assert rest.capacity_types == (CapacityType.ON_DEMAND, CapacityType.RESERVED)
     assert policy_of(found, tmp_path, "shadow.toml").nodes_count_max == 10
+
+
+def test_shares_of_mixed_pools_are_weighed_into_the_clusters(tmp_path: Path) -> None:
+    """By how large each may get, as policies that are objects are: 20 x 80 % and 60 x 20 % are 35 % of 80."""
+    pools = ("[0].name=a", "[0].spotPercentage=80", "[0].maxSize=20", "[1].name=b", "[1].spotPercentage=20",
+             "[1].maxSize=60", "[2].name=c", "[2].capacityType=reserved")  # fmt: skip
+    mix = policy_of(rendered(None, *(f"autoscaling.nodePools{one}" for one in pools)), tmp_path).spot.mix
+    assert (mix.spot_ratio, mix.on_demand_ratio, mix.reserved_ratio) == pytest.approx((0.35, 0.6, 0.05))
 
 
 def test_switched_off_it_changes_nothing(tmp_path: Path) -> None:
@@ -212,19 +247,22 @@ def test_without_spot_there_is_none(tmp_path: Path) -> None:
 
 def test_a_cloud_s_values_reach_whoever_buys_there() -> None:
     """Region, groups by pool, and what the other pools are made from, as the settings take them."""
-    aws = ("region=eu-west-1", "autoScalingGroups.training=p4d", "launchTemplate=gpu", "subnets[0]=subnet-1")
+    groups = ("autoScalingGroups.training=p4d", "countedAutoScalingGroups.old=g4", "placementGroups.near=p")
+    aws = ("region=eu-west-1", *groups, "launchTemplate=gpu", "subnets[0]=subnet-1")
     found = rendered("outside", "autoscaling.provider=aws", *(f"autoscaling.aws.{one}" for one in aws))
     told = {name: settings for name, _, settings in processes(found) if settings.provider.name == "aws"}
     assert "gpu-autoscaler-controller" in told
     for settings in told.values():
         assert settings.aws.region == "eu-west-1"
-        assert settings.aws.groups == ("training=p4d",)
+        assert (settings.aws.groups, settings.aws.counted_groups) == (("training=p4d",), ("old=g4",))
+        assert settings.aws.placement_groups == ("near=p",)
         assert (settings.aws.launch_template, settings.aws.subnets) == ("gpu", ("subnet-1",))
 
 
 REFUSED = {
+    "autoscaling.provider=azure": "subscriptionID, resourceGroup and region are needed",
+    "autoscaling.provider=gcp": "autoscaling.gcp.projectID: is needed",
     "autoscaling.provider=aws": "autoscaling.aws.region: is needed",
-    "autoscaling.provider=karpenter": "no driver for karpenter; it has",
     "autoscaling.provider=cloud": "/autoscaling/provider",
     "autoscaling.scaleUp.threshhold=0.8": "additional properties 'threshhold' not allowed",
     "autoscaling.scaleUp.cooldown=soon": "/autoscaling/scaleUp/cooldown",
@@ -254,7 +292,6 @@ def test_a_value_that_cannot_be_meant_is_refused(value: str) -> None:
     ("pool", "words"),
     [
         ("{name=a,capacityType=spot,spotPercentage=50}", "spotPercentage is for mixed ones"),
-        ("{name=a,spotPercentage=50}", "shares are the cluster's"),
     ],
 )
 def test_a_pool_that_cannot_be_had_is_refused(pool: str, words: str) -> None:
@@ -311,7 +348,10 @@ def test_network_policies_open_what_is_used() -> None:
     for name in ("cost-tracker", "shadow"):
         assert _ports(opened[name]["egress"]) == {53, 4222} | ({5433} if name == "cost-tracker" else set())
     assert _ports(opened["dcgm-ingest"]["egress"]) == {53, 4222, 9400}
-    assert _ports(opened["controller"]["egress"]) == {53, 4222, 5433, 6443, 8001, 9090}
+    assert _ports(opened["controller"]["egress"]) == {53, 4222, 5433, 6443, 8001, 8080, 9090}
+    assert _ports(opened["scheduler"]["egress"]) == {53, 4222, 5433, 6443, 8080}
+    hooks = [rule for rule in opened["scheduler"]["egress"] if {"port": 8080} in rule["ports"]]
+    assert [rule["to"] for rule in hooks] == [[{"namespaceSelector": {}}]]
     assert _ports(opened["gateway"]["ingress"]) == {"http", "api"}
     assert _ports(opened["to-dcgm"]["ingress"]) == {9400}
     assert _ports(opened["to-prometheus"]["ingress"]) == {9090}
@@ -319,6 +359,8 @@ def test_network_policies_open_what_is_used() -> None:
     assert NAMESPACE in str(opened["to-dcgm"]["ingress"][0]["from"][1]["namespaceSelector"])
     without = of_kind(rendered("cluster", "networkPolicy.prometheus.enabled=false"), "NetworkPolicy")
     assert 9090 not in _ports(without["gpu-autoscaler-controller"]["spec"]["egress"])
+    closed = of_kind(rendered("cluster", "networkPolicy.checkpointHooks.enabled=false"), "NetworkPolicy")
+    assert 8080 not in _ports(closed["gpu-autoscaler-scheduler"]["spec"]["egress"])
 
 
 def test_alerts_name_metrics_that_are_there() -> None:

@@ -26,7 +26,7 @@ def tools() -> Path:
 def linted(tools: Path, text: str) -> tuple[int, str]:
     """What BuildKit's reader and linter say of a Dockerfile."""
     command = [str(tools / "dockerfile")]
-    told = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30, check=False)
+    told = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
     return told.returncode, told.stdout
 
 

@@ -7,6 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 from tests.support.aws import moto_or_skip
+from tests.support.gcp import discovery_or_skip
 
 from gpu_autoscaler_services.demo.report import Report
 from gpu_autoscaler_services.demo.run import DemoOptions, run_demo
@@ -27,6 +28,8 @@ async def test_the_story_is_told_and_every_promise_kept(cloud: CloudName, tmp_pa
     """
     if cloud == "aws":
         moto_or_skip()
+    if cloud == "gcp":
+        discovery_or_skip()
     told: list[str] = []
     reports: list[Report] = []
     options = DemoOptions(folder=tmp_path / "demo", gateway_port=0, cloud=cloud)
@@ -40,7 +43,8 @@ async def test_the_story_is_told_and_every_promise_kept(cloud: CloudName, tmp_pa
     assert report.nodes_bought == report.nodes_removed
     assert report.bill_micro_usd == report.allocated_micro_usd + report.idle_micro_usd > 0
     assert any("NOTICE" in line for line in told)
-    assert any(f"the cloud made {cloud}:///" in line for line in told)
+    prefix = {"gcp": "gce://fake-project/"}.get(cloud, f"{cloud}:///")
+    assert any(f"the cloud made {prefix}" in line for line in told)
     written = msgspec.json.decode((tmp_path / "demo" / "report.json").read_bytes(), type=Report)
     assert written == report
 

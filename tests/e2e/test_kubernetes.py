@@ -56,12 +56,16 @@ PATH = "/api/v1/namespaces/default/pods"
 
 @asynccontextmanager
 async def real_cluster(
-    folder: Path, plane: ControlPlane, kubeconfigs: Mapping[str, Path] | None = None
+    folder: Path,
+    plane: ControlPlane,
+    kubeconfigs: Path | Mapping[str, Path] | None = None,
+    *,
+    policy_text: str = POLICY,
 ) -> AsyncIterator[tuple[Running, KubeHttp]]:
     """Our processes on this control plane, as its administrator or each with a kubeconfig of its own, and the simulated
     cloud whose machines join it."""
     policy, offers = folder / "policy.toml", folder / "offers.json"
-    policy.write_text(POLICY)
+    policy.write_text(policy_text)
     offers.write_text(json.dumps([one | {"boot_seconds": BOOT_SECONDS} for one in OFFERS]))
     async with aiohttp.ClientSession() as session:
         kube = KubeHttp(session, plane.url, plane.admin_token, plane.tls)
@@ -124,13 +128,13 @@ async def play(cluster: Running, kube: KubeHttp) -> None:
         "rest",
     )
     about_pods = "/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind%3DPod,reason%3DScaleUpTriggered"
-    said = await kube.until(about_pods, lambda answer: answer.get("items"), 30.0)
+    said = await kube.until(about_pods, lambda answer: answer.get("items"), 60.0)
     assert "on the way; it starts when " in said["items"][0]["message"]
     before = placed(await kube.until(of_user, lambda answer: len(placed(answer)) == 2, 60.0))
     await cluster.until(lambda record: record.count(JobStarted) == 1, "the job of the queue runs")
 
     # The cloud takes a machine back: its pods are moved before it goes.
-    notice = await until(lambda: cluster.world.send_notice(NOTICE_SECONDS), 30.0)
+    notice = await until(lambda: cluster.world.send_notice(NOTICE_SECONDS), 60.0)
     await cluster.until(lambda record: record.count(SpotNoticeReceived) >= 1, "the notice")
     await cluster.until(lambda record: record.count(ScalingNodeDrained) >= 1, "the node is drained")
     node = await kube.send("GET", f"/api/v1/nodes/{notice}")

@@ -3,17 +3,24 @@
 import asyncio
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from tests.bench.peers.real import running as karpenter
+from tests.bench.peers.side_by_side import missing
 from tests.controlplane.joining import joined
 from tests.controlplane.plane import EVERYTHING, ControlPlane, running_plane
 from tests.e2e.test_kubernetes import OFFERS, POLICY, placed
-from tests.support.kube_http import KubeHttp
+from tests.support.kube_http import Json, KubeHttp
 from tests.support.kube_objects import job
 from tests.support.running import started
 
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.simcluster.offers import load_catalogue, offers_of
 from gpu_autoscaler.tools.recording import load
 from gpu_autoscaler_services.local.system import Elsewhere
 
@@ -27,6 +34,8 @@ rules: [{level: Metadata}]
 """
 LOOKER = "looker"
 BOOT_SECONDS = 12.0  # time enough to be seen waiting
+IDLE_SECONDS = 20.0
+CLAIMS, TYPE = "/apis/karpenter.sh/v1/nodeclaims", "node.kubernetes.io/instance-type"
 RULE = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"]}
 
 
@@ -47,46 +56,113 @@ def looker(plane: ControlPlane) -> Path:
     return plane.kubeconfig(LOOKER, {"client-certificate": str(certificate), "client-key": str(key)})
 
 
+class Looking:
+    """`observe` beside somebody, with a server that keeps an audit."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self.plane, self.folder = plane, folder
+        self.policy, self.offers = folder / "policy.toml", folder / "offers.json"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def begin(self) -> None:
+        """Start it; returns when it looks on."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gpu_autoscaler_services.cli.main", "observe", "--output", "json"),
+            *("--kubeconfig", str(looker(self.plane)), "--policy", str(self.policy), "--offers", str(self.offers)),
+            *("--folder", str(self.folder / "ours"), "--gateway-port", "0"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        await self.says("dashboard and API")
+
+    async def says(self, words: str) -> None:
+        """Wait until it has said this to people."""
+        assert self._process is not None
+        assert self._process.stderr is not None
+        await until_said(self._process.stderr, words)
+
+    async def end(self) -> tuple[dict[str, Any], str]:
+        """What it has found, and what it said at last. It wrote nothing: the audit knows."""
+        assert self._process is not None
+        self._process.terminate()
+        out, err = await asyncio.wait_for(self._process.communicate(), 120.0)
+        assert self._process.returncode == 0, err.decode()
+        asked = [json.loads(line) for line in (self.folder / "audit.log").read_text().splitlines()]
+        assert {one["verb"] for one in asked if one["user"]["username"] == LOOKER} == {"get", "list", "watch"}
+        assert load(self.folder / "ours" / "history.xz").facts
+        return json.loads(out), err.decode()
+
+
+@contextmanager
+def beside(folder: Path) -> Iterator[Looking]:
+    """A control plane with its audit, and what `observe` is told."""
+    (folder / "audit.yaml").write_text(AUDIT)
+    settings = [f"--audit-log-path={folder / 'audit.log'}", f"--audit-policy-file={folder / 'audit.yaml'}"]
+    with running_plane(folder / "plane", EVERYTHING, api_settings=settings) as plane:
+        looking = Looking(plane, folder)
+        looking.policy.write_text(POLICY)
+        looking.offers.write_text(json.dumps([one | {"boot_seconds": BOOT_SECONDS} for one in OFFERS]))
+        yield looking
+
+
 async def test_a_looker_on_tells_and_compares_and_writes_nothing(tmp_path: Path) -> None:
     """What ours would buy is said while theirs buys; both fleets are compared; the audit shows no write of ours."""
-    audit, policy, offers = tmp_path / "audit.log", tmp_path / "policy.toml", tmp_path / "offers.json"
-    (tmp_path / "audit.yaml").write_text(AUDIT)
-    policy.write_text(POLICY)
-    offers.write_text(json.dumps([one | {"boot_seconds": BOOT_SECONDS} for one in OFFERS]))
-    settings = [f"--audit-log-path={audit}", f"--audit-policy-file={tmp_path / 'audit.yaml'}"]
-    with running_plane(tmp_path / "plane", EVERYTHING, api_settings=settings) as plane:
-        theirs = Elsewhere(kubeconfig=plane.kubeconfig())
+    with beside(tmp_path) as ours:
+        plane, theirs = ours.plane, Elsewhere(kubeconfig=ours.plane.kubeconfig())
         async with (
             aiohttp.ClientSession() as session,
-            started(tmp_path / "theirs", clock_factor=1.0, policy=policy, offers=offers, elsewhere=theirs) as system,
+            started(
+                tmp_path / "theirs", clock_factor=1.0, policy=ours.policy, offers=ours.offers, elsewhere=theirs
+            ) as system,
             joined(system.simcluster_url, kube := KubeHttp(session, plane.url, plane.admin_token, plane.tls)),
         ):
-            ours = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gpu_autoscaler_services.cli.main", "observe", "--output", "json"),
-                *("--kubeconfig", str(looker(plane)), "--policy", str(policy), "--offers", str(offers)),
-                *("--folder", str(tmp_path / "ours"), "--gateway-port", "0"),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            assert ours.stderr is not None
-            said = await until_said(ours.stderr, "dashboard and API")
+            await ours.begin()
             await kube.made("/apis/batch/v1/namespaces/default/jobs", work())
-            said += await until_said(ours.stderr, "we would: Buy g4dn.12xlarge")
+            await ours.says("we would: Buy g4dn.12xlarge")
             await kube.until("/api/v1/namespaces/default/pods", lambda answer: len(placed(answer)) == 2, 120.0)
             await kube.send("DELETE", "/apis/batch/v1/namespaces/default/jobs/train?propagationPolicy=Background")
             await kube.until("/api/v1/nodes", lambda answer: not answer["items"], 120.0)
-            ours.terminate()
-            out, err = await asyncio.wait_for(ours.communicate(), 120.0)
-            assert ours.returncode == 0, err.decode()
-    found = json.loads(out)
+            found, _ = await ours.end()
     assert found["theirs"]["jobs_count"] == found["ours"]["jobs_count"] == 2
     assert found["theirs"]["cost_micro_usd"] > 0
     assert found["ours"]["cost_micro_usd"] > 0
     assert found["theirs"]["started_count"] == found["ours"]["started_count"] == 2
     assert any("boot times of ours" in sentence for sentence in found["assumed"])
-    asked = [json.loads(line) for line in audit.read_text().splitlines()]
-    assert {one["verb"] for one in asked if one["user"]["username"] == LOOKER} == {"get", "list", "watch"}
-    assert load(tmp_path / "ours" / "history.xz").facts
+
+
+async def test_a_looker_on_beside_real_karpenter(tmp_path: Path) -> None:
+    """Karpenter buys for the pods and keeps what it bought; ours would have bought the same, on spot, and let it go."""
+    if reason := missing():
+        pytest.skip(reason)
+    with beside(tmp_path) as ours:
+        plane = ours.plane
+        sold = [one for one in offers_of(load_catalogue(ours.offers)) if one.capacity_type is CapacityType.ON_DEMAND]
+        with karpenter(plane, sold, {}, boot_seconds=int(BOOT_SECONDS)):
+            await ours.begin()
+            async with aiohttp.ClientSession() as session:
+                kube = KubeHttp(session, plane.url, plane.admin_token, plane.tls)
+                await kube.made(
+                    "/apis/batch/v1/namespaces/default/jobs",
+                    job("train", gpus=4, completions=2, parallelism=2, run_seconds=15.0),
+                )
+                await ours.says("we would: Buy g4dn.12xlarge")
+                await kube.until(CLAIMS, lambda answer: bought(answer) == ["g4dn.12xlarge"] * 2, 60.0)
+                path = "/apis/batch/v1/namespaces/default/jobs/train"
+                await kube.until(path, lambda answer: answer["status"].get("succeeded") == 2, 120.0)
+                await asyncio.sleep(IDLE_SECONDS)  # theirs go on costing
+                found, said = await ours.end()
+    theirs, mine = found["theirs"], found["ours"]
+    assert theirs["jobs_count"] == theirs["finished_count"] == mine["jobs_count"] == mine["finished_count"] == 2
+    assert theirs["nodes_count_max"] == mine["nodes_count_max"] == 2
+    assert theirs["price_unknown_count"] == 0
+    assert 0 < mine["cost_micro_usd"] < theirs["cost_micro_usd"]
+    assert "prices: the list of " in said
+    assert any("it begins without a machine" in sentence for sentence in found["assumed"])
+
+
+def bought(claims: Json) -> list[str | None]:
+    """What Karpenter has ordered; it names the type when it has chosen."""
+    return [one["metadata"].get("labels", {}).get(TYPE) for one in claims.get("items", ())]
 
 
 def work() -> dict[str, object]:

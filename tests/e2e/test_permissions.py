@@ -61,7 +61,7 @@ async def say_a_notice(folder: Path, *, user: str) -> None:
     async with running(folder) as cluster:
         connection = await nats.connect(cluster.system.nats_url_of(user), error_cb=hear)
         await connection.publish(SpotNoticeReceived.subject_root(), b"{}")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await refused.wait()
         await connection.close()
         assert not has(cluster.record, SpotNoticeReceived)

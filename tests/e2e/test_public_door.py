@@ -180,7 +180,7 @@ async def test_what_is_wrong_is_set_aside_by_name_and_the_next_job_is_accepted(c
     assert [mistake.field for mistake in rejected["negative"]] == ["members"]
 
 
-async def letters_by_message(cluster: Running, names: set[str], seconds_max: float = 30) -> dict[str, dict[str, Any]]:
+async def letters_by_message(cluster: Running, names: set[str], seconds_max: float = 60) -> dict[str, dict[str, Any]]:
     """Dead letters by the id of their message, as the command line lists them, once there is one of each name."""
     async with asyncio.timeout(seconds_max):
         while True:

@@ -190,7 +190,7 @@ async def test_the_gateway_may_ask_who_is_there(plane: ControlPlane, kubeconfigs
         assert await TokenReviews(kube).caller(token) is None, "nothing was granted yet"
         role = ("--clusterrole=gpu-autoscaler-jobs-edit", "--serviceaccount=default:alice")
         plane.kubectl("create", "clusterrolebinding", "alice", *role)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (caller := await TokenReviews(kube).caller(token)) is None:
                 await asyncio.sleep(0.1)
     assert (caller.name, caller.may_write) == ("system:serviceaccount:default:alice", True)

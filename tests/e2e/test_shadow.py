@@ -50,7 +50,7 @@ async def test_a_shadow_that_would_remove_idle_nodes_sooner_is_seen_and_does_not
         await cluster.until(
             lambda record: any(fact.differences for fact, _ in record.of(ShadowPlanMade)), "a difference"
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not (found := [*(shown := await _shown(cluster))["now"], *shown["earlier"]]):
                 await asyncio.sleep(0.1)
         (one,) = found

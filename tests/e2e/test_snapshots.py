@@ -34,7 +34,7 @@ def asked(folder: Path, statement: str) -> list[tuple[Any, ...]]:
 async def until_kept(folder: Path) -> None:
     """Wait for a snapshot of what has been said by now."""
     (before,) = asked(folder, "SELECT coalesce(max(number), 0) FROM snapshots")[0]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while asked(folder, "SELECT max(number) FROM snapshots")[0] <= (before,):
             await asyncio.sleep(0.1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from tests.e2e.test_story import QUIET_SECONDS_MAX, has, kept, request
+from tests.e2e.test_story import QUIET_SECONDS_MAX, SLOW_SECONDS, has, kept, request
 from tests.support.outside import ask
 from tests.support.running import Running, running
 
@@ -77,7 +77,7 @@ async def test_the_active_scaler_is_killed(tmp_path: Path, record_property: Call
 async def test_the_active_scaler_is_paused_in_the_middle_of_a_launch_and_wakes(tmp_path: Path) -> None:
     """Its order is carried on by the other one under the same token; woken it stands by, and no second instance is."""
     async with two_scalers(tmp_path) as cluster:
-        await cluster.world.slow_down("/cloud/instances", seconds=2.0)
+        await cluster.world.slow_down("/cloud/instances", seconds=SLOW_SECONDS)
         await cluster.script.request(request("job-0"), "nats")
         await cluster.until(lambda record: has(record, ScalingNodeOrdered), "an order")
         await asyncio.sleep(0.5)  # the call to the cloud is under way

@@ -25,9 +25,10 @@ from gpu_autoscaler_services.demo.report import Report
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 QUIET_SECONDS_MAX = 120.0
+SLOW_SECONDS = 10.0  # of an answer, that what is done in the middle of a call is so on a busy machine as well
 
 
-def request(name: str, *, gpus: int = 1, members: int = 1, run_seconds: float = 240.0) -> JobRequested:
+def request(name: str, *, gpus: int = 1, members: int = 1, run_seconds: float | None = 240.0) -> JobRequested:
     """A job for T4s; the run time is cluster time."""
     return JobRequested(
         job_id=JobId(name),
@@ -44,6 +45,14 @@ def request(name: str, *, gpus: int = 1, members: int = 1, run_seconds: float = 
 def has(record: Record, kind: type[Fact], **fields: object) -> bool:
     """Whether a fact of this kind with these fields was seen."""
     return any(all(getattr(fact, name) == value for name, value in fields.items()) for fact, _ in record.of(kind))
+
+
+async def told_no_more(cluster: Running, kind: type[Fact]) -> int:
+    """How many facts of this kind are on record, once none more has come for three seconds."""
+    count = -1
+    while count < (count := cluster.record.count(kind)):
+        await asyncio.sleep(3.0)
+    return count
 
 
 def kept(report: Report, *jobs: str) -> None:
@@ -70,10 +79,10 @@ async def test_the_scheduler_dies_with_requests_unread(tmp_path: Path) -> None:
 async def test_the_scaler_dies_in_the_middle_of_a_launch_and_of_a_drain(tmp_path: Path) -> None:
     """The launch is asked for again under the same token, and makes no second instance; the drain goes on."""
     async with running(tmp_path) as cluster:
-        await cluster.world.slow_down("/cloud/instances", seconds=2.0)
+        await cluster.world.slow_down("/cloud/instances", seconds=SLOW_SECONDS)
         await cluster.script.request(request("job-0"), "nats")
         await cluster.until(lambda record: has(record, ScalingNodeOrdered), "an order")
-        await asyncio.sleep(0.5)  # the call to the cloud is under way now, and takes two seconds
+        await asyncio.sleep(0.5)  # the call to the cloud is under way now, and takes its time
         assert await cluster.unacknowledged_count("SCALING", "scaler-scaling-act") > 0
         assert not has(cluster.record, ScalingNodeLaunched)
         await cluster.kill("scaler")
@@ -141,8 +150,7 @@ async def test_the_senses_and_the_cost_tracker_die_with_money_open(tmp_path: Pat
         charged = sum(fact.total_micro_usd for fact, _ in cluster.record.of(CostAccrued))
         assert charged < sum(truth.bill_micro_usd.values())
         cluster.freeze("dcgm-ingest")
-        await asyncio.sleep(1.0)  # what it had sent is told by now
-        samples_count = cluster.record.count(GpuNodeSampled)
+        samples_count = await told_no_more(cluster, GpuNodeSampled)
         await asyncio.sleep(30.0 / cluster.clock.factor)
         assert cluster.record.count(GpuNodeSampled) == samples_count, "three scrapes are open"
         for process in ("cost-tracker", "dcgm-ingest", "spot-watcher-offers"):
@@ -156,13 +164,13 @@ async def test_the_gateway_dies_with_a_request_in_hand(tmp_path: Path) -> None:
     async with running(tmp_path) as cluster:
         cluster.freeze("gateway")
         body = msgspec.json.encode(request("job-0"))
-        asked = asyncio.create_task(post(cluster, body, seconds_max=20))
+        asked = asyncio.create_task(post(cluster, body, seconds_max=60))
         await asyncio.sleep(0.5)
         assert not asked.done()
         await cluster.kill("gateway")
         assert await asked is None, "the connection died with the process"
-        assert await post(cluster, body, seconds_max=20) == 202
-        assert await post(cluster, body, seconds_max=20) == 202
+        assert await post(cluster, body, seconds_max=60) == 202
+        assert await post(cluster, body, seconds_max=60) == 202
         report = await cluster.report_when_quiet(QUIET_SECONDS_MAX)
         kept(report, "job-0")
         assert report.jobs_requested == 1
@@ -188,7 +196,7 @@ async def post(cluster: Running, body: bytes, *, seconds_max: float) -> int | No
 async def test_the_nats_server_dies_in_the_middle(tmp_path: Path) -> None:
     """Publishers wait, consumers go on where they were, and nothing acknowledged is lost."""
     async with running(tmp_path) as cluster:
-        await cluster.world.slow_down("/cloud/instances", seconds=2.0)
+        await cluster.world.slow_down("/cloud/instances", seconds=SLOW_SECONDS)
         await cluster.script.request(request("gang-0", gpus=4, members=2), "nats")
         await cluster.until(lambda record: has(record, ScalingPlanMade) and has(record, ScalingNodeOrdered), "an order")
         await asyncio.sleep(0.5)  # the calls to the cloud are under way, and nobody has acknowledged the orders

@@ -1,37 +1,18 @@
 """From an earlier version to today's and one step back, process after process, while work comes, runs and ends."""
 
-import tarfile
 from pathlib import Path
 
 import pytest
 from tests.e2e.test_story import has, kept, request
 from tests.support.running import Running, followed, started
+from tests.upgrade import PROCESSES, unpacked
 
 from gpu_autoscaler.bus.streams import DEAD
 from gpu_autoscaler.events.job import JobStarted
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(420)]
 
-EARLIER = Path(__file__).resolve().parents[1] / "upgrade" / "2026-11-21.tar.xz"
 QUIET_SECONDS_MAX = 180.0
-# As a rollout would: what others wait for first.
-PROCESSES = (
-    "pod-watcher",
-    "spot-watcher-offers",
-    "spot-watcher-notices",
-    "dcgm-ingest",
-    "scheduler",
-    "scaler",
-    "cost-tracker",
-    "gateway",
-)
-
-
-def unpacked(folder: Path) -> Path:
-    """The earlier version's code."""
-    with tarfile.open(EARLIER) as archive:
-        archive.extractall(folder, filter="data")
-    return folder
 
 
 def is_of(cluster: Running, code: Path) -> set[str]:

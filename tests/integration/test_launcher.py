@@ -15,7 +15,7 @@ from gpu_autoscaler_services.local.child import PORTS, free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-GONE_SECONDS_MAX = 10.0
+GONE_SECONDS_MAX = 60.0
 
 LAUNCHER = """
 import asyncio, sys
@@ -80,7 +80,7 @@ async def test_a_launcher_that_is_killed_takes_its_children_along(
 def test_the_guard_ends_nobody_elses_group() -> None:
     """Started by hand, in the group of a shell, it refuses."""
     command = [sys.executable, "-m", "gpu_autoscaler_services.local.guard"]
-    refused = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20, check=False)
+    refused = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
     assert refused.returncode == 1
     assert "started by the launcher" in refused.stderr
 

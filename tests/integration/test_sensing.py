@@ -44,11 +44,11 @@ async def metadata(node: Node) -> AsyncIterator[AwsMetadata]:
 
 async def test_notices_and_hints_are_read_as_given(node: Node, metadata: AwsMetadata) -> None:
     """None at first, then both with the cloud's own instants."""
-    assert await metadata.reclaim_notice() is None
+    assert await metadata.reclaim_notices() == ()
     assert await metadata.rebalance_recommended_at() is None
     reclaim_at = node.rig.cloud.give_notice(node.machine, "terminate", 120)
     hint_at = node.rig.cloud.recommend_rebalance(node.machine)
-    notice = await metadata.reclaim_notice()
+    (notice,) = await metadata.reclaim_notices()
 
     assert notice is not None
     assert (notice.kind, notice.reclaim_at) == ("terminate", reclaim_at)
@@ -60,7 +60,7 @@ async def test_a_machine_that_is_gone_has_no_all_clear(node: Node, metadata: Aws
     node.rig.cloud.give_notice(node.machine, "terminate", 5)
     await node.rig.wait(60)
     with pytest.raises(TransientError):
-        await metadata.reclaim_notice()
+        await metadata.reclaim_notices()
 
 
 async def test_exporters_are_read_while_they_speak(node: Node) -> None:

@@ -19,6 +19,7 @@ from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.tools.history import Stored
 from gpu_autoscaler.tools.observed import observed
 from gpu_autoscaler.tools.recording import Head, Recording
+from gpu_autoscaler.tools.window import Window
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
 from gpu_autoscaler_services.simulation import ROLES
@@ -104,6 +105,22 @@ def test_a_node_that_is_in_no_list_is_not_free() -> None:
     assert any("1 node of theirs is not in the list" in sentence for sentence in found.assumed)
 
 
+def test_who_ran_before_the_window_is_compared_from_its_beginning_on() -> None:
+    """Facts that left are remembered as a state: node, pod and prices go on, the time before is not counted."""
+    told = (on_sale(), node("n", 120), pod("p", 60, 180))
+    more = [pod(f"q{number}", 900 + number, 1000 + number, 1100 + number) for number in range(6)]
+    window = Window(T0, facts_count_max=4)
+    for each in recorded(*told, *more).facts:
+        window.add(each.recorded, each.at)
+    kept = window.recording(POLICY, _at(3600))
+    assert not any(isinstance(each.recorded.fact, NodeObserved) for each in kept.facts)
+    found = observed(kept, POLICY, ROLES)
+    span_hours = (_at(3600) - window.from_at).total_seconds() / 3600
+    assert found.theirs.node_hours == pytest.approx(span_hours)
+    assert found.theirs.jobs_count == found.ours.jobs_count == 1 + 6
+    assert found.theirs.cost_micro_usd == pytest.approx(PRICE_MICRO_USD_PER_HOUR * span_hours, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("told", "sentence"), [([pod("p", 60)], "no price list"), ([on_sale()], "no pod has asked for a GPU")]
 )
@@ -118,4 +135,6 @@ def test_a_missing_kubeconfig_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     absent = tmp_path / "absent.kubeconfig"
     assert run(["observe", "--kubeconfig", str(absent), "--folder", str(tmp_path / "out")]) == Exit.USAGE
     assert str(absent) in capsys.readouterr().err
+    assert run(["observe", "--facts-max", "3", "--folder", str(tmp_path / "out")]) == Exit.USAGE
+    assert "--facts-max 3 shows nothing" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -9,11 +9,13 @@ from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.events.policy import PolicyDocumentsAccepted
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
 from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.policy_documents import DocumentPool, PolicyDocument
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.tools.chart import picture
 from gpu_autoscaler.tools.outcome import measure
@@ -214,3 +216,37 @@ def test_the_picture_shows_both_fleets() -> None:
     assert "the worlds part" in drawn
     assert "08:00:00" in drawn
     assert drawn.startswith("<svg ")
+
+
+def _document(at_seconds: float, **changes: object) -> PolicyDocumentsAccepted:
+    document = PolicyDocument(
+        name="hand", uid="u1", generation=1, created_at=T0, pools=(DocumentPool(name="hand"),), nodes_count_max=1
+    )
+    return PolicyDocumentsAccepted(
+        documents=(msgspec.structs.replace(document, **changes),), accepted_at=_at(at_seconds)
+    )
+
+
+def test_policies_kept_as_objects_hold_in_both_worlds() -> None:
+    """One node at most by the document: the second job waits for the first, as it did, under the other file as well."""
+    recording = _recorded(_script(0.0, 60.0, documents=(_document(-60.0),)))
+
+    found = what_if(recording, _policy(idle_seconds_max=600.0), ROLES)
+
+    assert [one.documents[0].name for one in script_of(recording).documents] == ["hand"]
+    assert (found.recorded.nodes_count_max, found.modelled.nodes_count_max, found.other.nodes_count_max) == (1, 1, 1)
+    waited = BOOT_SECONDS + RUN_SECONDS - 60.0
+    assert found.other.waiting["all"].max_seconds == pytest.approx(waited, abs=SLACK_SECONDS)
+    assert any("policies kept as objects" in one and "hand" in one for one in found.taken_over)
+
+
+def test_a_document_that_is_switched_off_stops_buying_from_then_on() -> None:
+    """What is asked for after that waits to the end; what was there before the beginning is in force at it."""
+    off = _document(1500.0, is_enabled=False, generation=2)
+    recording = _recorded(_script(0.0, 2400.0, documents=(_document(-60.0), off)))
+
+    found = what_if(recording, recording.head.policy, ROLES)
+
+    assert [one.accepted_at for one in script_of(recording).documents] == [_at(-60.0), _at(1500.0)]
+    assert found.modelled.finished_count == found.recorded.finished_count == 1
+    assert found.other == found.modelled

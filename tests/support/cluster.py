@@ -87,7 +87,7 @@ async def running_cluster(*, clock_factor: float = 20.0, **world_options: Any) -
         await runner.cleanup()
 
 
-async def until(probe: Callable[[], Any], seconds_max: float = 10.0) -> Any:  # noqa: ANN401 - as the probe says
+async def until(probe: Callable[[], Any], seconds_max: float = 60.0) -> Any:  # noqa: ANN401 - as the probe says
     """Ask, and await where the answer has to be, until it is something; return it."""
     async with asyncio.timeout(seconds_max):
         while True:

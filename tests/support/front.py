@@ -32,7 +32,7 @@ from gpu_autoscaler_services.gateway.server import make_app, serving
 from gpu_autoscaler_services.gateway.service import Gateway
 from gpu_autoscaler_services.gateway.tail import Tail
 
-SETTLE_SECONDS_MAX = 5.0
+SETTLE_SECONDS_MAX = 60.0
 
 
 class LossyBus(MemoryBus):

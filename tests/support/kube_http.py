@@ -97,7 +97,7 @@ class KubeHttp:
                     break
         return seen
 
-    async def until(self, path: str, holds: Callable[[Json], object], seconds: float = 15.0) -> Json:
+    async def until(self, path: str, holds: Callable[[Json], object], seconds: float = 60.0) -> Json:
         """Read until it holds, and return what was read; a missing object reads as {}."""
         last: Json = {}
         for _ in range(int(seconds / 0.05)):

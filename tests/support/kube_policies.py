@@ -11,7 +11,7 @@ DEFINITION_FILE = Path(__file__).resolve().parents[2] / "deploy/charts/gpu-autos
 def defined(plane: ControlPlane) -> None:
     """Install the definition; returns when the server serves it."""
     plane.kubectl("apply", "-f", str(DEFINITION_FILE))
-    plane.kubectl("wait", "--for=condition=Established", "crd/autoscalingpolicies.gpu-autoscaler.io", "--timeout=30s")
+    plane.kubectl("wait", "--for=condition=Established", "crd/autoscalingpolicies.gpu-autoscaler.io", "--timeout=60s")
 
 
 def policy(name: str, **spec: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON

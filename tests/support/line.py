@@ -15,18 +15,19 @@ from gpu_autoscaler.bus.streams import BUCKETS, Declared, consumers_of_process, 
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
-from gpu_autoscaler.events.door import read
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.reading import read_message
 from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
+from gpu_autoscaler_services.scaler.farewells import Farewells
 from gpu_autoscaler_services.scaler.guards import Guards
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
 from gpu_autoscaler_services.scaler.past import Past
@@ -70,13 +71,7 @@ class Line:
             for sequence in range(1, await self._bus.last_sequence(spec.name) + 1):
                 message = await self._bus.message_at(spec.name, sequence)
                 if message is not None and spec.name not in ("DEAD", "TRIAL", "ADVISORY"):
-                    envelope = read(
-                        message.subject,
-                        message.payload,
-                        message_id=message.message_id,
-                        arrived_at=self.here.clock.at(message.stored_at),
-                    )
-                    said.append(Recorded(envelope=envelope, stream=message.stream, sequence=sequence))
+                    said.append(read_message(message, self.here.clock))
         return said
 
     async def said(self, kind: type[FactT], holds: Callable[[FactT], object] = lambda _: True) -> list[FactT]:
@@ -84,7 +79,7 @@ class Line:
         return [one.fact for one in await self.record() if isinstance(one.fact, kind) and holds(one.fact)]
 
     async def wait_for(
-        self, kind: type[FactT], holds: Callable[[FactT], object] = lambda _: True, seconds_max: float = 20.0
+        self, kind: type[FactT], holds: Callable[[FactT], object] = lambda _: True, seconds_max: float = 60.0
     ) -> FactT:
         """Return the first such fact, waiting for it."""
 
@@ -154,7 +149,13 @@ class Line:
                 return Scaler(
                     view,
                     self.policy,
-                    Executor(purchases, Drains(view, here.kube, clock), self.store, Guards(here.kube)),
+                    Executor(
+                        purchases,
+                        Drains(view, here.kube, clock),
+                        self.store,
+                        Guards(here.kube),
+                        Farewells(here.kube),
+                    ),
                     Past(self.store, self.policy),
                     InstanceWatch(here.provider, installation, clock),
                     digests=Digests(policy="test", core="test"),

@@ -17,11 +17,12 @@ from gpu_autoscaler.events.scaling import (
     ScalingNodeLaunched,
     ScalingNodeOrdered,
     ScalingPlanMade,
+    ScalingPodEvicted,
 )
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotOffersSampled
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, Cut, DrainNode, Plan
 from gpu_autoscaler.model.gpu import GIBIBYTE
-from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, ProviderId
+from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons import BuyReason, DrainReason, NodeIdle, UnmetDemand
 from gpu_autoscaler.model.scheduling import Taint
@@ -186,6 +187,7 @@ def drained(
     at: datetime = T0,
     seconds_max: float = 600.0,
     cancelled_at: datetime | None = None,
+    given_up_because: str = "",
 ) -> Story:
     """The node of this name is being drained since `at`, or until `cancelled_at`."""
     action = ActionId(action_id or f"drain-{name}")
@@ -221,8 +223,24 @@ def drained(
         node_uid=decision.node_uid,
         node_name=name,
         cancelled_at=cancelled_at,
+        given_up_because=given_up_because,
     )
     return (*story, Told(started, at), Told(cancelled, cancelled_at))
+
+
+def evicted(name: str, *, off: str, is_forced: bool = False, at: datetime = T0) -> Story:
+    """The pod of this name was told to go by the drain of that node (`drained`)."""
+    action = ActionId(f"drain-{off}")
+    fact = ScalingPodEvicted(
+        action_id=action,
+        plan_id=PlanId(f"plan-{action}"),
+        node_name=off,
+        pod_uid=PodUid(f"uid-{name}"),
+        pod=f"default/{name}",
+        is_forced=is_forced,
+        evicted_at=at,
+    )
+    return (Told(fact, at),)
 
 
 def notice(name: str, *, reclaim_at: datetime | None = None, at: datetime = T0, event: str = "1") -> Story:

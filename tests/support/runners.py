@@ -147,7 +147,7 @@ async def running(
     try:
         yield runner
         runner.stop()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await task
     finally:
         task.cancel()
@@ -155,7 +155,7 @@ async def running(
             await task
 
 
-async def until(holds: Callable[[], bool] | Callable[[], Awaitable[bool]], seconds_max: float = 5.0) -> None:
+async def until(holds: Callable[[], bool] | Callable[[], Awaitable[bool]], seconds_max: float = 60.0) -> None:
     """Wait until something holds; fail when it does not within the time."""
     try:
         async with asyncio.timeout(seconds_max):

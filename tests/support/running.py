@@ -64,7 +64,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
         child = self.system.children[process]
         starts_count = child.starts_count
         child.kill()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while child.starts_count == starts_count:
                 await asyncio.sleep(_LOOK_SECONDS)
         await child.wait_ready()
@@ -81,7 +81,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
     async def until_unacknowledged(self, stream: str, durable: str) -> None:
         """Wait until the consumer has something open."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not await self.unacknowledged_count(stream, durable):
                 await asyncio.sleep(_LOOK_SECONDS)
 

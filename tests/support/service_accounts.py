@@ -31,9 +31,9 @@ def audit_settings(folder: Path) -> list[str]:
     return [f"--audit-policy-file={folder / 'policy.json'}", f"--audit-log-path={folder / 'audit.log'}"]
 
 
-def give_accounts(plane: ControlPlane) -> Mapping[str, Path]:
+def give_accounts(plane: ControlPlane, values: str = "cluster", *sets: str) -> Mapping[str, Path]:
     """Make the accounts and roles that the chart renders; return a kubeconfig for each service."""
-    found = rendered("cluster", "jobs.namespace=default")
+    found = rendered(values, "jobs.namespace=default", *sets)
     plane.kubectl("create", "namespace", NAMESPACE)
     chosen = [one for kind in _KINDS for one in of_kind(found, kind).values()]
     plane.kubectl("apply", "--filename", "-", text=yaml.safe_dump_all(chosen))

@@ -12,6 +12,7 @@ import msgspec
 from tests.support.purchases import (
     bought,
     drained,
+    evicted,
     instance,
     notice,
     offer,
@@ -50,6 +51,7 @@ __all__ = [
     "bought",
     "budget",
     "drained",
+    "evicted",
     "given",
     "instance",
     "job",

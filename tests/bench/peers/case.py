@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +112,8 @@ def state_of(case: Case) -> ClusterState:
     return given(*there, *(pod_story(each) for each in case["pods"]), on_sale(*sold))
 
 
-def pod_story(told: Told) -> Story:
-    """The pod as Kubernetes tells it."""
+def pod_story(told: Told, at: datetime = T0 - timedelta(seconds=60)) -> Story:
+    """The pod as Kubernetes tells it, made and found unschedulable at this instant."""
     selector = {labels.ZONE: told.get("zone"), labels.CAPACITY_TYPE: told.get("capacity_type")}
     demands = NodeDemands(node_selector=tuple(sorted((key, value) for key, value in selector.items() if value)))
     group = told.get("anti_group") or told.get("spread_group")
@@ -131,7 +131,7 @@ def pod_story(told: Told) -> Story:
         neighbours=neighbours,
         gpu_models=tuple(sorted(told.get("gpu_models", ()))),
         requests=_resources(told, pods_count=1),
-        at=T0 - timedelta(seconds=60),
+        at=at,
     )
 
 

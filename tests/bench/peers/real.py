@@ -37,8 +37,19 @@ KARPENTER = Recipe(
 )
 
 
+NODE_CLASS = "karpenter.kwok.sh/KWOKNodeClass/default"
+
+
+def node_class(name: str = "default", boot_seconds: int = 0) -> str:
+    """What its machines are made from: they register so long after they were ordered."""
+    spec = {"spec": {"nodeRegistrationDelay": f"{boot_seconds}s"}} if boot_seconds else {}
+    return json.dumps(
+        {"apiVersion": "karpenter.kwok.sh/v1alpha1", "kind": "KWOKNodeClass", "metadata": {"name": name}, **spec}
+    )
+
+
 def node_pool(limits: Mapping[str, str]) -> str:
-    """A pool of everything that is for sale on demand, and its class; nodes are never consolidated."""
+    """A pool of everything that is for sale on demand; nodes are never consolidated."""
     requirements = [
         {"key": key, "operator": "In", "values": values}
         for key, values in (
@@ -58,8 +69,7 @@ def node_pool(limits: Mapping[str, str]) -> str:
             "disruption": {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "Never"},
         },
     }
-    kind = {"apiVersion": "karpenter.kwok.sh/v1alpha1", "kind": "KWOKNodeClass", "metadata": {"name": "default"}}
-    return "---\n".join(json.dumps(each) + "\n" for each in (kind, pool))
+    return json.dumps(pool)
 
 
 def instance_types(offers: Iterable[Offer]) -> list[dict[str, Any]]:
@@ -96,8 +106,11 @@ def _offering(offer: Offer) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def running(plane: ControlPlane, offers: Iterable[Offer], limits: Mapping[str, str]) -> Iterator[None]:
-    """Karpenter on this plane, with a pool that may buy these offers up to the limits."""
+def running(
+    plane: ControlPlane, offers: Iterable[Offer], limits: Mapping[str, str] | None, boot_seconds: int = 0
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Karpenter on this plane, with a pool that may buy these offers up to the limits; None: without any pool, so that
+    it buys what others claim, and nothing else."""
     folder = KARPENTER.folder()
     for name in (*_DEFINITIONS, "kwoknodeclasses"):
         plane.kubectl("apply", "--server-side", "-f", str(folder / f"{name}.yaml"))
@@ -118,9 +131,11 @@ def running(plane: ControlPlane, offers: Iterable[Offer], limits: Mapping[str, s
         process = subprocess.Popen([str(folder / "karpenter")], env=environment, stdout=log, stderr=log)
     try:
         _until_healthy(process, health, plane)
-        plane.kubectl("apply", "-f", "-", text=node_pool(limits))
-        plane.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "nodepool/default")
-        yield
+        plane.kubectl("apply", "-f", "-", text=node_class(boot_seconds=boot_seconds))
+        if limits is not None:
+            plane.kubectl("apply", "-f", "-", text=node_pool(limits))
+            plane.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "nodepool/default")
+        yield process
     finally:
         process.kill()
         process.wait()

@@ -115,7 +115,7 @@ class DeadLetterContract:
             assert only(await consumer.fetch(1, SOON_SECONDS)).delivered_count == count
 
         collected: Sequence[GivenUp] = ()
-        async with asyncio.timeout(2 * SOON_SECONDS):
+        async with asyncio.timeout(SOON_SECONDS):
             while not collected:
                 assert await consumer.fetch(1, 0.2) == []
                 collected = await letters.collect_given_up(at=AT, wait_seconds_max=0.2)

@@ -9,7 +9,7 @@ from gpu_autoscaler.bus.streams import MEBIBYTE, ConsumerSpec, Declared, Message
 
 Connect = Callable[[Declared], Awaitable[Bus]]
 
-SOON_SECONDS = 5.0
+SOON_SECONDS = 60.0
 ACK_WAIT_SECONDS = 0.5
 
 
@@ -52,7 +52,7 @@ async def read(bus: Bus, stream: str, count: int, subjects: Sequence[str] = (), 
     """The next `count` messages, or a failure when they do not come soon."""
     projection = await bus.projection(stream, subjects=subjects, after_sequence=after)
     messages: list[Message] = []
-    async with asyncio.timeout(2 * SOON_SECONDS):
+    async with asyncio.timeout(SOON_SECONDS):
         async for batch in projection:
             messages += batch
             if len(messages) >= count:

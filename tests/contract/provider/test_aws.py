@@ -2,9 +2,10 @@
 
 import asyncio
 import base64
+import os
 from collections import Counter
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -104,6 +105,20 @@ async def rig() -> AsyncIterator[AwsRig]:
         await made.theirs.close()
 
 
+@pytest.mark.cloud(
+    "aws",
+    calls=(
+        "RunInstances",
+        "TerminateInstances",
+        "DescribeInstances",
+        "DescribeSubnets",
+        "DescribeInstanceTypes",
+        "DescribeInstanceTypeOfferings",
+        "DescribeSpotPriceHistory",
+        "GetProducts",
+    ),
+    errors=("answer lost", "answer late", "region down", "instance dies while booting"),
+)
 class TestAws(ProviderContract):
     """The inherited promises; the fixture is the module's."""
 
@@ -166,6 +181,25 @@ async def test_a_quota_is_refused_for_its_family_until_something_ends(rig: AwsRi
     await rig.wait(10)
     await rig.ours.launch(await order(rig, "a3"))
     assert (refused.value.kind, refused.value.scope) == ("quota", "region")
+
+
+@pytest.mark.cloud("aws", calls=("ListServiceQuotas",), errors=("quota of zero", "quotas not told"))
+async def test_a_quota_that_has_no_room_for_one_bars_its_offers(rig: AwsRig) -> None:
+    """Known before anything is asked for, with the quota's code; looked at again after ten minutes."""
+    rig.fake.quota_vcpus["g*"] = 0
+    barred = await rig.ours.offers()
+    assert {offer.barred_because is not None for offer in barred} == {True}
+    assert "L-DB2E81BA (Running On-Demand G and VT instances) is 0 vCPUs" in "".join(
+        offer.barred_because or "" for offer in barred
+    )
+    rig.fake.quota_vcpus["g*"] = 4
+    await rig.wait(599)
+    assert {offer.barred_because is not None for offer in await rig.ours.offers()} == {True}
+    await rig.wait(1)
+    assert {offer.barred_because for offer in await rig.ours.offers()} == {None}
+    rig.fake.faults.add(Fault(kind="refused", call="ListServiceQuotas", code="AccessDeniedException"))
+    await rig.wait(600)
+    assert {offer.barred_because for offer in await rig.ours.offers()} == {None}
 
 
 async def test_a_denied_launch_names_what_to_allow(rig: AwsRig) -> None:
@@ -255,3 +289,47 @@ def test_tokens_have_the_forms_that_clouds_ask_for() -> None:
     assert len(token_of(OURS, ActionId("a1"))) == 32
     assert uuid_of(OURS, ActionId("a1")).replace("-", "") == token_of(OURS, ActionId("a1"))
     assert token_of(OURS, ActionId("a1")) != token_of(THEIRS, ActionId("a1"))
+
+
+async def test_a_price_says_whose_word_it_is_and_how_old(rig: AwsRig, tmp_path: Path) -> None:
+    """What is heard of all the time has no date; a price list that fell silent, and a file, grow old by theirs."""
+    began, path = rig.now(), tmp_path / "prices.json"
+    path.write_text('{"g5.xlarge/*/on-demand": 1.0}', encoding="utf-8")
+    os.utime(path, (began.timestamp() - 86_400, began.timestamp() - 86_400))
+    provider = rig.region.provider(OURS, prices_path=str(path))
+    first = {offer.key: offer for offer in await provider.offers()}
+    rig.fake.faults.add(Fault(kind="refused", call="GetProducts", code="AccessDeniedException"))
+    await rig.wait(7200 + 60)
+    later = {offer.key: offer for offer in await provider.offers()}
+    found = {one.subject: one for one in await provider.examine()}
+    await provider.close()
+    list_key, file_key, spot_key = (
+        f"{name}.xlarge/eu-west-1a/{of}" for name, of in (("g4dn", "on-demand"), ("g5", "on-demand"), ("g4dn", "spot"))
+    )
+    assert [(first[key].price_source, first[key].priced_at) for key in (list_key, spot_key)] == [
+        ("price list", None),
+        ("spot price history", None),
+    ]
+    assert (first[file_key].price_source, first[file_key].priced_at) == ("file of prices", began - timedelta(days=1))
+    assert (later[list_key].price_micro_usd_per_hour, later[list_key].priced_at) == (526_000, began)
+    assert later[spot_key].priced_at is None
+    assert "by the file of prices" in found["prices"].said
+
+
+@pytest.mark.cloud("aws", calls=("DescribePlacementGroups",), errors=("InvalidPlacementGroup.Unknown",))
+async def test_a_pool_s_instances_stand_in_its_placement_group(rig: AwsRig) -> None:
+    """Those of this pool alone; a group that is not there is refused by name, and doctor says so before."""
+    rig.fake.placement_groups["near"] = "cluster"
+    groups = ("default=near", "other=gone")
+    provider = rig.region.provider(OURS, placement_groups=groups)
+    await provider.launch(await order(rig))
+    await provider.launch(msgspec.structs.replace(await order(rig, "a2"), pool="plain"))
+    with pytest.raises(LaunchRefused, match=r"InvalidPlacementGroup\.Unknown.*gone") as refused:
+        await provider.launch(msgspec.structs.replace(await order(rig, "a3"), pool="other"))
+    found = {one.subject: one for one in await provider.examine()}
+    await provider.close()
+    asked = [call.parameters.get("Placement.GroupName") for call in rig.fake.asked_of("RunInstances")[:2]]
+    assert asked == ["near", None]
+    assert refused.value.kind == "configuration"
+    assert found["aws.placement_groups gone"].level == "fault"
+    assert "one zone" in found["aws.placement_groups near"].next_step

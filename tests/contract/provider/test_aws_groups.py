@@ -11,10 +11,10 @@ from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, ord
 from tests.contract.provider.test_aws import AwsRig
 from tests.support.aws import REGION, Region, served_region
 
-from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.protocol import LaunchRefused
+from gpu_autoscaler.providers.protocol import HealsItself, LaunchRefused
 from gpu_autoscaler.simcloud.faults import Fault
 
 boto3 = pytest.importorskip("boto3", reason="NOT RUN: boto3 is not installed; `make .venv/.dev` installs it")
@@ -64,6 +64,16 @@ async def rig() -> AsyncIterator[GroupRig]:
         await made.theirs.close()
 
 
+@pytest.mark.cloud(
+    "aws",
+    calls=(
+        "DescribeAutoScalingGroups",
+        "DescribeLaunchTemplateVersions",
+        "LaunchInstances",
+        "CreateTags",
+        "TerminateInstanceInAutoScalingGroup",
+    ),
+)
 class TestAwsGroups(ProviderContract):
     """The inherited promises; the fixture is the module's."""
 
@@ -114,6 +124,46 @@ async def test_a_spot_group_is_bought_from_as_spot(rig: GroupRig) -> None:
     assert made.capacity_type is CapacityType.SPOT
 
 
+@pytest.mark.parametrize(
+    ("label", "said", "sold"),
+    [
+        ("gpu-autoscaler.io/capacity-type", "spot", CapacityType.SPOT),
+        ("eks.amazonaws.com/capacityType", "ON_DEMAND", CapacityType.ON_DEMAND),
+        ("team", "vision", None),
+    ],
+)
+async def test_an_empty_group_tells_what_it_buys_by_its_node_template(
+    rig: GroupRig, label: str, said: str, sold: CapacityType | None
+) -> None:
+    """As cluster-autoscaler has it, where its launch template may not be read; whether it is spot is never guessed."""
+    wanted = await order(rig)
+    node = "k8s.io/cluster-autoscaler/node-template/label/"
+    tags = {INSTALLATION: OURS, f"{node}node.kubernetes.io/instance-type": "g5.xlarge", node + label: said}
+    told = [{"Key": key, "Value": value, "PropagateAtLaunch": True} for key, value in tags.items()]
+    make_group(rig.region, "unread", Tags=told)
+    rig.fake.faults.add(Fault(kind="refused", call="DescribeLaunchTemplateVersions", code="UnauthorizedOperation"))
+    provider = rig.region.provider(OURS, launch_template=None, subnets=(), groups=("default=unread",))
+    offers = await provider.offers()
+    if sold is None:
+        with pytest.raises(LaunchRefused, match="whether it buys spot cannot be read"):
+            await provider.launch(wanted)
+    await provider.close()
+    assert {(offer.instance_type, offer.capacity_type) for offer in offers} == (
+        {("g5.xlarge", sold)} if sold else set()
+    )
+
+
+async def test_a_group_is_not_judged_by_half_an_answer(rig: GroupRig) -> None:
+    """A read that was throttled is asked again: nothing is taken for missing, and nothing remembered so."""
+    for call in ("DescribeLaunchTemplateVersions", "DescribePolicies"):
+        provider = rig.region.provider(OURS, launch_template=None, subnets=(), groups=("default=gpu-workers",))
+        rig.fake.faults.add(Fault(kind="refused", call=call, code="RequestLimitExceeded", left_count=1))
+        with pytest.raises(TransientError, match=call):
+            await provider.offers()
+        assert len(await provider.offers()) == 3
+        await provider.close()
+
+
 async def test_a_full_group_is_refused_by_its_own_limit(rig: GroupRig) -> None:
     """Its MaxSize holds, whatever our limits say."""
     rig.fake.groups.get("gpu-workers").max_size = 1
@@ -129,6 +179,55 @@ async def test_a_token_that_bought_in_another_zone_is_told(rig: GroupRig) -> Non
     await rig.ours.launch(await order(rig))
     with pytest.raises(PermanentError, match=r"not g4dn\.xlarge/eu-west-1b/on-demand"):
         await rig.ours.launch(await order(rig, index=1))
+
+
+@pytest.mark.cloud("aws", calls=("DetachInstances",), errors=("group replaces what was taken",))
+@pytest.mark.parametrize("made_count", [1, 0], ids=["in its group", "detached"])
+async def test_one_interruption_has_one_successor(rig: GroupRig, made_count: int) -> None:
+    """A group replaces what it loses, and we buy as well: so the instance leaves the group at its notice."""
+    assert isinstance(rig.ours, HealsItself)
+    made = await rig.ours.launch(await order(rig))
+    if made_count == 0:
+        await rig.ours.detach(made.provider_id)
+        await rig.ours.detach(made.provider_id)
+        assert rig.desired_count() == 0
+        assert [one.provider_id for one in await rig.ours.instances(OURS)] == [made.provider_id]
+    rig.fake.machines.reclaim(made.provider_id.rpartition("/")[2])
+    assert rig.fake.groups.heal() == made_count
+
+
+async def test_an_instance_that_left_its_group_is_ended_all_the_same(rig: GroupRig) -> None:
+    """By its name alone; other people's are neither taken out of their group nor ended."""
+    assert isinstance(rig.ours, HealsItself)
+    made = await rig.ours.launch(await order(rig))
+    theirs = await rig.theirs.launch(await order(rig, "theirs", installation=THEIRS))
+    await rig.ours.detach(made.provider_id)
+    await rig.ours.detach(theirs.provider_id)
+    ended = await rig.ours.terminate(made.provider_id, now=rig.region.clock.now())
+    assert ended is not None
+    assert ended.state == "terminating"
+    assert int(rig.fake.groups.get("theirs").desired_capacity) == 1
+
+
+@pytest.mark.cloud("aws", calls=("DescribePolicies",), errors=("group scales itself", "EKS managed node group"))
+@pytest.mark.parametrize("kind", ["policy", "eks"])
+async def test_a_group_that_others_size_is_not_written_to(rig: GroupRig, kind: str) -> None:
+    """Its own policies, or EKS: two would work against each other, so nothing is bought, and it says why."""
+    tags = [{"Key": "eks:nodegroup-name", "Value": "gpu-ng", "PropagateAtLaunch": True}] if kind == "eks" else []
+    make_group(rig.region, "sized", Tags=tags)
+    if kind == "policy":
+        keys = {"aws_access_key_id": "fake", "aws_secret_access_key": "fake"}
+        client = boto3.client("autoscaling", region_name=REGION, endpoint_url=rig.region.url, **keys)
+        client.put_scaling_policy(AutoScalingGroupName="sized", PolicyName="on-load", AdjustmentType="ChangeInCapacity")
+        client.close()
+    ours = rig.region.provider(OURS, launch_template=None, subnets=(), groups=("default=sized",))
+    wanted = {"policy": "scales itself by on-load", "eks": "EKS managed node group gpu-ng"}[kind]
+    assert list(await ours.offers()) == []
+    with pytest.raises(LaunchRefused, match=wanted) as refused:
+        await ours.launch(await order(rig))
+    assert refused.value.kind == "configuration"
+    assert rig.fake.asked_of("LaunchInstances") == []
+    await ours.close()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from gpu_autoscaler.simcluster.world import World
 class TurnedClock:
     """Cluster time that the test turns; the server's loop goes on in wall time."""
 
+    factor = 1.0
+
     def __init__(self) -> None:
         self.at = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

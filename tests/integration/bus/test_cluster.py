@@ -105,7 +105,7 @@ async def eager(urls: Sequence[str], gaps: Gaps) -> None:
             await asyncio.sleep(0.01)
     finally:
         for client in clients:
-            await asyncio.wait_for(client.close(), 5)
+            await asyncio.wait_for(client.close(), 60)
 
 
 async def _ignore(_: Exception) -> None:

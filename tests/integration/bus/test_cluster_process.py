@@ -99,13 +99,13 @@ async def test_a_scheduler_accepts_each_job_once_while_servers_are_killed(cluste
             await asyncio.wait_for(asking, RECOVERY_SECONDS_MAX)
             await until_queued(load, COUNT)
             await until(lambda: len(here.items("jobs")) == COUNT, "a Kubernetes Job for each")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while said[-1] != "ready":
                     await asyncio.sleep(0.1)
             watching.cancel()
             assert any("not ready" in word and ("broker" in word or "storing" in word) for word in said), said
             scheduler.terminate()
-            assert await asyncio.wait_for(scheduler.wait(), 30) == 0
+            assert await asyncio.wait_for(scheduler.wait(), 60) == 0
         finally:
             if scheduler.returncode is None:
                 scheduler.kill()

@@ -105,7 +105,7 @@ async def test_a_deleted_stream_ends_the_process_and_the_next_makes_it_again(
         assert "the broker changed under us; start again" in first.said
 
         second = await enders.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not await has_stream(load):
                 await asyncio.sleep(0.1)
         await ask(load, range(10, 20))

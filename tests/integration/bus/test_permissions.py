@@ -81,7 +81,7 @@ async def refused(server: NatsServer, user: str, published: Iterable[str] = (), 
             await connection.publish(subject, b"{}")
         await connection.flush()
         if user != OPERATOR_USER:  # who may do everything; all others are told in order
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await last.wait()
     finally:
         await connection.close()

@@ -165,7 +165,7 @@ async def refusal(folder: Path, *flags: str) -> str:
     """What is said when such a server is connected to."""
     process = plain_server(folder, *flags)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (url := listening_at(folder)) is None:
                 await asyncio.sleep(0.02)
         with pytest.raises(ConfigError) as caught:
@@ -220,7 +220,7 @@ async def test_the_broker_of_the_containers_is_one_that_we_can_use(mounted_confi
     )
     ports = folder / f"nats-server_{server.pid}.ports"
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not ports.exists() or not ports.read_text():
                 await asyncio.sleep(0.02)
         declared = Declared(streams=STREAMS, buckets=BUCKETS, consumers=(GIVEN_UP,))

@@ -75,7 +75,7 @@ async def provisioning(line: Line) -> None:
 async def running(line: Line) -> None:
     """All its members run."""
     await line.say(request("train", run_seconds=4000.0))
-    await line.wait_for(JobStarted, seconds_max=40)
+    await line.wait_for(JobStarted)
 
 
 async def preempted(line: Line) -> None:
@@ -117,10 +117,10 @@ async def test_a_cancel_of_a_finished_job_changes_nothing(tmp_path: Path) -> Non
     """Completed stays completed, and the Kubernetes Job is kept to be looked at."""
     async with running_line(tmp_path, POLICY) as line:
         await line.say(request("train", run_seconds=30.0))
-        await line.wait_for(JobFinished, seconds_max=40)
+        await line.wait_for(JobFinished)
         await line.say(CANCEL)
         await line.say(request("next", run_seconds=30.0))
-        await line.wait_for(JobFinished, lambda fact: fact.job_id == "next", seconds_max=40)
+        await line.wait_for(JobFinished, lambda fact: fact.job_id == "next")
         assert [fact.outcome for fact in await line.said(JobFinished)] == ["completed", "completed"]
         assert line.here.item("jobs", "train")
         assert await line.dead_letters() == []
@@ -130,15 +130,15 @@ async def test_a_cancel_that_races_with_the_end_leaves_one_end(tmp_path: Path) -
     """The work is done, and nobody has said so when the cancel comes: who speaks first is right, once and for all."""
     async with running_line(tmp_path, POLICY) as line:
         await line.say(request("train", run_seconds=60.0))
-        await line.wait_for(JobStarted, seconds_max=40)
+        await line.wait_for(JobStarted)
         await line.kill("pod_watcher")
-        await until(lambda: is_true(line.here.item("jobs", "train"), "Complete"), 20)
+        await until(lambda: is_true(line.here.item("jobs", "train"), "Complete"))
         await line.say(CANCEL)
         end = await line.wait_for(JobFinished)
         assert end.outcome == "cancelled"
         await line.start("pod_watcher")
         await line.say(request("next", run_seconds=30.0))
-        await line.wait_for(JobFinished, lambda fact: fact.job_id == "next", seconds_max=40)
+        await line.wait_for(JobFinished, lambda fact: fact.job_id == "next")
         assert len(await line.said(JobFinished, lambda fact: fact.job_id == TRAIN)) == 1
         await until(partial(is_on_record_as, line, "cancelled"))
 
@@ -148,12 +148,12 @@ async def test_a_job_that_runs_over_its_time_fails_and_says_so(tmp_path: Path) -
     asked: JobRequested = request("train", members=2, run_seconds=4000.0, max_duration_hours=300 / 3600)
     async with running_line(tmp_path, POLICY) as line:
         await line.say(asked)
-        await line.wait_for(JobStarted, seconds_max=40)
-        end = await line.wait_for(JobFinished, seconds_max=40)
+        await line.wait_for(JobStarted)
+        end = await line.wait_for(JobFinished)
         assert end.outcome == "failed"
         assert end.message == "DeadlineExceeded: Job was active longer than specified deadline"
         await until(lambda: not line.here.items("pods"))
-        await until(lambda: all(one.state == "terminated" for one in line.here.cloud.machines), 40)
+        await until(lambda: all(one.state == "terminated" for one in line.here.cloud.machines))
         assert await line.said(JobPreempted) == []
         assert len(await line.said(JobFinished)) == 1
         await until(partial(is_on_record_as, line, "failed"))
@@ -164,13 +164,13 @@ async def test_a_member_that_is_lost_unseen_is_replaced_and_the_job_completes(tm
     """Evicted with the pod watcher away, its node closed: the new pod gets a node, and no attempt is counted."""
     async with running_line(tmp_path, POLICY) as line:
         await line.say(request("train", members=2, run_seconds=200.0))
-        await line.wait_for(JobStarted, seconds_max=40)
+        await line.wait_for(JobStarted)
         await line.kill("pod_watcher")
         lost = line.here.items("pods")[0]["metadata"]
         await evict(line, lost["name"])
         await until(lambda: lost["uid"] not in {one["metadata"]["uid"] for one in line.here.items("pods")})
         await line.start("pod_watcher")
-        end = await line.wait_for(JobFinished, seconds_max=60)
+        end = await line.wait_for(JobFinished)
         assert end.outcome == "completed"
         assert await line.said(JobPreempted) == []
         assert await line.dead_letters() == []
@@ -180,13 +180,13 @@ async def test_a_member_that_is_deleted_unseen_fails_its_job(tmp_path: Path) -> 
     """Deleted by hand with the pod watcher away: the Job controller brings no other, the job ends once, as failed."""
     async with running_line(tmp_path, POLICY) as line:
         await line.say(request("train", run_seconds=4000.0))
-        await line.wait_for(JobStarted, seconds_max=40)
+        await line.wait_for(JobStarted)
         await line.kill("pod_watcher")
         (lost,) = line.here.items("pods")
         line.here.world.api.delete(SERVED_PODS, f"default/{lost['metadata']['name']}", DeleteOptions())
         await until(lambda: not line.here.items("pods"))
         await line.start("pod_watcher")
-        end = await line.wait_for(JobFinished, seconds_max=40)
+        end = await line.wait_for(JobFinished)
         assert end.outcome == "failed"
         assert end.message.startswith("BackoffLimitExceeded")
         assert len(await line.said(JobFinished)) == 1

@@ -55,7 +55,7 @@ async def test_a_gang_that_is_refused_in_part_is_completed_elsewhere(tmp_path: P
     small = NodePool(name="default", instance_types=("g4dn.xlarge",))
     async with running_line(tmp_path, of(small)) as line:
         await ask_for_gang(line, refused_count=2)
-        end = await line.wait_for(JobFinished, seconds_max=60)
+        end = await line.wait_for(JobFinished)
         assert end.outcome == "completed"
         refused = {one.offer.key for one in await line.said(ScalingLaunchRefused)}
         assert refused
@@ -68,8 +68,8 @@ async def test_a_gang_that_nothing_can_complete_gives_back_what_was_launched(tmp
     """Two of four launches find no capacity, and nothing else is on sale: the other two go at once, with the reason."""
     async with running_line(tmp_path, of(ONE_OFFER)) as line:
         await ask_for_gang(line, refused_count=2)
-        await until(lambda: len(line.here.cloud.machines) == 2, 30)
-        await until(lambda: all(one.state == "terminated" for one in line.here.cloud.machines), 30)
+        await until(lambda: len(line.here.cloud.machines) == 2)
+        await until(lambda: all(one.state == "terminated" for one in line.here.cloud.machines))
         plans = await line.said(ScalingPlanMade)
         given_back = [each for made in plans for each in made.plan.decisions if isinstance(each, ReleaseInstance)]
         assert [each.reason for each in given_back] == [

@@ -62,14 +62,14 @@ async def test_a_job_gets_its_node_runs_and_leaves_an_empty_cluster(tmp_path: Pa
     """Requested, queued, bought for, placed, started, finished; then the node idles and goes. No letter is dead."""
     async with running_line(tmp_path, POLICY) as line:
         await line.say(request("train", members=2, run_seconds=60.0))
-        end = await line.wait_for(JobFinished, seconds_max=40)
+        end = await line.wait_for(JobFinished)
         assert (end.job_id, end.outcome) == ("train", "completed")
         assert len(await line.said(JobPlaced)) == 1
         assert len(await line.said(JobStarted)) == 1
         launched = await line.said(ScalingNodeLaunched)
         assert len(launched) == len(await line.said(ScalingNodeOrdered))
-        await until(lambda: not alive(line), 40)
-        await until(partial(ended, line, {one.provider_id for one in launched}), 20)
+        await until(lambda: not alive(line))
+        await until(partial(ended, line, {one.provider_id for one in launched}))
         row = await line.store.job(JobId("train"))
         assert row is not None
         assert row.outcome == "completed"
@@ -81,7 +81,7 @@ async def test_a_notice_moves_the_work_before_the_deadline(tmp_path: Path) -> No
     """Cordoned, told to save, evicted, replaced elsewhere: the job loses one attempt and completes."""
     async with running_line(tmp_path, POLICY) as line:
         await line.say(request("train", run_seconds=400.0))
-        await line.wait_for(JobStarted, seconds_max=40)
+        await line.wait_for(JobStarted)
         doomed = line.here.cloud.machines[0]
         reclaim_at = line.here.cloud.give_notice(doomed, "terminate", 120.0)
         await line.say(
@@ -100,9 +100,9 @@ async def test_a_notice_moves_the_work_before_the_deadline(tmp_path: Path) -> No
         assert drained.drained_at < reclaim_at
         lost = await line.wait_for(JobPreempted)
         assert "spot_reclaim" in lost.cause
-        again = await line.wait_for(JobPlaced, lambda fact: fact.attempt == 2, seconds_max=40)
+        again = await line.wait_for(JobPlaced, lambda fact: fact.attempt == 2)
         assert doomed.node_name not in again.node_names
-        end = await line.wait_for(JobFinished, seconds_max=60)
+        end = await line.wait_for(JobFinished)
         assert end.outcome == "completed"
         assert await line.dead_letters() == []
 
@@ -111,7 +111,7 @@ async def test_a_cancelled_job_leaves_nothing_behind(tmp_path: Path) -> None:
     """Cancelled while it runs: its end is said once, its pods and its Kubernetes Job go."""
     async with running_line(tmp_path, POLICY) as line:
         await line.say(request("train", run_seconds=4000.0))
-        await line.wait_for(JobStarted, seconds_max=40)
+        await line.wait_for(JobStarted)
         await line.say(JobCancelRequested(job_id=JobId("train"), requested_by="ana"))
         end = await line.wait_for(JobFinished)
         assert (end.outcome, end.message) == ("cancelled", "cancelled by ana")
@@ -126,7 +126,7 @@ async def test_a_job_that_is_deleted_while_nobody_watches_is_cancelled(tmp_path:
         await line.say(request("train", run_seconds=4000.0))
         await line.say(request("other", run_seconds=400.0))
         for name in ("train", "other"):
-            await line.wait_for(JobStarted, partial(is_about, name), seconds_max=40)
+            await line.wait_for(JobStarted, partial(is_about, name))
         await line.kill("pod_watcher")
         line.here.world.api.delete(JOBS, "default/train", DeleteOptions(propagation="Background"))
         await until(lambda: not line.here.item("jobs", "train"))
@@ -134,7 +134,7 @@ async def test_a_job_that_is_deleted_while_nobody_watches_is_cancelled(tmp_path:
         end = await line.wait_for(JobFinished)
         assert (end.job_id, end.outcome) == ("train", "cancelled")
         assert "nobody saw how it ended" in end.message
-        last = await line.wait_for(JobFinished, partial(is_about, "other"), seconds_max=40)
+        last = await line.wait_for(JobFinished, partial(is_about, "other"))
         assert last.outcome == "completed"
         assert len(await line.said(JobFinished)) == 2
         assert await line.dead_letters() == []
@@ -151,7 +151,7 @@ async def test_a_job_that_was_never_made_is_made_after_the_next_list(tmp_path: P
         await line.start("pod_watcher")
         await until(lambda: line.here.item("jobs", "train"))
         await line.start("scaler")
-        end = await line.wait_for(JobFinished, seconds_max=40)
+        end = await line.wait_for(JobFinished)
         assert end.outcome == "completed"
 
 
@@ -176,12 +176,12 @@ async def test_killing_each_service_in_turn_changes_nothing(tmp_path: Path) -> N
         await line.say(request("two", members=2, run_seconds=60.0))
         signs: tuple[type[Fact], ...] = (ScalingPlanMade, ScalingNodeOrdered, JobPlaced, JobStarted)
         for name, sign in zip(HEART, signs, strict=True):
-            await line.wait_for(sign, seconds_max=40)
+            await line.wait_for(sign)
             await line.kill(name)
             await line.start(name)
-        ends = await until(partial(finished, line, 2), 60)
+        ends = await until(partial(finished, line, 2))
         assert {(end.job_id, end.outcome) for end in ends} == {("one", "completed"), ("two", "completed")}
-        await until(lambda: not alive(line), 60)
+        await until(lambda: not alive(line))
         actions = [machine.action_id for machine in line.here.cloud.machines]
         assert len(actions) == len(set(actions))
         assert await line.dead_letters() == []

@@ -42,11 +42,11 @@ async def test_a_message_that_the_server_gave_up_is_set_aside(server: NatsServer
     await bus.publish(subject, payload, message_id="poison")
     hand = await bus.effect_consumer(impatient.durable)
     letters = DeadLetters(bus)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await letters.page():
             await hand.fetch(1, 0.2)
     runner.stop()
-    await asyncio.wait_for(run, 10)
+    await asyncio.wait_for(run, 60)
     (letter,) = await letters.page()
     assert (letter.service, letter.message_id, letter.payload) == ("other", "poison", payload)
     assert "was given it 2 times" in letter.reason
@@ -70,7 +70,7 @@ async def test_a_connection_that_is_closed_for_good_ends_the_process(server: Nat
     )
     with structlog.testing.capture_logs() as lines:
         served = asyncio.create_task(serve("cost_tracker", settings, compose))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not any(line["event"] == "service started" for line in lines):
                 await asyncio.sleep(0.02)
             await opened[0]._link.client._send_command(b"NONSENSE\r\n")

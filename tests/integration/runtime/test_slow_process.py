@@ -24,7 +24,7 @@ COUNT = 400
 
 async def until_ready(process: EnderProcess) -> None:
     """Wait until `/readyz` says so."""
-    async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(60), aiohttp.ClientSession() as session:
         while True:
             try:
                 async with session.get(f"http://127.0.0.1:{process.port}/readyz") as answer:

@@ -3,7 +3,21 @@
 import time
 from datetime import datetime, timedelta
 
-from tests.support.stories import HOUR, MINUTE, SECOND, T0, bought, given, on_sale, pod, policy, purchase
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    SECOND,
+    T0,
+    bought,
+    drained,
+    evicted,
+    given,
+    node,
+    on_sale,
+    pod,
+    policy,
+    purchase,
+)
 
 from gpu_autoscaler.core.announcements import Announcement
 from gpu_autoscaler.core.plan import plan
@@ -93,6 +107,32 @@ async def test_a_storm_of_waiting_pods_is_told_bit_by_bit() -> None:
         assert len(names) <= EVENTS_PER_TICK_MAX
         told += names
     assert told == [f"p{number:03}" for number in range(3 * EVENTS_PER_TICK_MAX)]
+
+
+async def test_urgent_ticks_say_no_more_than_the_clock_allows() -> None:
+    """However many evictions follow each other: so many in the time of a tick, in their order, and each once."""
+    wall = Wall()
+    pods = [evicted(f"p{number:03}", off="n1", at=T0) for number in range(2 * EVENTS_PER_TICK_MAX)]
+    state = given(node("n1"), drained("n1"), *pods, as_of=T0 + MINUTE)
+    service = Announcer(StateView(state), policy(), wall)
+    told: list[str] = []
+    for seconds, count_max in ((0, 1), (1, 1), (2, 1), (9, 1), (10, 2), (11, 2), (25, 3), (40 * 60, 4)):
+        await service.on_tick(T0 + MINUTE + seconds * SECOND)
+        told += [one.name for one in wall.said if one.reason == "Evicted"]
+        wall.said.clear()
+        assert len(told) <= count_max * EVENTS_PER_TICK_MAX
+    assert told == [f"p{number:03}" for number in range(2 * EVENTS_PER_TICK_MAX)]
+
+
+async def test_who_was_never_told_of_comes_before_who_is_told_again() -> None:
+    """Words that change each minute on many pods keep nobody else from being told of."""
+    wall = Wall()
+    service = announcer(waiting(2 * EVENTS_PER_TICK_MAX), wall)
+    await service.on_tick(T0 + MINUTE)
+    first = wall.taken()
+    service._said = {topic: ("other words", at) for topic, (_, at) in service._said.items()}
+    await service.on_tick(T0 + 3 * MINUTE)
+    assert set(wall.taken()).isdisjoint(first)
 
 
 async def test_a_server_that_is_away_is_asked_once_a_tick() -> None:

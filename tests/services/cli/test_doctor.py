@@ -5,12 +5,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.contract.provider.test_aws_groups import make_group
 from tests.support.aws import REGION, Region, served_region
 
 from gpu_autoscaler.providers import aws
 from gpu_autoscaler.providers.aws.permissions import CALLS
+from gpu_autoscaler.providers.karpenter.shelf import offers_in
 from gpu_autoscaler.simcloud.faults import Fault
 from gpu_autoscaler_services.cli.main import run
 
@@ -69,6 +71,22 @@ def test_names_that_are_not_there_are_told(
     assert "names no type" in found["aws.instance_types g99.*"]["said"]
 
 
+@pytest.mark.cloud("aws", calls=("GetQueueAttributes",), errors=("QueueDoesNotExist",))
+def test_the_queue_of_events_is_looked_at(
+    region: Region, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is there and may be read; one that is not there is named."""
+    queue_url = region.fake.bridge.open_queue()
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_QUEUE_URL", queue_url)
+    assert findings(capsys, 0)["aws.queue_url"]["said"] == "can be read; 0 events wait"
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_QUEUE_URL", queue_url + "-gone")
+    assert "there is no queue" in findings(capsys, 1)["aws.queue_url"]["said"]
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_QUEUE_URL", queue_url)
+    region.fake.faults.add(Fault(kind="refused", call="GetQueueAttributes", code="AccessDenied"))
+    assert "sqs:GetQueueAttributes" in findings(capsys, 1)["GetQueueAttributes"]["next_step"]
+
+
+@pytest.mark.cloud("aws", calls=("ListServiceQuotas",))
 def test_a_quota_of_zero_is_told_before_it_refuses(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
     """With the quota's code and the types that it stops."""
     region.fake.quota_vcpus["p4d.*"] = 0
@@ -86,6 +104,17 @@ def test_credentials_that_are_not_accepted_end_the_look(region: Region, capsys: 
     found = findings(capsys, 1)
     assert list(found) == ["DescribeInstances"]
     assert "this machine's clock" in found["DescribeInstances"]["said"]
+
+
+def test_a_region_that_is_not_there_is_told_with_those_that_are(
+    region: Region, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a call to an address that does not exist waits for its limit of time."""
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_REGION", "eu-west-9")
+    assert run(["doctor", "-o", "json"]) != 0
+    found = {one["subject"]: one for one in json.loads(capsys.readouterr().out)}
+    assert "eu-west-1" in found["aws.region"]["next_step"]
+    assert region.fake.launches_count == 0
 
 
 def test_groups_are_looked_at_by_name(
@@ -106,6 +135,21 @@ def test_groups_are_looked_at_by_name(
         level == "fault" and subject.endswith("gone") and "no such group" in said for level, subject, said in told
     )
     assert any(level == "advice" and "gpu-autoscaler.io/installation" in said for level, subject, said in told)
+
+
+def test_groups_of_cluster_autoscaler_are_shown_for_adoption(
+    region: Region, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its tag, with the line that adopts one."""
+    region.fake.offer_template("group", "g4dn.xlarge")
+    enabled = {"Key": "k8s.io/cluster-autoscaler/enabled", "Value": "true", "PropagateAtLaunch": False}
+    make_group(region, "found", Tags=[enabled])
+    said = findings(capsys, 0)["group found"]
+    assert (said["level"], "<pool>=found" in said["next_step"]) == ("advice", True)
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_GROUPS", "default=found")
+    adopted = findings(capsys, 0)
+    assert "group found" not in adopted
+    assert adopted["aws.groups found"]["said"].startswith("sells g4dn.xlarge as on-demand")
 
 
 def test_the_policy_is_that_of_the_calls(
@@ -137,7 +181,10 @@ async def test_a_snapshot_of_prices_can_be_bought_by(
     reading = region.provider("ours", instance_types=("g4dn.xlarge", "p4d.*"), prices_path=str(path))
     read = await reading.offers()
     await reading.close()
-    assert read == told
+    assert {offer.price_source for offer in read} == {"file of prices"}
+    assert [msgspec.structs.replace(offer, price_source=None) for offer in read] == [
+        msgspec.structs.replace(offer, price_source=None) for offer in told
+    ]
     assert all(offer.price_micro_usd_per_hour for offer in read)
 
 
@@ -146,3 +193,20 @@ def test_every_permission_has_a_call() -> None:
     sources = [path.read_text(encoding="utf-8") for path in Path(aws.__file__).parent.glob("*.py")]
     others = [text for text in sources if "CALLS: Mapping" not in text]
     assert [name for name in CALLS if not any(f'"{name}"' in text for text in others)] == []
+
+
+async def test_what_the_cloud_sells_is_written_for_karpenter(
+    region: Region, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Types, zones, sizes and prices of now, as a file that its driver reads: the same offers."""
+    path = tmp_path / "offers.json"
+    assert await asyncio.to_thread(run, ["prices", "shelf", str(path)]) == 0
+    assert "of aws" in capsys.readouterr().err
+    asking = region.provider("ours", instance_types=("g4dn.xlarge", "p4d.*"))
+    told = {offer.key: offer for offer in await asking.offers()}
+    await asking.close()
+    read = {offer.key: offer for offer in offers_in(str(path))}
+    assert read.keys() == told.keys()
+    for key, offer in read.items():
+        assert (offer.resources, offer.gpu_model) == (told[key].resources, told[key].gpu_model), key
+        assert offer.price_micro_usd_per_hour == told[key].price_micro_usd_per_hour, key

@@ -14,6 +14,7 @@ from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed, CostLedge
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSummarised, GpuSummary
+from gpu_autoscaler.events.job import JobQueued
 from gpu_autoscaler.events.node import InstanceState, NodeInstanceListed, NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated
@@ -352,3 +353,20 @@ async def test_the_sums_of_the_ledger_are_told_once_a_day_and_on_a_new_stream(wo
     world.start()
     await world.tick(T0 + 2 * HOUR)
     assert world.sums[1].spent == sums.spent
+
+
+async def test_after_a_loss_the_ledger_tells_what_open_jobs_have_spent(world: World) -> None:
+    """On a new stream nobody has said yet which jobs there are; the store knows, and their budgets count on."""
+    queued = job("train", budget_limit_micro_usd=2 * PRICE)
+    spec = next(told.fact.spec for told in queued if isinstance(told.fact, JobQueued))
+    await world.store.accept_job(spec, request_digest="digest", accepted_at=T0)
+    world.tell(instance(), node(), queued, pod("a", on="n", gpus=8, job_id="train"), listed(T0 + HOUR))
+    await world.tick(T0 + HOUR)
+    world.told = []
+    world.start()
+    await world.tick(T0 + HOUR + MINUTE)
+    assert [(one.job_id, one.micro_usd) for one in world.sums[1].jobs] == [("train", PRICE)]
+    await world.store.finish_job(spec.job_id, outcome="completed", finished_at=T0 + 2 * HOUR)
+    world.start()
+    await world.tick(T0 + 2 * HOUR)
+    assert world.sums[2].jobs == ()

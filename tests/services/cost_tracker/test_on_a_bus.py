@@ -47,7 +47,7 @@ async def test_an_end_is_charged_at_once_and_told_once(tmp_path: Path) -> None:
     async with running(place, tracker, view=view) as runner:
         await until(lambda: runner.readiness.is_ready)
         await place.say(ended, at=now)
-        await until(lambda: is_confirmed(store, 1), seconds_max=3.0)
+        await until(lambda: is_confirmed(store, 1))
     spans = [said.fact for said in await place.stored(CostAccrued)]
     assert sum(span.total_micro_usd for span in spans if isinstance(span, CostAccrued)) == cost_micro_usd(
         1_006_000, HOUR - MINUTE

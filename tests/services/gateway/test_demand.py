@@ -15,6 +15,7 @@ from tests.support.stories import Told
 from gpu_autoscaler.events import door
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.model.demands import DemandShape
+from gpu_autoscaler.runtime.metrics import package_version
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
 
@@ -40,7 +41,7 @@ async def test_an_accepted_wish_is_on_the_stream(gate: Front) -> None:
     assert (accepted["source"], accepted["count"], accepted["priority"]) == ("kafka", 3, 500)
     message = await gate.model.bus.message_at("DEMAND", 1)
     assert message is not None
-    read = door.read(message.subject, message.payload, message_id=None, arrived_at=until)
+    read = door.read(message.subject, message.payload, message_id=None, arrived_at=lambda: until)
     assert read.fact == DemandReported(source="kafka", shape=DemandShape(gpu_count=1), count=3, until=until)
 
 
@@ -52,7 +53,10 @@ async def test_a_wish_that_cannot_be_meant_is_refused_with_every_mistake(gate: F
     assert {mistake["field"] for mistake in problem["mistakes"]} == {"source", "shape.gpu_type", "count", "until"}
     status, problem = await _post(gate, {**body, "counts": 1, "shape": {"gpu_count": "many"}})
     assert status == 422
-    assert {mistake["field"] for mistake in problem["mistakes"]} == {"counts", "shape.gpu_count"}
+    reasons = {mistake["field"]: mistake["reason"] for mistake in problem["mistakes"]}
+    assert set(reasons) == {"counts", "shape.gpu_count"}
+    assert f"did you mean 'count'? (this gateway is {package_version()})" in reasons["counts"]
+    assert package_version() not in reasons["shape.gpu_count"]
 
 
 async def test_what_stands_is_listed(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
 EVENTS = "/api/v1/events"
-WAIT_SECONDS_MAX = 5.0
+WAIT_SECONDS_MAX = 60.0
 
 Event = dict[str, str]
 

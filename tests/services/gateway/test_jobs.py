@@ -13,10 +13,10 @@ import pytest
 from tests.support.front import Front, front
 from tests.support.stories import Told, job, node, offer, on_sale, policy, synced
 
-from gpu_autoscaler.events import door
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.reading import read_message
 
 JOBS = "/api/v1/gpu/jobs"
 BODY: dict[str, Any] = {
@@ -58,9 +58,7 @@ async def _requests_on_stream(gate: Front) -> list[JobRequested]:
     for sequence in range(1, await bus.last_sequence("JOB") + 1):
         message = await bus.message_at("JOB", sequence)
         assert message is not None
-        fact = door.read(
-            message.subject, message.payload, message_id=message.message_id, arrived_at=message.stored_at
-        ).fact
+        fact = read_message(message, gate.model.clock).fact
         if isinstance(fact, JobRequested):
             found.append(fact)
     return found

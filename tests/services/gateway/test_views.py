@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from openapi_spec_validator import validate
 from tests.support.front import Front, front
@@ -152,7 +153,7 @@ async def test_a_part_of_the_money_is_no_sum(tmp_path: Path, monkeypatch: pytest
 
         gate.bus.unreadable = frozenset()
 
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60):
             while (await _get(gate, "/api/v1/cost"))[0] == 503:
                 await asyncio.sleep(0.01)
 
@@ -268,3 +269,14 @@ async def test_offers_show_until_when_and_why_they_are_not_asked_for(gate: Front
     assert refused["refused_because"].startswith("InsufficientInstanceCapacity for offer p4d.24xlarge/zone-a/spot")
     assert refused["refused_until"] > now.isoformat()
     assert (free["name"], free["refused_until"], free["refused_because"]) == (other.key, None, "")
+
+
+async def test_offers_show_how_old_their_prices_are(gate: Front) -> None:
+    """Whose word it is, since when, and whether the policy finds that too old."""
+    now = gate.model.clock.now()
+    old = msgspec.structs.replace(offer(), price_source="file of prices", priced_at=now - 7 * HOUR)
+    await gate.tell(on_sale(old, offer(zone="zone-b"), at=now))
+    stale, fresh = (await _get(gate, "/api/v1/offers"))[1]["items"]
+    assert (stale["price_source"], stale["is_price_stale"]) == ("file of prices", True)
+    assert stale["priced_at"] == (now - 7 * HOUR).isoformat().replace("+00:00", "Z")
+    assert (fresh["price_source"], fresh["is_price_stale"]) == (None, False)

@@ -34,6 +34,7 @@ from gpu_autoscaler.runtime.service import Outcome
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
+from gpu_autoscaler_services.scaler.farewells import Farewells
 from gpu_autoscaler_services.scaler.guards import Guards
 from gpu_autoscaler_services.scaler.purchases import Purchases
 
@@ -50,7 +51,8 @@ class Bench:
         self.cloud = FakeCapacity([offer()], installation="uid", now=here.clock.now)
         self.view = StateView()
         purchases = Purchases(self.view, self.cloud, "uid", here.clock.now)
-        self._executor = Executor(purchases, Drains(self.view, here.kube, here.clock), store, Guards(here.kube))
+        drains, kube = Drains(self.view, here.kube, here.clock), here.kube
+        self._executor = Executor(purchases, drains, store, Guards(kube), Farewells(kube))
         self._story: Story = ()
 
     def knows(self, *stories: Story) -> None:
@@ -128,7 +130,7 @@ def kinds(facts: Iterable[Fact]) -> list[type[Fact]]:
 async def drain_to_end(bench: Bench, started: Fact) -> list[Fact]:
     """Take the drain's passes until there are no more; return everything that was said."""
     said: list[Fact] = []
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             outcome = await bench.step(started)
             said += outcome.facts
@@ -342,19 +344,23 @@ async def test_a_pod_that_never_answers_goes_when_its_grace_is_all_that_is_left(
     assert done.drained_at <= decision.deadline_at + timedelta(seconds=5)
 
 
+def cancellation(of: DrainNode) -> CancelDrain:
+    """What the plan says when demand is back."""
+    return CancelDrain(
+        action_id=ActionId("cancel-1"),
+        drain_action_id=of.action_id,
+        node_uid=of.node_uid,
+        node_name="gpu-a",
+        reason=DemandReturned(demand=()),
+    )
+
+
 async def test_a_cancelled_drain_leaves_the_rest_alone(bench: Bench) -> None:
     """The cancellation uncordons; the pass that comes after it does nothing."""
     await ready(bench.here, owned("stays", labels={"app": "train"}))
     decision = drain(bench.here, UNDERUSED, seconds=600)
     (started,) = await bench.begin(decision)
-    cancel = CancelDrain(
-        action_id=ActionId("cancel-1"),
-        drain_action_id=decision.action_id,
-        node_uid=decision.node_uid,
-        node_name="gpu-a",
-        reason=DemandReturned(demand=()),
-    )
-    assert kinds(await bench.begin(cancel)) == [ScalingDrainCancelled]
+    assert kinds(await bench.begin(cancellation(decision))) == [ScalingDrainCancelled]
     assert not is_cordoned(bench.here)
     assert await bench.step(started) == Outcome()
     assert bench.here.item("pods", "stays")["metadata"].get("deletionTimestamp") is None

@@ -53,8 +53,15 @@ class _NoHands:
     def guards(self) -> "_NoHands":
         return self
 
-    async def keep(self, *_: object) -> None:
+    @property
+    def farewells(self) -> "_NoHands":
+        return self
+
+    async def keep(self, *_: object, **__: object) -> None:
         """Leave every node as it is."""
+
+    async def tell(self, *_: object) -> None:
+        """Tell nobody."""
 
 
 def scaler(view: StateView, with_policy: ScalingPolicy | None = None, tables: Tables | None = None) -> Scaler:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from gpu_autoscaler.bus.nats_read import place
+from gpu_autoscaler.bus.protocol import microseconds_of
 
 
 def test_both_forms_of_the_subject_say_the_same() -> None:
@@ -13,8 +14,7 @@ def test_both_forms_of_the_subject_say_the_same() -> None:
     long = place(b"$JS.ACK.hub.4fXq.JOB.scaler-job-act.2.17.9.1795260553254666470.3.x7")
 
     assert short == long
-    assert (short.stream, short.consumer, short.delivered_count) == ("JOB", "scaler-job-act", 2)
-    assert (short.sequence, short.consumer_sequence, short.pending_count) == (17, 9, 3)
+    assert (short.stream, short.delivered_count, short.sequence, short.consumer_sequence) == ("JOB", 2, 17, 9)
 
 
 def test_both_ways_to_read_a_message_agree_on_its_time() -> None:
@@ -23,4 +23,6 @@ def test_both_ways_to_read_a_message_agree_on_its_time() -> None:
         fraction = f"{nanoseconds % 1_000_000_000:09d}"
         text = f"{datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC):%Y-%m-%dT%H:%M:%S}.{fraction}Z"
 
-        assert place(b"$JS.ACK.S.c.1.1.1.%d.0" % nanoseconds).stored_at == msgspec.convert(text, datetime)
+        at = place(b"$JS.ACK.S.c.1.1.1.%d.0" % nanoseconds)
+
+        assert at.stored_microseconds == microseconds_of(msgspec.convert(text, datetime))

@@ -1,5 +1,7 @@
 """What the broker sends reaches who tapped it whole and in order, however it was cut, and the rest reaches nats-py."""
 
+from collections.abc import Sequence
+
 import pytest
 from nats.aio.client import Client
 from nats.errors import ProtocolError
@@ -33,12 +35,9 @@ class Listener:
         self.frames: list[Frame] = []
         self.told_count = 0
 
-    def take(self, frame: Frame) -> None:
+    def take(self, frames: Sequence[Frame]) -> None:
         """As `Tap` says."""
-        self.frames.append(frame)
-
-    def wake(self) -> None:
-        """As `Tap` says."""
+        self.frames.extend(frames)
         self.told_count += 1
 
 

@@ -14,6 +14,8 @@ from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
 from gpu_autoscaler.model.errors import TransientError
 
 ACTION = "/latest/meta-data/spot/instance-action"
+MAINTENANCE = "/latest/meta-data/events/maintenance/scheduled"
+LIFECYCLE = "/latest/meta-data/autoscaling/target-lifecycle-state"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 
@@ -59,7 +61,7 @@ async def metadata(ec2: Ec2) -> AsyncIterator[AwsMetadata]:
 
 async def test_404_is_none(metadata: AwsMetadata) -> None:
     """Neither notice nor hint."""
-    assert await metadata.reclaim_notice() is None
+    assert await metadata.reclaim_notices() == ()
     assert await metadata.rebalance_recommended_at() is None
 
 
@@ -67,10 +69,35 @@ async def test_404_is_none(metadata: AwsMetadata) -> None:
 async def test_a_notice_is_read(ec2: Ec2, metadata: AwsMetadata, action: str) -> None:
     """Kind and deadline; read twice it is equal, so it is one notice."""
     ec2.texts[ACTION] = f'{{"action": "{action}", "time": "2026-09-18T08:22:00Z"}}'
-    notice = await metadata.reclaim_notice()
-    assert notice == await metadata.reclaim_notice()
+    (notice,) = await metadata.reclaim_notices()
+    assert [notice] == list(await metadata.reclaim_notices())
     assert isinstance(notice, ReclaimNotice)
     assert (notice.kind, notice.reclaim_at) == (action, datetime(2026, 9, 18, 8, 22, tzinfo=UTC))
+
+
+async def test_maintenance_is_a_notice_with_its_event_and_start(ec2: Ec2, metadata: AwsMetadata) -> None:
+    """Only while it is active; EC2 writes the date in words."""
+    event = '{"NotBefore": "21 Jan 2026 09:00:43 GMT", "Code": "system-reboot", "EventId": "%s", "State": "%s"}'
+    events = [event % ("instance-event-1", "active"), event % ("instance-event-2", "completed")]
+    ec2.texts[MAINTENANCE] = f"[{', '.join(events)}]"
+    started_at = datetime(2026, 1, 21, 9, 0, 43, tzinfo=UTC)
+    assert list(await metadata.reclaim_notices()) == [ReclaimNotice("maintenance", "instance-event-1", started_at)]
+
+
+async def test_a_maintenance_date_that_cannot_be_read_is_no_all_clear(ec2: Ec2, metadata: AwsMetadata) -> None:
+    """It is told as an error, with the text."""
+    ec2.texts[MAINTENANCE] = '[{"NotBefore": "soon", "EventId": "e", "State": "active"}]'
+    with pytest.raises(TransientError, match="'soon' is no date"):
+        await metadata.reclaim_notices()
+
+
+async def test_a_group_that_ends_its_instance_gives_notice(ec2: Ec2, metadata: AwsMetadata) -> None:
+    """`Terminated` as target; without a deadline, as metadata has none. Any other target is none."""
+    ec2.texts[LIFECYCLE] = "InService"
+    assert await metadata.reclaim_notices() == ()
+    ec2.texts[LIFECYCLE] = "Terminated"
+    metadata._slow_read_at_seconds = None
+    assert list(await metadata.reclaim_notices()) == [ReclaimNotice("terminate", "autoscaling", None)]
 
 
 async def test_a_hint_is_read(ec2: Ec2, metadata: AwsMetadata) -> None:
@@ -88,11 +115,11 @@ async def test_the_instance_is_named_as_kubernetes_names_it(ec2: Ec2, metadata: 
 
 async def test_one_token_serves_many_reads(ec2: Ec2, metadata: AwsMetadata) -> None:
     """It is fetched once; a refused one is dropped and fetched again."""
-    await metadata.reclaim_notice()
-    await metadata.reclaim_notice()
+    await metadata.reclaim_notices()
+    await metadata.reclaim_notices()
     fetched_count = ec2.tokens_count
     ec2.tokens_count += 1  # the one in use is no longer the current one
-    assert await metadata.reclaim_notice() is None
+    assert await metadata.reclaim_notices() == ()
     assert (fetched_count, ec2.tokens_count) == (1, 3)
 
 
@@ -100,7 +127,7 @@ async def test_tokens_that_never_work_are_told(ec2: Ec2, metadata: AwsMetadata) 
     """It asks twice and then says so, instead of asking for ever."""
     ec2.accepts = lambda _token: False
     with pytest.raises(TransientError, match="fresh token is refused"):
-        await metadata.reclaim_notice()
+        await metadata.reclaim_notices()
     assert ec2.tokens_count == 2
 
 
@@ -109,14 +136,14 @@ async def test_a_failed_read_is_not_no_notice(ec2: Ec2, metadata: AwsMetadata, s
     """Whatever is no 404 raises."""
     ec2.status = status
     with pytest.raises(TransientError, match=str(status)):
-        await metadata.reclaim_notice()
+        await metadata.reclaim_notices()
 
 
 async def test_silence_is_not_no_notice(ec2: Ec2, metadata: AwsMetadata) -> None:
     """An address that hangs raises at its limit."""
     ec2.seconds = 5.0
     with pytest.raises(TransientError, match="not 'no notice'"):
-        await metadata.reclaim_notice()
+        await metadata.reclaim_notices()
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"action": "dance", "time": "2026-09-18T08:22:00Z"}', "terminate"])
@@ -124,7 +151,7 @@ async def test_a_notice_that_cannot_be_read_is_told(ec2: Ec2, metadata: AwsMetad
     """Never taken for none."""
     ec2.texts[ACTION] = text
     with pytest.raises(TransientError, match="cannot be read"):
-        await metadata.reclaim_notice()
+        await metadata.reclaim_notices()
 
 
 async def test_an_answer_that_comes_in_pieces_is_read_whole() -> None:

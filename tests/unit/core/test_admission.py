@@ -45,6 +45,21 @@ def test_a_request_becomes_a_job_in_our_units() -> None:
     assert (spec.member_resources.gpu_count, spec.member_resources.pod_count, spec.member_count) == (4, 1, 2)
 
 
+def test_marks_of_pods_are_taken_over() -> None:
+    """By which a pod says that it can save, and where it wants to be told; keys of others as they are."""
+    marks = {
+        "gpu-autoscaler.io/checkpointed-at": "",
+        "gpu-autoscaler.io/checkpoint-hook": ":8080/save",
+        "gpu-autoscaler.io/eviction-priority": "low",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "prometheus.io/scrape": "true",
+    }
+    spec = ask(request(pod_annotations=marks, pod_labels={"team": "vision", "example.com/tier": ""}))
+
+    assert isinstance(spec, JobSpec)
+    assert (spec.pod_annotations, spec.pod_labels) == (marks, {"team": "vision", "example.com/tier": ""})
+
+
 def test_the_same_event_is_the_same_job() -> None:
     """An id that nobody chose follows from the event alone, and names Kubernetes objects."""
     assert job_id_of(None, "a") == job_id_of(None, "a") != job_id_of(None, "b")
@@ -130,6 +145,18 @@ def test_the_same_event_is_the_same_job() -> None:
             "is 1e+308",
             {"gpu_requirements": GpuRequirements(gpu_count=1, gpu_type="A100", gpu_memory_gb=1e308)},
         ),
+        ("pod_labels", "'a b' is no key", {"pod_labels": {"a b": "c"}}),
+        ("pod_labels", "which cannot be a label", {"pod_labels": {"team": "a b"}}),
+        ("pod_labels", "its controllers write", {"pod_labels": {"batch.kubernetes.io/job-name": "x"}}),
+        ("pod_labels", "its controllers write", {"pod_labels": {"kueue.x-k8s.io/pod-group-name": "x"}}),
+        ("pod_labels", "written by gpu-autoscaler", {"pod_labels": {"gpu-autoscaler.io/job-id": "x"}}),
+        ("pod_annotations", "is no key", {"pod_annotations": {"/a": ""}}),
+        ("pod_annotations", "of another group", {"pod_annotations": {"scheduling.k8s.io/group-name": "x"}}),
+        ("pod_annotations", "a field of its own", {"pod_annotations": {"gpu-autoscaler.io/start-by": "x"}}),
+        ("pod_annotations", "a field", {"pod_annotations": {"simcluster.gpu-autoscaler.io/run-seconds": "1"}}),
+        ("pod_annotations", ":8080/checkpoint", {"pod_annotations": {"gpu-autoscaler.io/checkpoint-hook": "http://x"}}),
+        ("pod_annotations", "low, medium", {"pod_annotations": {"gpu-autoscaler.io/eviction-priority": "last"}}),
+        ("pod_annotations", "20 KiB with the labels; at most 16", {"pod_annotations": {"note": "x" * 20 * 1024}}),
         ("container", "of 129 KiB; at most 128", {"container": ContainerRequest(image="i", command=("x" * 132_000,))}),
         (
             "container",

@@ -1,15 +1,33 @@
 """What users find on their pods and nodes: a reason they know, and the words of `why`."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import pytest
-from tests.support.stories import HOUR, MINUTE, T0, Story, bought, given, node, notice, on_sale, pod, policy, purchase
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    SECOND,
+    T0,
+    Story,
+    bought,
+    budget,
+    drained,
+    evicted,
+    given,
+    node,
+    notice,
+    on_sale,
+    pod,
+    policy,
+    purchase,
+)
 
 from gpu_autoscaler.core.announcements import MESSAGE_LENGTH_MAX, Announcement, announcements
 from gpu_autoscaler.core.headline import Sight
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.model.reasons import UnmetDemand
+from gpu_autoscaler.model.reasons import NodeDeleted, UnmetDemand
+from gpu_autoscaler.model.scheduling import LabelRequirement
 
 
 def told(
@@ -76,3 +94,58 @@ def test_our_nodes_say_why_they_are_there_and_when_they_go() -> None:
     assert "Nothing runs on it." in here.message
     assert (going.reason, going.is_warning) == ("SpotInterruption", True)
     assert told(*story, at=T0 + HOUR)
+
+
+def test_an_evicted_pod_says_who_told_it_to_go_why_and_until_when() -> None:
+    """Also after it is gone, for a while, and once; where it had to be forced that is a warning."""
+    leaving = drained("n1", reason=NodeDeleted(deleted_at=T0), is_voluntary=False, seconds_max=60.0)
+    story = (node("n1"), on_sale(), leaving, evicted("a", off="n1"), evicted("b", off="n1", is_forced=True))
+    asked, forced = (one for one in told(*story, at=T0 + MINUTE) if one.reason == "Evicted")
+
+    assert (asked.kind, asked.namespace, asked.name, asked.uid) == ("Pod", "default", "a", "uid-a")
+    assert asked.message.startswith("Evicted by gpu-autoscaler from node n1, which goes when it is empty, by ")
+    assert "Somebody deleted the node by hand" in asked.message
+    assert (asked.is_warning, asked.is_once, forced.is_warning, forced.is_once) == (False, True, True, True)
+    assert "its eviction was not allowed in time" in forced.message
+    assert [one for one in told(*story, at=T0 + HOUR) if one.reason == "Evicted"] == []
+
+
+@pytest.mark.parametrize(("after", "said_count"), [(5 * SECOND, 0), (20 * SECOND, 1)])
+def test_a_drain_that_does_not_get_on_names_who_is_in_the_way(after: timedelta, said_count: int) -> None:
+    """Once it is more than the moment that pods take to go one after the other."""
+    app = (LabelRequirement(key="app", operator="In", values=("a",)),)
+    story = (
+        node("n1"),
+        pod("a", on="n1", gpus=1, labels={"app": "a"}),
+        budget("never", match=app, disruptions_allowed=0),
+        drained("n1", reason=NodeDeleted(deleted_at=T0), is_voluntary=False, seconds_max=600.0),
+    )
+    said = [one for one in told(*story, at=T0 + after) if one.reason == "FailedDraining"]
+
+    assert len(said) == said_count
+    for one in said:
+        assert (one.kind, one.name, one.uid, one.is_warning) == ("Node", "n1", "uid-n1", True)
+        assert "default/a (disruption budget default/never allows no disruption)" in one.message
+        assert "they are deleted with what grace is left" in one.message
+
+
+def test_a_drain_whose_pods_save_is_no_failure_before_half_of_its_time() -> None:
+    """Nobody is in the way: they were asked to save, and are waited for."""
+    story = (node("n1"), pod("a", on="n1", gpus=1), drained("n1", seconds_max=600.0))
+
+    assert [one for one in told(*story, at=T0 + 4 * MINUTE) if one.reason == "FailedDraining"] == []
+    (slow,) = (one for one in told(*story, at=T0 + 6 * MINUTE) if one.reason == "FailedDraining")
+    assert "1 pod not gone yet: default/a; at " in slow.message
+    assert "the drain is given up" in slow.message
+
+
+def test_a_drain_that_was_given_up_says_why() -> None:
+    """One that a plan called back is no failure."""
+    why = "pod default/a is protected: annotation x=true"
+    over = drained("n1", cancelled_at=T0 + MINUTE, given_up_because=why)
+    (said,) = (one for one in told(node("n1"), over, at=T0 + MINUTE) if one.reason == "FailedDraining")
+
+    assert said.message == f"Its drain was given up, as {why}. It takes pods again."
+    assert said.is_once
+    called_back = told(node("n1"), drained("n1", cancelled_at=T0 + MINUTE), at=T0 + MINUTE)
+    assert [one for one in called_back if one.reason == "FailedDraining"] == []

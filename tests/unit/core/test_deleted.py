@@ -17,6 +17,7 @@ from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, DrainNode
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.model.reasons import NodeDeleted
+from gpu_autoscaler.model.scheduling import Taint
 
 NOW = T0 + HOUR
 OFF = policy(removal=RemovalPolicy(is_guard_on=False))
@@ -52,6 +53,15 @@ def wanted(*stories: Story, under: ScalingPolicy | None = None) -> list[tuple[st
 
 
 # ---- emptied
+
+
+def test_what_karpenter_holds_waits_for_no_finalizer_of_ours() -> None:
+    """Each would wait for the other: it ends the instance only when the node object is gone."""
+    registered = {"karpenter.sh/registered": "true"}
+    fresh = node("n2", taints=(Taint("karpenter.sh/unregistered", "NoExecute"),))
+    assert wanted(node("n1", labels=registered), fresh) == []
+    assert wanted(held(node("n1", labels=registered))) == [("n1", False)]
+    assert drains(node("n1", labels=registered, deleting_since=NOW), pod("p", on="n1")) == []
 
 
 def test_a_node_deleted_by_hand_is_emptied_with_a_deadline() -> None:

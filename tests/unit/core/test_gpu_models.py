@@ -103,6 +103,16 @@ def test_a_purchase_of_another_model_is_a_mistake() -> None:
     assert any("only A100, H100 will do" in each for each in check(wrong, state, policy()))
 
 
+def test_a_purchase_of_the_second_model_at_the_price_of_the_first_is_a_mistake() -> None:
+    """The order that the job gave decides where nothing else does."""
+    state = given(job("a", gpu_models=("H100", "A100")), on_sale(A100, H100, L40S))
+    plan_now = plan(state, policy(), T0)
+    (buy,) = plan_now.decisions
+    wrong = msgspec.structs.replace(plan_now, decisions=(msgspec.structs.replace(buy, offer=A100),))
+
+    assert check(wrong, state, policy()) == (f"{A100.key} is bought for job a, and {H100.key} is liked better",)
+
+
 def test_the_pods_may_be_on_any_of_the_models_and_like_the_best() -> None:
     """Required is one of them; what is liked, after the nodes of the placement, is the first."""
     spec = msgspec.structs.replace(asked("H100", "A100"), within=None)

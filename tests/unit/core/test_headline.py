@@ -15,6 +15,7 @@ from tests.support.stories import (
     job,
     node,
     notice,
+    offer,
     on_sale,
     pod,
     policy,
@@ -69,6 +70,18 @@ def test_a_job_with_a_node_on_its_way_says_when() -> None:
     order = msgspec.structs.replace(purchase("buy-1"), reason=reason)
     line = job_line("train", seen(job("train"), bought(order), on_sale()))
     assert line.startswith("Waiting because the node that was bought for it is on the way; it starts when buy-1 is")
+
+
+def test_a_job_that_its_budget_keeps_from_its_room_says_what_to_do() -> None:
+    """It would wait for ever where nobody tells the price of a node that is there: which one, and both ways out."""
+    unknown = msgspec.structs.replace(offer(), price_micro_usd_per_hour=None)
+    story = (node("n1", unknown), on_sale(), job("train", budget_limit_micro_usd=1_000_000))
+    line = job_line("train", seen(*story))
+
+    assert line.startswith(f"Waiting because the price of {unknown.key} is unknown")
+    assert "add the price to the provider's list of prices" in line
+    assert "without budget_limit_usd" in line
+    assert "price" not in job_line("train", seen(*story[:-1], job("train")))
 
 
 def test_what_became_of_a_job_is_the_line_of_one_that_does_not_wait() -> None:

@@ -1,9 +1,11 @@
 """A launch whose answer was lost may show late: after its order was closed as one that never became an instance."""
 
+import pytest
 from tests.support.stories import (
     HOUR,
     MINUTE,
     T0,
+    Story,
     Told,
     bought,
     given,
@@ -15,6 +17,7 @@ from tests.support.stories import (
     policy,
     provider_id,
     purchase,
+    synced,
 )
 
 from gpu_autoscaler.core.check import check
@@ -76,6 +79,17 @@ def test_an_instance_that_shows_after_all_is_ended() -> None:
     )
     over = given(SHOWN, planned(decision, plan_id="plan-3", at=LATE), (ended,), as_of=LATE)
     assert node_views(over, LATE) == ()
+
+
+@pytest.mark.parametrize("silent", ["node.listed", "pod.listed"])
+@pytest.mark.parametrize("told", [bought(ORDER), instance(purchase("nobodys"))], ids=["late", "orphan"])
+def test_who_does_not_see_nodes_judges_no_boot_and_no_orphan(told: Story, silent: str) -> None:
+    """Its node may have come long ago: nothing is given back until the watch says that it sees again."""
+    seen = synced(told, as_of=LATE)
+    blind = tuple(each for each in seen if each.fact.subject_root() != silent)
+    assert len(blind) == len(seen) - 1
+    assert plan(given(told, as_of=LATE), policy(), LATE).decisions
+    assert plan(given(told, blind, is_synced=False), policy(), LATE).decisions == ()
 
 
 def test_an_instance_that_shows_after_all_counts_against_the_limits() -> None:

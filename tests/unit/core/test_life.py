@@ -91,6 +91,17 @@ def test_an_instance_whose_node_was_deleted_is_given_back_for_that_reason() -> N
     assert decision.reason == NodeLost()
 
 
+def test_what_a_drain_is_ending_is_not_given_back_a_second_time() -> None:
+    """We emptied the node, and it left Kubernetes before its instance ended."""
+    late = T0 + HOUR
+    state = given(node("n1"), drained("n1"), node_drained(), gone(), as_of=late)
+
+    assert plan(state, policy(), late).decisions == ()
+    (view,) = node_views(state, late)
+    assert view.phase is NodePhase.TERMINATING
+    assert view.is_counted
+
+
 @pytest.mark.parametrize(
     ("story", "phase"),
     [

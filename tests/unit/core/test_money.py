@@ -28,10 +28,12 @@ from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.core.sentences import sentence
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import Plan
-from gpu_autoscaler.model.reasons import MoneyLimit, PriceUnknown, WatchStale
+from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.reasons import MoneyLimit, PriceUnknown, ReplacesNodes, WatchStale
 
 DAY_END = datetime(2026, 11, 22, tzinfo=UTC)
 # What a node is kept for besides an hour of work, in hours: boot, idle, drain, and the cloud's own time.
@@ -183,6 +185,24 @@ def test_the_second_opinion_counts_again() -> None:
     short = tuple(msgspec.structs.replace(each, work_seconds_max=60.0) for each in made.decisions)
     mistakes = check(msgspec.structs.replace(made, decisions=short), state, clusters(day=20.0))
     assert any("may take longer" in mistake for mistake in mistakes)
+
+
+@pytest.mark.parametrize(("hours", "is_refused"), [((1.0, 2.0), False), ((2.0, 1.0), False), ((1.0, 1.0), True)])
+def test_of_nodes_that_replace_others_together_one_allows_for_the_longest_work(
+    hours: tuple[float, float], *, is_refused: bool
+) -> None:
+    """They do not say which takes which, so that each on its own promises for less than all of it."""
+    state = given(ledger(), on_sale(), waiting("short"), waiting("long", hours=2.0))
+    made = plan(state, policy(), T0)
+    reason = ReplacesNodes(
+        cause=RemovalCause.EXPIRED, node_uids=(NodeUid("n1"),), node_names=("n1",), demand=("job/short", "job/long")
+    )
+    together = [
+        msgspec.structs.replace(each, reason=reason, work_seconds_max=most * HOURLY)
+        for each, most in zip(purchases(made), hours, strict=True)
+    ]
+    mistakes = check(msgspec.structs.replace(made, decisions=tuple(together)), state, clusters(day=1000.0))
+    assert any("may take longer" in mistake for mistake in mistakes) is is_refused
 
 
 def test_a_policy_with_a_day_above_its_month_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given as for_all
 from hypothesis import settings
@@ -18,7 +19,7 @@ from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.sentences import sentence
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode
-from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.passed import DroppedPreference
 from gpu_autoscaler.model.reasons import ReplacesDoomed, UnmetDemand
 from gpu_autoscaler.model.scheduling import (
@@ -35,6 +36,9 @@ from gpu_autoscaler.model.scheduling import (
 
 WEB = PodGroup(namespaces=("default",), requirements=(LabelRequirement("app", "In", ("web",)),))
 A, B, C = (offer(zone=f"zone-{zone}", capacity_type=CapacityType.ON_DEMAND, usd_per_hour=8.0) for zone in "abc")
+
+
+LIMITED = policy(limits=LimitsPolicy(zones=(PartLimit(name="zone-b", gpu_count_max=9),)))
 
 
 def likes_zone(zone: str, weight: int = 50) -> NodePreference:
@@ -114,6 +118,39 @@ def test_the_weightier_preference_wins_and_its_rival_is_no_loss() -> None:
 
     assert (buy.offer.zone, dropped(buy)) == ("zone-c", ())
     assert [each.kept_by for each in dropped(other)] == [None]
+
+
+def found(*stories: Story, instead: Offer, under: ScalingPolicy | None = None) -> tuple[str, ...]:
+    """What the second opinion says of a plan whose one purchase is another one."""
+    state, under = given(*stories), under or policy()
+    made = plan(state, under, T0)
+    (buy,) = (each for each in made.decisions if isinstance(each, BuyNode))
+    return check(msgspec.structs.replace(made, decisions=(msgspec.structs.replace(buy, offer=instead),)), state, under)
+
+
+def test_the_second_opinion_sees_a_liked_zone_that_was_passed_over() -> None:
+    """Zone a, where b costs the same and is liked better; pods that are near or far never outweigh that."""
+    for beside in ({}, {"together": near(labels.ZONE, 100)}, {"apart": near(labels.ZONE, 100)}):
+        waits = liking("a", nodes=(likes_zone("zone-b"),), **beside)
+        (told,) = found(waits, on_sale(A, B, C), instead=A)
+        assert told == f"{A.key} is bought for pod default/a, and {B.key} is liked better"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "on_offer", "rules"),
+    [
+        ((likes_zone("zone-b", 20), likes_zone("zone-a", 20)), (A, B), policy()),
+        ((likes_zone("zone-b"),), (A, msgspec.structs.replace(B, price_micro_usd_per_hour=8_000_001)), policy()),
+        ((likes_zone("zone-b"),), (A, msgspec.structs.replace(B, boot_seconds=121.0)), policy()),
+        ((likes_zone("zone-b"),), (A, B), LIMITED),
+    ],
+    ids=["liked alike", "a cent dearer", "slower", "its zone has a limit"],
+)  # fmt: skip
+def test_the_second_opinion_holds_its_tongue_where_it_is_not_sure(
+    wishes: tuple[NodePreference, ...], on_offer: tuple[Offer, ...], rules: ScalingPolicy
+) -> None:
+    """Whatever else may have spoken for the one that was bought."""
+    assert found(liking("a", nodes=wishes), on_sale(*on_offer), instead=A, under=rules) == ()
 
 
 def test_a_gang_prefers_as_a_pod_does() -> None:

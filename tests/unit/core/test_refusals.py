@@ -95,3 +95,22 @@ def test_a_quota_has_room_again_when_something_of_ours_ends() -> None:
 
     assert len(purchases(made)) == 1
     assert check(made, state, policy()) == ()
+
+
+def test_what_a_quota_bars_is_not_asked_for_and_says_why() -> None:
+    """Before the cloud refuses it, and for as long as the samples say so; a plan that bought it would be found out."""
+    why = "quota L-1 is 0 vCPUs"
+    barred = msgspec.structs.replace(offer(), barred_because=why)
+    other = offer("g5.48xlarge", usd_per_hour=16.0)
+    alone = plan(given(on_sale(barred), job("train")), policy(), T0)
+    assert held(alone, "job/train", OffersRefused).offers == (barred.key,)
+
+    state = given(on_sale(barred, other), job("train"))
+    assert [bought.offer.key for bought in purchases(plan(state, policy(), T0))] == [other.key]
+    (stands,) = standing(state, T0 + 60 * MINUTE).values()
+    assert (stands.message, stands.until) == (why, T0 + 61 * MINUTE)
+
+    free = plan(given(on_sale(offer()), job("train")), policy(), T0)
+    decision = msgspec.structs.replace(purchases(free)[0], offer=barred)
+    planted = msgspec.structs.replace(free, decisions=(decision,))
+    assert any(why in finding for finding in check(planted, given(on_sale(barred), job("train")), policy()))

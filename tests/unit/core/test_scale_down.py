@@ -192,7 +192,7 @@ def test_a_purchase_past_its_deadline_is_given_back() -> None:
     (decision,) = made.decisions
     assert isinstance(decision, ReleaseInstance)
     assert (decision.order_action_id, decision.provider_id) == ("order", provider_id("order"))
-    assert decision.reason == reasons.BootTimedOut(booting_seconds=3600.0, boot_seconds_max=900.0)
+    assert decision.reason == reasons.BootTimedOut(booting_seconds=3600.0, boot_seconds_max=900.0, waited_for="node")
 
 
 def test_a_purchase_that_still_has_time_is_left_alone() -> None:

@@ -222,3 +222,29 @@ def test_a_job_at_its_last_attempt_is_not_placed_where_kubernetes_put_it() -> No
     assert started(given(job("train", placed_on=("n1",), attempt=2), preempted("train", 2), node("n1"), bound)) == {
         "train": ("n1",)
     }
+
+
+def test_a_held_job_of_which_a_member_has_done_its_part_is_placed_for_the_others() -> None:
+    """A held Job makes no pods: who waited for them would wait for ever, also when spot is no longer to be left."""
+    worn = (job("train", members=3, gpus=4, placed_on=("n1", "n1", "n2"), attempt=3), preempted("train", 3))
+    done = pod("train-0", on="n1", gpus=4, job_id="train", owner_kind="Job", phase="succeeded")
+    lasting = node("n2", offer(capacity_type=CapacityType.ON_DEMAND))
+    free = (*worn, done, node("n1"), lasting)
+
+    assert started(given(*free)) == {"train": ("n1", "n2", "n2")}
+    (late,) = schedule(given(*free, as_of=T0 + HOUR), policy(), T0 + HOUR).placements
+    assert (late.attempt, len(late.node_uids)) == (4, 3)
+    assert waits(given(*worn, done, node("n1")), "train") == GangIncomplete(
+        job_id=JobId("train"), members_placed=0, members_count=2
+    )
+
+
+def test_a_member_that_has_done_its_part_holds_no_room_and_no_place_for_those_at_work() -> None:
+    """While one of the others exists as a pod, Kubernetes has the Job, and makes and binds the rest by itself."""
+    lost = (job("train", members=3, gpus=4, placed_on=("n1", "n1", "n2")), preempted("train"))
+    done = pod("train-0", on="n1", gpus=4, job_id="train", owner_kind="Job", phase="succeeded")
+    bound = pod("train-1", on="n1", gpus=4, job_id="train", owner_kind="Job")
+
+    assert waits(given(*lost, done, bound, node("n1"), node("n2")), "train") == GangIncomplete(
+        job_id=JobId("train"), members_placed=2, members_count=3
+    )

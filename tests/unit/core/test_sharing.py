@@ -48,6 +48,14 @@ def test_the_gradient_leaves_whole_nodes_to_those_who_need_them(policy: PackingP
     assert [packer.place(number, lambda _: 0) for number in (2, 2, 0, 0, 1)] == ["c", "c", "a", "b", None]
 
 
+def test_of_nodes_that_are_equal_in_hundredths_the_fuller_one_is_taken() -> None:
+    """One CPU less is less than a hundredth, and still a better reason than a name."""
+    nodes = {"a": (16_000, 64 * GIB, 4), "b": (15_000, 64 * GIB, 4)}
+
+    assert packed(PackingPolicy.LEAST_FRAGMENTS, ONE, nodes=nodes) == ["b"]
+    assert packed(PackingPolicy.BEST_FIT, ONE, nodes=nodes) == ["a"]
+
+
 def test_a_share_is_of_one_gpu_only() -> None:
     """Two GPUs with six tenths left each take no pod of a whole one, nor one of seven tenths."""
     node = {"a": (16_000, 64 * GIB, 2)}

@@ -83,11 +83,11 @@ def test_spot_is_better_than_no_place() -> None:
     assert outcome(job("train"), lost(3), on_sale(SPOT, ON_DEMAND), under=only_spot) == [SPOT.key]
 
 
-def test_a_kind_that_cannot_be_let_go_anew_is_left_where_it_is_bound() -> None:
-    """A batch Job is; a JobSet's template is fixed once it ran."""
-    for runtime, is_held in ((Runtime.JOB, True), (Runtime.JOBSET, False)):
+def test_every_kind_leaves_spot() -> None:
+    """Those that can be held, and Volcano's Job, which is made anew."""
+    for runtime in Runtime:
         state = given(job("train", runtime=runtime, placed_on=("n1",), attempt=3), lost(3))
-        assert is_to_leave_spot(state.jobs[JobId("train")], policy(), T0) is is_held
+        assert is_to_leave_spot(state.jobs[JobId("train")], policy(), T0)
 
 
 def test_its_pods_are_spared_as_well() -> None:

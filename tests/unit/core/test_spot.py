@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import msgspec
 from tests.support.stories import (
     MINUTE,
     SECOND,
@@ -21,10 +22,12 @@ from tests.support.stories import (
     policy,
     provider_id,
     purchase,
+    record,
 )
 
+from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.events.spot import SpotNoticeWithdrawn, notice_id
+from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn, notice_id
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode
 
@@ -163,3 +166,22 @@ def test_pods_that_do_not_come_back_are_not_replaced() -> None:
     state = given(node("n1"), pod("a", on="n1", owner_kind=None), notice("n1", reclaim_at=RECLAIM), on_sale())
 
     assert [type(decision) for decision in plan(state, policy(), T0).decisions] == [DrainNode]
+
+
+def test_one_interruption_told_by_two_ways_at_once_is_one_notice() -> None:
+    """Neither had read the other's: the first names it, and the earliest deadline stands."""
+    queue = SpotNoticeReceived(
+        provider_id=provider_id("buy-n1"),
+        kind="terminate",
+        provider_event="event-7",
+        reclaim_at=T0 + 2 * MINUTE,
+        received_at=T0,
+        way="queue",
+    )
+    metadata = msgspec.structs.replace(
+        queue, provider_event="deadline", reclaim_at=T0 + MINUTE, received_at=T0 + SECOND, way="metadata"
+    )
+    state = fold(given(node("n1")), record([Told(queue, T0), Told(metadata, T0 + SECOND)]))
+    (standing,) = state.notices.values()
+    assert standing.notice.notice_id == queue.notice_id
+    assert standing.notice.reclaim_at == T0 + MINUTE

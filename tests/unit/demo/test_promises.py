@@ -14,13 +14,15 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRequested
 from gpu_autoscaler.events.scaling import (
     ScalingDrainStarted,
+    ScalingLaunchRefused,
     ScalingNodeDrained,
     ScalingNodeTerminated,
     ScalingPlanMade,
     ScalingPodEvicted,
 )
 from gpu_autoscaler.events.spot import SpotNoticeReceived
-from gpu_autoscaler.model.ids import FactId
+from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.ids import ActionId, FactId
 from gpu_autoscaler_services.demo.promises import broken_promises, jobs_have_ended
 from gpu_autoscaler_services.demo.record import Record, Seen
 from gpu_autoscaler_services.demo.report import make_report, quantile
@@ -61,9 +63,11 @@ def truth(*, launches: int = 1, left: tuple[str, ...] = (), bill_change: int = 0
     )
 
 
-def broken(record: Record, true: Truth | None = None, *, nodes_count_max: int = 100) -> str:
+def broken(
+    record: Record, true: Truth | None = None, *, nodes_count_max: int = 100, price_max: int | None = None
+) -> str:
     """The broken promises in one text."""
-    policy = ScalingPolicy(nodes_count_max=nodes_count_max)
+    policy = ScalingPolicy(nodes_count_max=nodes_count_max, price_micro_usd_per_hour_max=price_max)
     return "\n".join(broken_promises(record, true or truth(), policy, clock_factor=1.0))
 
 
@@ -105,6 +109,23 @@ def test_a_limit_that_was_overshot_is_found() -> None:
     assert "allowed are 0" in broken(a_run(), nodes_count_max=0)
 
 
+def test_a_price_an_hour_that_was_overshot_is_found() -> None:
+    """Money counts from the plan on, and no more once the cloud has refused."""
+    record = a_run()
+    assert "allowed are 1000" in broken(record, price_max=1000)
+    assert broken(record, price_max=10**9) == ""
+    plan, refused = BY_TYPE[ScalingPlanMade], BY_TYPE[ScalingLaunchRefused]
+    assert isinstance(plan, ScalingPlanMade)
+    (bought,) = (one for one in plan.plan.decisions if isinstance(one, BuyNode))
+    limit = bought.offer.price_micro_usd_per_hour
+    record = Record()
+    add(record, plan, 1)
+    add(record, msgspec.structs.replace(refused, action_id=bought.action_id), 2)
+    again = msgspec.structs.replace(bought, action_id=ActionId("another"))
+    add(record, msgspec.structs.replace(plan, plan=msgspec.structs.replace(plan.plan, decisions=(again,))), 3)
+    assert "micro-USD an hour" not in broken(record, price_max=limit)
+
+
 def test_an_instance_left_over_is_found() -> None:
     """Nothing is ordered and forgotten."""
     assert "left over" in broken(a_run(), truth(left=("sim:///sim-a/i-1",)))
@@ -114,12 +135,12 @@ def test_an_instance_left_over_is_found() -> None:
     ("record", "words"),
     [
         (a_run(without=(ScalingDrainStarted,)), "never answered"),
-        (a_run(late={ScalingDrainStarted: 2.5}), "answered after 2.5 s"),
+        (a_run(late={ScalingDrainStarted: 10.5}), "answered after 10.5 s"),
         (a_run(without=(ScalingNodeDrained,)), "not drained by its deadline"),
     ],
 )
 def test_a_notice_that_was_not_answered_in_time_is_found(record: Record, words: str) -> None:
-    """Cordoned within two seconds, drained by the deadline."""
+    """Cordoned within ten seconds, drained by the deadline."""
     assert words in broken(record)
 
 
@@ -147,6 +168,10 @@ def test_shares_that_do_not_add_up_are_found() -> None:
 
 def test_the_report_adds_up() -> None:
     """Figures come from the record and the truth."""
+    late = make_report(
+        a_run(late={ScalingDrainStarted: 1.5}), truth(), ScalingPolicy(), clock_factor=1.0, wall_seconds=1.0
+    )
+    assert late.notice_answer_seconds_p99 == 1.5
     report = make_report(a_run(), truth(), ScalingPolicy(), clock_factor=1.0, wall_seconds=1.0, broken=("x",))
     assert (report.jobs_requested, report.jobs_completed, report.notices_answered) == (1, 1, 1)
     assert report.bill_micro_usd == report.allocated_micro_usd + report.idle_micro_usd

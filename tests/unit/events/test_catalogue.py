@@ -106,7 +106,7 @@ def test_a_missing_time_is_the_arrival_time() -> None:
     without = msgspec.json.encode(
         {"specversion": "1.0", "id": "1", "source": "/t", "type": "lamp.lit.v2", "data": {"brightness_ratio": 1}}
     )
-    assert LAMPS.decode(without, arrived_at=NOON).time == NOON
+    assert LAMPS.decode(without, arrived_at=lambda: NOON).time == NOON
     with pytest.raises(InvalidFact, match="time"):
         LAMPS.decode(without)
 

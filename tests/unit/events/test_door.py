@@ -16,7 +16,7 @@ BODY = b'{"job_name":"t","project_id":"p","gpu_requirements":{"gpu_count":1},"co
 
 def opened(payload: bytes, message_id: str | None = None) -> Envelope:
     """Return what a reader makes of a message on the public door."""
-    return read("job.requested", payload, message_id=message_id, arrived_at=T0)
+    return read("job.requested", payload, message_id=message_id, arrived_at=lambda: T0)
 
 
 def test_a_bare_body_takes_its_name_from_the_message() -> None:
@@ -67,7 +67,7 @@ def test_a_broken_request_names_what_is_wrong(payload: bytes, told: str) -> None
 def test_other_subjects_need_an_envelope() -> None:
     """Only the public door is open to bare bodies."""
     with pytest.raises(InvalidFact, match="not a CloudEvent"):
-        read("job.cancel_requested", b'{"job_id":"a"}', message_id="x", arrived_at=T0)
+        read("job.cancel_requested", b'{"job_id":"a"}', message_id="x", arrived_at=lambda: T0)
 
 
 def test_no_public_fact_looks_like_an_event() -> None:
@@ -79,4 +79,4 @@ def test_no_public_fact_looks_like_an_event() -> None:
 def test_a_subject_of_no_fact_is_unknown_whatever_it_carries() -> None:
     """A slip of the pen is not silence: the nearest subject is named."""
     with pytest.raises(UnknownType, match=r"'job\.request'; did you mean 'job\.requested'\?"):
-        read("job.request", BODY, message_id=None, arrived_at=T0)
+        read("job.request", BODY, message_id=None, arrived_at=lambda: T0)

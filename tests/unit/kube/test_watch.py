@@ -34,7 +34,7 @@ class Watched:
 
     async def any(self) -> WatchItem:
         """The next item."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             return await anext(self._items)
 
     async def close(self) -> None:
@@ -91,7 +91,7 @@ async def test_a_cut_connection_goes_on_where_it_was(here: RunningCluster) -> No
     async with watching(here) as watched:
         assert names(await watched.next()) == []
         waiting = asyncio.create_task(watched.next())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while here.world.faults.drop_watches() == 0:
                 await asyncio.sleep(0.01)
         here.add("pods", pod("a"))
@@ -108,7 +108,7 @@ async def test_lost_history_is_listed_again() -> None:
         assert names(await watched.next()) == ["a"]
 
         waiting = asyncio.create_task(watched.next())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while here.world.faults.drop_watches() == 0:
                 await asyncio.sleep(0.01)
         for number in range(12):
@@ -165,7 +165,7 @@ async def test_a_silent_connection_is_not_believed(monkeypatch: pytest.MonkeyPat
         # Nobody can know what it kept to itself, so a list says how things are; then the next watch is opened.
         assert isinstance(await watched.any(), Listed)
         reading = asyncio.create_task(watched.any())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asked.acquire()
             await asked.acquire()
         reading.cancel()

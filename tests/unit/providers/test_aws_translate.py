@@ -8,7 +8,7 @@ from tests.support.aws import moto_or_skip
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.providers.aws.known_kinds import KNOWN_KINDS
-from gpu_autoscaler.providers.aws.translate import failure, instance_of, kind_of
+from gpu_autoscaler.providers.aws.translate import code_said, failure, instance_of, kind_of
 from gpu_autoscaler.providers.protocol import LaunchRefused
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -60,36 +60,117 @@ def test_gpus_that_our_pods_cannot_use_are_not_for_sale() -> None:
     assert kind_of(told) is None
 
 
-@pytest.mark.parametrize(
-    ("code", "kind", "scope"),
-    [
-        ("InsufficientInstanceCapacity", "capacity", "offer"),
-        ("UnfulfillableCapacity", "capacity", "offer"),
-        ("InsufficientFreeAddressesInSubnet", "capacity", "zone"),
-        ("VcpuLimitExceeded", "quota", "region"),
-        ("MaxSpotInstanceCountExceeded", "quota", "region"),
-        ("UnauthorizedOperation", "permission", "region"),
-        ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", "permission", "region"),
-        ("InvalidSubnetID.NotFound", "configuration", "offer"),
-    ],
+# Every refusal that has a meaning of its own: what kind it is, and how far it reaches.
+REFUSALS = {
+    "InsufficientInstanceCapacity": ("capacity", "offer"),
+    "InsufficientHostCapacity": ("capacity", "offer"),
+    "UnfulfillableCapacity": ("capacity", "offer"),
+    "ReservationCapacityExceeded": ("capacity", "offer"),
+    "SpotMaxPriceTooLow": ("capacity", "offer"),
+    "Unsupported": ("capacity", "offer"),
+    "InsufficientFreeAddressesInSubnet": ("capacity", "zone"),
+    "VcpuLimitExceeded": ("quota", "region"),
+    "InstanceLimitExceeded": ("quota", "region"),
+    "MaxSpotInstanceCountExceeded": ("quota", "region"),
+    "MaxFleetCountExceeded": ("quota", "region"),
+    "UnauthorizedOperation": ("permission", "region"),
+    "AccessDenied": ("permission", "region"),
+    "AccessDeniedException": ("permission", "region"),
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": ("permission", "region"),
+    "OptInRequired": ("permission", "region"),
+    "PendingVerification": ("permission", "region"),
+    "MissingParameter": ("configuration", "offer"),
+    "ValidationError": ("configuration", "offer"),
+    "InvalidSubnetID.NotFound": ("configuration", "offer"),
+    "InvalidLaunchTemplateName.NotFoundException": ("configuration", "offer"),
+    "InvalidParameterValue": ("configuration", "offer"),
+}
+PASSING = (
+    "RequestLimitExceeded",
+    "Throttling",
+    "ThrottlingException",
+    "EC2ThrottledException",
+    "TooManyRequestsException",
+    "ResourceContention",
+    "ScalingActivityInProgress",
+    "IdempotentCallInProgress",
+    "InternalError",
+    "ServiceUnavailable",
+    "a word that nobody has heard yet",
 )
-def test_a_refused_launch_is_of_one_kind(code: str, kind: str, scope: str) -> None:
+CREDENTIALS = (
+    "AuthFailure",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidClientTokenId",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+)
+
+
+@pytest.mark.cloud("aws", errors=REFUSALS)
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_refused_launch_is_of_one_kind(code: str) -> None:
     """The same word of a call that only reads is no refusal: it is asked again."""
     refused = failure("RunInstances", code, "words", of_launch=True)
     assert isinstance(refused, LaunchRefused)
-    assert (refused.kind, refused.scope, refused.code) == (kind, scope, code)
+    assert ((refused.kind, refused.scope), refused.code) == (REFUSALS[code], code)
     assert isinstance(failure("DescribeInstances", code, "words", of_launch=False), TransientError)
 
 
-@pytest.mark.parametrize("code", ["RequestLimitExceeded", "InternalError", "ExpiredToken", "ServiceUnavailable", "New"])
+@pytest.mark.cloud("aws", errors=PASSING)
+@pytest.mark.parametrize("code", PASSING)
 def test_what_may_pass_is_transient(code: str) -> None:
     """Also a word that nobody has heard yet: the token makes a second try harmless."""
     assert isinstance(failure("RunInstances", code, "words", of_launch=True), TransientError)
 
 
+@pytest.mark.cloud("aws", errors=CREDENTIALS)
+@pytest.mark.parametrize("code", CREDENTIALS)
+def test_credentials_that_fail_are_no_refusal(code: str) -> None:
+    """They name the credentials and this machine's clock, of which signatures are made."""
+    error = failure("RunInstances", code, "words", of_launch=True)
+    assert type(error) is TransientError
+    assert "credentials are valid, and this machine's clock is right" in str(error)
+
+
+@pytest.mark.cloud("aws", errors=("IdempotentParameterMismatch",))
 def test_a_token_used_for_something_else_is_final() -> None:
     """Trying again cannot help."""
     assert type(failure("RunInstances", "IdempotentParameterMismatch", "", of_launch=True)) is PermanentError
+
+
+@pytest.mark.cloud("aws", errors=("failed scaling activity",))
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (
+            "Could not launch Spot Instances. UnfulfillableCapacity - Unable to fulfill capacity.",
+            "UnfulfillableCapacity",
+        ),
+        (
+            "We currently do not have sufficient p3.2xlarge capacity in the Availability Zone you requested.",
+            "InsufficientInstanceCapacity",
+        ),
+        ("You have requested more vCPU capacity than your current vCPU limit of 0 allows.", "VcpuLimitExceeded"),
+        ("Max spot instance count exceeded. Launching EC2 instance failed.", "MaxSpotInstanceCountExceeded"),
+        ("You are not authorized to use launch template: lt-1.", "UnauthorizedOperation"),
+        (
+            "Your requested instance type (p5.48xlarge) is not supported in your requested Availability Zone (x).",
+            "Unsupported",
+        ),
+        (
+            "InvalidAMIID.NotFound - The image id '[ami-1]' does not exist. Launching EC2 instance failed.",
+            "InvalidAMIID.NotFound",
+        ),
+        ("Client.InternalError: Client error on launch. Launching EC2 instance failed.", "ValidationError"),
+    ],
+)
+def test_what_a_group_says_of_a_failed_launch_has_a_word(said: str, code: str) -> None:
+    """EC2's own, of which each is of one kind; what nobody knows is somebody's to look at."""
+    assert code_said(said) == code
+    assert isinstance(failure("DescribeScalingActivities", code, said, of_launch=True), LaunchRefused)
 
 
 def test_an_end_has_the_cloud_s_date_or_that_of_being_seen() -> None:

@@ -29,7 +29,7 @@ def observer(service: str, *stories: Story, as_of: datetime = T0) -> tuple[Obser
 
 def figure(metrics: Metrics, name: str, **labels: str) -> float | None:
     """Return the value that /metrics shows; None: no such line."""
-    return metrics.registry.get_sample_value(f"gpu_autoscaler_{name}", labels)
+    return metrics.page().get_sample_value(f"gpu_autoscaler_{name}", labels)
 
 
 def placed(attempt: int = 1) -> JobPlaced:
@@ -93,6 +93,16 @@ def test_the_fleet_is_told_by_the_scaler_alone() -> None:
         assert figure(metrics, "pending_pods") == waiting
         by_type = [figure(metrics, "nodes", capacity_type=name) for name in ("spot", "on-demand", "reserved")]
         assert sum(count or 0 for count in by_type) == nodes
+
+
+def test_the_fleet_is_counted_where_somebody_looks() -> None:
+    """Ticks count nothing; the page shows what is known when it is asked for, also what came after the last tick."""
+    metrics, view = Metrics("scaler"), StateView(given(node("n1")))
+    watch = Observer(metrics, view)
+    watch.ticked(T0 + SECOND)
+    assert metrics.registry.get_sample_value("gpu_autoscaler_node_count") == 0
+    view.advance(given(node("n1"), node("n2")), {})
+    assert figure(metrics, "node_count") == 2
 
 
 def test_a_fleet_is_estimated_for_a_month() -> None:

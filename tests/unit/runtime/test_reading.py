@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from gpu_autoscaler.bus.dead_letters import ORIGINAL_ID
-from gpu_autoscaler.bus.protocol import Message
+from gpu_autoscaler.bus.protocol import Message, microseconds_of
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.reading import read_message
@@ -20,7 +20,7 @@ def stored(message_id: str, **headers: str) -> Recorded:
         message_id=message_id,
         stream="JOB",
         sequence=7,
-        stored_at=T0 + timedelta(seconds=10),
+        stored_microseconds=microseconds_of(T0 + timedelta(seconds=10)),
         headers=headers,
     )
     return read_message(message, Clock(4.0, T0))

@@ -1,6 +1,7 @@
 """Notices, hints and offers become facts, each once; a failed poll says nothing."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -22,6 +23,7 @@ from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.fake import FakeCapacity
 from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler_services.spot_watcher.offers import CentralOffers
 from gpu_autoscaler_services.spot_watcher.polls import NodeNotices, NodesNotices
 from gpu_autoscaler_services.spot_watcher.service import SpotWatcher
@@ -34,6 +36,11 @@ def reclaim(at: datetime = DEADLINE) -> ReclaimNotice:
     return ReclaimNotice("terminate", at.isoformat(), at)
 
 
+def facts_of(outputs: Outputs) -> list[Fact]:
+    """What a door said."""
+    return list(outputs.facts if isinstance(outputs, Outcome) else outputs)
+
+
 class Metadata:
     """What one instance's metadata shows."""
 
@@ -44,13 +51,13 @@ class Metadata:
         self.hangs = False
         self.hint_is_deaf = False
 
-    async def reclaim_notice(self) -> ReclaimNotice | None:
+    async def reclaim_notices(self) -> Sequence[ReclaimNotice]:
         """The notice, none, or no answer."""
         if self.hangs:
             await asyncio.sleep(60)
         if self.is_deaf:
             raise TransientError("no answer")
-        return self.notice
+        return () if self.notice is None else (self.notice,)
 
     async def rebalance_recommended_at(self) -> datetime | None:
         """The hint, none, or no answer."""
@@ -83,7 +90,7 @@ class Rig:
     async def tick(self, *, is_stored: bool = True) -> list[Fact]:
         """One tick, five seconds after the last."""
         self.at += 5 * SECOND
-        facts = list(await self.service.on_tick(self.at))
+        facts = facts_of(await self.service.on_tick(self.at))
         if is_stored:
             told = [Told(fact, self.at) for fact in facts]
             self.view.advance(fold(self.view.state, record(told)), {})
@@ -163,7 +170,7 @@ async def test_one_address_that_hangs_holds_up_nobody_for_long() -> None:
     )
     rig.of("n1").hangs = True
     rig.of("n2").notice = reclaim()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(60):
         assert len(await rig.tick()) == 1
 
 
@@ -190,6 +197,15 @@ async def test_another_deadline_is_another_notice() -> None:
     assert {type(fact) for fact in await rig.tick()} == {SpotNoticeReceived, SpotNoticeWithdrawn}
 
 
+async def test_a_deadline_that_is_no_longer_said_stands() -> None:
+    """Azure leaves it out once the event has started: the same notice, and nothing new."""
+    rig = Rig(node("n1"))
+    rig.of("n1").notice = ReclaimNotice("terminate", "event-7", DEADLINE)
+    await rig.tick()
+    rig.of("n1").notice = ReclaimNotice("terminate", "event-7", None)
+    assert await rig.tick() == []
+
+
 async def test_a_deadline_that_has_passed_is_not_withdrawn() -> None:
     """Metadata that no longer answers for a dead instance takes nothing back."""
     rig = Rig(node("n1"))
@@ -200,7 +216,7 @@ async def test_a_deadline_that_has_passed_is_not_withdrawn() -> None:
 
 
 async def test_a_notice_from_elsewhere_is_not_metadata_s_to_withdraw() -> None:
-    """It carries an event of its own, and no deadline."""
+    """It came another way, which metadata knows nothing of."""
     rig = Rig(node("n1"))
     other = SpotNoticeReceived(
         provider_id=provider_id("buy-n1"),
@@ -208,6 +224,7 @@ async def test_a_notice_from_elsewhere_is_not_metadata_s_to_withdraw() -> None:
         provider_event="queue-event-7",
         reclaim_at=DEADLINE,
         received_at=T0,
+        way="queue",
     )
     rig.view.advance(fold(rig.view.state, record([Told(other, T0)])), {})
     assert await rig.tick() == []
@@ -239,9 +256,50 @@ async def test_on_its_own_node_it_knows_the_instance_by_metadata() -> None:
     metadata = Metadata()
     metadata.notice = reclaim()
     service = SpotWatcher(NodeNotices(StateView(), metadata, node_name="n1"))
-    (told,) = await service.on_tick(T0)
+    outcome = await service.on_tick(T0)
+    assert isinstance(outcome, Outcome)
+    (told,) = outcome.facts
     assert isinstance(told, SpotNoticeReceived)
     assert (told.provider_id, told.node_name) == (provider_id("buy-n1"), "n1")
+    assert outcome.next_tick_seconds == 1.0
+
+
+async def test_maintenance_is_told_a_quarter_of_an_hour_ahead() -> None:
+    """It is announced weeks before; until then the node works as ever."""
+    rig = Rig(node("n1"))
+    rig.of("n1").notice = ReclaimNotice("maintenance", "event-7", T0 + 20 * MINUTE)
+    assert await rig.tick() == []
+    rig.at = T0 + 5 * MINUTE
+    (told,) = await rig.tick()
+    assert isinstance(told, SpotNoticeReceived)
+    assert (told.kind, told.provider_event, told.reclaim_at) == ("maintenance", "event-7", T0 + 20 * MINUTE)
+
+
+def from_queue(deadline: datetime) -> SpotNoticeReceived:
+    """The same interruption as a queue of the cloud's events tells it."""
+    return SpotNoticeReceived(
+        provider_id=provider_id("buy-n1"),
+        kind="terminate",
+        provider_event="queue-event-7",
+        reclaim_at=deadline,
+        received_at=T0,
+        way="queue",
+    )
+
+
+async def test_what_the_queue_told_metadata_does_not_tell_again() -> None:
+    """One interruption is one notice; with an earlier deadline it is told under its first name."""
+    rig = Rig(node("n1"))
+    rig.view.advance(fold(rig.view.state, record([Told(from_queue(DEADLINE), T0)])), {})
+    rig.of("n1").notice = reclaim()
+    assert await rig.tick() == []
+    rig.of("n1").notice = reclaim(DEADLINE - 10 * SECOND)
+    (told,) = await rig.tick()
+    assert isinstance(told, SpotNoticeReceived)
+    assert told.notice_id == from_queue(DEADLINE).notice_id
+    (standing,) = rig.view.state.notices.values()
+    assert standing.notice.reclaim_at == DEADLINE - 10 * SECOND
+    assert await rig.tick() == []
 
 
 class Market:
@@ -254,7 +312,7 @@ class Market:
 
     async def tick(self, after: timedelta, *, is_stored: bool = True) -> list[Fact]:
         """One tick, that long after the start."""
-        facts = list(await self.service.on_tick(T0 + after))
+        facts = facts_of(await self.service.on_tick(T0 + after))
         if is_stored:
             told = [Told(fact, T0 + after) for fact in facts]
             self.view.advance(fold(self.view.state, record(told)), {})
@@ -301,3 +359,19 @@ async def test_a_cloud_that_does_not_answer_has_no_empty_market() -> None:
     with pytest.raises(TransientError):
         await market.tick(0 * SECOND)
     assert len(await market.tick(5 * SECOND)) == 1
+
+
+async def test_metadata_that_does_not_answer_is_told_until_it_does() -> None:
+    """By node and with what to look at; on its own node also while the instance is not known."""
+    metadata, told = Metadata(), []
+    service = SpotWatcher(
+        NodeNotices(StateView(), metadata, node_name="n1", tell_deaf=lambda deaf: told.append(dict(deaf)))
+    )
+    metadata.is_deaf = True
+    await service.on_tick(T0)
+    await service.on_tick(T0 + SECOND)
+    metadata.is_deaf = False
+    await service.on_tick(T0 + 2 * SECOND)
+    (who,) = told[0]
+    assert (who, told[1:]) == (provider_id("buy-n1"), [{}])
+    assert "hostNetwork" in told[0][who]

@@ -1,6 +1,5 @@
 """A fake cloud does wrong what it is told to do wrong, and nothing else; also from outside."""
 
-import io
 from typing import Any
 
 import msgspec
@@ -12,13 +11,7 @@ from gpu_autoscaler.simcloud.faults import FAULTS_MAX, Fault, Faults
 
 def asked(faults: Faults, method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
     """What the door answers."""
-    environ = {
-        "REQUEST_METHOD": method,
-        "PATH_INFO": path,
-        "CONTENT_LENGTH": str(len(body)),
-        "wsgi.input": io.BytesIO(body),
-    }
-    status, answer = answer_admin(environ, faults, [Fault(kind="lost")])
+    status, answer = answer_admin(method, path, body, faults, [Fault(kind="lost")])
     return status, msgspec.json.decode(answer)
 
 

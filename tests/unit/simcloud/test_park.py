@@ -12,7 +12,9 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.providers.aws import AwsCapacity
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
-from gpu_autoscaler.simcloud.aws.park import USER_DATA, Park
+from gpu_autoscaler.simcloud.aws.park import AwsBooks
+from gpu_autoscaler.simcloud.node_texts import USER_DATA
+from gpu_autoscaler.simcloud.park import Park
 from gpu_autoscaler.simcluster.cloud import Cloud, RefusalRule
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
 from gpu_autoscaler.simcluster.invoice import invoice
@@ -24,6 +26,8 @@ pytestmark = pytest.mark.timeout(120)
 
 class Sleepless(TurnedClock):
     """The region's clock as a world takes it."""
+
+    factor = 1.0
 
     async def sleep(self, seconds: float) -> None:
         """Nobody waits here: the test turns the clock."""
@@ -39,7 +43,7 @@ class Scene:
         self.world = World(self._clock, seed=1)
         self.cloud: Cloud
         self.cloud, _ = attach_cloud(self.world)
-        self.world.add_controller(Park(region.fake, self.cloud))
+        self.world.add_controller(Park(AwsBooks(region.fake), self.cloud))
 
     async def order(self, action: str = "a1") -> Order:
         """A spot node with a label and a taint."""

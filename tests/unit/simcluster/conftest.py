@@ -14,6 +14,8 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 class StillClock:
     """Cluster time that moves when told."""
 
+    factor = 1.0
+
     def __init__(self) -> None:
         self.at = NOON
 

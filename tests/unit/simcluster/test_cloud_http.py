@@ -15,7 +15,8 @@ from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.providers.protocol import Order
 from gpu_autoscaler.simcluster.cloud import Cloud
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
-from gpu_autoscaler.simcluster.kinds import PODS
+from gpu_autoscaler.simcluster.kinds import NODES, PODS
+from gpu_autoscaler.simcluster.objects import is_true
 from gpu_autoscaler.simcluster.server import start
 
 TTL = "X-aws-ec2-metadata-token-ttl-seconds"
@@ -57,6 +58,7 @@ class HeldClock(StillClock):
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self.factor = cluster.clock.factor
 
     def now(self) -> datetime:
         """Where the test left it."""
@@ -76,6 +78,14 @@ async def rig(cluster: Cluster) -> AsyncIterator[Rig]:
     async with aiohttp.ClientSession(url) as session:
         yield Rig(cluster, cloud, session)
     await runner.cleanup()
+
+
+async def test_a_process_that_stood_still_is_no_cluster_of_dead_nodes(rig: Rig) -> None:
+    """After a minute in which nothing was done heartbeats come before anybody misses them."""
+    name = rig.node()
+    rig.cluster.clock.at += timedelta(seconds=60)
+    rig.cluster.settle()
+    assert is_true(rig.cluster.api.record(NODES, name).object, "Ready")
 
 
 async def test_metadata_asks_for_a_token(rig: Rig) -> None:
@@ -113,6 +123,31 @@ async def test_no_notice_is_404_and_a_notice_is_its_json(rig: Rig) -> None:
     assert told["reclaim_at"] == "2026-11-21T12:04:20Z"
     await rig.send("DELETE", f"/admin/notices/{name}")
     assert (await rig.send("GET", path, **token))[0] == 404
+
+
+async def test_work_ends_when_it_is_told(rig: Rig) -> None:
+    """What would run for ever has succeeded, as when its time is over; what waits for room goes on waiting."""
+    rig.node()
+    rig.cluster.make(PODS, pod("runs", gpus=4), pod("waits", gpus=4))
+    rig.cluster.settle(5)
+    assert await rig.send("POST", "/admin/programs/end") == (200, {"ended": 1})
+    rig.cluster.settle()
+    assert rig.cluster.phases() == {"runs": "Succeeded", "waits": "Pending"}
+    rig.cluster.settle(5)
+    assert rig.cluster.phases() == {"runs": "Succeeded", "waits": "Running"}
+
+
+async def test_a_fast_clock_leaves_a_notice_its_time(rig: Rig) -> None:
+    """Seconds of a notice are wall time: who has to empty the node by then is no faster than at real speed."""
+    rig.cluster.clock.factor = 15.0
+    rig.cluster.world.clock = HeldClock(rig.cluster)
+    name = rig.node()
+    _, told = await rig.send("POST", "/admin/notices", {"node": name, "seconds": 120})
+    assert datetime.fromisoformat(told["reclaim_at"]) == rig.cluster.clock.now() + timedelta(seconds=120 * 15)
+    rig.cluster.settle(119 * 15, step_seconds=5)
+    assert rig.cloud.machines[0].is_alive
+    rig.cluster.settle(15, step_seconds=5)
+    assert not rig.cloud.machines[0].is_alive
 
 
 async def test_a_rebalance_hint_has_its_instant(rig: Rig) -> None:

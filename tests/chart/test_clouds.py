@@ -1,0 +1,49 @@
+"""What the chart makes of a cloud's values: settings and files of the services that buy there."""
+
+import json
+
+from tests.chart.charting import of_kind, rendered
+from tests.chart.test_rendering import processes
+
+
+def test_google_cloud_s_groups_reach_whoever_buys_there() -> None:
+    """One group of a pool or several, and a file of prices, as the settings take them."""
+    gcp = (
+        "projectID=p1",
+        "region=europe-west4",
+        "instanceGroups.training=europe-west4-a/a100",
+        "instanceGroups.batch[0]=europe-west4-a/t4",
+        "instanceGroups.batch[1]=europe-west4-b/t4",
+        r"prices.a2-highgpu-1g/*/on-demand=4",
+    )
+    found = rendered("outside", "autoscaling.provider=gcp", *(f"autoscaling.gcp.{one}" for one in gcp))
+    told = {name: settings.gcp for name, _, settings in processes(found) if settings.provider.name == "gcp"}
+    assert "gpu-autoscaler-controller" in told
+    groups = ("batch=europe-west4-a/t4", "batch=europe-west4-b/t4", "training=europe-west4-a/a100")
+    assert {(one.project, one.groups) for one in told.values()} == {("p1", groups)}
+    files = of_kind(found, "ConfigMap")["gpu-autoscaler-cloud"]["data"]
+    assert json.loads(files["prices.json"]) == {"a2-highgpu-1g/*/on-demand": 4}
+
+
+def test_azure_s_scale_sets_reach_whoever_buys_there() -> None:
+    """A uniform set of a pool, the flexible one with its machine's file, and a file of prices."""
+    azure = (
+        "subscriptionID=s1",
+        "resourceGroup=gpu",
+        "region=westeurope",
+        "vmScaleSets.training=a100",
+        "flexibleScaleSet=gpu",
+        "machine.storageProfile.osDisk.createOption=FromImage",
+        "instanceTypes[0]=Standard_NC*_T4_v3",
+        r"prices.Standard_NC4as_T4_v3/*/on-demand=4",
+    )
+    found = rendered("outside", "autoscaling.provider=azure", *(f"autoscaling.azure.{one}" for one in azure))
+    told = {name: settings.azure for name, _, settings in processes(found) if settings.provider.name == "azure"}
+    assert "gpu-autoscaler-controller" in told
+    for one in told.values():
+        assert (one.subscription, one.resource_group, one.region) == ("s1", "gpu", "westeurope")
+        assert (one.scale_sets, one.scale_set) == (("training=a100",), "gpu")
+        assert one.instance_types == ("Standard_NC*_T4_v3",)
+    files = of_kind(found, "ConfigMap")["gpu-autoscaler-cloud"]["data"]
+    assert json.loads(files["machine.json"]) == {"storageProfile": {"osDisk": {"createOption": "FromImage"}}}
+    assert json.loads(files["prices.json"]) == {"Standard_NC4as_T4_v3/*/on-demand": 4}

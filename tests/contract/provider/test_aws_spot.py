@@ -1,0 +1,98 @@
+"""What AWS says of spot ahead of time: bands of interruption, and how likely a zone has room."""
+
+import os
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.contract.provider.contract import OURS, order
+from tests.contract.provider.test_aws import AwsRig
+from tests.support.aws import served_region
+
+from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.providers.aws.advisor import bands_of
+from gpu_autoscaler.providers.protocol import CapacityProvider, LaunchRefused
+from gpu_autoscaler.simcloud.faults import Fault
+
+pytestmark = pytest.mark.timeout(180)
+ADVICE = {"spot_advisor": {"eu-west-1": {"Linux": {"g4dn.xlarge": {"r": 2, "s": 70}, "g5.xlarge": {"r": 4, "s": 60}}}}}
+TYPES = ("g4dn.xlarge", "g5.xlarge", "g4dn.2xlarge")
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[AwsRig]:
+    """A region."""
+    with served_region() as region:
+        made = AwsRig(region)
+        yield made
+        await made.ours.close()
+        await made.theirs.close()
+
+
+async def test_spot_begins_with_the_band_that_is_published_for_it(rig: AwsRig, tmp_path: Path) -> None:
+    """By its upper edge, for spot alone, and only while the file is young; doctor says of when it is."""
+    path = tmp_path / "advice.json"
+    path.write_bytes(msgspec.json.encode(ADVICE))
+    written_at = rig.now() - timedelta(days=59)
+    os.utime(path, (written_at.timestamp(), written_at.timestamp()))
+    provider = rig.region.provider(OURS, spot_advisor_path=str(path))
+    young = {offer.key: offer.interruption_ratio for offer in await provider.offers()}
+    said = {one.subject: one for one in await provider.examine()}["aws.spot_advisor_path"]
+    await rig.wait(2 * 86_400)
+    old = {offer.key: offer.interruption_ratio for offer in await provider.offers()}
+    late = {one.subject: one for one in await provider.examine()}["aws.spot_advisor_path"]
+    await provider.close()
+    assert young["g4dn.xlarge/eu-west-1a/spot"] == 0.15
+    assert young["g5.xlarge/eu-west-1c/spot"] == 0.30
+    assert young["g4dn.xlarge/eu-west-1a/on-demand"] is None
+    assert set(old.values()) == {None}
+    assert (said.level, f"{written_at:%Y-%m-%d}" in said.said) == ("fine", True)
+    assert late.level == "advice"
+
+
+def test_a_file_that_is_no_advice_is_refused_by_name(tmp_path: Path) -> None:
+    """Another form, or of other regions alone."""
+    path = tmp_path / "advice.json"
+    path.write_text("[]", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"advice\.json: is not what"):
+        bands_of(str(path), "eu-west-1")
+    path.write_bytes(msgspec.json.encode(ADVICE))
+    with pytest.raises(ConfigError, match="says nothing of us-east-1"):
+        bands_of(str(path), "us-east-1")
+
+
+async def waits(rig: AwsRig, provider: CapacityProvider) -> dict[str, float]:
+    """How long a refusal stands, by zone and purchase option."""
+    found = {}
+    for number, offer in enumerate(await provider.offers()):
+        if offer.instance_type == "g4dn.xlarge":
+            with pytest.raises(LaunchRefused) as refused:
+                await provider.launch(msgspec.structs.replace(await order(rig, f"a{number}"), offer=offer))
+            found[f"{offer.zone}/{offer.capacity_type}"] = refused.value.retry_after_seconds
+    return found
+
+
+@pytest.mark.cloud("aws", calls=("GetSpotPlacementScores",), errors=("scores not told",))
+async def test_a_zone_that_hardly_has_room_is_left_alone_for_longer(rig: AwsRig) -> None:
+    """By its score, four times as long at the lowest; spot alone; asked once an hour, and never unless wished for."""
+    subnets = rig.fake.machines.backend.get_default_subnets()
+    zone_ids = [subnets[f"eu-west-1{zone}"]._availability_zone.zone_id for zone in "ab"]
+    rig.fake.scores = {zone_ids[0]: 10, zone_ids[1]: 1}
+    await rig.refuse("*")
+    provider = rig.region.provider(OURS, instance_types=TYPES, placement_score_count=10)
+    weighed = await waits(rig, provider)
+    asked = rig.fake.asked_of("GetSpotPlacementScores")
+    plain = await waits(rig, rig.ours)
+    rig.fake.faults.add(Fault(kind="refused", call="GetSpotPlacementScores", code="UnauthorizedOperation"))
+    await rig.wait(3600)
+    denied = await waits(rig, provider)
+    await provider.close()
+    assert {zone: weighed[f"eu-west-1{zone}/{CapacityType.SPOT}"] for zone in "abc"} == {"a": 180, "b": 720, "c": 180}
+    assert weighed[f"eu-west-1b/{CapacityType.ON_DEMAND}"] == 180
+    assert set(plain.values()) == {180.0}
+    assert len(asked) == 1
+    assert asked[0].listed("InstanceType") == sorted(TYPES)
+    assert denied == weighed

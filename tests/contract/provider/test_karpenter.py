@@ -1,0 +1,349 @@
+"""The Karpenter driver keeps the promises, asked of real Karpenter on a real API server, behind a proxy that fails."""
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from tests.bench.peers import real
+from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, Rig, Trouble, order, shown
+from tests.controlplane.plane import ControlPlane, running_plane
+from tests.support.karpenter import needed_karpenter, options_in, sold
+from tests.support.kube_http import MERGE, Json, KubeHttp
+from tests.support.kube_proxy import KubeProxy, proxied
+
+from gpu_autoscaler.kube.connection import Connection
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.model.ids import ActionId, ProviderId
+from gpu_autoscaler.model.scheduling import Taint
+from gpu_autoscaler.providers.karpenter import KarpenterCapacity, KarpenterOptions
+from gpu_autoscaler.providers.karpenter.options import node_class_of
+from gpu_autoscaler.providers.karpenter.translate import HELD, OFFER, claim_of, name_of
+from gpu_autoscaler.providers.protocol import LaunchRefused, Order, RefusalKind
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+
+CLAIMS, NODES = "/apis/karpenter.sh/v1/nodeclaims", "/api/v1/nodes"
+CLASS = "/apis/karpenter.kwok.sh/v1alpha1/kwoknodeclasses/default"
+KARPENTERS = "karpenter.sh/termination"
+TROUBLE: dict[Trouble, int] = {"throttled": 429, "down": 503, "expired": 401}
+_SECONDS_MAX = 60.0
+_AT_ONCE_COUNT = 32
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """A control plane on which Karpenter runs, and the settings of who buys there."""
+
+    plane: ControlPlane
+    options: KarpenterOptions
+    karpenter_pid: int
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Nothing acts on it but Karpenter: its nodes never get ready."""
+    needed_karpenter()
+    with tempfile.TemporaryDirectory(prefix="karpenter-") as name, running_plane(Path(name) / "plane") as plane:
+        options = options_in(Path(name))
+        with real.running(plane, sold(options), None) as process:
+            yield Cluster(plane, options, process.pid)
+
+
+class KarpenterRig(Rig):
+    """One Karpenter, two installations. Its time is the server's, and what `wait` adds to it."""
+
+    def __init__(self, cluster: Cluster, proxy: KubeProxy, kube: KubeHttp) -> None:
+        self.options = cluster.options
+        self.proxy = proxy
+        self.kube = kube
+        self.added = timedelta(0)
+        self.ours = self.provider(OURS)
+        self.theirs = self.provider(THEIRS)
+
+    def provider(self, installation: str, options: KarpenterOptions | None = None) -> KarpenterCapacity:
+        """A driver that asks through the proxy."""
+        there = Connection(base_url=self.proxy.url)
+        return KarpenterCapacity(options or self.options, there, installation=installation, now=self.now)
+
+    def now(self) -> datetime:
+        """The server's time, and what was waited for."""
+        return datetime.now(UTC) + self.added
+
+    async def refuse(self, pattern: str, kind: RefusalKind = "capacity") -> None:
+        """By claims for what Karpenter cannot make: of a class that is gone it says what it says of a cloud without
+        capacity, of a type that it does not know what it says of any other failure. The words are a cloud's."""
+        of_class = {"capacity": "InsufficientInstanceCapacity", "quota": "VcpuLimitExceeded"}
+        of_type = {"permission": "UnauthorizedOperation", "configuration": "no-such-type"}
+
+        def rewritten(_path: str, body: Json) -> Json:
+            if body["kind"] == "NodeClaim" and fnmatchcase(body["metadata"]["annotations"][OFFER], pattern):
+                if kind in of_class:
+                    body["spec"]["nodeClassRef"]["name"] = of_class[kind]
+                else:
+                    body["spec"]["requirements"][0]["values"] = [of_type[kind]]
+            return body
+
+        self.proxy.rewrite = rewritten
+
+    async def refuse_nothing(self) -> None:
+        """As it is asked for."""
+        self.proxy.rewrite = lambda _path, body: body
+
+    async def lose_next_answer(self) -> None:
+        """Of the next call that changes something."""
+        self.proxy.is_next_answer_lost = True
+
+    async def trouble(self, kind: Trouble) -> None:
+        """Of the API server."""
+        self.proxy.status = TROUBLE[kind]
+
+    async def calm(self) -> None:
+        """It works again."""
+        self.proxy.status = None
+
+    async def show_after(self, seconds: float) -> None:
+        """Nothing is listed late by an API server."""
+        raise AssertionError(f"an API server lists what it has at once, not after {seconds:g} s")
+
+    async def let_die(self, provider_id: ProviderId) -> None:
+        """Somebody deletes the node."""
+        node = provider_id.removeprefix("kwok://")
+        await self.kube.until(
+            f"{NODES}/{node}", lambda seen: KARPENTERS in seen.get("metadata", {}).get("finalizers", ())
+        )
+        await self.kube.send("DELETE", f"{NODES}/{node}")
+
+    async def stock(self, wanted: Order, count: int) -> None:
+        """Claims of a class that this Karpenter leaves alone, as if another had launched them."""
+        turns = asyncio.Semaphore(_AT_ONCE_COUNT)
+
+        async def one(number: int) -> None:
+            each = msgspec.structs.replace(wanted, action_id=ActionId(f"stock-{number}"))
+            claim = claim_of(each, node_class_of(self.options))
+            claim["spec"]["nodeClassRef"] = {"group": "elsewhere.example", "kind": "Other", "name": "other"}
+            status = {"providerID": f"kwok://stock-{number}", "conditions": [launched(self.now())]}
+            async with turns:
+                await self.kube.made(CLAIMS, claim)
+                await self.kube.patched(f"{CLAIMS}/{name_of(each)}/status", {"status": status})
+
+        await asyncio.gather(*(one(number) for number in range(count)))
+
+    async def stranger(self, wanted: Order) -> ProviderId:
+        """A claim that somebody wrote by hand."""
+        claim = claim_of(wanted, node_class_of(self.options))
+        claim["metadata"] = {"name": "by-hand"}
+        await self.kube.made(CLAIMS, claim)
+        made = await self.kube.until(
+            f"{CLAIMS}/by-hand", lambda seen: seen.get("status", {}).get("providerID"), _SECONDS_MAX
+        )
+        return ProviderId(made["status"]["providerID"])
+
+    async def wait(self, seconds: float) -> None:
+        """Added to the server's time; what Karpenter has begun to end has its end meanwhile."""
+        self.added += timedelta(seconds=seconds)
+        await asyncio.sleep(1.0)  # instants of Kubernetes are whole seconds
+        await self.kube.until(CLAIMS, lambda seen: not any(map(is_ending, seen["items"])), _SECONDS_MAX)
+
+    async def clear(self) -> None:
+        """Take away whatever a test left, without asking whose it is."""
+        turns = asyncio.Semaphore(_AT_ONCE_COUNT)
+
+        async def one(where: str) -> None:
+            async with turns:
+                await self.kube.send("DELETE", where)
+                await self.kube.send("PATCH", where, {"metadata": {"finalizers": None}}, content_type=MERGE)
+
+        for path in (CLAIMS, NODES):
+            items = (await self.kube.read(path))["items"]
+            await asyncio.gather(*(one(f"{path}/{item['metadata']['name']}") for item in items))
+        await self.kube.until(CLAIMS, lambda seen: seen["items"] == [], _SECONDS_MAX)
+
+
+def is_ending(claim: Json) -> bool:
+    """Karpenter is at it."""
+    return "deletionTimestamp" in claim["metadata"] and KARPENTERS in claim["metadata"].get("finalizers", ())
+
+
+def launched(at: datetime) -> Json:
+    """The condition."""
+    return {
+        "type": "Launched",
+        "status": "True",
+        "reason": "Launched",
+        "message": "",
+        "lastTransitionTime": at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+@pytest.fixture
+async def rig(cluster: Cluster) -> AsyncIterator[KarpenterRig]:
+    """Two installations, and nothing that the test before left."""
+    async with aiohttp.ClientSession() as session, proxied(cluster.plane) as proxy:
+        kube = KubeHttp(session, cluster.plane.url, cluster.plane.admin_token, cluster.plane.tls)
+        made = KarpenterRig(cluster, proxy, kube)
+        yield made
+        await made.clear()
+        await made.ours.close()
+        await made.theirs.close()
+
+
+@pytest.mark.cloud(
+    "karpenter",
+    calls=("create NodeClaim", "delete NodeClaim", "get NodeClaim", "list NodeClaims", "patch NodeClaim"),
+    errors=("InsufficientInstanceCapacity", "UnauthorizedOperation", "VcpuLimitExceeded"),
+)
+class TestKarpenter(ProviderContract):
+    """The inherited promises; the fixture is the module's."""
+
+    async def test_a_large_fleet_is_listed_whole(self, rig: Rig) -> None:
+        """Each of them once, over two pages; two thousand would say no more, and take a minute to make."""
+        await rig.stock(await order(rig), 600)
+        listed = [each.provider_id for each in await rig.ours.instances(OURS)]
+        assert len(listed) == len(set(listed)) == 600
+
+    async def test_what_shows_up_late_is_not_bought_again(self, rig: Rig) -> None:
+        """Nothing shows up late in an API server: what is launched is listed at once."""
+        made = await rig.ours.launch(await order(rig))
+        assert (await shown(rig, made.provider_id)).action_id == "a1"
+
+
+# ---- what this driver promises beside
+
+
+async def test_a_claim_leaves_karpenter_no_choice(rig: KarpenterRig) -> None:
+    """One type, one zone, one capacity type; whose it is and for what; no mark that would keep ourselves away."""
+    wanted = await order(rig)
+    await rig.ours.launch(wanted)
+    (claim,) = (await rig.kube.read(CLAIMS))["items"]
+    asked = {each["key"]: each["values"] for each in claim["spec"]["requirements"]}
+    assert asked == {
+        "node.kubernetes.io/instance-type": [wanted.offer.instance_type],
+        "topology.kubernetes.io/zone": [wanted.offer.zone],
+        "karpenter.sh/capacity-type": [wanted.offer.capacity_type.value],
+    }
+    marks = claim["metadata"]["labels"]
+    assert (marks["gpu-autoscaler.io/installation"], marks["gpu-autoscaler.io/action-id"]) == (OURS, "a1")
+    assert (marks["gpu-autoscaler.io/pool"], marks["team"]) == ("default", "vision")
+    assert "karpenter.sh/nodepool" not in marks
+    assert "karpenter.sh/do-not-disrupt" not in claim["metadata"]["annotations"]
+    assert claim["spec"]["taints"] == [{"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}]
+    assert claim["spec"]["expireAfter"] == "Never"
+
+
+async def test_what_is_known_to_be_in_vain_is_not_asked_for(rig: KarpenterRig) -> None:
+    """A class that is not ready, or not there: refused with its own words, and no claim is made."""
+    ready = launched(rig.now()) | {"type": "Ready", "reason": "SubnetsNotFound", "message": "no subnets"}
+    await rig.kube.patched(f"{CLASS}/status", {"status": {"conditions": [ready | {"status": "False"}]}})
+    try:
+        with pytest.raises(LaunchRefused, match="SubnetsNotFound: no subnets") as not_ready:
+            await rig.ours.launch(await order(rig))
+    finally:
+        await rig.kube.patched(f"{CLASS}/status", {"status": {"conditions": [ready | {"status": "True"}]}})
+    other = rig.provider(OURS, msgspec.structs.replace(rig.options, node_class="karpenter.kwok.sh/KWOKNodeClass/gpus"))
+    with pytest.raises(LaunchRefused, match="there is no karpenter") as not_there:
+        await other.launch(await order(rig))
+    await other.close()
+    assert (not_ready.value.kind, not_ready.value.code) == ("configuration", "NodeClassNotReady")
+    assert (not_there.value.kind, not_there.value.code) == ("configuration", "NodeClassNotFound")
+    assert (await rig.kube.read(CLAIMS))["items"] == []
+
+
+async def test_a_karpenter_that_is_away_costs_a_token_nothing(rig: KarpenterRig, cluster: Cluster) -> None:
+    """No word in time: the claim is taken back, and the same token buys once it is there again, once."""
+    hasty = rig.provider(OURS, msgspec.structs.replace(rig.options, launch_seconds_max=1.0))
+    os.kill(cluster.karpenter_pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(TransientError, match="no word of Karpenter in 1 s; does it run"):
+            await hasty.launch(await order(rig))
+        assert (await rig.kube.read(CLAIMS))["items"] == []
+    finally:
+        os.kill(cluster.karpenter_pid, signal.SIGCONT)
+    made = await rig.ours.launch(await order(rig))
+    await hasty.close()
+    assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
+
+
+async def test_a_claim_that_nobody_waits_for_any_more_is_taken_back(rig: KarpenterRig, cluster: Cluster) -> None:
+    """Whoever ordered it is gone, and Karpenter was away: it is not launched when Karpenter comes back."""
+    os.kill(cluster.karpenter_pid, signal.SIGSTOP)
+    try:
+        await rig.kube.made(CLAIMS, claim_of(await order(rig), node_class_of(rig.options)))
+        assert await rig.ours.instances(OURS) == []
+        assert len((await rig.kube.read(CLAIMS))["items"]) == 1
+        rig.added += timedelta(minutes=11)
+        for _ in range(2):  # deleted, and let go
+            assert await rig.ours.instances(OURS) == []
+        assert (await rig.kube.read(CLAIMS))["items"] == []
+    finally:
+        os.kill(cluster.karpenter_pid, signal.SIGCONT)
+
+
+async def test_others_finalizers_stay_where_ours_goes(rig: KarpenterRig) -> None:
+    """After the hour our hold is taken off, and nobody else's."""
+    made = await rig.ours.launch(await order(rig))
+    (claim,) = (await rig.kube.read(CLAIMS))["items"]
+    where = f"{CLAIMS}/{claim['metadata']['name']}"
+    await rig.kube.patched(where, {"metadata": {"finalizers": [*claim["metadata"]["finalizers"], "example.com/audit"]}})
+    await rig.ours.terminate(made.provider_id, now=rig.now())
+    await rig.wait(4000)
+    assert await rig.ours.instances(OURS) == []
+    kept = await rig.kube.read(where)
+    assert HELD not in kept["metadata"]["finalizers"]
+    assert "example.com/audit" in kept["metadata"]["finalizers"]
+
+
+async def test_without_rights_nothing_is_given_up_but_a_launch(rig: KarpenterRig) -> None:
+    """Whoever grants them later finds all as it was; what is sold is known without them."""
+    made = await rig.ours.launch(await order(rig))
+    rig.proxy.status = 403
+    with pytest.raises(LaunchRefused) as refused:
+        await rig.ours.launch(await order(rig, "a2"))
+    assert (refused.value.kind, refused.value.scope, refused.value.code) == ("permission", "region", "Forbidden")
+    for attempt in (rig.ours.instances(OURS), rig.ours.terminate(made.provider_id, now=rig.now())):
+        with pytest.raises(TransientError, match="403"):
+            await attempt
+    assert await rig.ours.offers()
+    await rig.calm()
+    assert (await rig.ours.launch(await order(rig, "a2"))).action_id == "a2"
+
+
+async def test_a_claim_that_the_definition_does_not_take_is_refused(rig: KarpenterRig) -> None:
+    """With the server's words; the definition is of another version, or a label is none."""
+    wanted = msgspec.structs.replace(await order(rig), taints=(Taint("nvidia.com/gpu", "Sometimes"),))  # type: ignore[arg-type]
+    with pytest.raises(LaunchRefused, match=r"spec\.taints") as refused:
+        await rig.ours.launch(wanted)
+    assert (refused.value.kind, refused.value.code) == ("configuration", "Invalid")
+
+
+async def test_who_ends_a_node_has_nothing_to_wait_for(rig: KarpenterRig) -> None:
+    """Karpenter is told that the time of its drain is over: ours was before it."""
+    made = await rig.ours.launch(await order(rig))
+    now = rig.now()
+    await rig.ours.terminate(made.provider_id, now=now)
+    (claim,) = (await rig.kube.read(CLAIMS))["items"]
+    told = claim["metadata"]["annotations"]["karpenter.sh/nodeclaim-termination-timestamp"]
+    assert told == now.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def test_who_deletes_a_claim_by_hand_does_not_wait_an_hour(rig: KarpenterRig) -> None:
+    """Told as ended; then it goes, once no order can ask for it again. One that we ended stands for the hour."""
+    made = await rig.ours.launch(await order(rig))
+    (claim,) = (await rig.kube.read(CLAIMS))["items"]
+    where = f"{CLAIMS}/{claim['metadata']['name']}"
+    await rig.kube.until(where, lambda seen: seen.get("status", {}).get("nodeName"))
+    await rig.kube.send("DELETE", where)
+    await rig.wait(0)
+    await rig.ours.instances(OURS)
+    assert (await shown(rig, made.provider_id)).state == "terminated"
+    await rig.wait(120)
+    assert (await shown(rig, made.provider_id)).state == "terminated"  # its order may still be under way
+    await rig.wait(600)
+    await rig.ours.instances(OURS)
+    assert (await rig.kube.read(CLAIMS))["items"] == []

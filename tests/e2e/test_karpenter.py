@@ -1,0 +1,186 @@
+"""Real Karpenter as the cloud: our processes decide, its NodeClaims become nodes, on a real control plane."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.bench.peers import real
+from tests.bench.peers.real import NODE_CLASS
+from tests.chart.charting import tool
+from tests.controlplane.plane import EVERYTHING, running_plane
+from tests.support.karpenter import TYPES, needed_karpenter, options_in, sold
+from tests.support.kube_http import Json, KubeHttp
+from tests.support.kube_objects import job
+from tests.support.running import Running, followed, started
+from tests.support.service_accounts import audit_settings, give_accounts, seen
+
+from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingLaunchRefused, ScalingNodeDrained
+from gpu_autoscaler_services.local.system import Elsewhere
+from gpu_autoscaler_services.registry import SERVICES
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+
+POLICY = """
+idle_seconds_max = 5.0
+scale_down_cooldown_seconds = 2.0
+nodes_count_max = 20
+disruption_ratio_max = 1.0
+"""
+CLAIMS, NODES, PODS = "/apis/karpenter.sh/v1/nodeclaims", "/api/v1/nodes", "/api/v1/namespaces/default/pods"
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
+KARPENTERS = "karpenter.sh/termination"
+SECONDS_MAX = 90.0
+
+
+@asynccontextmanager
+async def bought_by_karpenter(
+    folder: Path,
+    *,
+    gone: Sequence[Mapping[str, Any]] = (),
+    has_accounts: bool = False,
+    limits: Mapping[str, str] | None = None,
+) -> AsyncIterator[tuple[Running, KubeHttp]]:
+    """A control plane with Karpenter, and our processes that buy by it. `gone`: types that stand in our file, and that
+    its cloud does not know. `has_accounts`: each under its own account of the chart, and the server writes down who
+    calls what. `limits`: of a NodePool that is Karpenter's own; None: it has none."""
+    needed_karpenter()
+    options, policy = options_in(folder, [*TYPES, *gone]), folder / "policy.toml"
+    policy.write_text(POLICY)
+    kept = sold(options_in(folder / "sold"))
+    audited = {"with_service_accounts": True, "api_settings": audit_settings(folder)} if has_accounts else {}
+    with running_plane(folder / "plane", EVERYTHING, **audited) as plane, real.running(plane, kept, limits):
+        of_chart = ("karpenter", f"autoscaling.karpenter.nodeClass={NODE_CLASS}", "policy.shadow=nodes_count_max = 10")
+        kubeconfig = give_accounts(plane, *of_chart) if has_accounts else plane.kubeconfig()
+        there = Elsewhere(kubeconfig=kubeconfig, karpenter=options)
+        async with (
+            aiohttp.ClientSession() as session,
+            started(folder, clock_factor=1.0, policy=policy, elsewhere=there) as system,
+            followed(system, policy=policy) as running,
+        ):
+            yield running, KubeHttp(session, plane.url, plane.admin_token, plane.tls)
+
+
+def gpu_job(name: str, *, gpus: int, count: int = 1) -> Json:
+    """A user's Job, of which we see nothing but pods that nobody can place."""
+    tolerations = {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}
+    return job(name, gpus=gpus, completions=count, parallelism=count, template=tolerations)
+
+
+def placed(answer: Json) -> dict[str, str]:
+    """Pods that run -> their nodes."""
+    return {
+        item["metadata"]["name"]: item["spec"]["nodeName"]
+        for item in answer.get("items", ())
+        if item["status"].get("phase") == "Running" and "deletionTimestamp" not in item["metadata"]
+    }
+
+
+def alive(answer: Json) -> list[Json]:
+    """Claims that have, or may come to have, an instance."""
+    return [
+        item
+        for item in answer.get("items", ())
+        if "deletionTimestamp" not in item["metadata"] or KARPENTERS in item["metadata"].get("finalizers", ())
+    ]
+
+
+async def until_claimed(kube: KubeHttp, count: int) -> None:
+    """Wait for so many claims."""
+    await kube.until(CLAIMS, lambda answer: len(answer["items"]) >= count, SECONDS_MAX)
+
+
+async def finished(kube: KubeHttp, name: str) -> None:
+    """Delete the user's Job and its pods."""
+    await kube.send("DELETE", f"{JOBS}/{name}", {"propagationPolicy": "Background"})
+
+
+async def test_pods_wait_claims_are_made_and_all_goes_when_it_is_idle(tmp_path: Path) -> None:
+    """Unschedulable -> NodeClaims of ours -> nodes -> Running -> idle -> no instance, no node."""
+    async with bought_by_karpenter(tmp_path) as (_, kube):
+        await play(kube)
+
+
+async def test_a_node_pool_without_gpus_buys_nothing_beside_us(tmp_path: Path) -> None:
+    """As `doctor` advises it: the limit keeps Karpenter itself from the pods that we buy for."""
+    async with bought_by_karpenter(tmp_path, limits={"nvidia.com/gpu": "0"}) as (_, kube):
+        await kube.made(JOBS, gpu_job("train", gpus=4, count=2))
+        await kube.until(PODS, lambda answer: len(placed(answer)) == 2, SECONDS_MAX)
+        claims = (await kube.read(CLAIMS))["items"]
+        assert len(claims) == 2
+        assert all("gpu-autoscaler.io/action-id" in claim["metadata"]["labels"] for claim in claims)
+
+
+async def test_the_rights_of_the_chart_are_enough(tmp_path: Path) -> None:
+    """The same story, each service under its own account: nobody is refused anything, and only the scaler claims."""
+    tool("helm")
+    async with bought_by_karpenter(tmp_path, has_accounts=True) as (_, kube):
+        await play(kube)
+    told = {service.name: seen(tmp_path, service.name) for service in SERVICES}
+    assert {name for name, each in told.items() if each.refused} == set()
+    claiming = {name for name, each in told.items() if any(call[1] == "nodeclaims" for call in each.calls)}
+    assert claiming == {"scaler"}
+    verbs = {verb for verb, resource, _ in told["scaler"].calls if resource == "nodeclaims"}
+    assert verbs == {"create", "get", "list", "patch", "delete"}
+    assert ("get", "kwoknodeclasses", "karpenter.kwok.sh") in told["spot_watcher"].calls
+
+
+async def play(kube: KubeHttp) -> None:
+    """Two pods of a user, and their end."""
+    await kube.made(JOBS, gpu_job("train", gpus=4, count=2))
+    await kube.until(PODS, lambda answer: len(placed(answer)) == 2, SECONDS_MAX)
+    claims = (await kube.read(CLAIMS))["items"]
+    assert {claim["metadata"]["labels"]["node.kubernetes.io/instance-type"] for claim in claims} == {"gpu-4x"}
+    assert all(claim["metadata"]["labels"]["gpu-autoscaler.io/action-id"] for claim in claims)
+    nodes = (await kube.read(NODES))["items"]
+    assert len(claims) == len(nodes) == 2
+    assert all(node["metadata"]["finalizers"] == [KARPENTERS] for node in nodes), "one of them waits for the other"
+
+    await finished(kube, "train")
+    await kube.until(NODES, lambda answer: answer.get("items") == [], SECONDS_MAX)
+    await kube.until(CLAIMS, lambda answer: not alive(answer), SECONDS_MAX)
+
+
+async def test_a_scaler_that_is_killed_while_it_buys_buys_nothing_twice(tmp_path: Path) -> None:
+    """Twice, in the middle of four launches: four claims in all, those that ended included."""
+    async with bought_by_karpenter(tmp_path) as (cluster, kube):
+        await kube.made(JOBS, gpu_job("train", gpus=4, count=4))
+        for wanted in (1, 2):
+            await until_claimed(kube, wanted)
+            await cluster.kill("scaler")
+        await kube.until(PODS, lambda answer: len(placed(answer)) == 4, SECONDS_MAX)
+        await asyncio.sleep(5.0)
+        claims = (await kube.read(CLAIMS))["items"]
+        assert len({claim["metadata"]["labels"]["gpu-autoscaler.io/action-id"] for claim in claims}) == len(claims) == 4
+        assert len((await kube.read(NODES))["items"]) == 4
+
+
+async def test_what_karpenter_cannot_make_is_bought_elsewhere(tmp_path: Path) -> None:
+    """The cheapest is refused in its words; the next best comes, and nothing is left of the first."""
+    cheaper = TYPES[0] | {"instance_type": "gone-1x", "usd_per_hour": {"on-demand": 0.1}}
+    async with bought_by_karpenter(tmp_path, gone=[cheaper]) as (cluster, kube):
+        await kube.made(JOBS, gpu_job("train", gpus=1))
+        await kube.until(PODS, lambda answer: len(placed(answer)) == 1, SECONDS_MAX)
+        await cluster.until(lambda record: record.count(ScalingLaunchRefused) >= 1, "the refusal")
+        claims = (await kube.read(CLAIMS))["items"]
+        assert [claim["metadata"]["labels"]["node.kubernetes.io/instance-type"] for claim in claims] == ["gpu-1x"]
+
+
+async def test_what_karpenter_disrupts_is_replaced_and_not_fought(tmp_path: Path) -> None:
+    """It deletes a claim of ours, as for an interruption: its drain, not ours; the work runs again elsewhere."""
+    async with bought_by_karpenter(tmp_path) as (cluster, kube):
+        await kube.made(JOBS, gpu_job("train", gpus=1))
+        before = placed(await kube.until(PODS, lambda answer: len(placed(answer)) == 1, SECONDS_MAX))
+        (claim,) = (await kube.read(CLAIMS))["items"]
+        (name,) = before.values()
+        await kube.send("DELETE", f"{CLAIMS}/{claim['metadata']['name']}")
+        going = await kube.until(f"{NODES}/{name}", lambda node: node["metadata"].get("deletionTimestamp"))
+        await kube.until(f"{NODES}/{name}", lambda node: not node, SECONDS_MAX)
+        after = placed(await kube.until(PODS, lambda answer: len(placed(answer)) == 1, SECONDS_MAX))
+        assert name not in after.values()
+        assert not going["spec"].get("unschedulable"), "we do not cordon what is Karpenter's to empty"
+        assert cluster.record.count(ScalingDrainStarted) == cluster.record.count(ScalingNodeDrained) == 0
+        assert len(alive(await kube.read(CLAIMS))) == len((await kube.read(NODES))["items"]) == 1

@@ -1,0 +1,174 @@
+"""`kubectl delete node` on nodes of ours, on a real control plane: emptied first, given back, gone last of all."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.controlplane.plane import EVERYTHING, ControlPlane, running_plane
+from tests.e2e.test_kubernetes import POLICY, placed, real_cluster
+from tests.support.cluster import until
+from tests.support.kube_http import Json, KubeHttp
+from tests.support.kube_objects import budget, pod
+from tests.support.running import Running
+
+from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingNodeTerminated, ScalingPodEvicted
+from gpu_autoscaler.model.labels import TERMINATION_FINALIZER
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(400)]
+
+OURS = "ours"
+AUDIT = """
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Request
+  users: [ours]
+  verbs: [create, delete, patch]
+  resources: [{group: "", resources: [pods, pods/eviction, nodes]}]
+- level: None
+"""
+DRAIN_SECONDS = 40.0  # a pod that makes way runs elsewhere by then, also on a busy machine
+GRACE_SECONDS = 5.0  # of `kube_objects.pod`
+KEPT = "example.com/kept"  # a finalizer by which a pod that ended can still be described
+PODS, NODES = "/api/v1/namespaces/default/pods", "/api/v1/nodes"
+
+
+def account(plane: ControlPlane) -> Path:
+    """The kubeconfig of our services alone, so that the audit tells them from Kubernetes' own."""
+    certificate, key = plane.authority.client(OURS)
+    plane.kubectl("create", "clusterrolebinding", OURS, "--clusterrole=cluster-admin", f"--user={OURS}")
+    return plane.kubeconfig(OURS, {"client-certificate": str(certificate), "client-key": str(key)})
+
+
+def deployment(app: str, *, replicas: int, finalizers: Sequence[str]) -> Json:
+    """Replicas of two GPUs each: two of them fill the smallest machine that has room for one."""
+    template = pod(app, gpus=2, labels={"app": app}, nodeSelector={"gpu-autoscaler.io/gpu-model": "T4"})
+    template["spec"]["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": app},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": app}},
+            "template": {
+                "metadata": {"labels": {"app": app}, "finalizers": list(finalizers)},
+                "spec": template["spec"],
+            },
+        },
+    }
+
+
+class Deleting:
+    """One cluster in which nodes are deleted by hand, and what our account wrote of them."""
+
+    def __init__(self, plane: ControlPlane, cluster: Running, kube: KubeHttp, audit: Path) -> None:
+        self.plane, self.cluster, self.kube = plane, cluster, kube
+        self._audit = audit
+
+    async def runs(self, app: str, *, replicas: int, budgeted: Json, finalizers: Sequence[str] = ()) -> str:
+        """Work of a user with a budget, until it runs on a node that we hold; returns the node."""
+        await self.kube.made("/apis/policy/v1/namespaces/default/poddisruptionbudgets", budget(app, app, **budgeted))
+        body = deployment(app, replicas=replicas, finalizers=finalizers)
+        await self.kube.made("/apis/apps/v1/namespaces/default/deployments", body)
+        of_app = f"{PODS}?labelSelector=app%3D{app}"
+        where = placed(await self.kube.until(of_app, lambda answer: len(placed(answer)) == replicas, 90.0))
+        (name,) = set(where.values())
+        path = f"{NODES}/{name}"
+        await self.kube.until(path, lambda node: TERMINATION_FINALIZER in node["metadata"].get("finalizers", ()), 60.0)
+        return name
+
+    async def is_over(self, name: str) -> None:
+        """Wait until the node's object is gone; by then its instance has ended."""
+        await self.kube.until(f"{NODES}/{name}", lambda node: node == {}, 120.0)
+        started = self.drain_of(name)
+        assert not started.is_voluntary
+        assert started.provider_id not in (await self.cluster.world.truth()).instances_left
+        ended = [fact.provider_id for fact, _ in self.cluster.record.of(ScalingNodeTerminated)]
+        assert ended.count(started.provider_id) == 1
+
+    def drain_of(self, name: str) -> ScalingDrainStarted:
+        """The drain of this node."""
+        (found,) = (fact for fact, _ in self.cluster.record.of(ScalingDrainStarted) if fact.node_name == name)
+        return found
+
+    async def described(self, kind: str, name: str, words: str) -> str:
+        """What `kubectl describe` says, once it has these words."""
+        told = self.plane.kubectl("describe", kind, name)
+        return told if words in told else ""
+
+    def written(self, verb: str, resource: str, begin: str) -> list[Json]:
+        """What our account asked of the API server about objects whose names begin like this, in order."""
+        asked = [json.loads(line) for line in self._audit.read_text().splitlines()]
+        return [one for one in asked if one["verb"] == verb and _is_about(one["objectRef"], resource, begin)]
+
+    def answers(self, verb: str, resource: str, begin: str) -> list[int]:
+        """The answers that it got."""
+        return [one["responseStatus"]["code"] for one in self.written(verb, resource, begin)]
+
+
+def _is_about(reference: Json, resource: str, begin: str) -> bool:
+    asked = "/".join(filter(None, (reference["resource"], reference.get("subresource"))))
+    return asked == resource and reference.get("name", "").startswith(begin)
+
+
+@asynccontextmanager
+async def deleting(folder: Path) -> AsyncIterator[Deleting]:
+    """The whole system on a control plane that keeps an audit of what it writes."""
+    audit = folder / "audit.log"
+    (folder / "audit.yaml").write_text(AUDIT)
+    settings = [f"--audit-log-path={audit}", f"--audit-policy-file={folder / 'audit.yaml'}"]
+    policy = POLICY + f"drain_seconds_max = {DRAIN_SECONDS}\nnotice_seconds_default = 10.0\n"
+    with running_plane(folder / "plane", EVERYTHING, api_settings=settings) as plane:
+        async with real_cluster(folder, plane, account(plane), policy_text=policy) as (cluster, kube):
+            yield Deleting(plane, cluster, kube, audit)
+
+
+async def test_a_node_deleted_by_hand_is_emptied_and_given_back(tmp_path: Path) -> None:
+    """Within a budget pods go one after the other, by eviction alone; under one that never allows, at the deadline."""
+    async with deleting(tmp_path) as here:
+        await within_a_budget(here)
+        await under_a_budget_that_never_allows(here)
+
+
+async def within_a_budget(here: Deleting) -> None:
+    """One at a time: the second pod goes when the first runs elsewhere."""
+    name = await here.runs("spare", replicas=2, budgeted={"minAvailable": 1})
+    assert "deleted" in here.plane.kubectl("delete", "node", name, "--wait=false")
+    await here.is_over(name)
+    of_app = f"{PODS}?labelSelector=app%3Dspare"
+    after = placed(await here.kube.until(of_app, lambda answer: len(placed(answer)) == 2, 60.0))
+    assert name not in after.values()
+    answers = here.answers("create", "pods/eviction", "spare-")
+    assert answers.count(201) == 2
+    assert 429 in answers[answers.index(201) :], "the second one waited for the budget"
+    assert here.written("delete", "pods", "spare-") == []
+
+
+async def under_a_budget_that_never_allows(here: Deleting) -> None:
+    """Held to the hard deadline, then with a second of grace at the least; `kubectl describe` tells all of it."""
+    name = await here.runs("guarded", replicas=1, budgeted={"maxUnavailable": 0}, finalizers=[KEPT])
+    here.plane.kubectl("delete", "node", name, "--wait=false")
+    told = await until(lambda: here.described("node", name, "FailedDraining"), 60.0)
+    assert "disruption budget default/guarded allows no disruption" in told
+    assert "ScaleDownTriggered" in told
+    await here.is_over(name)
+
+    assert set(here.answers("create", "pods/eviction", "guarded-")) == {429}
+    (forced,) = here.written("delete", "pods", "guarded-")
+    assert forced["requestObject"]["gracePeriodSeconds"] >= 1
+    facts = (fact for fact, _ in here.cluster.record.of(ScalingPodEvicted))
+    assert [fact.is_forced for fact in facts if fact.pod.startswith("default/guarded-")] == [True]
+    waited_for = here.drain_of(name).deadline_at - datetime.fromisoformat(forced["requestReceivedTimestamp"])
+    assert waited_for <= timedelta(seconds=GRACE_SECONDS + 1), "until its own grace is all that is left of the time"
+
+    evicted = forced["objectRef"]["name"]
+    told = await until(lambda: here.described("pod", evicted, "Evicted"), 60.0)
+    assert "ScaleUpTriggered" in told
+    assert f"its eviction was not allowed in time, from node {name}" in told
+    assert "Somebody deleted the node by hand" in told
+    here.plane.kubectl("patch", "pod", evicted, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')

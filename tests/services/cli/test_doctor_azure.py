@@ -1,0 +1,135 @@
+"""`doctor` on Azure: what is right, what is wrong, and the next step of each."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.support.azure import served_group
+
+from gpu_autoscaler.providers.azure.examine import needed_role
+from gpu_autoscaler.providers.azure.permissions import CALLS
+from gpu_autoscaler.simcloud.faults import Fault
+
+pytestmark = pytest.mark.timeout(120)
+
+
+async def test_a_good_set_up_has_no_fault(tmp_path: Path) -> None:
+    """Credentials, scale set, quotas and offers, and nothing is bought or changed."""
+    async with served_group(tmp_path) as group:
+        provider = group.provider("ours")
+        findings = await provider.examine()
+        await provider.close()
+        writes = [call for call in group.fake.asked if CALLS.get(call.name) and CALLS[call.name].method != "GET"]
+    assert {one.level for one in findings} == {"fine"}
+    assert [one.subject for one in findings][:2] == ["credentials", "permissions"]
+    assert findings[-1].said == "12, of 2 types, 6 of them spot"
+    assert not writes
+
+
+async def test_each_fault_has_its_next_step(tmp_path: Path) -> None:
+    """A set that repairs itself, one that is missing, a pattern that names nothing, a quota of zero."""
+    async with served_group(tmp_path) as group:
+        group.fake.scale_sets.get("gpu")["properties"]["automaticRepairsPolicy"] = {"enabled": True}
+        provider = group.provider("ours", scale_sets=("training=nowhere",))
+        findings = {one.subject: one for one in await provider.examine()}
+        await provider.close()
+        del group.fake.scale_sets.get("gpu")["properties"]["automaticRepairsPolicy"]
+        group.fake.quota_vcpus["lowPriorityCores"] = 0
+        provider = group.provider("ours", instance_types=("Standard_NC4as_T4_v3", "Standard_XY*"))
+        later = {one.subject: one for one in await provider.examine()}
+        await provider.close()
+    assert "automatic repairs are on" in findings["azure scale set gpu"].said
+    assert "no such scale set" in findings["azure scale set nowhere"].said
+    assert later["azure.instance_types Standard_XY*"].level == "advice"
+    assert later["quota lowPriorityCores"].next_step == "request an increase in the portal"
+
+
+async def test_a_missing_right_is_named(tmp_path: Path) -> None:
+    """With the action to allow; without reading machines nothing else is looked at."""
+    async with served_group(tmp_path) as group:
+        group.fake.faults.add(Fault(kind="refused", call="VirtualMachines_List", code="AuthorizationFailed"))
+        provider = group.provider("ours")
+        (finding,) = await provider.examine()
+        await provider.close()
+    assert finding.level == "fault"
+    assert "Microsoft.Compute/virtualMachines/read" in finding.next_step
+
+
+@pytest.mark.cloud("azure", calls=("Permissions_ListForResourceGroup",))
+async def test_rights_to_buy_and_remove_are_read_without_using_them(tmp_path: Path) -> None:
+    """A role that takes back what it gives, one of another scope, and where Azure does not tell."""
+    async with served_group(tmp_path) as group:
+        group.fake.permissions = [
+            {"actions": ["Microsoft.Compute/*", "Microsoft.Network/*/join/action"], "notActions": []},
+        ]
+        provider = group.provider("ours")
+        elsewhere = {one.subject: one for one in await provider.examine()}
+        group.fake.permissions = [
+            {"actions": ["*"], "notActions": ["microsoft.compute/virtualMachines/DELETE"]},
+            {"actions": ["*/read"]},
+        ]
+        missing = {one.subject: one for one in await provider.examine()}
+        group.fake.faults.add(
+            Fault(kind="refused", call="Permissions_ListForResourceGroup", code="AuthorizationFailed")
+        )
+        untold = {one.subject: one for one in await provider.examine()}
+        await provider.close()
+    assert elsewhere["VirtualMachines_CreateOrUpdate"].level == "advice"
+    assert "Microsoft.Network/networkInterfaces/write" in elsewhere["VirtualMachines_CreateOrUpdate"].next_step
+    assert (missing["VirtualMachines_Delete"].level, "VirtualMachines_CreateOrUpdate" in missing) == ("fault", False)
+    assert "never removed" in missing["VirtualMachines_Delete"].said
+    assert "allow Microsoft.Compute/virtualMachines/delete; `" in missing["VirtualMachines_Delete"].next_step
+    assert (untold["permissions"].level, "permissions" in missing) == ("advice", False)
+
+
+@pytest.mark.cloud("azure", calls=("VirtualMachineImages_List",))
+async def test_an_image_that_is_not_sold_is_told(tmp_path: Path) -> None:
+    """By its parts, or by its version; one of one's own is not looked for."""
+    async with served_group(tmp_path) as group:
+        for image, level in (
+            ({"publisher": "microsoft-dsvm", "offer": "ubuntu-hpc", "sku": "1804", "version": "latest"}, "fault"),
+            ({"publisher": "microsoft-dsvm", "offer": "ubuntu-hpc", "sku": "2204", "version": "1.0.0"}, "fault"),
+            ({"id": "/subscriptions/x/resourceGroups/y/providers/Microsoft.Compute/images/z"}, None),
+        ):
+            machine = json.loads(group.machine_path.read_text(encoding="utf-8"))
+            machine["storageProfile"]["imageReference"] = image
+            group.machine_path.write_text(json.dumps(machine), encoding="utf-8")
+            provider = group.provider("ours")
+            found = {one.subject.partition(" ")[0]: one.level for one in await provider.examine()}
+            await provider.close()
+            assert found.get("image") == level
+
+
+@pytest.mark.cloud("azure", errors=("clock skew", "group of Azure's own autoscale"))
+async def test_names_clock_and_other_autoscalers_are_told(tmp_path: Path) -> None:
+    """A group, a subscription or a region that is none of ours; a clock that is wrong; a set that Azure scales."""
+    async with served_group(tmp_path) as group:
+        wrong = {"resource_group": "nowhere", "subscription": "11111111-0000-4000-8000-000000000000"}
+        for name, value in wrong.items():
+            provider = group.provider("ours", **{name: value})
+            (finding,) = await provider.examine()
+            await provider.close()
+            assert (finding.level, f"azure.{name}" in finding.next_step, value in finding.said) == ("fault", True, True)
+        provider = group.provider("ours", region="northeurope")
+        elsewhere = {one.subject: one for one in await provider.examine()}
+        await provider.close()
+        group.fake.clock_ahead_seconds = -120.0
+        target = group.fake.id_of("virtualMachineScaleSets", "gpu")
+        setting = {"name": "cpu-rule", "properties": {"enabled": True, "targetResourceUri": target}}
+        group.fake.autoscale_settings = [setting]
+        provider = group.provider("ours")
+        found = {one.subject: one for one in await provider.examine()}
+        await provider.close()
+    assert "set azure.region to that" in elsewhere["azure scale set gpu"].said
+    assert "s ahead of Azure's" in found["clock"].said
+    assert "cpu-rule" in found["azure scale set gpu"].said
+
+
+async def test_the_role_has_what_the_settings_need(tmp_path: Path) -> None:
+    """Nothing of scale sets that are told a number where there are none."""
+    async with served_group(tmp_path) as group:
+        flexible = json.loads(needed_role(group.options()))
+        uniform = json.loads(needed_role(group.options(scale_sets=("training=a100",))))
+    assert "Microsoft.Compute/virtualMachines/write" in flexible["Actions"]
+    assert "Microsoft.Compute/virtualMachineScaleSets/delete/action" not in flexible["Actions"]
+    assert "Microsoft.Compute/virtualMachineScaleSets/delete/action" in uniform["Actions"]

@@ -1,0 +1,111 @@
+"""`gpu-autoscaler doctor` on a cluster with Karpenter, with half of it, and without."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.bench.peers.real import KARPENTER, node_class, node_pool
+from tests.controlplane.fixtures import plane
+from tests.controlplane.plane import ControlPlane
+from tests.support.karpenter import needed_karpenter, options_in
+
+from gpu_autoscaler_services.cli.main import run
+
+__all__ = ["plane"]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(180)]
+
+CLASS = "karpenter.kwok.sh/KWOKNodeClass/default"
+
+
+@pytest.fixture
+def settings(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment of settings for this plane."""
+    needed_karpenter()
+    options = options_in(tmp_path)
+    for name, value in {
+        "PROVIDER_NAME": "karpenter",
+        "KUBE_KUBECONFIG_PATH": str(plane.kubeconfig()),
+        "KARPENTER_NODE_CLASS": CLASS,
+        "KARPENTER_OFFERS_PATH": str(options.offers_path),
+    }.items():
+        monkeypatch.setenv(f"GPU_AUTOSCALER_{name}", value)
+
+
+def findings(capsys: pytest.CaptureFixture[str], code: int) -> dict[str, dict[str, str]]:
+    """What the command found, by subject; it must end with this code."""
+    assert run(["doctor", "-o", "json"]) == code
+    return {one["subject"]: one for one in json.loads(capsys.readouterr().out)}
+
+
+def install(plane: ControlPlane) -> None:
+    """Karpenter's definitions, without Karpenter."""
+    for name in ("nodepools", "nodeclaims", "kwoknodeclasses"):
+        plane.kubectl("apply", "--server-side", "-f", str(KARPENTER.folder() / f"{name}.yaml"))
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+
+
+@pytest.mark.usefixtures("settings")
+def test_what_is_missing_is_named_until_nothing_is(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
+    """No Karpenter, no class, a pool that buys as well; then all is fine, and no claim was made."""
+    bare = findings(capsys, 1)
+    assert bare.keys() == {"NodeClaims"}
+    assert "install Karpenter 1.0 or newer" in bare["NodeClaims"]["next_step"]
+
+    install(plane)
+    found = findings(capsys, 1)
+    assert found[CLASS]["level"] == "fault"
+    assert "there is no karpenter.kwok.sh/KWOKNodeClass/default" in found[CLASS]["said"]
+    assert found["a trial claim"]["level"] == "fine"
+
+    plane.kubectl("apply", "-f", "-", text=node_class())
+    plane.kubectl("apply", "-f", "-", text=node_pool({}))
+    found = findings(capsys, 0)
+    assert (found["NodePools"]["level"], "default: Karpenter itself buys" in found["NodePools"]["said"]) == (
+        "advice",
+        True,
+    )
+
+    plane.kubectl("apply", "-f", "-", text=node_pool({"nvidia.com/gpu": "0"}))
+    found = findings(capsys, 0)
+    assert {one["level"] for one in found.values()} == {"fine"}, found
+    assert {"rights on nodeclaims", "rights on events", "offers"} <= found.keys()
+    assert plane.kubectl("get", "nodeclaims", "-o", "name") == ""
+
+
+@pytest.mark.usefixtures("settings")
+def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(
+    plane: ControlPlane, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run as it stands, it is enough."""
+    install(plane)
+    plane.kubectl("apply", "-f", "-", text=node_class())
+    plane.kubectl("create", "serviceaccount", "buyer")
+    token = plane.kubectl("create", "token", "buyer").strip()
+    monkeypatch.setenv("GPU_AUTOSCALER_KUBE_KUBECONFIG_PATH", str(plane.kubeconfig("buyer", {"token": token})))
+    found = findings(capsys, 1)
+    assert "may not create, get, list, patch, delete" in found["rights on nodeclaims"]["said"]
+    for subject in ("rights on nodeclaims", "rights on events"):
+        for command in found[subject]["next_step"].split(" && "):
+            plane.kubectl(*command.split()[1:])
+    found = findings(capsys, 0)
+    assert {subject for subject, one in found.items() if one["level"] != "fine"} == {CLASS}
+    assert "get kwoknodeclasses" in found[CLASS]["said"]
+
+
+@pytest.mark.usefixtures("settings")
+def test_the_printed_role_is_enough(
+    plane: ControlPlane, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is bound to it misses nothing but to see NodePools, of which nothing is said then."""
+    install(plane)
+    plane.kubectl("apply", "-f", "-", text=node_class())
+    assert run(["doctor", "--policy"]) == 0
+    plane.kubectl("apply", "-f", "-", text=capsys.readouterr().out)
+    plane.kubectl("create", "serviceaccount", "bound")
+    role = ("--clusterrole=gpu-autoscaler-karpenter", "--serviceaccount=default:bound")
+    plane.kubectl("create", "clusterrolebinding", "bound", *role)
+    token = plane.kubectl("create", "token", "bound").strip()
+    monkeypatch.setenv("GPU_AUTOSCALER_KUBE_KUBECONFIG_PATH", str(plane.kubeconfig("bound", {"token": token})))
+    found = findings(capsys, 0)
+    assert {one["level"] for one in found.values()} == {"fine"}, found
+    assert "NodePools" not in found

@@ -1,0 +1,73 @@
+"""Pods on a node that Karpenter ends are told to save, by annotation and hook; the node is left to Karpenter."""
+
+from datetime import datetime, timedelta
+
+from tests.support.cluster import RunningCluster, running_cluster
+from tests.support.kube_objects import Json, pod
+from tests.support.stories import Told, given
+from tests.unit.kube.test_hooks import HOOK, listening
+
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.kube.hooks import Hooks
+from gpu_autoscaler.kube.protocol import NODES
+from gpu_autoscaler.kube.translate.node import node_observed
+from gpu_autoscaler.kube.translate.pod import pod_observed
+from gpu_autoscaler.model.labels import ACTION_ID, CHECKPOINT_REQUESTED, KARPENTER_REGISTERED
+from gpu_autoscaler.simcluster.kinds import NODES as SERVED_NODES
+from gpu_autoscaler.simcluster.kinds import PODS as SERVED_PODS
+from gpu_autoscaler_services.scaler.farewells import Farewells
+
+NODE = "gpu-a"
+
+
+async def seen(here: RunningCluster) -> ClusterState:
+    """What the pod watcher would have said by now."""
+    now = here.clock.now()
+    pods = [pod_observed(one, epoch=1) for one in await here.kube.pods_on(NODE)]
+    facts = (node_observed(await here.kube.get(NODES, "", NODE), epoch=1), *pods)
+    return given(tuple(Told(fact, now) for fact in facts), as_of=now)
+
+
+def karpenter_ends_it(here: RunningCluster) -> datetime:
+    """It deletes the node, which its finalizer holds until the instance is gone; since when."""
+    here.world.api.modify(
+        SERVED_NODES, NODE, lambda item: item["metadata"].update(finalizers=["karpenter.sh/termination"])
+    )
+    here.world.api.delete(SERVED_NODES, NODE)
+    return datetime.fromisoformat(here.item("nodes", NODE)["metadata"]["deletionTimestamp"])
+
+
+def works_here(here: RunningCluster, name: str, port: int) -> None:
+    """A pod with a hook that runs on the node, where this test listens."""
+    item = pod(name, nodeName=NODE, terminationGracePeriodSeconds=30)
+    item["metadata"]["annotations"] = {HOOK: f":{port}/save"}
+    here.add("pods", item)
+
+    def runs(thing: Json) -> None:
+        thing["status"] |= {"phase": "Running", "podIP": "127.0.0.1"}
+
+    here.world.api.modify(SERVED_PODS, f"default/{name}", runs)
+
+
+async def test_pods_are_told_once_and_the_node_is_left_alone() -> None:
+    """By when their own grace is over; a second look at the same state, or at a newer one, tells nobody again."""
+    hooks = Hooks()
+    async with listening() as (port, heard), running_cluster(clock_factor=1.0) as here:
+        here.add_node(NODE, labels={ACTION_ID: "buy-1", KARPENTER_REGISTERED: "true"})
+        works_here(here, "train", port)
+        farewells = Farewells(here.kube, hooks)
+        await farewells.tell(await seen(here))
+        assert heard == [], "nobody ends it yet"
+
+        ends_at = (karpenter_ends_it(here) + timedelta(seconds=30)).isoformat()
+        before = await seen(here)
+        for state in (before, before, await seen(here)):
+            await farewells.tell(state)
+        told, node = here.item("pods", "train")["metadata"], here.item("nodes", NODE)
+    await hooks.close()
+
+    assert heard == [("/save", {"pod": "default/train", "deadline_at": ends_at})]
+    assert told["annotations"][CHECKPOINT_REQUESTED] == ends_at
+    assert "deletionTimestamp" not in told, "nobody is evicted by us"
+    assert not node["spec"].get("unschedulable")
+    assert node["metadata"]["finalizers"] == ["karpenter.sh/termination"]

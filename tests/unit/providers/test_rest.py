@@ -1,0 +1,93 @@
+"""Calls to REST clouds: what is an answer, and what is asked again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.providers.pacing import RateBudget
+from gpu_autoscaler.providers.rest import Answer, RestCalls, said
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+async def _token() -> str:
+    return "secret"
+
+
+@asynccontextmanager
+async def asked(handler: Handler, *, call_seconds_max: float = 30.0) -> AsyncIterator[Callable[[], Awaitable[Answer]]]:
+    """Yields a call to a server that answers by `handler`."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    calls = RestCalls(_token, call_seconds_max=call_seconds_max)
+    budget = RateBudget(100.0, 100)
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/thing"
+    try:
+        yield lambda: calls.call("things.make", "POST", url, budget=budget, query={"zone": "a"}, body={"name": "x"})
+    finally:
+        await calls.close()
+        await runner.cleanup()
+
+
+async def test_an_answer_carries_status_and_body() -> None:
+    """Token, query and JSON body go out; a refusal comes back as an answer, for the driver to read."""
+
+    async def refuse(request: web.Request) -> web.Response:
+        sent = {"token": request.headers["Authorization"], "zone": request.query["zone"], **await request.json()}
+        return web.json_response({"error": {"message": "no", "sent": sent}}, status=409)
+
+    async with asked(refuse) as call:
+        answer = await call()
+    assert (answer.status, answer.is_success, said(answer)) == (409, False, "no")
+    assert answer.body["error"]["sent"] == {"token": "Bearer secret", "zone": "a", "name": "x"}
+
+
+@pytest.mark.parametrize(("status", "wait_seconds"), [(429, 7.0), (500, 7.0), (503, 7.0)])
+async def test_a_cloud_in_trouble_is_asked_again(status: int, wait_seconds: float) -> None:
+    """After as long as it asks for; its own words are kept."""
+
+    async def trouble(_: web.Request) -> web.Response:
+        return web.Response(status=status, text="overloaded", headers={"Retry-After": "7"})
+
+    async with asked(trouble) as call:
+        with pytest.raises(TransientError, match="overloaded") as told:
+            await call()
+    assert told.value.retry_after_seconds == wait_seconds
+
+
+async def test_an_answer_that_never_comes_ends_by_the_limit() -> None:
+    """The call may have been done, so it may be made again."""
+
+    async def hang(_: web.Request) -> web.Response:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    async with asked(hang, call_seconds_max=0.2) as call:
+        with pytest.raises(TransientError, match=r"within 0\.2 s; the same call may be made again"):
+            await call()
+
+
+async def test_half_an_answer_is_no_answer() -> None:
+    """What cannot be read is not taken for success."""
+
+    async def garbled(_: web.Request) -> web.Response:
+        return web.Response(text='{"items": [')
+
+    async with asked(garbled) as call:
+        with pytest.raises(TransientError, match="cannot be read"):
+            await call()
+
+
+async def test_nobody_there_is_transient() -> None:
+    """A region that is down is no refusal."""
+    calls = RestCalls(_token, call_seconds_max=5.0)
+    with pytest.raises(TransientError, match="may be made again"):
+        await calls.call("things.list", "GET", "http://127.0.0.1:1/", budget=RateBudget(1.0, 1))
+    await calls.close()
