@@ -27,7 +27,7 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.local
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
-demo: $(VENV)/$(if $(CLOUD),.dev,.local) ## Run the whole story on this machine, then report (KEEP=1 stays up; CLOUD=aws buys from a fake of it)
+demo: $(VENV)/$(if $(CLOUD),.dev,.local) ## Run the whole story on this machine, then report (KEEP=1 stays up; CLOUD=aws, azure or gcp buys from a fake of it)
 	@$(BIN)/gpu-autoscaler demo $(if $(KEEP),--keep) $(if $(CLOUD),--cloud $(CLOUD)) $(ARGS)
 
 up: $(VENV)/.local ## Start every service as a process and stay up
@@ -67,9 +67,12 @@ peers: $(VENV)/.dev ## Build Karpenter (needs Go; into a cache outside of this f
 	@$(BIN)/python -m tests.bench.peers.real
 	$(BIN)/python -m tests.bench --case P1 --out out/peers.json
 
-controlplane: $(VENV)/.dev ## Build a real Kubernetes control plane for tests (needs Go; into a cache outside of this folder)
+controlplane: $(VENV)/.dev ## Build a real Kubernetes control plane, Karpenter and controllers for tests (needs Go; into a cache outside of this folder)
 	@$(BIN)/python -m tests.controlplane.programs
 	@$(BIN)/python -m tests.controlplane.definitions
+	@$(BIN)/python -m tests.controlplane.jobset_controller
+	@$(BIN)/python -m tests.controlplane.volcano_controller
+	@$(BIN)/python -m tests.bench.peers.real
 
 chart: $(VENV)/.dev ## Build Helm for tests (needs Go), then lint, render and install the chart on a real API server; read the Dockerfile and the compose file
 	@$(BIN)/python -m tests.chart.programs
@@ -87,7 +90,7 @@ sim-mutants: $(VENV)/.dev ## Plant known bugs, one at a time, and see that the s
 
 lock: $(VENV)/.dev ## Write the locks again (needs uv on the PATH)
 	uv pip compile requirements/build.in --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/build.txt
-	uv pip compile pyproject.toml --extra aws --extra postgres --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/runtime.txt
+	uv pip compile pyproject.toml --extra aws --extra azure --extra gcp --extra postgres --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/runtime.txt
 	uv pip compile pyproject.toml requirements/build.in --extra local --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/local.txt
 	uv pip compile pyproject.toml requirements/build.in --extra dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/dev.txt
 
