@@ -12,7 +12,8 @@ from pathlib import Path
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
 FAILED_COUNT_MAX = 3
 REAL_PROCESSES = tuple(
-    f"tests/{folder}/" for folder in ("bench", "containers", "contract", "controlplane", "e2e", "integration", "upgrade")
+    f"tests/{folder}/"
+    for folder in ("bench", "containers", "contract", "controlplane", "e2e", "integration", "upgrade")
 )
 
 
