@@ -26,7 +26,7 @@ def tried_again(failed: list[str]) -> list[str]:
 def main() -> None:
     """Print the node ids, a line each; exit with 1 where there is no second try."""
     again = tried_again(sorted(json.loads(LAST_FAILED.read_text()))) if LAST_FAILED.exists() else []
-    print("\n".join(again))
+    sys.stdout.write("\n".join(again) + "\n")
     sys.exit(0 if again else 1)
 
 
