@@ -54,6 +54,23 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     terminated_at: Instant | None = None
 
 
+def as_ordered(
+    order: Order, provider_id: ProviderId, *, launched_at: datetime, state: InstanceState = "pending"
+) -> Instance:
+    """Return an instance of which the cloud shows nothing (yet, or any more): what its order says, and no more."""
+    offer = order.offer
+    return Instance(
+        provider_id=provider_id,
+        action_id=order.action_id,
+        state=state,
+        instance_type=offer.instance_type,
+        zone=offer.zone,
+        capacity_type=offer.capacity_type,
+        price_micro_usd_per_hour=offer.price_micro_usd_per_hour,
+        launched_at=launched_at,
+    )
+
+
 class LaunchRefused(PermanentError):
     """The cloud will not make this instance now; nothing was made. `retry_after_seconds` is cluster time."""
 

@@ -4,7 +4,7 @@ The same promises are checked at every step of the simulation; here they are che
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -23,7 +23,7 @@ from gpu_autoscaler.events.scaling import (
 )
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
 from gpu_autoscaler.model.decisions import BuyNode
-from gpu_autoscaler.model.ids import ActionId, JobId
+from gpu_autoscaler.model.ids import ActionId, JobId, PlanId
 from gpu_autoscaler_services.demo.record import Record
 from gpu_autoscaler_services.local.world import Truth
 
@@ -88,22 +88,32 @@ def _limits_hold(record: Record, policy: ScalingPolicy) -> Iterator[str]:
 
     In the order in which the broker stored it: whatever a plan knew of was stored before it.
     """
-    prices: dict[ActionId, int] = {}  # an hour, in micro-USD, of every order that is open
+    prices: dict[ActionId, int | None] = {}  # an hour, in micro-USD, of every order that is open; None: not known
     price_max = policy.price_micro_usd_per_hour_max
     for fact in (seen.fact for seen in sorted(record.seen, key=lambda seen: seen.stored_at)):
         if isinstance(fact, ScalingPlanMade):
             bought = (item for item in fact.plan.decisions if isinstance(item, BuyNode))
-            prices |= {item.action_id: item.offer.price_micro_usd_per_hour or 0 for item in bought}
+            prices |= {item.action_id: item.offer.price_micro_usd_per_hour for item in bought}
             if len(prices) > policy.nodes_count_max:
                 yield f"plan {fact.plan_id} makes {len(prices)} nodes, allowed are {policy.nodes_count_max}"
-            if price_max is not None and sum(prices.values()) > price_max:
-                yield f"plan {fact.plan_id} makes {sum(prices.values())} micro-USD an hour, allowed are {price_max}"
+            if price_max is not None:
+                yield from _too_dear(fact.plan_id, prices, price_max)
         elif isinstance(fact, ScalingLaunchRefused):
             prices.pop(fact.action_id, None)
         elif isinstance(fact, ScalingNodeTerminated) and fact.order_action_id is not None:
             prices.pop(fact.order_action_id, None)
         elif isinstance(fact, NodeInstanceObserved) and fact.state == "terminated" and fact.action_id is not None:
             prices.pop(fact.action_id, None)
+
+
+def _too_dear(plan_id: PlanId, prices: Mapping[ActionId, int | None], price_max: int) -> Iterator[str]:
+    """Under a limit of money nothing is bought whose price nobody knows: it is not free."""
+    known = sum(price for price in prices.values() if price is not None)
+    if known > price_max:
+        yield f"plan {plan_id} makes {known} micro-USD an hour, allowed are {price_max}"
+    unknown = sorted(action_id for action_id, price in prices.items() if price is None)
+    if unknown:
+        yield f"plan {plan_id} has orders with no known price, allowed are {price_max} micro-USD an hour: {unknown}"
 
 
 def _no_force_without_need(record: Record) -> Iterator[str]:

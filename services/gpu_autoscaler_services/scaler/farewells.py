@@ -33,8 +33,9 @@ class Farewells:
 
     async def tell(self, state: ClusterState) -> None:
         """Tell everybody who is to be told now; whom the API server does not let us tell is told at the next look."""
-        due = departures(state)[:NODES_PER_TICK_MAX]
-        await asyncio.gather(*(self._tell_on(departure) for departure in due))
+        due = departures(state)
+        self._refused &= {departure.node_name for departure in due}
+        await asyncio.gather(*(self._tell_on(departure) for departure in due[:NODES_PER_TICK_MAX]))
 
     async def _tell_on(self, departure: Departure) -> None:
         name = departure.node_name

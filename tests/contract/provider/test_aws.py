@@ -4,9 +4,10 @@ import asyncio
 import base64
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -95,14 +96,21 @@ class AwsRig(Rig):
         self.region.clock.turn(seconds)
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[AwsRig]:
-    """A region, and two installations that buy there."""
-    with served_region() as region:
-        made = AwsRig(region)
-        yield made
-        await made.ours.close()
-        await made.theirs.close()
+def rig_of(kind: Callable[[Region], AwsRig]) -> Any:  # noqa: ANN401 - the type of a fixture is pytest's own affair
+    """Return the fixture `rig`: one of this kind, in a region of its own."""
+
+    @pytest.fixture(name="rig")
+    async def served() -> AsyncIterator[AwsRig]:
+        with served_region() as region:
+            made = kind(region)
+            yield made
+            await made.ours.close()
+            await made.theirs.close()
+
+    return served
+
+
+rig = rig_of(AwsRig)
 
 
 @pytest.mark.cloud(

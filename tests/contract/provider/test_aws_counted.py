@@ -1,16 +1,16 @@
 """The AWS driver keeps the promises also where a pool's group allows no LaunchInstances, and is told a number."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, Rig, order
-from tests.contract.provider.test_aws import AwsRig
+from tests.contract.provider.contract import OURS, THEIRS, order
+from tests.contract.provider.counted import CountedContract
+from tests.contract.provider.test_aws import AwsRig, rig_of
 from tests.contract.provider.test_aws_groups import make_group
-from tests.support.aws import REGION, Region, served_region
+from tests.support.aws import REGION, Region
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
@@ -72,14 +72,7 @@ class CountedRig(AwsRig):
         return ProviderId(f"aws:///{seen.zone}/{seen.instance_id}")
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[CountedRig]:
-    """A region with groups of one zone."""
-    with served_region() as region:
-        made = CountedRig(region)
-        yield made
-        await made.ours.close()
-        await made.theirs.close()
+rig = rig_of(CountedRig)
 
 
 @pytest.mark.cloud(
@@ -87,28 +80,8 @@ async def rig() -> AsyncIterator[CountedRig]:
     calls=("SetDesiredCapacity", "DescribeScalingActivities", "CreateOrUpdateTags", "DeleteTags"),
     errors=("failed scaling activity",),
 )
-class TestAwsCounted(ProviderContract):
+class TestAwsCounted(CountedContract):
     """The inherited promises; the fixture is the module's."""
-
-    async def test_what_shows_up_late_is_not_bought_again(self, rig: Rig) -> None:
-        """Nobody knows whose it is until it shows: the order says "later" until then, and asks for no second one."""
-        assert isinstance(rig, CountedRig)
-        wanted = await order(rig)
-        await rig.show_after(60)
-        for _ in range(3):
-            with pytest.raises(TransientError, match="does not show yet"):
-                await rig.ours.launch(wanted)
-        await rig.wait(90)
-        made = await rig.ours.launch(wanted)
-        assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
-        assert rig.wanted_count() == 1
-
-    async def test_only_the_named_offer_is_refused(self, rig: Rig) -> None:
-        """Another pool's group sells meanwhile."""
-        wanted = await order(rig)
-        await rig.refuse(wanted.offer.key)
-        other = msgspec.structs.replace(await order(rig, "a2", index=1), pool="other")
-        assert (await rig.ours.launch(other)).action_id == "a2"
 
 
 async def test_orders_at_once_are_one_instance_each(rig: CountedRig) -> None:

@@ -2,14 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, order
-from tests.contract.provider.test_aws import AwsRig
-from tests.support.aws import REGION, Region, served_region
+from tests.contract.provider.test_aws import AwsRig, rig_of
+from tests.support.aws import REGION, Region
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.labels import INSTALLATION
@@ -54,14 +54,7 @@ class GroupRig(AwsRig):
         return int(self.fake.groups.get("gpu-workers").desired_capacity)
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[GroupRig]:
-    """A region with groups."""
-    with served_region() as region:
-        made = GroupRig(region)
-        yield made
-        await made.ours.close()
-        await made.theirs.close()
+rig = rig_of(GroupRig)
 
 
 @pytest.mark.cloud(

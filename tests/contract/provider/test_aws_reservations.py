@@ -1,13 +1,11 @@
 """What is reserved with AWS is offered as paid, launched into by its name, and left before a block's end."""
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import msgspec
 import pytest
 from tests.contract.provider.contract import OURS, order
-from tests.contract.provider.test_aws import AwsRig
-from tests.support.aws import served_region
+from tests.contract.provider.test_aws import AwsRig, rig_of
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.offers import CapacityType, Offer
@@ -33,14 +31,7 @@ class ReservedRig(AwsRig):
         return self.region.provider(OURS, capacity_reservations=names)
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[ReservedRig]:
-    """A region."""
-    with served_region() as region:
-        made = ReservedRig(region)
-        yield made
-        await made.ours.close()
-        await made.theirs.close()
+rig = rig_of(ReservedRig)
 
 
 async def reserved(provider: AwsCapacity) -> list[Offer]:

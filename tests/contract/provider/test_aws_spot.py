@@ -1,15 +1,13 @@
 """What AWS says of spot ahead of time: bands of interruption, and how likely a zone has room."""
 
 import os
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.contract.provider.contract import OURS, order
-from tests.contract.provider.test_aws import AwsRig
-from tests.support.aws import served_region
+from tests.contract.provider.test_aws import AwsRig, rig_of
 
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.offers import CapacityType
@@ -22,14 +20,7 @@ ADVICE = {"spot_advisor": {"eu-west-1": {"Linux": {"g4dn.xlarge": {"r": 2, "s": 
 TYPES = ("g4dn.xlarge", "g5.xlarge", "g4dn.2xlarge")
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[AwsRig]:
-    """A region."""
-    with served_region() as region:
-        made = AwsRig(region)
-        yield made
-        await made.ours.close()
-        await made.theirs.close()
+rig = rig_of(AwsRig)
 
 
 async def test_spot_begins_with_the_band_that_is_published_for_it(rig: AwsRig, tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, Rig, order
+from tests.contract.provider.contract import OURS, THEIRS, Rig, order
+from tests.contract.provider.counted import CountedContract
 from tests.contract.provider.test_azure import AzureRig
 from tests.support.azure import REGION, Group, served_group
 
@@ -52,7 +52,7 @@ class UniformRig(AzureRig):
         self.ours = group.provider(OURS, scale_sets=("default=t4", "other=t4-zone-2"), **alone)
         self.theirs = group.provider(THEIRS, scale_sets=("default=theirs",), **alone)
 
-    def capacity(self, name: str = "t4") -> int:
+    def wanted_count(self, name: str = "t4") -> int:
         """What the set is told."""
         return self.fake.scale_sets.capacity(name)
 
@@ -95,28 +95,8 @@ async def rig(tmp_path: Path) -> AsyncIterator[UniformRig]:
         "ActivityLogs_List",
     ),
 )
-class TestAzureUniform(ProviderContract):
+class TestAzureUniform(CountedContract):
     """The inherited promises; the fixture is the module's."""
-
-    async def test_what_shows_up_late_is_not_bought_again(self, rig: Rig) -> None:
-        """Nobody knows its name until it shows: the order says "later" until then, and asks for no second one."""
-        assert isinstance(rig, UniformRig)
-        wanted = await order(rig)
-        await rig.show_after(60)
-        for _ in range(3):
-            with pytest.raises(TransientError, match="does not show yet"):
-                await rig.ours.launch(wanted)
-        await rig.wait(90)
-        made = await rig.ours.launch(wanted)
-        assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
-        assert rig.capacity() == 1
-
-    async def test_only_the_named_offer_is_refused(self, rig: Rig) -> None:
-        """Another pool's set sells meanwhile."""
-        wanted = await order(rig)
-        await rig.refuse(wanted.offer.key)
-        other = msgspec.structs.replace(await order(rig, "a2", index=1), pool="other")
-        assert (await rig.ours.launch(other)).action_id == "a2"
 
     async def test_a_large_fleet_is_listed_whole(self, rig: Rig) -> None:
         """As many sets of one pool as it takes: each remembers as many as its tags hold."""
@@ -141,7 +121,7 @@ async def test_orders_at_once_are_one_machine_each(rig: UniformRig) -> None:
         await asyncio.gather(*(rig.ours.launch(each) for each in orders), return_exceptions=True)
     listed = await rig.ours.instances(OURS)
     assert sorted(str(each.action_id) for each in listed) == [f"a{number}" for number in range(5)]
-    assert rig.capacity() == rig.fake.launches_count == 5
+    assert rig.wanted_count() == rig.fake.launches_count == 5
 
 
 async def test_a_restart_finds_what_was_ordered(rig: UniformRig) -> None:
@@ -154,7 +134,7 @@ async def test_a_restart_finds_what_was_ordered(rig: UniformRig) -> None:
     another = rig.group.provider(OURS, scale_sets=("default=t4",), **alone)
     made = await another.launch(wanted)
     await another.close()
-    assert (made.action_id, rig.capacity()) == (wanted.action_id, 1)
+    assert (made.action_id, rig.wanted_count()) == (wanted.action_id, 1)
 
 
 @pytest.mark.cloud("azure", errors=("killed between call and answer",))
@@ -169,7 +149,7 @@ async def test_a_used_token_never_buys_again_after_a_restart(rig: UniformRig) ->
     again = await another.launch(wanted)
     await another.close()
     assert (again.provider_id, again.state) == (made.provider_id, "terminated")
-    assert (rig.capacity(), rig.fake.launches_count) == (0, 1)
+    assert (rig.wanted_count(), rig.fake.launches_count) == (0, 1)
 
 
 async def test_a_machine_that_nobody_has_seen_is_nobody_else_s(rig: UniformRig) -> None:
@@ -215,9 +195,9 @@ async def test_a_pool_of_several_sets_buys_where_there_is_room(rig: UniformRig) 
     far = await second.launch(await order(rig, "far", index=1))
     await second.close()
     assert len({each.provider_id for each in made}) == 12
-    assert rig.capacity("t4") + rig.capacity("t4-b") == 12
-    assert min(rig.capacity("t4"), rig.capacity("t4-b")) > 0
-    assert (rig.capacity("t4-full"), rig.capacity("t4-zone-2")) == (100, 1)
+    assert rig.wanted_count("t4") + rig.wanted_count("t4-b") == 12
+    assert min(rig.wanted_count("t4"), rig.wanted_count("t4-b")) > 0
+    assert (rig.wanted_count("t4-full"), rig.wanted_count("t4-zone-2")) == (100, 1)
     assert far.zone == f"{REGION}-2"
 
 
@@ -243,7 +223,7 @@ async def test_a_changed_set_is_read_again_once(rig: UniformRig) -> None:
     with pytest.raises(TransientError):
         await rig.ours.launch(await order(rig, "a2"))
     rig.fake.faults.clear()
-    assert rig.capacity() == 1
+    assert rig.wanted_count() == 1
 
 
 async def test_a_refusal_is_told_when_nothing_stands_any_more(rig: UniformRig) -> None:
@@ -256,7 +236,7 @@ async def test_a_refusal_is_told_when_nothing_stands_any_more(rig: UniformRig) -
     listed = await rig.ours.instances(OURS)
     assert (refused.value.kind, refused.value.code) == ("capacity", "ZonalAllocationFailed")
     assert [each.provider_id for each in listed] == [first.provider_id]
-    assert rig.capacity() == 1
+    assert rig.wanted_count() == 1
 
 
 async def test_an_end_lowers_the_number_by_that_machine(rig: UniformRig) -> None:
@@ -266,7 +246,7 @@ async def test_an_end_lowers_the_number_by_that_machine(rig: UniformRig) -> None
     await rig.wait(30)
     alive = [each.provider_id for each in await rig.ours.instances(OURS) if each.state == "running"]
     assert sorted(alive) == sorted([made[1].provider_id, made[2].provider_id])
-    assert rig.capacity() == 2
+    assert rig.wanted_count() == 2
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-import aiohttp
 import pytest
-from tests.controlplane.fixtures import plane
+from tests.controlplane.fixtures import outside, plane
 from tests.controlplane.plane import ControlPlane
 from tests.support.kube_http import Json, KubeHttp
 from tests.support.kube_objects import node, pod
@@ -20,7 +19,7 @@ from gpu_autoscaler.kube.protocol import WatchItem
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 
-__all__ = ["plane"]
+__all__ = ["outside", "plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 DEVICES = "/apis/resource.k8s.io/v1"
@@ -53,13 +52,6 @@ class Told:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-@pytest.fixture
-async def outside(plane: ControlPlane) -> AsyncIterator[KubeHttp]:
-    """Users, and the driver of devices."""
-    async with aiohttp.ClientSession() as session:
-        yield KubeHttp(session, plane.url, plane.admin_token, plane.tls)
 
 
 @pytest.fixture

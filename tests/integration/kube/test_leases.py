@@ -1,22 +1,19 @@
 """Who leads, shown as a Lease on a real API server."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
-from tests.controlplane.fixtures import plane
-from tests.controlplane.plane import ControlPlane
+from tests.controlplane.fixtures import kube, plane
 from tests.support.stories import T0
 
 from gpu_autoscaler.kube import leases
 from gpu_autoscaler.kube.client import KubeClient
-from gpu_autoscaler.kube.connection import from_kubeconfig
 from gpu_autoscaler.kube.leases import ShownLease, showing
 from gpu_autoscaler.kube.protocol import NotFound
 from gpu_autoscaler.runtime.clock import Clock
 
-__all__ = ["plane"]
+__all__ = ["kube", "plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
@@ -27,14 +24,6 @@ class OnTheBus:
 
     holder = "a/1"
     is_held = False
-
-
-@pytest.fixture
-async def kube(plane: ControlPlane) -> AsyncIterator[KubeClient]:
-    """Our client."""
-    client = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
-    yield client
-    await client.close()
 
 
 async def test_whoever_leads_is_seen_and_how_often_that_changed(kube: KubeClient) -> None:

@@ -3,81 +3,37 @@
 Volcano's scheduler does not run here: the test lets the group in and binds its pods, as that would.
 """
 
-import asyncio
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
-import aiohttp
 import msgspec
 import pytest
-from tests.controlplane.plane import EVERYTHING, ControlPlane, needed_programs, running_plane
+from tests.controlplane.fixtures import kube
+from tests.controlplane.plane import ControlPlane
 from tests.controlplane.volcano_controller import needed, running
-from tests.integration.kube.test_jobset import members, placed, until
+from tests.integration.kube.gangs import PODS, gang, members, outside, placed, until, whole_plane
 from tests.support.kube_http import MERGE, Json, KubeHttp
-from tests.support.kube_objects import node as node_json
-from tests.support.stories import T0, given, job, node
+from tests.support.stories import T0
 
-from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.events.job import JobQueued
 from gpu_autoscaler.kube.client import KubeClient
-from gpu_autoscaler.kube.connection import from_kubeconfig
 from gpu_autoscaler.kube.protocol import Changed, Cluster, Deleted, NotFound
 from gpu_autoscaler.kube.translate.progress import KINDS, progress
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.jobs import JobSpec, Runtime
-from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.model.jobs import Runtime
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.scheduler.binder import Binder
 
+__all__ = ["kube", "outside"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
-PODS = "/api/v1/namespaces/default/pods"
 GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
 VOLCANO = KINDS[Runtime.VOLCANO]
-NODES = ("spot-1", "lasting-1")
 
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
     """A whole control plane with Volcano's controllers on it."""
-    needed_programs(), needed()
-    with (
-        tempfile.TemporaryDirectory(prefix="plane-") as folder,
-        running_plane(Path(folder), EVERYTHING) as plane,
-        running(plane),
-    ):
+    with whole_plane(needed, running) as plane:
         yield plane
-
-
-@pytest.fixture
-async def outside(plane: ControlPlane) -> AsyncIterator[KubeHttp]:
-    """Two nodes with GPUs, one of them on spot."""
-    async with aiohttp.ClientSession() as session:
-        http = KubeHttp(session, plane.url, plane.admin_token, plane.tls)
-        for name in NODES:
-            kind = "spot" if name.startswith("spot") else "on-demand"
-            await http.send("POST", "/api/v1/nodes", node_json(name, labels={labels.CAPACITY_TYPE: kind}))
-        yield http
-    await asyncio.sleep(0.5)  # connections under TLS close a moment later (aiohttp, "Graceful Shutdown")
-
-
-@pytest.fixture
-async def kube(plane: ControlPlane) -> AsyncIterator[KubeClient]:
-    """Our client."""
-    client = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
-    yield client
-    await client.close()
-
-
-def gang(name: str) -> tuple[JobSpec, ClusterState]:
-    """Two members of four GPUs each, and a state that knows the nodes."""
-    kinds = {name: {labels.CAPACITY_TYPE: "spot" if "spot" in name else "on-demand"} for name in NODES}
-    state = given(*(node(each, labels=said) for each, said in kinds.items()), job(name, members=2, gpus=4))
-    queued = state.jobs[JobId(name)].queued
-    assert isinstance(queued, JobQueued)
-    return msgspec.structs.replace(queued.spec, runtime=Runtime.VOLCANO), state
 
 
 async def bound(outside: KubeHttp, name: str, node_name: str, besides: frozenset[str] = frozenset()) -> list[Json]:
@@ -102,7 +58,7 @@ async def bound(outside: KubeHttp, name: str, node_name: str, besides: frozenset
 
 async def test_a_member_that_is_evicted_makes_all_begin_anew(outside: KubeHttp, kube: KubeClient) -> None:
     """Both pods are new ones, and the Job goes on; the other's failure for want of its peer ends nothing."""
-    binder, (spec, state) = Binder(kube, "default"), gang("moved")
+    binder, (spec, state) = Binder(kube, "default"), gang("moved", Runtime.VOLCANO, gpus=4)
     await binder.release(spec, placed(spec, "spot-1"), state)
     first = await bound(outside, "moved", "spot-1")
     uids = frozenset(pod["metadata"]["uid"] for pod in first)
@@ -120,7 +76,7 @@ async def test_a_member_that_is_evicted_makes_all_begin_anew(outside: KubeHttp, 
 
 async def test_work_that_fails_ends_the_job(outside: KubeHttp, kube: KubeClient) -> None:
     """Volcano ends the other member, and says that it is over."""
-    binder, (spec, state) = Binder(kube, "default"), gang("broken")
+    binder, (spec, state) = Binder(kube, "default"), gang("broken", Runtime.VOLCANO, gpus=4)
     await binder.release(spec, placed(spec, "spot-1"), state)
     first, *_ = await bound(outside, "broken", "spot-1")
     path = f"{PODS}/{first['metadata']['name']}/status"
@@ -135,7 +91,7 @@ async def test_work_that_fails_ends_the_job(outside: KubeHttp, kube: KubeClient)
 
 async def test_a_job_that_is_to_leave_spot_is_made_anew(outside: KubeHttp, kube: KubeClient) -> None:
     """Gone with its pods, which is not its end; then made with what keeps it off spot."""
-    binder, (spec, state) = Binder(kube, "default"), gang("worn")
+    binder, (spec, state) = Binder(kube, "default"), gang("worn", Runtime.VOLCANO, gpus=4)
     watcher = PodWatcher(kube, Cluster(installation="i", epoch=7))
     await binder.release(spec, placed(spec, "spot-1"), state)
     await bound(outside, "worn", "spot-1")

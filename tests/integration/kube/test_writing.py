@@ -1,12 +1,10 @@
 """Every write of ours on a real API server, and every answer that it has for an eviction."""
 
 import itertools
-from collections.abc import AsyncIterator
 
-import aiohttp
 import msgspec
 import pytest
-from tests.controlplane.fixtures import plane
+from tests.controlplane.fixtures import kube, outside, plane
 from tests.controlplane.plane import ControlPlane
 from tests.support.faulty_proxy import Fault, faulty_proxy
 from tests.support.kube_http import MERGE, STRATEGIC, Json, KubeHttp
@@ -18,7 +16,7 @@ from tests.support.stories import node as story_node
 from gpu_autoscaler.events.job import JobPlaced
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.client import KubeClient
-from gpu_autoscaler.kube.connection import Connection, from_kubeconfig
+from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS, Conflict, NotFound
 from gpu_autoscaler.kube.translate.progress import KINDS
 from gpu_autoscaler.model.errors import PermanentError, TransientError
@@ -27,27 +25,12 @@ from gpu_autoscaler.model.jobs import Runtime
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.scheduler.binder import Binder, NotInstalled
 
-__all__ = ["plane"]
+__all__ = ["kube", "outside", "plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 PATH = "/api/v1/namespaces/default/pods"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 _number = itertools.count(1)
-
-
-@pytest.fixture
-async def outside(plane: ControlPlane) -> AsyncIterator[KubeHttp]:
-    """Everybody else: users, and the kubelets and controllers that this plane does not have."""
-    async with aiohttp.ClientSession() as session:
-        yield KubeHttp(session, plane.url, plane.admin_token, plane.tls)
-
-
-@pytest.fixture
-async def kube(plane: ControlPlane) -> AsyncIterator[KubeClient]:
-    """Our client."""
-    client = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
-    yield client
-    await client.close()
 
 
 async def running(outside: KubeHttp, kube: KubeClient, app: str) -> wire.Pod:

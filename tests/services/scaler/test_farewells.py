@@ -2,6 +2,8 @@
 
 from datetime import datetime, timedelta
 
+import pytest
+import structlog
 from tests.support.cluster import RunningCluster, running_cluster
 from tests.support.kube_objects import Json, pod
 from tests.support.stories import Told, given
@@ -12,6 +14,7 @@ from gpu_autoscaler.kube.hooks import Hooks
 from gpu_autoscaler.kube.protocol import NODES
 from gpu_autoscaler.kube.translate.node import node_observed
 from gpu_autoscaler.kube.translate.pod import pod_observed
+from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.labels import ACTION_ID, CHECKPOINT_REQUESTED, KARPENTER_REGISTERED
 from gpu_autoscaler.simcluster.kinds import NODES as SERVED_NODES
 from gpu_autoscaler.simcluster.kinds import PODS as SERVED_PODS
@@ -71,3 +74,25 @@ async def test_pods_are_told_once_and_the_node_is_left_alone() -> None:
     assert "deletionTimestamp" not in told, "nobody is evicted by us"
     assert not node["spec"].get("unschedulable")
     assert node["metadata"]["finalizers"] == ["karpenter.sh/termination"]
+
+
+async def test_what_cannot_be_told_is_said_once_a_departure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at each look; and a node of the same name that goes later is another matter."""
+
+    async def forbidden(*_: object) -> bool:
+        raise PermanentError("pods is forbidden")
+
+    with structlog.testing.capture_logs() as lines:
+        async with running_cluster(clock_factor=1.0) as here:
+            here.add_node(NODE, labels={ACTION_ID: "buy-1", KARPENTER_REGISTERED: "true"})
+            works_here(here, "train", 1)
+            farewells = Farewells(here.kube)
+            stays = await seen(here)
+            karpenter_ends_it(here)
+            goes = await seen(here)
+            monkeypatch.setattr(here.kube, "annotate_pod", forbidden)
+            said = []
+            for state in (goes, goes, stays, goes):
+                await farewells.tell(state)
+                said.append(sum(line["event"] == "pods not told that their node goes" for line in lines))
+    assert said == [1, 1, 1, 2]

@@ -126,6 +126,19 @@ def test_a_price_an_hour_that_was_overshot_is_found() -> None:
     assert "micro-USD an hour" not in broken(record, price_max=limit)
 
 
+def test_an_order_without_a_price_breaks_a_limit_of_money() -> None:
+    """Unknown is not free; where no limit of money stands, nothing is broken."""
+    plan = BY_TYPE[ScalingPlanMade]
+    assert isinstance(plan, ScalingPlanMade)
+    (bought,) = (one for one in plan.plan.decisions if isinstance(one, BuyNode))
+    offer = msgspec.structs.replace(bought.offer, price_micro_usd_per_hour=None)
+    unpriced = msgspec.structs.replace(bought, offer=offer)
+    record = a_run(without=(ScalingPlanMade,))
+    add(record, msgspec.structs.replace(plan, plan=msgspec.structs.replace(plan.plan, decisions=(unpriced,))), 90)
+    assert "no known price" in broken(record, price_max=10**9)
+    assert broken(record) == ""
+
+
 def test_an_instance_left_over_is_found() -> None:
     """Nothing is ordered and forgotten."""
     assert "left over" in broken(a_run(), truth(left=("sim:///sim-a/i-1",)))

@@ -25,15 +25,15 @@ from gpu_autoscaler.providers.aws.reservations import AwsReservations, target_re
 from gpu_autoscaler.providers.aws.scores import PlacementScores
 from gpu_autoscaler.providers.aws.translate import (
     GROUP_TAG,
-    PROVIDER_ID_PREFIX,
     instance_id_of,
     instance_of,
+    provider_id_of,
     read_tags,
     tags_of,
 )
 from gpu_autoscaler.providers.files import dated, filled, prices_of, text_of
 from gpu_autoscaler.providers.findings import Finding
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered
 from gpu_autoscaler.providers.tokens import token_of
 
 SUBNETS_KEPT = timedelta(hours=1)
@@ -99,7 +99,10 @@ class AwsCapacity:
         if self._groups.stands_for(order.pool):
             instance_id = await self._groups.launch(order, now)
             told = await self._described(instance_id)
-            made = _unseen(order, instance_id, now) if told is None else instance_of(told, now=now)
+            if told is None:  # launched, and not shown yet
+                made = as_ordered(order, provider_id_of(order.offer.zone, instance_id), launched_at=now)
+            else:
+                made = instance_of(told, now=now)
         else:
             request = await self._request(order)
             try:
@@ -246,17 +249,3 @@ class AwsCapacity:
                 zones.setdefault(found[subnet], subnet)
             self._subnets, self._subnets_read_at = zones, now
         return self._subnets
-
-
-def _unseen(order: Order, instance_id: str, now: datetime) -> Instance:
-    """Return what was launched and is not shown yet: what the order says, and no more."""
-    return Instance(
-        provider_id=ProviderId(f"{PROVIDER_ID_PREFIX}{order.offer.zone}/{instance_id}"),
-        action_id=order.action_id,
-        state="pending",
-        instance_type=order.offer.instance_type,
-        zone=order.offer.zone,
-        capacity_type=order.offer.capacity_type,
-        price_micro_usd_per_hour=order.offer.price_micro_usd_per_hour,
-        launched_at=now,
-    )

@@ -151,6 +151,11 @@ def code_said(sentence: str) -> str:
     return next((code for words, code in _SAID.items() if words in lower), "ValidationError")
 
 
+def provider_id_of(zone: str, instance_id: str) -> ProviderId:
+    """Return the name by which Kubernetes knows an instance: `aws:///eu-west-1a/i-0abc`."""
+    return ProviderId(f"{PROVIDER_ID_PREFIX}{zone}/{instance_id}")
+
+
 def instance_id_of(provider_id: ProviderId) -> str:
     """Return EC2's id in `aws:///eu-west-1a/i-0abc`. Raises PermanentError for the name of another cloud."""
     if not provider_id.startswith(PROVIDER_ID_PREFIX):
@@ -183,7 +188,7 @@ def instance_of(told: Mapping[str, Any], *, now: datetime) -> Instance:
     price = tags.get(PRICE, "")
     action_id = tags.get(ACTION_ID)
     return Instance(
-        provider_id=ProviderId(f"{PROVIDER_ID_PREFIX}{zone}/{told['InstanceId']}"),
+        provider_id=provider_id_of(zone, told["InstanceId"]),
         action_id=None if action_id is None else ActionId(action_id),
         state=state,
         instance_type=told["InstanceType"],

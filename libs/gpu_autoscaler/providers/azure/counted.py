@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from gpu_autoscaler.cloudmeta.azure import provider_id_of
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.providers.azure.calls import AzureCalls
@@ -23,12 +24,11 @@ from gpu_autoscaler.providers.azure.translate import (
     LEDGER_TAG,
     PRICE_TAG,
     failure,
-    gone_of,
     instance_of,
     read_tags,
 )
 from gpu_autoscaler.providers.counting import Ledger, read_ledger
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered
 from gpu_autoscaler.providers.rest import Answer
 from gpu_autoscaler.providers.tokens import token_of
 
@@ -179,7 +179,7 @@ class CountedSets:
             self._calls.seen(UPDATE, await self._written(sold.name, look, look.ledger, None))
         if member not in look.members:
             resource_id = self._calls.id_of("virtualMachineScaleSets", f"{sold.name}/virtualMachines/{member}")
-            return gone_of(order, resource_id, now)
+            return as_ordered(order, provider_id_of(resource_id), launched_at=now, state="terminated")
         return _instance(look, sold, member, now)
 
     async def _withdraw(self, action_id: ActionId, name: str, failed: tuple[str, str], now: datetime) -> None:

@@ -16,14 +16,15 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from gpu_autoscaler.cloudmeta.azure import provider_id_of
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.azure.begun import BegunOrders
 from gpu_autoscaler.providers.azure.calls import AzureCalls
-from gpu_autoscaler.providers.azure.translate import failure, gone_of, instance_of, refusal_of, tags_of, zones_of
+from gpu_autoscaler.providers.azure.translate import failure, instance_of, refusal_of, tags_of, zones_of
 from gpu_autoscaler.providers.files import filled
 from gpu_autoscaler.providers.pacing import NotAsked
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered
 from gpu_autoscaler.providers.tokens import token_of
 
 CREATE = "VirtualMachines_CreateOrUpdate"
@@ -79,7 +80,8 @@ class AzureMachines:
         if told is None and (begun_at is None or now - begun_at < SETTLED):
             raise TransientError(f"{CREATE}: {name} was begun, and does not show; asked again")
         if told is None:
-            return gone_of(order, self._calls.id_of("virtualMachines", name), begun_at or now)
+            provider_id = provider_id_of(self._calls.id_of("virtualMachines", name))
+            return as_ordered(order, provider_id, launched_at=begun_at or now, state="terminated")
         made = see_as_ordered(instance_of(told, now=now), order)
         failed = _failure_of(told)
         if failed is not None:

@@ -159,20 +159,6 @@ def instance_of(told: Mapping[str, Any], *, now: datetime, is_spot: bool | None 
     )
 
 
-def gone_of(order: Order, resource_id: str, launched_at: datetime) -> Instance:
-    """Return the machine of an order of which Azure shows nothing any more: what the order says, and no date."""
-    return Instance(
-        provider_id=provider_id_of(resource_id),
-        action_id=order.action_id,
-        state="terminated",
-        instance_type=order.offer.instance_type,
-        zone=order.offer.zone,
-        capacity_type=order.offer.capacity_type,
-        price_micro_usd_per_hour=order.offer.price_micro_usd_per_hour,
-        launched_at=launched_at,
-    )
-
-
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """A size: what pods get of it, its GPUs, and the quota that it counts towards."""
 

@@ -35,7 +35,7 @@ from gpu_autoscaler.providers.gcp.translate import (
     read_metadata,
     token_prefix,
 )
-from gpu_autoscaler.providers.protocol import Instance, Order
+from gpu_autoscaler.providers.protocol import Instance, Order, as_ordered
 from gpu_autoscaler.providers.shared_reads import SharedRead
 
 SHOWN = timedelta(hours=1)  # for how long an end is told
@@ -93,7 +93,7 @@ class GcpCapacity:
         name = await self._launches.make(order, group, failed_count)
         told = await self._calls.find("instances.get", zone=group.zone, instance=name)
         if told is None:  # the group has it, lists do not yet
-            made = _unseen(order, provider_id_of(self._project, group.zone, name), self._now())
+            made = as_ordered(order, provider_id_of(self._project, group.zone, name), launched_at=self._now())
         else:
             made = instance_of(told, project=self._project, now=self._now())
         self._seen[name] = made
@@ -241,17 +241,3 @@ def _as_ordered(found: Instance, order: Order) -> Instance:
         bought = f"{found.instance_type}/{found.zone}/{found.capacity_type}"
         raise PermanentError(f"token of {order.action_id} bought {bought} ({found.provider_id}), not {offer.key}")
     return msgspec.structs.replace(found, action_id=order.action_id)
-
-
-def _unseen(order: Order, provider_id: ProviderId, now: datetime) -> Instance:
-    """Return what was made and is not shown yet: what the order says, and no more."""
-    return Instance(
-        provider_id=provider_id,
-        action_id=order.action_id,
-        state="pending",
-        instance_type=order.offer.instance_type,
-        zone=order.offer.zone,
-        capacity_type=order.offer.capacity_type,
-        price_micro_usd_per_hour=order.offer.price_micro_usd_per_hour,
-        launched_at=now,
-    )
