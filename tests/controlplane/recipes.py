@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -19,6 +20,9 @@ import msgspec
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gpu-autoscaler"
 _BUILD_SECONDS_MAX = 3600.0
 _GO_MINOR_MIN = 21  # from here on Go fetches the version that a module asks for (go.dev/doc/toolchain, read 2026-11-21)
+# A module that could not be fetched is asked for again (Go gives up at a handshake's time-out); what was built stays.
+_TRIES_MAX = 4
+_PAUSE_SECONDS = 5.0
 _PINS = ("go.mod", "go.sum")
 
 
@@ -75,13 +79,20 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         return target
 
     def _go(self, *command: str) -> str:
-        environment = {**os.environ, "CGO_ENABLED": "0"}
+        for _ in range(_TRIES_MAX - 1):
+            try:
+                return self._tried(command)
+            except subprocess.CalledProcessError:
+                time.sleep(_PAUSE_SECONDS)
+        return self._tried(command)
+
+    def _tried(self, command: tuple[str, ...]) -> str:
         return subprocess.run(
             command,
             cwd=self.module,
             check=True,
             timeout=_BUILD_SECONDS_MAX,
-            env=environment,
+            env={**os.environ, "CGO_ENABLED": "0"},
             stdout=subprocess.PIPE,
             text=True,
         ).stdout

@@ -1,5 +1,7 @@
 """Where the control plane's programs come from, and what is said where they cannot."""
 
+import contextlib
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -50,3 +52,33 @@ def test_the_pinned_version_is_told_to_the_linker() -> None:
     assert f"gitVersion={programs.version()} " in programs.link_flags() + " "
     assert f"gitMajor={major} " in programs.link_flags()
     assert f"gitMinor={minor} " in programs.link_flags() + " "
+
+
+def failing_go(folder: Path, *, times: int) -> None:
+    """A Go that cannot fetch a module a few times, as behind a busy proxy, and then builds an empty program."""
+    (folder / "go").write_text(
+        f"""#!/bin/sh
+echo try >> {folder}/tries
+[ "$(wc -l < {folder}/tries)" -gt {times} ] || exit 1
+while [ "$1" != -o ]; do shift; done
+: > "$2"
+""",
+        encoding="utf-8",
+    )
+    (folder / "go").chmod(0o755)
+
+
+@pytest.mark.parametrize(("times", "is_built"), [(3, True), (4, False)])
+def test_a_module_that_could_not_be_fetched_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, times: int, is_built: bool
+) -> None:
+    """A few times; what still fails is an error, and no folder that looks whole is left."""
+    failing_go(tmp_path, times=times)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(recipes, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(recipes, "_PAUSE_SECONDS", 0.0)
+    recipe = msgspec.structs.replace(CONTROL_PLANE, programs={"one": "example.org/one"}, link_flags=str)
+
+    with contextlib.nullcontext() if is_built else pytest.raises(subprocess.CalledProcessError):
+        assert (recipe.build() / "one").is_file()
+    assert recipe.folder().is_dir() is is_built
