@@ -47,6 +47,13 @@ class Sale(msgspec.Struct, frozen=True, kw_only=True):
     offer: Offer
     node: Bin  # as a new node would be, but for its name
 
+    @property
+    def price_micro_usd_per_hour(self) -> int:
+        """Of a sale that is bought, or was nearly: what has no price is neither, and no price is not none to pay."""
+        price = self.offer.price_micro_usd_per_hour
+        assert price is not None, f"{self.offer.key} has no price, and is told of as if it had one"  # noqa: S101 - as it says
+        return price
+
 
 class _Shelf:
     """Every offer in every pool that allows it, in order of offer and pool, as promised."""

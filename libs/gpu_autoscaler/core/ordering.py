@@ -82,7 +82,7 @@ def _reason(order: Order, draft: Draft, policy: ScalingPolicy, counted: Counted)
     return UnmetDemand(
         demand=demand,
         offers_considered=counted.offers_count,
-        price_micro_usd_per_hour=order.sale.offer.price_micro_usd_per_hour or 0,
+        price_micro_usd_per_hour=order.sale.price_micro_usd_per_hour,
         instead_of=order.instead_of,
         dropped=order.dropped,
     )

@@ -42,7 +42,8 @@ def passed_over(
     cheaper: int, taken: int, shape: Shape, priority: int, market: Market, choice: Choice, *, is_within_limits: bool
 ) -> PassedOver:
     """Return why the cheaper sale was not taken for work of this shape; as things stand before the other is bought."""
-    offer = market.sales[cheaper].offer
+    sale = market.sales[cheaper]
+    offer = sale.offer
     if offer.capacity_type is CapacityType.SPOT and not shape.is_spot_allowed:
         because = PassedBecause.NEVER_ON_SPOT
     elif market.refused_until(offer) is not None:
@@ -51,4 +52,4 @@ def passed_over(
         because = PassedBecause.LIMIT
     else:
         because = choice.why_not(cheaper, taken, priority)
-    return PassedOver(offer=offer.key, price_micro_usd_per_hour=offer.price_micro_usd_per_hour or 0, because=because)
+    return PassedOver(offer=offer.key, price_micro_usd_per_hour=sale.price_micro_usd_per_hour, because=because)

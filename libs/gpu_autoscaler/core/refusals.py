@@ -17,7 +17,7 @@ from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.offers import Bar, CapacityType, Offer
 
 # Longer would miss capacity that comes back; shorter asks a cloud that has none all day (our own choice).
 _WAIT_MAX = timedelta(minutes=30)
@@ -51,7 +51,7 @@ def standing(state: ClusterState, as_of: datetime) -> Mapping[Scope, Refusal]:
 
 
 def _barred(told: SpotOffersSampled | None, as_of: datetime) -> dict[Scope, Refusal]:
-    """What the cloud would refuse, by its own quotas: as long as the last sample says so."""
+    """What the cloud would refuse, by quota or reservation: as long as the last sample says so."""
     if told is None:
         return {}
     until = max(told.sampled_at + _BAR_RECHECKED, as_of + _BAR_RECHECKED_SOON)
@@ -62,7 +62,7 @@ def _barred(told: SpotOffersSampled | None, as_of: datetime) -> dict[Scope, Refu
             until=until,
             refused_at=told.sampled_at,
             tries_count=1,
-            code="QuotaTooSmall",
+            code=offer.barred_by or Bar.QUOTA,
             message=offer.barred_because,
         )
         for offer in told.offers

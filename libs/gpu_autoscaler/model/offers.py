@@ -16,6 +16,14 @@ class CapacityType(enum.StrEnum):
     RESERVED = "reserved"
 
 
+class Bar(enum.StrEnum):
+    """What keeps an offer from being had, known before it is asked for; in words as a cloud's own for a refusal are."""
+
+    QUOTA = "QuotaTooSmall"
+    RESERVATION = "ReservationUsedUp"
+    NO_RESERVATION = "ReservationNotUsable"  # there is none of the name, or nothing is made from it yet, or any more
+
+
 class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One purchase that is possible: what a node of it would hold, and what an hour of it costs."""
 
@@ -32,6 +40,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     paid_from: Instant | None = None  # paid for from then on, used or not; None: paid while it runs
     paid_until: Instant | None = None  # every node of it has to be gone by then
     barred_because: str | None = None  # known not to be had before it is asked for, as under a quota of zero; None: no
+    barred_by: Bar | None = None  # None for one that is barred: by a quota, as facts without this field had it
     interruption_ratio: float | None = None  # of spot: the share that is taken, as the cloud publishes it; None: unsaid
 
     def cut_into(self, slices: Slices) -> Resources:

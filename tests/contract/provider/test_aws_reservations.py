@@ -8,7 +8,7 @@ from tests.contract.provider.contract import OURS, order
 from tests.contract.provider.test_aws import AwsRig, rig_of
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
-from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.offers import Bar, CapacityType, Offer
 from gpu_autoscaler.providers.aws import AwsCapacity
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.simcloud.aws.reservations import TARGET, Reserved
@@ -107,8 +107,8 @@ async def test_what_is_used_up_is_barred_and_refused(rig: ReservedRig) -> None:
     (free,) = await reserved(provider)
     await provider.close()
     assert (refused.value.kind, refused.value.code) == ("capacity", "ReservationCapacityExceeded")
-    assert full.barred_because == "cr-one is used up: 0 of 1 are free"
-    assert free.barred_because is None
+    assert (full.barred_by, full.barred_because) == (Bar.RESERVATION, "cr-one is used up: 0 of 1 are free")
+    assert (free.barred_by, free.barred_because) == (None, None)
 
 
 async def test_of_two_alike_the_one_with_room_is_offered(rig: ReservedRig) -> None:

@@ -5,7 +5,7 @@ from tests.contract.provider.contract import OURS
 from tests.support.gcp import Project, served_project
 
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.offers import Bar, CapacityType, Offer
 from gpu_autoscaler.providers.findings import Finding
 from gpu_autoscaler.providers.gcp import GcpCapacity
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
@@ -55,7 +55,9 @@ async def test_what_is_reserved_is_sold_as_paid_until_it_is_used_up() -> None:
         assert made.capacity_type is CapacityType.RESERVED
         assert [each.capacity_type for each in await buyer.instances(OURS)] == [CapacityType.RESERVED]
         project.clock.turn(61)
-        assert "ours-2026 is used up: 0 of 1 are free" in str((await reserved(buyer)).barred_because)
+        full = await reserved(buyer)
+        assert (full.barred_by, "ours-2026 is used up: 0 of 1" in str(full.barred_because)) == (Bar.RESERVATION, True)
+        assert usual.barred_by is Bar.QUOTA
         assert (await examined(project, group))["reservation ours-2026"].level == "advice"
         with pytest.raises(LaunchRefused, match="RESERVATION_CAPACITY_EXCEEDED") as refused:
             await buyer.launch(order(offer, "a2"))
@@ -63,7 +65,7 @@ async def test_what_is_reserved_is_sold_as_paid_until_it_is_used_up() -> None:
 
         await buyer.terminate(made.provider_id, now=project.clock.now())
         project.clock.turn(61)
-        assert (await reserved(buyer)).barred_because is None
+        assert ((await reserved(buyer)).barred_by, (await reserved(buyer)).barred_because) == (None, None)
         await buyer.close()
 
 
@@ -74,7 +76,9 @@ async def test_a_reservation_that_is_not_there_bars_its_group() -> None:
         assert (await examined(project, group))["reservation ours-2026"].said == "4 of 4 are free, and are used first"
         project.fake.reservations.clear()
         buyer = project.provider(OURS, groups=(group,))
-        assert f"ours-2026 is not in {ZONE} of project fake-project" in str((await reserved(buyer)).barred_because)
+        gone = await reserved(buyer)
+        assert gone.barred_by is Bar.NO_RESERVATION
+        assert f"ours-2026 is not in {ZONE} of project fake-project" in str(gone.barred_because)
         await buyer.close()
         found = (await examined(project, group))["reservation ours-2026"]
     assert (found.level, "reservationAffinity" in found.next_step) == ("fault", True)

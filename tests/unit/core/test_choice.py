@@ -23,7 +23,7 @@ SPOT = offer()
 ON_DEMAND = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
 
 
-def spot(zone: str, usd_per_hour: float, *, taken_ratio: float | None = None, **changes: Any) -> Offer:  # noqa: ANN401
+def spot(zone: str, usd_per_hour: float | None, *, taken_ratio: float | None = None, **changes: Any) -> Offer:  # noqa: ANN401
     """A spot offer in this zone, of which the cloud says that so many are taken."""
     made = offer(zone=zone, usd_per_hour=usd_per_hour, **changes)
     return msgspec.structs.replace(made, interruption_ratio=taken_ratio)
@@ -112,6 +112,16 @@ def test_the_reason_says_which_offer_was_passed_over() -> None:
         offer=SPOT.key, price_micro_usd_per_hour=10_000_000, because=PassedBecause.NEVER_ON_SPOT
     )
     assert sentence(buy.reason).endswith(f"{SPOT.key} at $10.00/h was not taken: this work must not be on spot.")
+
+
+def test_an_offer_without_a_price_is_not_the_cheaper_one() -> None:
+    """What costs nobody knows what was neither passed over nor bought; what was bought tells the price that it has."""
+    unpriced = spot("zone-b", None)
+    (buy,) = bought(job("a", is_preemptible=False), on_sale(unpriced, ON_DEMAND))
+    assert isinstance(buy.reason, UnmetDemand)
+
+    assert buy.reason.instead_of is None
+    assert buy.reason.price_micro_usd_per_hour == ON_DEMAND.price_micro_usd_per_hour
 
 
 # ---- the mix

@@ -24,7 +24,7 @@ from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.refusals import Refusal, standing
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
-from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.offers import Bar, Offer
 from gpu_autoscaler.model.reasons import OffersRefused
 
 
@@ -95,6 +95,17 @@ def test_a_quota_has_room_again_when_something_of_ours_ends() -> None:
 
     assert len(purchases(made)) == 1
     assert check(made, state, policy()) == ()
+
+
+@pytest.mark.parametrize(
+    ("by", "code"),
+    [(None, "QuotaTooSmall"), (Bar.QUOTA, "QuotaTooSmall"), (Bar.RESERVATION, "ReservationUsedUp")],
+)
+def test_what_is_barred_says_by_what(by: Bar | None, code: str) -> None:
+    """A reservation that is used up is no quota; facts of before knew no other word."""
+    barred = msgspec.structs.replace(offer(), barred_because="it is full", barred_by=by)
+    (stands,) = standing(given(on_sale(barred)), T0).values()
+    assert (stands.code, stands.message) == (code, "it is full")
 
 
 def test_what_a_quota_bars_is_not_asked_for_and_says_why() -> None:

@@ -17,6 +17,7 @@ from gpu_autoscaler.providers.aws.known_kinds import KNOWN_KINDS
 from gpu_autoscaler.providers.aws.quotas import KnownQuotas
 from gpu_autoscaler.providers.aws.reservations import Reservation, reserved_offer
 from gpu_autoscaler.providers.aws.translate import Kind, is_denied, kind_of
+from gpu_autoscaler.providers.bars import by_quota
 from gpu_autoscaler.providers.prices import Price, if_old, price_of_file
 
 TYPES_KEPT = timedelta(hours=1)  # what is sold where, and on-demand prices, change by the month
@@ -77,13 +78,15 @@ class AwsMarket:
                 price_source=said.source,
                 priced_at=said.heard_at,
                 interruption_ratio=self._bands.ratio(kind.name, now) if capacity_type is CapacityType.SPOT else None,
-                barred_because=self._quotas.bar(kind, capacity_type),
+                barred_because=bar.because,
+                barred_by=bar.by,
             )
             for kind in types.kinds.values()
             for zone in zones
             if types.zones_by_type is None or zone in types.zones_by_type.get(kind.name, ())
             for capacity_type in kind.capacity_types
             for said in [self._price(kind.name, zone, capacity_type, spot, now)]
+            for bar in [by_quota(self._quotas.bar(kind, capacity_type))]
         ] + [
             reserved_offer(one, types.kinds[one.instance_type], self._reserved_price(one, types))
             for one in reserved

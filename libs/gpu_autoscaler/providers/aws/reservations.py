@@ -16,7 +16,7 @@ import structlog
 
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.offers import Bar, CapacityType, Offer
 from gpu_autoscaler.providers.aws.calls import AwsCalls
 from gpu_autoscaler.providers.aws.translate import Kind
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
@@ -128,6 +128,7 @@ def reserved_offer(reservation: Reservation, kind: Kind, on_demand_micro_usd: in
     An instance in a reservation is billed as on demand; one in a block is paid in advance (EC2 User Guide, "Capacity
     Reservation pricing and billing").
     """
+    is_used_up = reservation.state == "active" and reservation.available_count == 0
     said = f"{reservation.reservation_id} is used up: 0 of {reservation.total_count} are free"
     return Offer(
         instance_type=kind.name,
@@ -139,7 +140,8 @@ def reserved_offer(reservation: Reservation, kind: Kind, on_demand_micro_usd: in
         price_micro_usd_per_hour=0 if reservation.is_block else on_demand_micro_usd,
         paid_from=reservation.starts_at,
         paid_until=reservation.paid_until,
-        barred_because=said if reservation.state == "active" and reservation.available_count == 0 else None,
+        barred_because=said if is_used_up else None,
+        barred_by=Bar.RESERVATION if is_used_up else None,
     )
 
 

@@ -14,6 +14,7 @@ from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.azure.calls import AzureCalls
 from gpu_autoscaler.providers.azure.known_kinds import KNOWN_KINDS
 from gpu_autoscaler.providers.azure.translate import REGIONAL_ZONE, Denied, Kind, kind_of, zone_name
+from gpu_autoscaler.providers.bars import by_quota
 from gpu_autoscaler.providers.prices import Price, if_old, price_of_file
 
 KINDS_KEPT = timedelta(hours=1)  # what is sold where changes by the month
@@ -69,7 +70,8 @@ class AzureMarket:
                 price_micro_usd_per_hour=price.micro_usd_per_hour,
                 price_source=price.source,
                 priced_at=price.heard_at,
-                barred_because=quota_bar(kind, capacity_type, quotas),
+                barred_because=bar.because,
+                barred_by=bar.by,
             )
             for kind in sold.kinds.values()
             for zone in zones
@@ -77,6 +79,7 @@ class AzureMarket:
             for capacity_type in (CapacityType.ON_DEMAND, CapacityType.SPOT)
             if kind.is_spot_sold or capacity_type is CapacityType.ON_DEMAND
             for price in [self._price(kind.name, zone, capacity_type, now)]
+            for bar in [by_quota(quota_bar(kind, capacity_type, quotas))]
         ]
 
     async def quotas(self) -> Mapping[str, Quota]:

@@ -103,8 +103,8 @@ class Examination:
             if one is None:
                 step = f"make it in {group.zone}, or correct reservationAffinity in the template of {group.name}"
                 yield fault(subject, f"is not in {group.zone}: nothing is made by group {group.name}", step)
-            elif one.barred_because is not None:
-                yield advice(subject, one.barred_because, "others are bought until some of it is free again")
+            elif one.barred.because is not None:
+                yield advice(subject, one.barred.because, "others are bought until some of it is free again")
             else:
                 yield fine(subject, f"{one.free_count} of {one.total_count} are free, and are used first")
 

@@ -11,6 +11,7 @@ from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.providers.bars import Barred, by_quota
 from gpu_autoscaler.providers.gcp.calls import GcpCalls
 from gpu_autoscaler.providers.gcp.catalogue import UnitPrices, part_of, price_of
 from gpu_autoscaler.providers.gcp.groups import Group
@@ -69,7 +70,8 @@ class GcpMarket:
                 price_source=price.source,
                 priced_at=price.heard_at,
                 paid_from=paid_from,
-                barred_because=bar,
+                barred_because=bar.because,
+                barred_by=bar.by,
                 interruption_ratio=spot.interruption_ratio,
             )
         return [found[key] for key in sorted(found)]
@@ -94,11 +96,11 @@ class GcpMarket:
             self._project_quota = (now, limits.get(GPUS_ALL_REGIONS))
         return self._project_quota[1]
 
-    async def _bar(self, kind: Kind, group: Group, now: datetime) -> tuple[Instant | None, str | None]:
+    async def _bar(self, kind: Kind, group: Group, now: datetime) -> tuple[Instant | None, Barred]:
         """Return since when it is paid for, and why nothing can be had now: its reservation, or a quota."""
         if group.reservation is not None:
             return await self._reservations.bar(group.zone, group.reservation, now)
-        return None, await self._quota_bar(kind, group, now)
+        return None, by_quota(await self._quota_bar(kind, group, now))
 
     async def _quota_bar(self, kind: Kind, group: Group, now: datetime) -> str | None:
         """Return which quota is smaller than one machine: such an order could never be met."""

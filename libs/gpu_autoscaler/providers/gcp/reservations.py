@@ -14,6 +14,8 @@ import structlog
 
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import Bar
+from gpu_autoscaler.providers.bars import OPEN, Barred
 from gpu_autoscaler.providers.gcp.calls import GcpCalls
 from gpu_autoscaler.providers.gcp.translate import denied_kind, instant, last_of
 
@@ -32,13 +34,14 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
     @property
-    def barred_because(self) -> str | None:
-        """Why nothing can be made from it now, None where it can."""
+    def barred(self) -> Barred:
+        """Why nothing can be made from it now, if so."""
         if self.state != "READY":
-            return f"reservation {self.name} is {self.state}, and not READY"
+            return Barred(Bar.NO_RESERVATION, f"reservation {self.name} is {self.state}, and not READY")
         if self.free_count <= 0:
-            return f"reservation {self.name} is used up: 0 of {self.total_count} are free"
-        return None
+            said = f"reservation {self.name} is used up: 0 of {self.total_count} are free"
+            return Barred(Bar.RESERVATION, said)
+        return OPEN
 
 
 class GcpReservations:
@@ -56,20 +59,21 @@ class GcpReservations:
             known = self._known[zone, name] = (now, None if told is None else reservation_in(told))
         return known[1]
 
-    async def bar(self, zone: str, name: str, now: datetime) -> tuple[Instant | None, str | None]:
+    async def bar(self, zone: str, name: str, now: datetime) -> tuple[Instant | None, Barred]:
         """Return since when it is paid for, and why nothing can be made from it; neither where we may not look."""
         if "/" in name and self._calls.project not in name.split("/"):
-            return None, None  # another project's, which only its owner may read
+            return None, OPEN  # another project's, which only its owner may read
         try:
             found = await self.read(zone, name, now)
         except AutoscalerError as exc:
             if denied_kind(exc) != "permission":
                 raise
             log.warning("reservation not told, one that is used up shows as a refusal", name=name, error=str(exc))
-            return None, None
+            return None, OPEN
         if found is None:
-            return None, f"reservation {name} is not in {zone} of project {self._calls.project}"
-        return found.since, found.barred_because
+            said = f"reservation {name} is not in {zone} of project {self._calls.project}"
+            return None, Barred(Bar.NO_RESERVATION, said)
+        return found.since, found.barred
 
 
 def reservation_in(told: Mapping[str, Any]) -> Reservation:
