@@ -21,6 +21,7 @@ class Bar(enum.StrEnum):
 
     QUOTA = "QuotaTooSmall"
     RESERVATION = "ReservationUsedUp"
+    CEILING = "AboveSpotCeiling"  # it costs more than the settings let spot cost
     NO_RESERVATION = "ReservationNotUsable"  # there is none of the name, or nothing is made from it yet, or any more
 
 

@@ -15,6 +15,11 @@ class Barred(msgspec.Struct, frozen=True):
 OPEN = Barred()
 
 
+def first_of(*bars: Barred) -> Barred:
+    """Return the first that keeps it, if any does."""
+    return next((bar for bar in bars if bar.by is not None), OPEN)
+
+
 def by_quota(because: str | None) -> Barred:
     """Return what a quota says; None: it has room."""
     return OPEN if because is None else Barred(Bar.QUOTA, because)

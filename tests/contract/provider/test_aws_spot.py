@@ -1,7 +1,7 @@
 """What AWS says of spot ahead of time: bands of interruption, and how likely a zone has room."""
 
 import os
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -10,7 +10,8 @@ from tests.contract.provider.contract import OURS, order
 from tests.contract.provider.test_aws import AwsRig, rig_of
 
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.offers import Bar, CapacityType
 from gpu_autoscaler.providers.aws.advisor import bands_of
 from gpu_autoscaler.providers.protocol import CapacityProvider, LaunchRefused
 from gpu_autoscaler.simcloud.faults import Fault
@@ -44,6 +45,16 @@ async def test_spot_begins_with_the_band_that_is_published_for_it(rig: AwsRig, t
     assert late.level == "advice"
 
 
+def test_a_file_that_names_its_day_is_of_that_day(tmp_path: Path) -> None:
+    """A file that is mounted into a pod is dated anew with each pod, and would never grow old."""
+    path = tmp_path / "advice.json"
+    path.write_bytes(msgspec.json.encode(ADVICE | {"read_on": "2026-09-01"}))
+    bands = bands_of(str(path), "eu-west-1")
+    assert bands.dated_at == datetime(2026, 9, 1, tzinfo=UTC)
+    assert bands.ratio("g5.xlarge", datetime(2026, 10, 31, tzinfo=UTC)) == 0.30
+    assert bands.ratio("g5.xlarge", datetime(2026, 11, 1, tzinfo=UTC)) is None
+
+
 def test_a_file_that_is_no_advice_is_refused_by_name(tmp_path: Path) -> None:
     """Another form, or of other regions alone."""
     path = tmp_path / "advice.json"
@@ -53,6 +64,37 @@ def test_a_file_that_is_no_advice_is_refused_by_name(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode(ADVICE))
     with pytest.raises(ConfigError, match="says nothing of us-east-1"):
         bands_of(str(path), "us-east-1")
+
+
+@pytest.mark.cloud("aws", errors=("SpotMaxPriceTooLow",))
+async def test_spot_costs_no_more_than_the_settings_say(rig: AwsRig) -> None:
+    """A ceiling goes with the launch; above it an offer is barred, and AWS refuses what was ordered before the price
+    rose. Of two that match the least holds; on demand, and what has no ceiling, is bought as ever.
+    """
+    ceilings = ("g4dn.*=0.30", "g4dn.xlarge=0.200009", "g5.*=0.01")
+    provider = rig.region.provider(OURS, spot_ceilings=ceilings, instance_types=TYPES)
+    offers = {offer.key: offer for offer in await provider.offers()}
+    cheap = offers["g4dn.xlarge/eu-west-1a/spot"]
+    assert (cheap.price_micro_usd_per_hour or 0) < 200_000
+    wanted = msgspec.structs.replace(await order(rig), offer=cheap)
+    made = await provider.launch(wanted)
+    found = {one.subject: one for one in await provider.examine()}
+
+    rig.fake.spot_ratio_of = lambda _: 2.0
+    with pytest.raises(LaunchRefused) as refused:
+        await provider.launch(msgspec.structs.replace(wanted, action_id=ActionId("a2")))
+    dear = {offer.key: offer for offer in await provider.offers()}[cheap.key]
+    await provider.close()
+    asked = rig.fake.asked_of("RunInstances")[0].parameters
+    assert asked["InstanceMarketOptions.SpotOptions.MaxPrice"] == "0.20000"
+    assert made.capacity_type is CapacityType.SPOT
+    assert (cheap.barred_by, offers["g4dn.2xlarge/eu-west-1a/spot"].barred_by) == (None, None)
+    assert offers["g5.xlarge/eu-west-1a/spot"].barred_by is Bar.CEILING
+    assert offers["g5.xlarge/eu-west-1a/on-demand"].barred_by is None
+    assert (dear.barred_by, "above its ceiling of $0.20000" in str(dear.barred_because)) == (Bar.CEILING, True)
+    assert (refused.value.kind, refused.value.code) == ("capacity", "SpotMaxPriceTooLow")
+    assert found["aws.spot_ceilings g4dn.xlarge"].level == "fine"
+    assert "keeps 3 of 3" in found["aws.spot_ceilings g5.*"].said
 
 
 async def waits(rig: AwsRig, provider: CapacityProvider) -> dict[str, float]:

@@ -15,7 +15,7 @@ from tests.support.azure import Group, served_group
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
-from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.offers import Bar, CapacityType
 from gpu_autoscaler.providers.azure.begun import (
     ORDERS_MAX,
     TAG_LENGTH_MAX,
@@ -268,6 +268,32 @@ async def test_spot_is_deleted_when_taken_and_never_above_on_demand(rig: AzureRi
     assert made.capacity_type is CapacityType.SPOT
     assert (properties["priority"], properties["evictionPolicy"]) == ("Spot", "Delete")
     assert properties["billingProfile"] == {"maxPrice": -1}
+
+
+@pytest.mark.cloud("azure", errors=("MaxPriceTooLow",))
+async def test_spot_costs_no_more_than_the_settings_say(rig: AzureRig) -> None:
+    """A ceiling goes with the machine; above it an offer is barred, and Azure refuses what was ordered before the price
+    rose."""
+    first = next(offer for offer in await rig.ours.offers() if offer.capacity_type is CapacityType.SPOT)
+    ceiling = f"{first.instance_type}={(first.price_micro_usd_per_hour or 0) / 1e6 + 0.00002:.6f}"
+    buyer = rig.group.provider(OURS, spot_ceilings=(ceiling, "Standard_X*=1"))
+    cheap = {offer.key: offer for offer in await buyer.offers()}[first.key]
+    await buyer.launch(msgspec.structs.replace(await order(rig), offer=cheap))
+    said = {one.subject: one.said for one in await buyer.examine()}
+
+    rig.fake.spot_ratio_of = lambda _: 2.0
+    with pytest.raises(LaunchRefused) as refused:
+        await buyer.launch(msgspec.structs.replace(await order(rig, "a2"), offer=cheap))
+    await rig.wait(3601)
+    offers = {offer.key: offer for offer in await buyer.offers()}
+    await buyer.close()
+    asked = rig.fake.asked_of("VirtualMachines_CreateOrUpdate")[0].body["properties"]
+    most_usd = asked["billingProfile"]["maxPrice"]
+    assert 0 <= most_usd * 1e6 - (cheap.price_micro_usd_per_hour or 0) <= 20
+    assert (cheap.barred_by, offers[cheap.key].barred_by) == (None, Bar.CEILING)
+    assert {offer.barred_by for offer in offers.values() if offer.instance_type != cheap.instance_type} == {None}
+    assert (refused.value.kind, refused.value.code) == ("capacity", "MaxPriceTooLow")
+    assert "names nothing" in said["azure.spot_ceilings Standard_X*"]
 
 
 async def test_what_a_failed_allocation_leaves_is_removed_before_it_is_told(rig: AzureRig) -> None:

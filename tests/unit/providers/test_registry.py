@@ -85,6 +85,26 @@ def test_what_google_cloud_lacks_is_told_at_once() -> None:
     assert "is no zone; regional groups are not bought from" in refused.value.mistakes[2]
 
 
+@pytest.mark.parametrize(
+    ("cloud", "ceiling", "words"),
+    [
+        ("aws", "g5.*", r"aws\.spot_ceilings: 'g5\.\*' is not type=US dollars"),
+        ("aws", "=0.6", "is not type=US dollars"),
+        ("aws", "g5.*=inf", "is not type=US dollars"),
+        ("azure", "Standard_NC*=-1", "below 0.00100"),
+        ("gcp", "g2-standard-4=0.5", "gcp.spot_ceilings: Compute Engine takes no ceiling"),
+    ],
+)
+def test_a_ceiling_that_no_cloud_takes_is_refused_by_name(cloud: str, ceiling: str, words: str) -> None:
+    """What is no amount, what is none that a cloud takes, and any where the cloud has no ceilings."""
+    given = {
+        name: msgspec.structs.replace(one, spot_ceilings=(ceiling,))
+        for name, one in (("aws", AWS), ("azure", AZURE), ("gcp", GCP))
+    }
+    with pytest.raises(ConfigError, match=words):
+        open_provider(cloud, ProviderOptions(installation="ours", **{cloud: given[cloud]}))  # type: ignore[arg-type]
+
+
 def test_an_unknown_provider_is_refused_by_name() -> None:
     """With the names that there are."""
     with pytest.raises(ConfigError, match="'ibm' is none of aws, azure, gcp, karpenter, sim"):

@@ -6,7 +6,7 @@ page reads https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json; for
 """
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 
 import msgspec
 
@@ -25,6 +25,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 class _Advice(msgspec.Struct, frozen=True):
     spot_advisor: Mapping[str, Mapping[str, Mapping[str, _Row]]]  # region, system, type
+    read_on: date | None = None  # ours, where the file's own date says nothing: a mounted one is as old as its pod
 
 
 class Bands(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ class Bands(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bands_of(path: str | None, region: str) -> Bands:
-    """Return the bands in the file, as of when it was written. Raises ConfigError."""
+    """Return the bands in the file, as of the day that it names, or of when it was written. Raises ConfigError."""
     if path is None:
         return Bands()
     try:
@@ -54,4 +55,5 @@ def bands_of(path: str | None, region: str) -> Bands:
     if not rows:
         raise ConfigError(OWNER, [f"{path}: says nothing of {region}; fetch it anew, or correct aws.region"])
     ratios = {name: BAND_RATIOS[row.r] for name, row in rows.items() if 0 <= row.r < len(BAND_RATIOS)}
-    return Bands(ratios=ratios, dated_at=dated(path))
+    read_at = dated(path) if told.read_on is None else datetime.combine(told.read_on, time(), UTC)
+    return Bands(ratios=ratios, dated_at=read_at)

@@ -31,6 +31,7 @@ from gpu_autoscaler.providers.aws.translate import (
     read_tags,
     tags_of,
 )
+from gpu_autoscaler.providers.ceilings import SpotCeilings, usd_text
 from gpu_autoscaler.providers.files import dated, filled, prices_of, text_of
 from gpu_autoscaler.providers.findings import Finding
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered
@@ -67,7 +68,10 @@ class AwsCapacity:
         self._calls = AwsCalls(str(options.region), url=url, call_seconds_max=call_seconds_max)
         bands = bands_of(options.spot_advisor_path, str(options.region))
         self._scores = PlacementScores(self._calls, options.placement_score_count)
-        self._market = AwsMarket(self._calls, prices_of(OWNER, options.prices_path), dated(options.prices_path), bands)
+        self._ceilings = SpotCeilings(options.spot_ceilings)
+        self._market = AwsMarket(
+            self._calls, prices_of(OWNER, options.prices_path), dated(options.prices_path), bands, self._ceilings
+        )
         self._groups = AwsGroups(self._calls, options, installation)
         self._reservations = AwsReservations(self._calls, options.capacity_reservations)
         self._subnets: Mapping[str, str] = {}  # by zone
@@ -206,6 +210,9 @@ class AwsCapacity:
         if order.offer.capacity_type is CapacityType.SPOT:
             # No maximum price: EC2's ceiling is then the on-demand price (EC2 User Guide, "Spot Instance pricing").
             spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+            ceiling = self._ceilings.of(order.offer.instance_type)
+            if ceiling is not None:
+                spot["MaxPrice"] = usd_text(ceiling)
             request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
         placed_in = names_by_pool(self._options.placement_groups).get(order.pool)
         if placed_in is not None:

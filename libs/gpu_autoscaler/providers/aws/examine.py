@@ -20,6 +20,7 @@ from gpu_autoscaler.providers.aws.options import OWNER, AwsOptions, names_by_poo
 from gpu_autoscaler.providers.aws.permissions import CALLS, Way, policy_of
 from gpu_autoscaler.providers.aws.quotas import quota_of, read_quotas
 from gpu_autoscaler.providers.aws.reservations import AwsReservations
+from gpu_autoscaler.providers.ceilings import SpotCeilings, of_ceilings
 from gpu_autoscaler.providers.files import dated, prices_of
 from gpu_autoscaler.providers.findings import Finding, advice, fault, fine, of_old_prices
 
@@ -184,7 +185,10 @@ class Examination:
             return ()
         try:
             market = AwsMarket(
-                self._calls, prices_of(OWNER, self._options.prices_path), dated(self._options.prices_path)
+                self._calls,
+                prices_of(OWNER, self._options.prices_path),
+                dated(self._options.prices_path),
+                ceilings=SpotCeilings(self._options.spot_ceilings),
             )
             offers = await market.offers((*patterns, *types), zones, self._now)
         except AutoscalerError as exc:
@@ -194,6 +198,7 @@ class Examination:
             if not any(fnmatchcase(offer.instance_type, pattern) for offer in offers):
                 said = f"names no type that is sold in {', '.join(zones)}"
                 found.append(advice(f"aws.instance_types {pattern}", said, "correct it, or leave it out"))
+        found += of_ceilings(self._options.spot_ceilings, "aws.spot_ceilings", offers)
         unpriced = sorted(
             {f"{one.instance_type} {one.capacity_type}" for one in offers if one.price_micro_usd_per_hour is None}
         )

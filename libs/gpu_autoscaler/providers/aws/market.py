@@ -17,7 +17,8 @@ from gpu_autoscaler.providers.aws.known_kinds import KNOWN_KINDS
 from gpu_autoscaler.providers.aws.quotas import KnownQuotas
 from gpu_autoscaler.providers.aws.reservations import Reservation, reserved_offer
 from gpu_autoscaler.providers.aws.translate import Kind, is_denied, kind_of
-from gpu_autoscaler.providers.bars import by_quota
+from gpu_autoscaler.providers.bars import Barred, by_quota, first_of
+from gpu_autoscaler.providers.ceilings import SpotCeilings
 from gpu_autoscaler.providers.prices import Price, if_old, price_of_file
 
 TYPES_KEPT = timedelta(hours=1)  # what is sold where, and on-demand prices, change by the month
@@ -26,6 +27,7 @@ NAMES_COUNT_MAX = 50  # of types in one request
 SPOT_HISTORY = timedelta(hours=1)
 
 _NO_BANDS = Bands()
+_NO_CEILINGS = SpotCeilings()
 
 log = structlog.get_logger()
 
@@ -47,9 +49,11 @@ class AwsMarket:
         file_prices: Mapping[str, int],
         filed_at: datetime | None = None,
         bands: Bands = _NO_BANDS,
+        ceilings: SpotCeilings = _NO_CEILINGS,
     ) -> None:
         """`file_prices`: micro-dollars an hour by offer key, or by `type/*/capacity type`, as of `filed_at`."""
         self._bands = bands
+        self._ceilings = ceilings
         self._calls = calls
         self._filed_at = filed_at
         self._file_prices = file_prices
@@ -86,12 +90,16 @@ class AwsMarket:
             if types.zones_by_type is None or zone in types.zones_by_type.get(kind.name, ())
             for capacity_type in kind.capacity_types
             for said in [self._price(kind.name, zone, capacity_type, spot, now)]
-            for bar in [by_quota(self._quotas.bar(kind, capacity_type))]
+            for bar in [self._bar(kind, capacity_type, said.micro_usd_per_hour)]
         ] + [
             reserved_offer(one, types.kinds[one.instance_type], self._reserved_price(one, types))
             for one in reserved
             if one.zone in zones and one.instance_type in types.kinds
         ]
+
+    def _bar(self, kind: Kind, capacity_type: CapacityType, price_micro_usd: int | None) -> Barred:
+        quota = by_quota(self._quotas.bar(kind, capacity_type))
+        return first_of(quota, self._ceilings.bar(kind.name, capacity_type, price_micro_usd))
 
     def _reserved_price(self, one: Reservation, types: _Types) -> int | None:
         """A file may say what was agreed; else it is billed as on demand."""

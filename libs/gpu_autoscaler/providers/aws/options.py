@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.providers.ceilings import mistakes_in
 
 OWNER = "provider aws"
 
@@ -26,6 +27,9 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     capacity_reservations: tuple[str, ...] = ()
     # `pool=name` of placement groups: instances of such a pool that come from the launch template are launched into it.
     placement_groups: tuple[str, ...] = ()
+    # `type=US dollars an hour`, patterns among the types: what spot costs at most; the least of those that match. None:
+    # AWS's own ceiling, the on-demand price. Launches from a group carry what its own template says.
+    spot_ceilings: tuple[str, ...] = ()
     # The file behind AWS's Spot Instance advisor (`advisor.py` says whence): how often types are taken
     spot_advisor_path: str | None = None
     # For so many instances spot placement scores are asked for, to weigh refusals (`scores.py`); None: never.
@@ -64,6 +68,7 @@ def see_options(options: AwsOptions) -> None:
     ]
     if not options.instance_types:
         mistakes.append("aws.instance_types: is empty; name types or patterns, e.g. g5.*")
+    mistakes += mistakes_in("aws.spot_ceilings", options.spot_ceilings)
     if options.queue_url is not None and not options.queue_url.startswith(("http://", "https://")):
         mistakes.append(f"aws.queue_url: {options.queue_url!r} is no address; SQS shows it as https://sqs.<region>...")
     if mistakes:

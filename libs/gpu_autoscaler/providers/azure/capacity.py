@@ -24,6 +24,7 @@ from gpu_autoscaler.providers.azure.translate import (
     read_tags,
     resource_id_of,
 )
+from gpu_autoscaler.providers.ceilings import SpotCeilings
 from gpu_autoscaler.providers.ended import SHOWN, Ended
 from gpu_autoscaler.providers.files import dated, prices_of, text_of
 from gpu_autoscaler.providers.findings import Finding
@@ -59,7 +60,10 @@ class AzureCapacity:
         user_data = None if options.user_data_path is None else text_of(OWNER, options.user_data_path)
         self._machine = machine = None if options.machine_path is None else machine_of(options.machine_path)
         self._calls = AzureCalls(options, url=url, call_seconds_max=call_seconds_max)
-        self._market = AzureMarket(self._calls, prices_of(OWNER, options.prices_path), dated(options.prices_path))
+        ceilings = SpotCeilings(options.spot_ceilings)
+        self._market = AzureMarket(
+            self._calls, prices_of(OWNER, options.prices_path), dated(options.prices_path), ceilings
+        )
         self._ended = Ended()
         self._counted = CountedSets(self._calls)
         self._names_by_pool = names_by_pool(options.scale_sets)
@@ -68,7 +72,7 @@ class AzureCapacity:
         if options.scale_set is not None and machine is not None:
             modes[options.scale_set] = "Flexible"
             self._machines = AzureMachines(
-                self._calls, scale_set=options.scale_set, machine=machine, user_data=user_data
+                self._calls, scale_set=options.scale_set, machine=machine, user_data=user_data, ceilings=ceilings
             )
         self._sets = ScaleSets(self._calls, installation, modes)
 

@@ -16,6 +16,7 @@ from gpu_autoscaler.providers.azure.options import AzureOptions
 from gpu_autoscaler.providers.azure.permissions import CALLS, Way, is_allowed, role_of
 from gpu_autoscaler.providers.azure.scale_sets import ScaleSet, ScaleSets
 from gpu_autoscaler.providers.azure.translate import INSTALLATION_TAG, Denied, read_tags
+from gpu_autoscaler.providers.ceilings import of_ceilings
 from gpu_autoscaler.providers.findings import Finding, advice, fault, fine, of_clock, of_old_prices
 
 ELSEWHERE = ("Microsoft.Network/", "Microsoft.ManagedIdentity/")  # what may well be of another resource group
@@ -166,6 +167,7 @@ class Examination:
         ]
         families = sorted({kind.family for kind in kinds.values()})
         found += [_of_quota(name, quotas.get(name.lower())) for name in (*QUOTA_OF.values(), *families)]
+        found += of_ceilings(self._options.spot_ceilings, "azure.spot_ceilings", offers)
         unpriced = sorted(
             {f"{one.instance_type} {one.capacity_type}" for one in offers if one.price_micro_usd_per_hour is None}
         )

@@ -22,6 +22,7 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.azure.begun import BegunOrders
 from gpu_autoscaler.providers.azure.calls import AzureCalls
 from gpu_autoscaler.providers.azure.translate import failure, instance_of, refusal_of, tags_of, zones_of
+from gpu_autoscaler.providers.ceilings import SpotCeilings, usd_text
 from gpu_autoscaler.providers.files import filled
 from gpu_autoscaler.providers.pacing import NotAsked
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered
@@ -36,12 +37,21 @@ NETWORK_API_VERSION = "2022-11-01"  # of the interfaces that the machine brings 
 class AzureMachines:
     """Makes machines of one flexible scale set, and removes them."""
 
-    def __init__(self, calls: AzureCalls, *, scale_set: str, machine: Mapping[str, Any], user_data: str | None) -> None:
+    def __init__(
+        self,
+        calls: AzureCalls,
+        *,
+        scale_set: str,
+        machine: Mapping[str, Any],
+        user_data: str | None,
+        ceilings: SpotCeilings,
+    ) -> None:
         self._calls = calls
         self._scale_set_id = calls.id_of("virtualMachineScaleSets", scale_set)
         self._begun = BegunOrders(calls, scale_set)
         self._machine = machine
         self._user_data = user_data
+        self._ceilings = ceilings
 
     @staticmethod
     def name_of(order: Order) -> str:
@@ -118,7 +128,9 @@ class AzureMachines:
         if order.offer.capacity_type is CapacityType.SPOT:
             # -1: never above the on-demand price, and never taken for its price (Azure documentation, "Use Azure Spot
             # Virtual Machines", pricing). Delete: an evicted machine that is only stopped would cost its disk.
-            properties |= {"priority": "Spot", "evictionPolicy": "Delete", "billingProfile": {"maxPrice": -1}}
+            ceiling = self._ceilings.of(order.offer.instance_type)
+            most_usd = -1 if ceiling is None else float(usd_text(ceiling))
+            properties |= {"priority": "Spot", "evictionPolicy": "Delete", "billingProfile": {"maxPrice": most_usd}}
         body: dict[str, object] = {"location": self._calls.region, "tags": tags_of(order), "properties": properties}
         zones = zones_of(order.offer.zone)
         return body | {"zones": zones} if zones else body

@@ -14,13 +14,15 @@ from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.azure.calls import AzureCalls
 from gpu_autoscaler.providers.azure.known_kinds import KNOWN_KINDS
 from gpu_autoscaler.providers.azure.translate import REGIONAL_ZONE, Denied, Kind, kind_of, zone_name
-from gpu_autoscaler.providers.bars import by_quota
+from gpu_autoscaler.providers.bars import by_quota, first_of
+from gpu_autoscaler.providers.ceilings import SpotCeilings
 from gpu_autoscaler.providers.prices import Price, if_old, price_of_file
 
 KINDS_KEPT = timedelta(hours=1)  # what is sold where changes by the month
 PRICES_KEPT = timedelta(minutes=5)  # those of spot change with demand: nothing is bought long at the old one
 NAMES_COUNT_MAX = 15  # of sizes in one filter of the price list
 QUOTA_OF: Mapping[CapacityType, str] = {CapacityType.ON_DEMAND: "cores", CapacityType.SPOT: "lowPriorityCores"}
+_NO_CEILINGS = SpotCeilings()
 
 log = structlog.get_logger()
 
@@ -42,9 +44,16 @@ class _Sold(msgspec.Struct, frozen=True):
 class AzureMarket:
     """Offers of the region. Prices of a file go before the cloud's own."""
 
-    def __init__(self, calls: AzureCalls, file_prices: Mapping[str, int], filed_at: datetime | None = None) -> None:
+    def __init__(
+        self,
+        calls: AzureCalls,
+        file_prices: Mapping[str, int],
+        filed_at: datetime | None = None,
+        ceilings: SpotCeilings = _NO_CEILINGS,
+    ) -> None:
         """`file_prices`: micro-dollars an hour by offer key, or by `type/*/capacity type`, as of `filed_at`."""
         self._calls = calls
+        self._ceilings = ceilings
         self._file_prices = file_prices
         self._filed_at = filed_at
         self._sold: _Sold | None = None
@@ -79,7 +88,8 @@ class AzureMarket:
             for capacity_type in (CapacityType.ON_DEMAND, CapacityType.SPOT)
             if kind.is_spot_sold or capacity_type is CapacityType.ON_DEMAND
             for price in [self._price(kind.name, zone, capacity_type, now)]
-            for bar in [by_quota(quota_bar(kind, capacity_type, quotas))]
+            for quota in [by_quota(quota_bar(kind, capacity_type, quotas))]
+            for bar in [first_of(quota, self._ceilings.bar(kind.name, capacity_type, price.micro_usd_per_hour))]
         ]
 
     async def quotas(self) -> Mapping[str, Quota]:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.providers.ceilings import mistakes_in
 from gpu_autoscaler.providers.files import text_of
 
 OWNER = "provider azure"
@@ -30,6 +31,9 @@ class AzureOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     instance_types: tuple[str, ...] = ("Standard_NC*", "Standard_ND*", "Standard_NV*")
     # `pool=name` of uniform scale sets: such a pool's machines come from there. A pool may have several.
     scale_sets: tuple[str, ...] = ()
+    # `size=US dollars an hour`, patterns among the sizes: what spot costs at most; the least of those that match. None:
+    # never taken for its price. Machines of uniform sets carry what the set's own profile says.
+    spot_ceilings: tuple[str, ...] = ()
     user_data_path: str | None = None  # a text with {labels} and {taints}; None: the image joins by itself
     prices_path: str | None = None  # JSON, US dollars an hour by offer key or `type/*/capacity type`
 
@@ -47,6 +51,7 @@ def see_options(options: AzureOptions) -> None:
     mistakes += [
         f"azure.scale_sets: {one!r} is not pool=name" for one in options.scale_sets if not one.partition("=")[2]
     ]
+    mistakes += mistakes_in("azure.spot_ceilings", options.spot_ceilings)
     if not options.scale_set and not options.scale_sets:
         mistakes.append("azure.scale_set: is needed where there are no azure.scale_sets; name a flexible scale set")
     if options.scale_set and not options.machine_path:

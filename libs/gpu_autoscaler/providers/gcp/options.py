@@ -17,6 +17,8 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # `pool=zone/name` of zonal managed instance groups, pool `*` for all: such a pool's instances come from there. A
     # pool may have several; each sells the one machine type of its template, as spot or on-demand as that says.
     groups: tuple[str, ...] = ()
+    # As other clouds have it, and refused by name: Compute Engine takes none.
+    spot_ceilings: tuple[str, ...] = ()
     prices_path: str | None = None  # JSON, US dollars an hour by offer key or `type/*/capacity type`
 
 
@@ -40,6 +42,11 @@ def see_options(options: GcpOptions) -> None:
         mistakes.append("gcp.project: is needed; set it to the id of the cluster's project, e.g. my-project")
     if not options.groups:
         mistakes.append("gcp.groups: is needed; name zonal managed groups as pool=zone/name, e.g. *=europe-west4-a/l4")
+    if options.spot_ceilings:
+        mistakes.append(
+            "gcp.spot_ceilings: Compute Engine takes no ceiling, and never takes a machine for its price; leave it out,"
+            " and limit what an hour of the pool may cost in the policy"
+        )
     for text in options.groups:
         named = _named(text)
         if named is None:

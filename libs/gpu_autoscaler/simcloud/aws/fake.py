@@ -217,7 +217,12 @@ class AwsFake:
         exceeded = market.exceeded_quota(call, self.quota_vcpus, self.machines.backend.all_running_instances())
         if exceeded is not None:
             return self._error(call, exceeded)
-        refused = self.reservations.refused(call, self._offer_of(call).split("/")[1])
+        offer = self._offer_of(call)
+        if market.is_above_ceiling(call, offer, self.zones, self.spot_ratio_of):
+            return self._error(
+                call, "SpotMaxPriceTooLow", "Your Spot request price is lower than the minimum required."
+            )
+        refused = self.reservations.refused(call, offer.split("/")[1])
         if refused is not None:
             return self._error(call, *refused)
         status, body = self._forward(environ)

@@ -48,6 +48,16 @@ def spot_history(call: Call, zones: Sequence[str], now: datetime, ratio_of: Call
     return elements("spotPriceHistorySet", items) + "<nextToken></nextToken>"
 
 
+def is_above_ceiling(call: Call, offer: str, zones: Sequence[str], ratio_of: Callable[[str], float]) -> bool:
+    """Return whether spot costs more than a launch says it may. Source: EC2 API Reference, "SpotMarketOptions"."""
+    most = call.parameters.get("InstanceMarketOptions.SpotOptions.MaxPrice")
+    instance_type, zone, _ = offer.split("/")
+    if most is None or zone not in zones:
+        return False
+    price = usd_per_hour(instance_type, zones.index(zone), CapacityType.SPOT)
+    return price is not None and price * ratio_of(offer) > float(most)
+
+
 def placement_scores(region: str, scores: Mapping[str, int]) -> str:
     """Return the scores of zones, whatever is asked for. Source: EC2 API Reference, "GetSpotPlacementScores"."""
     items = [{"region": region, "availabilityZoneId": zone_id, "score": score} for zone_id, score in scores.items()]

@@ -187,6 +187,7 @@ class AzureFake(RestFake):
             known.tags = machine.tags
             return self._accepted(200, known.told(self.now()))
         self._see_tags(machine.tags)
+        market.see_ceiling(machine, self.spot_ratio_of)
         if failure is None:
             self._see_quota([machine])
             self.launches_count += 1

@@ -129,6 +129,14 @@ def exceeded_quota(quota_vcpus: Mapping[str, int], alive: Iterable[Machine], wan
     return None
 
 
+def see_ceiling(machine: Machine, ratio_of: Callable[[str], float]) -> None:
+    """Refuse a spot machine that costs more than it says it may. Source: Azure REST API, `BillingProfile`."""
+    most = machine.properties.get("billingProfile", {}).get("maxPrice", -1)
+    price = usd_per_hour(machine.size, is_spot=True) * ratio_of(machine.offer_key)
+    if machine.is_spot and most != -1 and most < price:
+        raise rejected(409, "MaxPriceTooLow", f"The max price {most} USD is lower than the spot price {price} USD.")
+
+
 def usd_per_hour(size: str, *, is_spot: bool) -> float:
     """Return the fixture price."""
     usd = SIZES[size].price_usd_per_hour or 0.0
