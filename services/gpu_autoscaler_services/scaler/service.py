@@ -9,6 +9,7 @@ import structlog
 
 from gpu_autoscaler.core.burst import planned_again_seconds
 from gpu_autoscaler.core.check import check
+from gpu_autoscaler.core.deleted import is_karpenters
 from gpu_autoscaler.core.demand_levels import sample_due
 from gpu_autoscaler.core.documents import policy_in_force
 from gpu_autoscaler.core.foresight import Foresight, foresight
@@ -23,7 +24,13 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreempted, JobQueued
-from gpu_autoscaler.events.node import INSTANCE_STATE_VERSION, NodeGone, NodeInstanceListed, NodeInstanceObserved
+from gpu_autoscaler.events.node import (
+    INSTANCE_STATE_VERSION,
+    NodeGone,
+    NodeInstanceListed,
+    NodeInstanceObserved,
+    NodeObserved,
+)
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.policy import (
     PolicyChanged,
@@ -135,6 +142,7 @@ class Scaler:
         PolicyDocumentsAccepted,
         JobFinished,
         PodObserved,  # one that is unschedulable; see `is_urgent`
+        NodeObserved,  # one that Karpenter ends
         NodeGone,
         SpotNoticeReceived,
         SpotNoticeWithdrawn,
@@ -170,8 +178,16 @@ class Scaler:
         self._last_said: tuple[int, frozenset[tuple[str, str, str]]] = (-1, frozenset())  # parent, what was held back
 
     def is_urgent(self, fact: Fact) -> bool:
-        """True for what is declared, but of pods only for those that wait for room: the others come all the time."""
-        return not isinstance(fact, PodObserved) or (fact.unschedulable_since is not None and fact.node_name is None)
+        """True for what is declared, but of pods only for those that wait for room, and of nodes only for those that
+        Karpenter ends: the others come all the time. Pods there have their own grace alone to save in, and are evicted
+        at once."""
+        match fact:
+            case PodObserved():
+                return fact.unschedulable_since is not None and fact.node_name is None
+            case NodeObserved():
+                return fact.deleting_since is not None and is_karpenters(fact)
+            case _:
+                return True
 
     def use_policy(self, policy: ScalingPolicy, path: str) -> None:
         """Decide by this policy from the next tick on, and say so; `path` is that of the file."""

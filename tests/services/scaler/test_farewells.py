@@ -1,12 +1,16 @@
 """Pods on a node that Karpenter ends are told to save, by annotation and hook; the node is left to Karpenter."""
 
 from datetime import datetime, timedelta
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry
 from tests.support.cluster import RunningCluster, running_cluster
 from tests.support.kube_objects import Json, pod
-from tests.support.stories import Told, given
+from tests.support.runners import Place, running, until
+from tests.support.stories import HOUR, Told, given, policy
 from tests.unit.kube.test_hooks import HOOK, listening
 
 from gpu_autoscaler.core.state import ClusterState
@@ -16,9 +20,20 @@ from gpu_autoscaler.kube.translate.node import node_observed
 from gpu_autoscaler.kube.translate.pod import pod_observed
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.labels import ACTION_ID, CHECKPOINT_REQUESTED, KARPENTER_REGISTERED
+from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.simcluster.kinds import NODES as SERVED_NODES
 from gpu_autoscaler.simcluster.kinds import PODS as SERVED_PODS
+from gpu_autoscaler.store.sqlite import SqliteStore
+from gpu_autoscaler_services.pod_watcher.service import PodWatcher
+from gpu_autoscaler_services.scaler.drains import Drains
+from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.farewells import Farewells
+from gpu_autoscaler_services.scaler.guards import Guards
+from gpu_autoscaler_services.scaler.inventory import InstanceWatch
+from gpu_autoscaler_services.scaler.past import Past
+from gpu_autoscaler_services.scaler.purchases import Purchases
+from gpu_autoscaler_services.scaler.service import Digests, Scaler
 
 NODE = "gpu-a"
 
@@ -96,3 +111,39 @@ async def test_what_cannot_be_told_is_said_once_a_departure(monkeypatch: pytest.
                 await farewells.tell(state)
                 said.append(sum(line["event"] == "pods not told that their node goes" for line in lines))
     assert said == [1, 1, 1, 2]
+
+
+class _NoRegularTick(Scaler):
+    """It ticks once when it starts, and then only for what is urgent."""
+
+    tick_seconds: ClassVar[float | None] = HOUR.total_seconds()
+
+
+async def test_pods_are_told_as_soon_as_the_node_is_seen_to_go(tmp_path: Path) -> None:
+    """Seen by the pod watcher, told by the scaler, which has no regular tick to wait for."""
+    place, view, store = Place(), StateView(), await SqliteStore.open(tmp_path / "store.db")
+    async with running_cluster(clock_factor=1.0) as here:
+        here.add_node(NODE, labels={ACTION_ID: "buy-1", KARPENTER_REGISTERED: "true"})
+        works_here(here, "train", 9)
+        installation, metrics = here.cluster.installation, Metrics("scaler", CollectorRegistry())
+        scaler = _NoRegularTick(
+            view,
+            policy(),
+            Executor(
+                Purchases(view, here.provider, installation, here.clock.now),
+                Drains(view, here.kube, here.clock),
+                store,
+                Guards(here.kube),
+                Farewells(here.kube),
+            ),
+            Past(store, policy()),
+            InstanceWatch(here.provider, installation, here.clock),
+            digests=Digests(policy="p", core="c"),
+            figures=metrics,
+        )
+        watcher = PodWatcher(here.kube, here.cluster)
+        async with running(place, watcher), running(place, scaler, view=view) as runner:
+            await until(lambda: runner.readiness.is_ready and bool(view.state.nodes) and bool(view.state.pods))
+            karpenter_ends_it(here)
+            await until(lambda: CHECKPOINT_REQUESTED in here.item("pods", "train")["metadata"]["annotations"])
+    await store.close()
