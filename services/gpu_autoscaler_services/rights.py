@@ -105,6 +105,9 @@ RIGHTS_WITH_KARPENTER: Mapping[str, tuple[Right, ...]] = {
         Right(verbs=("create", "get", "list", "patch", "delete"), resource="nodeclaims", group="karpenter.sh"),
         Right(verbs=("list",), resource="events"),  # why it did not launch what it was asked for
     ),
+    "spot_watcher": (
+        Right(verbs=("list",), resource="nodeoverlays", group="karpenter.sh"),
+    ),  # what users say of prices
 }
 
 

@@ -19,7 +19,7 @@ from gpu_autoscaler.providers.registry import ProviderOptions, examine_provider
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.output import Output, show, words
-from gpu_autoscaler_services.rights import rules_with_karpenter
+from gpu_autoscaler_services.rights import RIGHTS_WITH_KARPENTER, rules_with_karpenter
 from gpu_autoscaler_services.wiring import connection_of
 
 
@@ -93,6 +93,6 @@ def _cluster_role(options: KarpenterOptions) -> str:
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",
         "metadata": {"name": "gpu-autoscaler-karpenter"},
-        "rules": [*rules_with_karpenter("scaler"), of_class],
+        "rules": [*(rule for service in RIGHTS_WITH_KARPENTER for rule in rules_with_karpenter(service)), of_class],
     }
     return yaml.safe_dump(role, sort_keys=False)

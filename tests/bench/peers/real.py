@@ -107,10 +107,14 @@ def _offering(offer: Offer) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def running(
-    plane: ControlPlane, offers: Iterable[Offer], limits: Mapping[str, str] | None, boot_seconds: int = 0
+    plane: ControlPlane,
+    offers: Iterable[Offer],
+    limits: Mapping[str, str] | None,
+    boot_seconds: int = 0,
+    gates: str = "",
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Karpenter on this plane, with a pool that may buy these offers up to the limits; None: without any pool, so that
-    it buys what others claim, and nothing else."""
+    it buys what others claim, and nothing else. `gates`: features that are switched otherwise than it has them."""
     folder = KARPENTER.folder()
     for name in (*_DEFINITIONS, "kwoknodeclasses"):
         plane.kubectl("apply", "--server-side", "-f", str(folder / f"{name}.yaml"))
@@ -126,6 +130,7 @@ def running(
         "HEALTH_PROBE_PORT": str(health := free_port()),
         "KARPENTER_SERVICE": "karpenter",
         "HOME": str(plane.folder),
+        **({"FEATURE_GATES": gates} if gates else {}),
     }
     with (plane.folder / "logs" / "karpenter.log").open("ab") as log:
         process = subprocess.Popen([str(folder / "karpenter")], env=environment, stdout=log, stderr=log)

@@ -37,9 +37,16 @@ def findings(capsys: pytest.CaptureFixture[str], code: int) -> dict[str, dict[st
     return {one["subject"]: one for one in json.loads(capsys.readouterr().out)}
 
 
-def install(plane: ControlPlane) -> None:
+def overlay(key: str, value: str) -> str:
+    """A price for what has this label."""
+    asked = {"key": key, "operator": "In", "values": [value]}
+    item = {"apiVersion": "karpenter.sh/v1alpha1", "kind": "NodeOverlay", "metadata": {"name": "cheap"}}
+    return json.dumps(item | {"spec": {"requirements": [asked], "price": "0.5"}})
+
+
+def install(plane: ControlPlane, *more: str) -> None:
     """Karpenter's definitions, without Karpenter."""
-    for name in ("nodepools", "nodeclaims", "kwoknodeclasses"):
+    for name in ("nodepools", "nodeclaims", "kwoknodeclasses", *more):
         plane.kubectl("apply", "--server-side", "-f", str(KARPENTER.folder() / f"{name}.yaml"))
     plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
 
@@ -66,10 +73,19 @@ def test_what_is_missing_is_named_until_nothing_is(plane: ControlPlane, capsys: 
     )
 
     plane.kubectl("apply", "-f", "-", text=node_pool({"nvidia.com/gpu": "0"}))
+    assert "NodeOverlays" not in findings(capsys, 0), "nobody has to have them"
+    install(plane, "nodeoverlays")
+    plane.kubectl("apply", "-f", "-", text=overlay("node.kubernetes.io/instance-type", "gpu-4x"))
     found = findings(capsys, 0)
+    assert found["NodeOverlays"]["said"] == "1 of 5 offers are changed by them"
     assert {one["level"] for one in found.values()} == {"fine"}, found
     assert {"rights on nodeclaims", "rights on events", "offers"} <= found.keys()
     assert plane.kubectl("get", "nodeclaims", "-o", "name") == ""
+
+    plane.kubectl("apply", "-f", "-", text=overlay("karpenter.k8s.aws/instance-family", "g5"))
+    found = findings(capsys, 0)
+    assert "cheap: nothing is known of karpenter.k8s.aws/instance-family" in found["NodeOverlays"]["said"]
+    plane.kubectl("delete", "nodeoverlay", "cheap")
 
 
 @pytest.mark.usefixtures("settings")
@@ -77,14 +93,14 @@ def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(
     plane: ControlPlane, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run as it stands, it is enough."""
-    install(plane)
+    install(plane, "nodeoverlays")
     plane.kubectl("apply", "-f", "-", text=node_class())
     plane.kubectl("create", "serviceaccount", "buyer")
     token = plane.kubectl("create", "token", "buyer").strip()
     monkeypatch.setenv("GPU_AUTOSCALER_KUBE_KUBECONFIG_PATH", str(plane.kubeconfig("buyer", {"token": token})))
     found = findings(capsys, 1)
     assert "may not create, get, list, patch, delete" in found["rights on nodeclaims"]["said"]
-    for subject in ("rights on nodeclaims", "rights on events"):
+    for subject in ("rights on nodeclaims", "rights on events", "NodeOverlays"):
         for command in found[subject]["next_step"].split(" && "):
             plane.kubectl(*command.split()[1:])
     found = findings(capsys, 0)

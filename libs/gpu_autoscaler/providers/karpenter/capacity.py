@@ -24,6 +24,7 @@ from gpu_autoscaler.providers.findings import Finding
 from gpu_autoscaler.providers.karpenter.classes import Classes
 from gpu_autoscaler.providers.karpenter.examine import Examination
 from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, node_class_of, see_options
+from gpu_autoscaler.providers.karpenter.reading_overlays import NO_POOL, Overlays
 from gpu_autoscaler.providers.karpenter.shelf import Shelf
 from gpu_autoscaler.providers.karpenter.translate import (
     ENDS_AT,
@@ -92,14 +93,16 @@ class KarpenterCapacity:
         self._kube = KubeClient(connection, now=now)
         self._shelf = Shelf(str(options.offers_path))
         self._classes = Classes(self._kube, node_class_of(options))
+        self._overlays = Overlays(self._kube)
         self._names: dict[ProviderId, str] = {}  # of claims that were seen
         self._listing_since: datetime | None = None
 
     async def offers(self) -> Sequence[Offer]:
-        """Return what the file says. Raises TransientError where Karpenter's kinds are not to be seen."""
+        """Return what the file says, under NodeOverlays. Raises TransientError where Karpenter's kinds are not to be
+        seen."""
         with contextlib.suppress(PermanentError):  # we may not look at the class; what is sold is known all the same
             await self._classes.read()
-        return self._shelf.offers()
+        return await self._overlays.over(self._shelf, NO_POOL)
 
     async def launch(self, order: Order) -> Instance:
         """Make the claim, or find the one of this token, and wait for its instance.
@@ -161,7 +164,7 @@ class KarpenterCapacity:
     async def examine(self) -> Sequence[Finding]:
         """Return what is right and wrong with cluster, rights, class and settings. Makes nothing."""
         node_class = node_class_of(self._options)
-        return await Examination(self._kube, node_class, self._shelf.offers(), self._installation).findings()
+        return await Examination(self._kube, node_class, self._shelf, self._installation).findings()
 
     async def close(self) -> None:
         """Give back connections."""
@@ -179,7 +182,8 @@ class KarpenterCapacity:
         """Make the claim. What is known to be in vain is refused before it is asked for."""
         if (lacking := await self._classes.lacking()) is not None:
             raise LaunchRefused(f"{lacking[0]}: {lacking[1]}", code=lacking[0], kind="configuration", scope="offer")
-        claim = claim_of(order, node_class_of(self._options))
+        sold = next((one for one in self._shelf.offers() if one.key == order.offer.key), order.offer)
+        claim = claim_of(order, node_class_of(self._options), sold.resources.gpu_count)
         try:
             return await self._kube.make(CLAIMS, "", claim)
         except Conflict:

@@ -11,10 +11,12 @@ from gpu_autoscaler.kube.protocol import NotFound
 from gpu_autoscaler.kube.refusals import granting
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.findings import Finding, advice, fault, fine
 from gpu_autoscaler.providers.karpenter.classes import Classes
 from gpu_autoscaler.providers.karpenter.options import NodeClass
+from gpu_autoscaler.providers.karpenter.overlays import OVERLAYS
+from gpu_autoscaler.providers.karpenter.reading_overlays import NO_POOL, Overlays
+from gpu_autoscaler.providers.karpenter.shelf import Shelf
 from gpu_autoscaler.providers.karpenter.translate import claim_of
 from gpu_autoscaler.providers.karpenter.wire import API_VERSION, CLAIMS, GROUP
 from gpu_autoscaler.providers.protocol import Order
@@ -28,11 +30,12 @@ _SOMEBODY = "NAME"
 class Examination:
     """One look at everything that a launch stands on."""
 
-    def __init__(self, kube: KubeClient, node_class: NodeClass, offers: Sequence[Offer], installation: str) -> None:
+    def __init__(self, kube: KubeClient, node_class: NodeClass, shelf: Shelf, installation: str) -> None:
         self._kube = kube
         self._class = node_class
         self._classes = Classes(kube, node_class)
-        self._offers = offers
+        self._shelf = shelf
+        self._offers = shelf.offers()
         self._installation = installation
 
     async def findings(self) -> Sequence[Finding]:
@@ -45,6 +48,7 @@ class Examination:
             return [fault("cluster", str(exc), "see the settings under [kube]")]
         found = [fine("NodeClaims", f"served as {API_VERSION}"), self._sold()]
         found += [finding async for finding in self._rights()]
+        found += [finding async for finding in self._overlays()]
         found.append(await self._node_class())
         found += [finding async for finding in self._trial()]
         found += [finding async for finding in self._pools()]
@@ -72,6 +76,28 @@ class Examination:
             tell = fault if group else advice
             step = granting(await self._who_asks(), missing, resource, group)
             yield tell(f"rights on {resource}", f"may not {', '.join(missing)}: {what}", step)
+
+    async def _overlays(self) -> AsyncIterator[Finding]:
+        """They are to be had where they are installed, and nobody has to have them."""
+        try:
+            if not await self._kube.serves(OVERLAYS):
+                return
+            found = await Overlays(self._kube).look(self._shelf, NO_POOL)
+        except PermanentError as exc:
+            step = granting(await self._who_asks(), ["list"], OVERLAYS.plural, GROUP)
+            yield advice("NodeOverlays", f"not to be read, so that prices are the file's alone: {exc}", step)
+            return
+        except AutoscalerError as exc:
+            yield fault("NodeOverlays", str(exc), "ask again")
+            return
+        before = {offer.key: offer for offer in self._offers}
+        count = sum(before[offer.key] != offer for offer in found.offers)
+        said = f"{count} of {len(before)} offers are changed by them"
+        if found.silent:
+            unheard = "; ".join(f"{name}: {why}" for name, why in sorted(found.silent.items()))
+            yield advice("NodeOverlays", f"{said}; not heeded: {unheard}", "kubectl describe nodeoverlay NAME")
+        else:
+            yield fine("NodeOverlays", said)
 
     async def _node_class(self) -> Finding:
         subject = "/".join(self._class)

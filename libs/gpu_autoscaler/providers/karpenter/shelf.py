@@ -8,7 +8,7 @@
 file that changes is read again; `gpu-autoscaler prices shelf` writes one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     gpu_model: str | None = None
     gpu_memory_gib: Annotated[int, Meta(gt=0)] | None = None  # of one GPU; null: as its model has it
     boot_seconds: Annotated[float, Meta(gt=0, le=3600)] = 120.0
+    labels: dict[str, str] = {}  # of its nodes, beside type, zone and capacity type: NodeOverlays may ask for them
 
 
 class Shelf:
@@ -52,7 +53,7 @@ class Shelf:
         """Raises ConfigError."""
         self._path = path
         self._stamp = _stamp(path)
-        self._offers = offers_in(path)
+        self._offers, self._labels = _read(path)
 
     def offers(self) -> tuple[Offer, ...]:
         """Return what is sold now, as far as is known."""
@@ -60,10 +61,14 @@ class Shelf:
         if stamp != self._stamp:
             self._stamp = stamp
             try:
-                self._offers = offers_in(self._path)
+                self._offers, self._labels = _read(self._path)
             except ConfigError as exc:
                 log.warning("offers not read again, those of before stay", error=str(exc))
         return self._offers
+
+    def labels(self) -> Mapping[str, Mapping[str, str]]:
+        """Return the labels of each type, as far as the file tells them."""
+        return self._labels
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
@@ -77,6 +82,11 @@ def _stamp(path: str) -> tuple[int, int] | None:
 
 def offers_in(path: str) -> tuple[Offer, ...]:
     """Return what stands in the file, each offer once. Raises ConfigError naming the row."""
+    return _read(path)[0]
+
+
+def _read(path: str) -> tuple[tuple[Offer, ...], dict[str, dict[str, str]]]:
+    """Return the offers, and the labels of each type."""
     try:
         rows = msgspec.json.decode(Path(path).read_bytes(), type=tuple[Row, ...])
     except OSError as exc:
@@ -84,6 +94,7 @@ def offers_in(path: str) -> tuple[Offer, ...]:
     except msgspec.DecodeError as exc:
         raise ConfigError("provider karpenter", [f"{path}: is no list of what is sold: {exc}"]) from exc
     offers: dict[str, Offer] = {}
+    labels: dict[str, dict[str, str]] = {}
     mistakes = []
     for row in rows:
         try:
@@ -91,6 +102,7 @@ def offers_in(path: str) -> tuple[Offer, ...]:
         except PermanentError as exc:
             mistakes.append(f"{path}: {exc}")
             continue
+        labels[row.instance_type] = labels.get(row.instance_type, {}) | row.labels
         for offer in sold:
             if offer.key in offers:
                 mistakes.append(f"{path}: {offer.key} stands there twice")
@@ -99,7 +111,7 @@ def offers_in(path: str) -> tuple[Offer, ...]:
         mistakes.append(f"{path}: sells nothing; name at least one instance type")
     if mistakes:
         raise ConfigError("provider karpenter", mistakes)
-    return tuple(offers[key] for key in sorted(offers))
+    return tuple(offers[key] for key in sorted(offers)), labels
 
 
 def _offers_of(row: Row) -> list[Offer]:

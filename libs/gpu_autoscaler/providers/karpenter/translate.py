@@ -19,6 +19,7 @@ from gpu_autoscaler.model.scheduling import Taint, is_startup
 from gpu_autoscaler.providers.karpenter.options import NodeClass
 from gpu_autoscaler.providers.karpenter.wire import (
     API_VERSION,
+    CAPACITY_TYPE,
     GROUP,
     INSTANCE_TERMINATING,
     KARPENTER_FINALIZER,
@@ -34,7 +35,6 @@ OFFER = f"{labels.PREFIX}/offer"
 PRICE = f"{labels.PREFIX}/price-micro-usd-per-hour"
 # Holds the claim for an hour after its instance has ended, or until its refusal is read: a used token never buys again.
 HELD = f"{labels.PREFIX}/node-claim"
-_CAPACITY_TYPE = f"{GROUP}/capacity-type"
 # Karpenter keeps these to itself, or sets them by what it makes.
 _NOT_OURS_TO_SET = (f"{GROUP}/", labels.HOSTNAME)
 
@@ -68,8 +68,9 @@ def name_of(order: Order) -> str:
     return f"gpu-autoscaler-{token_of(order.installation, order.action_id)}"
 
 
-def claim_of(order: Order, node_class: NodeClass) -> dict[str, Any]:
-    """Return the order as a NodeClaim that leaves Karpenter no choice.
+def claim_of(order: Order, node_class: NodeClass, gpu_count: int | None = None) -> dict[str, Any]:
+    """Return the order as a NodeClaim that leaves Karpenter no choice. `gpu_count`: of the type as its cloud has it,
+    where the offer says what a NodeOverlay makes of it; Karpenter applies none to a claim of no NodePool.
 
     It carries no `karpenter.sh/do-not-disrupt`: what belongs to no NodePool is not consolidated, and the mark would
     keep ourselves from the node, as a user's would.
@@ -89,12 +90,13 @@ def claim_of(order: Order, node_class: NodeClass) -> dict[str, Any]:
     wanted = (
         (labels.INSTANCE_TYPE, offer.instance_type),
         (labels.ZONE, offer.zone),
-        (_CAPACITY_TYPE, offer.capacity_type.value),
+        (CAPACITY_TYPE, offer.capacity_type.value),
     )
     # Not what pods get of it: Karpenter would compare that with its own estimate. GPUs, so that it waits for them;
     # but not where they come as slices, under other names.
     is_cut = any(key in (labels.MIG_CONFIG, labels.DEVICE_PLUGIN_CONFIG) for key, _ in order.labels)
-    asked = {GPU_RESOURCE: str(offer.resources.gpu_count)} if offer.resources.gpu_count and not is_cut else {}
+    gpu_count = offer.resources.gpu_count if gpu_count is None else gpu_count
+    asked = {GPU_RESOURCE: str(gpu_count)} if gpu_count and not is_cut else {}
     return {
         "apiVersion": API_VERSION,
         "kind": "NodeClaim",
@@ -140,7 +142,7 @@ def offer_of(claim: NodeClaim) -> tuple[str, str, str]:
     return (
         told.get(labels.INSTANCE_TYPE, instance_type),
         told.get(labels.ZONE, zone),
-        told.get(_CAPACITY_TYPE, capacity_type or CapacityType.ON_DEMAND.value),
+        told.get(CAPACITY_TYPE, capacity_type or CapacityType.ON_DEMAND.value),
     )
 
 

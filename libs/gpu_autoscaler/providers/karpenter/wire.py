@@ -10,6 +10,7 @@ from gpu_autoscaler.kube.wire import Condition, Object
 
 GROUP = "karpenter.sh"
 API_VERSION = f"{GROUP}/v1"
+NODE_POOL, CAPACITY_TYPE = f"{GROUP}/nodepool", f"{GROUP}/capacity-type"  # labels
 KARPENTER_FINALIZER = f"{GROUP}/termination"  # there from before the launch until the instance is gone
 LAUNCHED, REGISTERED, INSTANCE_TERMINATING = "Launched", "Registered", "InstanceTerminating"
 
