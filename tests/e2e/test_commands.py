@@ -50,7 +50,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
         waited = await cli(cluster, "jobs", "wait", job_id, "--for", "running", "--timeout", "60", "-o", "name")
         assert (waited.code, waited.out.strip()) == (Exit.OK, job_id)
         assert f"{job_id} running" in waited.err
-        assert cluster.record.count(JobStarted) == 1
+        await cluster.until(lambda record: record.count(JobStarted) == 1, "the job runs")
         yield Stage(cluster, job_id)
 
 
@@ -164,7 +164,7 @@ async def test_a_job_that_is_cancelled_was_waited_for_in_vain(stage: Stage) -> N
     job_id = (await stage.run(*SUBMIT, *T4, "-o", "name")).out.strip()
     late = await cli(stage.cluster, "jobs", "wait", job_id, "--timeout", "0.5")
     cancelled = await cli(stage.cluster, "jobs", "cancel", job_id, "-o", "name")
-    ended = await cli(stage.cluster, "jobs", "wait", job_id, "--timeout", "30", "-o", "json")
+    ended = await cli(stage.cluster, "jobs", "wait", job_id, "--timeout", "60", "-o", "json")
 
     assert (late.code, late.out) == (Exit.TIME_OUT, "")
     assert f"{job_id} is still" in late.err

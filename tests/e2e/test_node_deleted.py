@@ -15,7 +15,9 @@ from tests.support.kube_objects import budget, pod
 from tests.support.running import Running
 
 from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingNodeTerminated, ScalingPodEvicted
+from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.labels import TERMINATION_FINALIZER
+from gpu_autoscaler_services.demo.record import Record
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -88,8 +90,8 @@ class Deleting:
         started = self.drain_of(name)
         assert not started.is_voluntary
         assert started.provider_id not in (await self.cluster.world.truth()).instances_left
-        ended = [fact.provider_id for fact, _ in self.cluster.record.of(ScalingNodeTerminated)]
-        assert ended.count(started.provider_id) == 1
+        await self.cluster.until(lambda record: started.provider_id in ended(record), "its end on record")
+        assert ended(self.cluster.record).count(started.provider_id) == 1
 
     def drain_of(self, name: str) -> ScalingDrainStarted:
         """The drain of this node."""
@@ -109,6 +111,11 @@ class Deleting:
     def answers(self, verb: str, resource: str, begin: str) -> list[int]:
         """The answers that it got."""
         return [one["responseStatus"]["code"] for one in self.written(verb, resource, begin)]
+
+
+def ended(record: Record) -> list[ProviderId | None]:
+    """Instances that the record says are ended."""
+    return [fact.provider_id for fact, _ in record.of(ScalingNodeTerminated)]
 
 
 def _is_about(reference: Json, resource: str, begin: str) -> bool:

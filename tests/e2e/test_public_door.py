@@ -176,8 +176,13 @@ async def test_what_is_wrong_is_set_aside_by_name_and_the_next_job_is_accepted(c
         assert letters[name]["subject"] == subject
         assert reason in letters[name]["reason"], name
     assert await set_aside_count(cluster) - refused_before >= len(WRONG)
-    rejected = {fact.request_id: fact.mistakes for fact, _ in cluster.record.of(JobRejected)}
-    assert [mistake.field for mistake in rejected["negative"]] == ["members"]
+    await cluster.until(lambda record: "negative" in rejected(record), "it is told so on the bus")
+    assert rejected(cluster.record)["negative"] == ["members"]
+
+
+def rejected(record: Record) -> dict[str | None, list[str]]:
+    """Fields with mistakes, by the request that was rejected."""
+    return {fact.request_id: [one.field for one in fact.mistakes] for fact, _ in record.of(JobRejected)}
 
 
 async def letters_by_message(cluster: Running, names: set[str], seconds_max: float = 60) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,8 @@
 """The scaler dies after its last snapshot: with what came since, the next one knows what it knew."""
 
 import asyncio
+import os
+import signal
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,20 @@ async def until_kept(folder: Path) -> None:
             await asyncio.sleep(0.1)
 
 
+async def freeze_at_rest(cluster: Running, folder: Path) -> None:
+    """Stop the scaler where it stands, but not with the store's lock in hand: everybody else would wait for it."""
+    for _ in range(10):
+        pid = cluster.freeze("scaler")
+        try:
+            asked(folder, "BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            os.kill(pid, signal.SIGCONT)
+        else:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("the scaler has the store's lock in hand whenever one looks")
+
+
 def last_kept(folder: Path) -> tuple[Label, ClusterState]:
     """The last snapshot."""
     sealed, body = asked(folder, "SELECT label, body FROM snapshots ORDER BY number DESC LIMIT 1")[0]
@@ -74,7 +90,7 @@ async def test_a_scaler_that_dies_goes_on_where_its_snapshot_and_the_stream_leav
         await cluster.script.request(request("job-0"), "nats")
         await cluster.until(lambda record: has(record, JobStarted, job_id="job-0"), "the first job runs")
         await until_kept(tmp_path)
-        cluster.freeze("scaler")
+        await freeze_at_rest(cluster, tmp_path)
         await cluster.script.request(request("job-1", gpus=4), "nats")
         await cluster.until(lambda record: has(record, JobQueued, job_id="job-1"), "the second job, behind its back")
         before = said(cluster, STARTED)
@@ -83,7 +99,7 @@ async def test_a_scaler_that_dies_goes_on_where_its_snapshot_and_the_stream_leav
         assert said(cluster, REFUSED) == 0
         await cluster.until(lambda record: has(record, JobPlaced, job_id="job-1"), "a place for the second job")
 
-        cluster.freeze("scaler")
+        await freeze_at_rest(cluster, tmp_path)
         asked(tmp_path, "UPDATE snapshots SET body = substr(body, 1, length(body) / 2)")
         await cluster.script.request(request("job-2"), "nats")
         await cluster.kill("scaler")

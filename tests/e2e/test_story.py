@@ -1,11 +1,13 @@
 """The demo's story on real processes, and each of them killed in the middle of it."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
+from tests.support.cluster import until
 from tests.support.running import Running, running
 
 from gpu_autoscaler.events.cost import CostAccrued
@@ -18,8 +20,9 @@ from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.protocol import JOBS
+from gpu_autoscaler.kube.translate.progress import KINDS, progress
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest, Runtime
 from gpu_autoscaler_services.demo.record import Record
 from gpu_autoscaler_services.demo.report import Report
 
@@ -99,13 +102,23 @@ async def test_the_scaler_dies_in_the_middle_of_a_launch_and_of_a_drain(tmp_path
 async def test_the_pod_watcher_dies_while_things_change(tmp_path: Path) -> None:
     """What changed while it was dead is told by the list that it starts with, also what is gone by then."""
     async with running(tmp_path) as cluster:
-        await cluster.script.request(request("job-0", run_seconds=60.0), "nats")
-        await cluster.until(lambda record: has(record, JobPlaced), "a placement")
+        await cluster.script.request(request("job-0", run_seconds=None), "nats")
+        await cluster.until(lambda record: has(record, JobStarted), "the job runs")
         cluster.freeze("pod-watcher")
-        await asyncio.sleep(60.0 / cluster.clock.factor + 4)  # the job runs and ends, and nobody tells
+        await cluster.world.end_work()
+        await until(partial(is_complete, cluster, "job-0"))  # and nobody tells
         assert not has(cluster.record, JobFinished)
         await cluster.kill("pod-watcher")
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0")
+
+
+async def is_complete(cluster: Running, name: str) -> bool:
+    """Whether Kubernetes has the end of the job."""
+    kube = KubeClient(Connection(base_url=cluster.system.simcluster_url), now=cluster.clock.now)
+    try:
+        return progress(await kube.get(KINDS[Runtime.JOB], "default", name)).end is not None
+    finally:
+        await kube.close()
 
 
 async def test_a_job_is_deleted_behind_a_pod_watcher_that_then_dies(tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ async def test_today_goes_on_from_what_an_earlier_version_left(tmp_path: Path) -
         await cluster.until(lambda record: len(record.seen) >= recorded_count, "the whole record is read")
         launched = {fact.action_id for fact, _ in cluster.record.of(ScalingNodeLaunched)}
         known = await listed(cluster)
-        assert (known["done"], known["cancelled"], known["gang"]) == ("completed", "cancelled", "running")
+        assert (known["done"], known["cancelled"]) == ("completed", "cancelled")
+        assert known["gang"] in ("running", "completed"), "it goes on, and on a busy machine has come to its end"
         await cluster.until(lambda record: has(record, JobQueued, job_id="unread"), "what nobody had read is read")
         await cluster.until(lambda record: has(record, JobStarted, job_id="unread"), "and it runs", 120.0)
 

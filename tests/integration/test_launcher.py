@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler_services.local import child
 from gpu_autoscaler_services.local.child import PORTS, free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -90,3 +92,19 @@ def test_no_port_is_given_twice() -> None:
     ports = [free_port() for _ in range(2000)]
     assert len(set(ports)) == len(ports)
     assert set(ports) <= set(PORTS), "no outgoing connection of anybody takes one of these"
+
+
+def test_no_port_is_given_by_two_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody listens yet on the other's; it is free again when that one is gone."""
+    given = "from gpu_autoscaler_services.local.child import free_port; print(free_port(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        theirs = int(other.stdout.readline())
+        monkeypatch.setattr(child, "PORTS", range(theirs, theirs + 1))
+        with pytest.raises(TransientError, match="is left that was not in use before"):
+            free_port()
+        other.kill()
+        other.wait()
+    assert free_port() == theirs

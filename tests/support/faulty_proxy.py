@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ssl
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Literal
@@ -37,7 +38,7 @@ class FaultyProxy:
 
     def __init__(self, session: aiohttp.ClientSession, url: str, token: str, tls: ssl.SSLContext) -> None:
         self.faults: deque[Fault] = deque()
-        self.watches_count = 0
+        self.watches_at: list[float] = []  # when each came, by a clock that only goes forward
         self.lists_count = 0
         self.between_pages: Callable[[], Awaitable[None]] | None = None  # called once, before a second page
         self._session, self._url = session, url
@@ -59,7 +60,8 @@ class FaultyProxy:
     async def take(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
         is_watch = "watch" in request.query
-        self.watches_count += is_watch
+        if is_watch:
+            self.watches_at.append(time.monotonic())
         self.lists_count += not is_watch and "continue" not in request.query
         if "continue" in request.query and self.between_pages is not None:
             act, self.between_pages = self.between_pages, None

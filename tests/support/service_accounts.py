@@ -1,6 +1,7 @@
 """The chart's own accounts and rights on a control plane, and what the API server saw them do."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import msgspec
 import yaml
 from tests.chart.charting import NAMESPACE, RELEASE, of_kind, rendered
 from tests.controlplane.plane import ControlPlane
+from tests.support.kube_policies import served
 
 from gpu_autoscaler_services.registry import SERVICES
 from gpu_autoscaler_services.rights import RIGHTS
@@ -15,6 +17,7 @@ from gpu_autoscaler_services.rights import RIGHTS
 # (verb, resource with its subresource, group)
 Call = tuple[str, str, str]
 _KINDS = ("CustomResourceDefinition", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+KNOWN_SECONDS_MAX = 60.0
 _PREFIX = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-"
 
 
@@ -37,7 +40,27 @@ def give_accounts(plane: ControlPlane, values: str = "cluster", *sets: str) -> M
     plane.kubectl("create", "namespace", NAMESPACE)
     chosen = [one for kind in _KINDS for one in of_kind(found, kind).values()]
     plane.kubectl("apply", "--filename", "-", text=yaml.safe_dump_all(chosen))
+    served(plane)
+    deadline = time.monotonic() + KNOWN_SECONDS_MAX
+    for service in SERVICES:  # the server hears of new roles a moment later
+        while not _may(plane, service.name):
+            assert time.monotonic() < deadline, f"{service.name} is not given the rights of the chart"
+            time.sleep(0.1)
     return {service.name: _kubeconfig(plane, account(service.name)) for service in SERVICES}
+
+
+def _may(plane: ControlPlane, service: str) -> bool:
+    """Whether the server knows of a right of this service; one without any has nothing to wait for."""
+    right = next((one for one in RIGHTS[service] if "/" not in one.resource), None)
+    if right is None:
+        return True
+    resource = right.resource + (f".{right.group}" if right.group else "") + (f"/{right.name}" if right.name else "")
+    asked = ("auth", "can-i", right.verbs[0], resource, "--namespace=default", "--quiet")
+    try:
+        plane.kubectl(*asked, f"--as={_PREFIX}{account(service).removeprefix(f'{RELEASE}-')}")
+    except AssertionError:
+        return False
+    return True
 
 
 def _kubeconfig(plane: ControlPlane, name: str) -> Path:

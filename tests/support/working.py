@@ -12,7 +12,7 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.plumbing import Limits
 from gpu_autoscaler.runtime.runner import Runner
 
-RECOVERY_SECONDS_MAX = 60.0
+RECOVERY_SECONDS_MAX = 120.0  # a cluster on a busy machine takes a minute
 
 
 @contextlib.asynccontextmanager

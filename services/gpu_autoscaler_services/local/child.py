@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import fcntl
+import functools
 import json
 import os
 import random
 import signal
 import socket
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,15 +33,40 @@ _ports_given: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a loopback port that is free, and that nobody in this process was given before.
+    """Return a loopback port that is free, and that no launcher of this user, this one included, was given before.
 
     Two children on one port would be taken for each other. Raises TransientError where there is none left.
     """
     for port in random.sample(PORTS, len(PORTS)):
-        if port not in _ports_given and _is_free(port):
+        if port not in _ports_given and _is_taken_first(port) and _is_free(port):
             _ports_given.add(port)
             return port
     raise TransientError(f"no port of 127.0.0.1 from {PORTS.start} to {PORTS.stop} is left that was not in use before")
+
+
+@functools.cache
+def _ports_file() -> int | None:
+    """The file whose byte N is locked by the launcher that was given port N; None where there can be none.
+
+    A port is given long before its child listens on it, and kept while the child is down: nothing else tells other
+    launchers that it is not free. Locks end with their process (fcntl(2), "Advisory record locking").
+    """
+    path = Path(tempfile.gettempdir()) / f"gpu-autoscaler-ports-{os.getuid()}"
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+
+
+def _is_taken_first(port: int) -> bool:
+    file = _ports_file()
+    if file is None:
+        return True
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    return True
 
 
 def _is_free(port: int) -> bool:

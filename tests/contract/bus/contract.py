@@ -180,7 +180,7 @@ class BusContract:
 
     async def test_replicas_share_the_work(self, desk: Desk) -> None:
         """Each message is in one hand at a time."""
-        one, two = await desk.bus(), await desk.bus()
+        one, two = [await desk.bus(desk.declared(consumer=patient(desk))) for _ in range(2)]
         first, second = [await bus.effect_consumer(desk.consumer.durable) for bus in (one, two)]
         await one.publish_many(
             [Publication(subject=desk.subject(), payload=b"", message_id=str(number)) for number in range(2)]
@@ -219,7 +219,7 @@ class BusContract:
         await delivery.nak(1.0)
         again = only(await consumer.fetch(1, SOON_SECONDS))
 
-        assert 0.9 <= time.monotonic() - started < SOON_SECONDS
+        assert time.monotonic() - started >= 0.9
         assert again.delivered_count == 2
 
     async def test_work_in_progress_is_not_given_to_others(self, desk: Desk) -> None:
@@ -323,7 +323,7 @@ class BusContract:
         """At `ensure`, and at binding too; an existing durable is never silently kept or changed."""
         await desk.bus()
         drifted = await desk.connect(desk.declared(consumer=patient(desk)))
-        sentence = "ack_wait is 0.5 s on the broker, 4 s is declared"
+        sentence = f"ack_wait is {ACK_WAIT_SECONDS:g} s on the broker, 4 s is declared"
 
         with pytest.raises(ConfigError, match=sentence):
             await drifted.ensure()

@@ -10,7 +10,7 @@ from gpu_autoscaler.bus.streams import MEBIBYTE, ConsumerSpec, Declared, Message
 Connect = Callable[[Declared], Awaitable[Bus]]
 
 SOON_SECONDS = 60.0
-ACK_WAIT_SECONDS = 0.5
+ACK_WAIT_SECONDS = 1.5  # an acknowledgement comes well within, also on a busy machine
 
 
 class Desk:

@@ -23,7 +23,7 @@ from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outputs
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 COUNT = 3000
 # What we may add to the broker's own outage is two seconds; the machine is shared, so five times that decides.

@@ -55,6 +55,16 @@ async def ask(bus: NatsBus, numbers: range) -> None:
         await bus.publish(*envelope_of(cancel(number)), message_id=str(number))
 
 
+async def until_settled(bus: NatsBus, load: NatsBus) -> None:
+    """Wait until all is acknowledged, and the service has heard from the broker that it is."""
+    (consumer,) = (one for one in bus._consumers if one._spec.durable == "ender-job-act")
+    async with asyncio.timeout(60):
+        while (told := await load._link.call("CONSUMER.INFO.JOB.ender-job-act"))["num_ack_pending"]:
+            await asyncio.sleep(0.05)
+        while consumer._settled_sequence < told["ack_floor"]["stream_seq"]:
+            await asyncio.sleep(0.05)
+
+
 async def test_a_deleted_consumer_is_made_again_where_it_was(connect: Connect) -> None:
     """What was done long ago is not done again, what was not is done; the log says it loudly, the metric counts it."""
     bus, load = await connect("ender"), await connect("load")
@@ -63,7 +73,7 @@ async def test_a_deleted_consumer_is_made_again_where_it_was(connect: Connect) -
         async with working(bus, service) as runner:
             await ask(load, range(COUNT))
             await until(lambda: len(service.handled) == COUNT, "all done")
-            await asyncio.sleep(1.5)  # a heartbeat has told how far the broker is
+            await until_settled(bus, load)
             await load._link.call("CONSUMER.DELETE.JOB.ender-job-act")
             await ask(load, range(COUNT, 2 * COUNT))
             await until(lambda: len(set(service.handled)) == 2 * COUNT, "the rest is done")

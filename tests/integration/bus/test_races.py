@@ -13,7 +13,7 @@ from gpu_autoscaler.model.errors import StalePlan
 
 __all__ = ["nats_store", "server"]  # fixtures
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 RACES_COUNT = 10_000
 SUBJECT = "scaling.plan_made"

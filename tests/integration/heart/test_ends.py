@@ -70,6 +70,7 @@ async def provisioning(line: Line) -> None:
     """A node is ordered for it."""
     await line.say(request("train", run_seconds=4000.0))
     await line.wait_for(ScalingNodeOrdered)
+    await line.kill("pod_watcher")  # nobody sees the node come: else the job would run before anybody looks at it
 
 
 async def running(line: Line) -> None:
@@ -81,6 +82,7 @@ async def running(line: Line) -> None:
 async def preempted(line: Line) -> None:
     """It lost its pod, and its only node takes no other."""
     await running(line)
+    await line.stop("scaler")  # no other one is bought
     await evict(line, line.here.items("pods")[0]["metadata"]["name"])
     await line.wait_for(JobPreempted)
 
@@ -129,9 +131,10 @@ async def test_a_cancel_of_a_finished_job_changes_nothing(tmp_path: Path) -> Non
 async def test_a_cancel_that_races_with_the_end_leaves_one_end(tmp_path: Path) -> None:
     """The work is done, and nobody has said so when the cancel comes: who speaks first is right, once and for all."""
     async with running_line(tmp_path, POLICY) as line:
-        await line.say(request("train", run_seconds=60.0))
+        await line.say(request("train", run_seconds=None))
         await line.wait_for(JobStarted)
         await line.kill("pod_watcher")
+        line.here.world.kubelets.end_work()
         await until(lambda: is_true(line.here.item("jobs", "train"), "Complete"))
         await line.say(CANCEL)
         end = await line.wait_for(JobFinished)

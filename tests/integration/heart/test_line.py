@@ -41,6 +41,11 @@ async def ended(line: Line, provider_ids: set[ProviderId]) -> bool:
     return provider_ids <= {fact.provider_id for fact in await line.said(ScalingNodeTerminated)}
 
 
+async def plans_are_kept(line: Line) -> bool:
+    """Whether the store has every plan on record; each is written as the effect of its fact."""
+    return len((await line.store.plans()).rows) == len(await line.said(ScalingPlanMade))
+
+
 def is_about(job_id: str, fact: JobStarted | JobFinished) -> bool:
     """Whether the fact is about this job."""
     return fact.job_id == job_id
@@ -73,17 +78,17 @@ async def test_a_job_gets_its_node_runs_and_leaves_an_empty_cluster(tmp_path: Pa
         row = await line.store.job(JobId("train"))
         assert row is not None
         assert row.outcome == "completed"
-        assert len((await line.store.plans()).rows) == len(await line.said(ScalingPlanMade))
+        await until(partial(plans_are_kept, line))
         assert await line.dead_letters() == []
 
 
 async def test_a_notice_moves_the_work_before_the_deadline(tmp_path: Path) -> None:
     """Cordoned, told to save, evicted, replaced elsewhere: the job loses one attempt and completes."""
     async with running_line(tmp_path, POLICY) as line:
-        await line.say(request("train", run_seconds=400.0))
+        await line.say(request("train", run_seconds=None))
         await line.wait_for(JobStarted)
         doomed = line.here.cloud.machines[0]
-        reclaim_at = line.here.cloud.give_notice(doomed, "terminate", 120.0)
+        reclaim_at = line.here.cloud.give_notice(doomed, "terminate", 400.0)  # 20 s for the processes of this test
         await line.say(
             SpotNoticeReceived(
                 provider_id=ProviderId(doomed.provider_id),
@@ -102,6 +107,8 @@ async def test_a_notice_moves_the_work_before_the_deadline(tmp_path: Path) -> No
         assert "spot_reclaim" in lost.cause
         again = await line.wait_for(JobPlaced, lambda fact: fact.attempt == 2)
         assert doomed.node_name not in again.node_names
+        await line.wait_for(JobStarted, lambda fact: fact.started_at >= again.placed_at)
+        line.here.world.kubelets.end_work()
         end = await line.wait_for(JobFinished)
         assert end.outcome == "completed"
         assert await line.dead_letters() == []

@@ -137,25 +137,27 @@ async def test_of_pods_that_share_a_claim_one_asks_for_all(outside: KubeHttp, to
     for name in ("first", "second"):
         await outside.made(pods, pod(name, resourceClaims=[{"name": "gpus", "resourceClaimName": "shared"}]))
 
-    def asking() -> set[str]:
-        return {
-            fact.name
-            for fact in told.facts
-            if isinstance(fact, PodObserved)
-            and (fact.requests.gpu_count, fact.gpu_models) == (2, ("B200", "H200"))
-            and not fact.device_trouble
-        }
+    def now() -> dict[str, PodObserved]:
+        return {fact.name: fact for fact in told.facts if isinstance(fact, PodObserved)}
 
-    # Instants of Kubernetes are whole seconds: of two in one of them either may be the first.
-    await told.until(lambda _: bool(asking()))
+    def asking() -> list[str]:
+        """Who asks for all of it, as it was told last."""
+        wanted = (2, ("B200", "H200"), "")
+        return [
+            name
+            for name, fact in now().items()
+            if (fact.requests.gpu_count, fact.gpu_models, fact.device_trouble) == wanted
+        ]
+
+    def follower() -> str | None:
+        """Who follows the one that asks."""
+        (one, *more) = asking() or [""]
+        words = f"default/shared is shared with {one}"
+        return None if more else next((name for name, fact in now().items() if words in fact.device_trouble), None)
+
+    # Instants of Kubernetes are whole seconds: of two in one of them either may be the first, also when it came later.
+    await told.until(lambda _: follower() is not None)
+    second = follower()
     (first,) = asking()
-    second = "second" if first == "first" else "first"
-    await told.until(
-        lambda fact: (
-            isinstance(fact, PodObserved)
-            and fact.name == second
-            and f"default/shared is shared with {first}" in fact.device_trouble
-        )
-    )
     await outside.send("DELETE", f"{pods}/{first}?gracePeriodSeconds=0")
     await told.until(lambda _: second in asking())

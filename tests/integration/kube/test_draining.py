@@ -177,7 +177,7 @@ async def test_a_voluntary_drain_is_given_up_at_its_deadline_and_says_why(bench:
     name = await bench.runs("train")
     for number in range(2):
         await bench.outside.made(BUDGETS, budget(f"{name}-{number}", name, maxUnavailable=0))
-    started = await bench.begin(UNDERUSED, seconds=2.0)
+    started = await bench.begin(UNDERUSED, seconds=8.0)
     waits = 0
     while (outcome := await bench.drains.proceed(started)).again_after_seconds is not None:
         assert (outcome.facts, outcome.again_after_seconds >= 0.2) == ((), True), "it does not spin"

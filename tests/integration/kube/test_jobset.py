@@ -44,7 +44,8 @@ async def test_a_gang_runs_from_its_place_to_its_end(outside: KubeHttp, kube: Ku
 
     following = asyncio.create_task(follow())
     try:
-        spec, state = gang("whole", Runtime.JOBSET, gpus=8, run_seconds=2.0)
+        # Controllers count who is ready once a second, and on a busy machine later.
+        spec, state = gang("whole", Runtime.JOBSET, gpus=8, run_seconds=15.0)
         await binder.create(spec, state)
         jobs = "/apis/batch/v1/namespaces/default/jobs?labelSelector=gpu-autoscaler.io/job-id%3Dwhole"
 

@@ -104,14 +104,16 @@ async def test_a_release_that_serves_ours_no_more_is_named(
 
     await asyncio.to_thread(redefine, plane, newer_beside)
     await running.until(lambda: told[-1].startswith("1 policies"))
-    apply(plane, policy("vision", maxNodes=5, nodePools=[{"name": "a"}]))
+    larger = policy("vision", maxNodes=5, nodePools=[{"name": "a"}])
+    await running.until(lambda: not _fails(lambda: apply(plane, larger)))
     await running.until(lambda: running.in_force.pools[1].nodes_count_max == 5)
 
 
 async def test_a_definition_without_status_is_named(plane: ControlPlane, running: Running, told: list[str]) -> None:
     """The policy is in force all the same; that nothing can be said on it is said elsewhere."""
     await asyncio.to_thread(redefine, plane, without_status)
-    apply(plane, policy("vision", maxNodes=3, nodePools=[{"name": "a"}]))
+    vision = policy("vision", maxNodes=3, nodePools=[{"name": "a"}])
+    await running.until(lambda: not _fails(lambda: apply(plane, vision)))
     await running.until(lambda: running.pools() == ["of-the-file", "a"])
     await running.until(lambda: any("has no status" in words for words in told))
     await asyncio.to_thread(defined, plane)
@@ -124,7 +126,8 @@ async def test_a_definition_without_rules_lets_nonsense_in_that_is_refused(
     """What a stricter server would have refused is refused by its condition; the good generation stays."""
     await begun(plane, running)
     await asyncio.to_thread(redefine, plane, without_rules)
-    apply(plane, policy("vision", maxNodes="many", nodePools=[{"name": "a"}]))
+    nonsense = policy("vision", maxNodes="many", nodePools=[{"name": "a"}])
+    await running.until(lambda: not _fails(lambda: apply(plane, nonsense)))  # the stricter rules go a moment later
     await running.until(lambda: condition(plane, "vision").get("status") == "False")
     assert "is its definition the one of this version?" in condition(plane, "vision")["message"]
     assert running.in_force.pools[1].nodes_count_max == 3

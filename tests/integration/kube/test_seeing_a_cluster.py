@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.controlplane.fixtures import plane
 from tests.controlplane.plane import ControlPlane
+from tests.support.cluster import until
 
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler_services.cli.exits import Exit
@@ -43,7 +44,15 @@ async def test_each_missing_right_is_told_with_its_command(plane: ControlPlane) 
     for one in mistakes:
         for command in one.partition("; grant it: ")[2].split(" && "):
             plane.kubectl(*shlex.split(command)[1:])
-    assert await see_cluster(path, ALL, "default") == plane.url
+
+    async def may_all() -> bool:
+        """The server hears of new roles a moment later."""
+        try:
+            return await see_cluster(path, ALL, "default") == plane.url
+        except ConfigError:
+            return False
+
+    await until(may_all)
 
 
 async def test_credentials_that_ended_are_told(plane: ControlPlane) -> None:
