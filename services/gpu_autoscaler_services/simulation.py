@@ -165,7 +165,7 @@ def _is_nearly_spent(state: ClusterState, slot_end: datetime) -> bool:
 def _asked_of(
     jobs: Mapping[JobId, JobRecord],
     pods: Mapping[PodUid, PodObserved],
-    pods_gone: Mapping[PodUid, Tombstone],
+    pods_gone: Mapping[int, Mapping[PodUid, Tombstone]],
     policy: ScalingPolicy,
 ) -> str:
     state = ClusterState(jobs=jobs, pods=pods, pods_gone=pods_gone)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from gpu_autoscaler.core.graves import Graves
 from gpu_autoscaler.core.state import ClusterState, Synced, Tombstone, Version
 from gpu_autoscaler.core.trails import trail_after
 from gpu_autoscaler.events.fact import Versioned
@@ -70,9 +71,9 @@ class Entities(Generic[K, E]):
 
     __slots__ = ("gone", "living", "synced")
 
-    def __init__(self, living: Mapping[K, E], gone: Mapping[K, Tombstone], synced: Synced | None) -> None:
+    def __init__(self, living: Mapping[K, E], gone: Mapping[int, Mapping[K, Tombstone]], synced: Synced | None) -> None:
         self.living = Table(living)
-        self.gone = Table(gone)
+        self.gone = Graves(gone)
         self.synced = synced
 
     def observe(self, key: K, entity: E) -> bool:
@@ -81,7 +82,7 @@ class Entities(Generic[K, E]):
         if known is not None:
             if (known.epoch, known.version) >= (entity.epoch, entity.version):
                 return False
-        elif (stone := self.gone.now.get(key)) is not None:
+        elif (stone := self.gone.get(key)) is not None:
             if stone.version >= version_of(entity):
                 return False
             self.gone.remove(key)

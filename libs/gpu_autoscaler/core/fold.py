@@ -14,9 +14,10 @@ from msgspec.structs import replace
 from gpu_autoscaler.core.admission import job_id_of
 from gpu_autoscaler.core.batch import Batch, version_of
 from gpu_autoscaler.core.directives import keep_directive
+from gpu_autoscaler.core.hours import hour, hour_end
 from gpu_autoscaler.core.interruptions import place_of, with_end
 from gpu_autoscaler.core.ledger import remember_money
-from gpu_autoscaler.core.pruning import forget_pod, hour, hour_end, is_long_idle, is_outlived, notice_ended_at, prune
+from gpu_autoscaler.core.pruning import forget_pod, is_long_idle, is_outlived, notice_ended_at, prune
 from gpu_autoscaler.core.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
 from gpu_autoscaler.core.remembering import keep_wish, remember_demand, remember_given_up
 from gpu_autoscaler.core.shortfalls import came_of
@@ -56,19 +57,20 @@ _KNOWN_TYPES = frozenset(FACTS)
 
 def fold(state: ClusterState, recorded: Iterable[Recorded]) -> ClusterState:
     """Return the state after these facts. Facts of types that this version does not fold change nothing."""
-    folding = _Folding(state)
+    batch = Batch(state)
+    folding = _Folding(batch)
     for each in recorded:
         # A newer catalogue, or a test's own: such a fact is known to somebody, and none of our business.
         if type(each.envelope.fact) in _KNOWN_TYPES:
             folding.take(each)
-    return folding.finish()
+    return batch.state()
 
 
 class _Folding:
     """One batch on its way into the state."""
 
-    def __init__(self, state: ClusterState) -> None:
-        self._batch = Batch(state)
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
         self._hour_ends_at: dict[str, datetime] = {}  # by domain: of the hour that its newest instant is in
 
     def take(self, recorded: Recorded) -> None:
@@ -101,10 +103,6 @@ class _Folding:
             remember_money(self._batch, fact, at)
         elif not isinstance(fact, ShadowFact):  # what another policy would do never leads to state
             assert_never(fact)
-
-    def finish(self) -> ClusterState:
-        """Return the new state."""
-        return self._batch.state()
 
     def _advance(self, domain: str, at: datetime) -> None:
         """Move the stream's time on; with each new hour of it, forget what has outlived its use.

@@ -13,9 +13,9 @@ from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.demand_levels import ANY_KIND
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
+from gpu_autoscaler.core.hours import hour
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.pruning import hour
 from gpu_autoscaler.core.rises import confidence_ratio, foresee, free_wanted, peak_count
 from gpu_autoscaler.core.shapes import Shape
 from gpu_autoscaler.core.state import ClusterState

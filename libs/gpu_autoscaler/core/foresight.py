@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from gpu_autoscaler.core.hours import hour
 from gpu_autoscaler.core.life import node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.pruning import hour
 from gpu_autoscaler.core.rises import confidence_ratio, foresee
 from gpu_autoscaler.core.state import ClusterState
 

@@ -11,7 +11,7 @@ from datetime import datetime
 import msgspec
 from msgspec.structs import replace
 
-from gpu_autoscaler.core.pruning import hour
+from gpu_autoscaler.core.hours import hour
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.state import ClusterState, Ends, NoticeRecord
 from gpu_autoscaler.events.node import InstanceState, NodeInstanceObserved

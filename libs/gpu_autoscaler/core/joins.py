@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gpu_autoscaler.core.graves import all_stones
 from gpu_autoscaler.core.remembered import Kept, remembered
 from gpu_autoscaler.core.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Tombstone, Usable
 from gpu_autoscaler.core.views import pods_by_node
@@ -170,7 +171,7 @@ class Index:
         orders: Mapping[ActionId, OrderRecord],
         instances: Mapping[ProviderId, NodeInstanceObserved],
         nodes: Mapping[NodeUid, NodeObserved],
-        nodes_gone: Mapping[NodeUid, Tombstone],
+        nodes_gone: Mapping[int, Mapping[NodeUid, Tombstone]],
         drains: Mapping[ActionId, DrainRecord],
         notices: Mapping[str, NoticeRecord],
     ) -> None:
@@ -196,7 +197,7 @@ class Index:
         for notice in notices.values():
             if notice.is_standing:
                 self._notices.setdefault(notice.notice.provider_id, []).append(notice)
-        gone = frozenset(stone.provider_id for stone in nodes_gone.values() if stone.provider_id is not None)
+        gone = frozenset(stone.provider_id for stone in all_stones(nodes_gone) if stone.provider_id is not None)
         self.providers_without_node = gone.difference(node.provider_id for node in nodes.values()) if gone else gone
         # Each Kubernetes node, then each order, then each instance that is none of those before.
         self.joined = tuple(self._all())

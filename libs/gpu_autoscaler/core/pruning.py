@@ -5,11 +5,12 @@ which may be hours ahead while a service catches up. Ages are counted in whole h
 hour of its stream makes the state forget.
 """
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from msgspec.structs import replace
 
 from gpu_autoscaler.core.batch import Batch
+from gpu_autoscaler.core.hours import hour
 from gpu_autoscaler.core.ledger import forget_money
 from gpu_autoscaler.core.state import DrainRecord, JobRecord, NoticeRecord, OrderRecord
 from gpu_autoscaler.model.ids import PodUid
@@ -20,18 +21,6 @@ TOMBSTONE_HOURS = 6
 BUSY_HOURS = 7 * 24
 # Eight times the time in which such a count halves (`core/interruptions.py`): less than half a percent of it is left.
 SPOT_ENDS_HOURS = 8 * 6
-
-_SECONDS_PER_HOUR = 3600
-
-
-def hour(at: datetime) -> int:
-    """Hours since 1970, whole."""
-    return int(at.timestamp()) // _SECONDS_PER_HOUR
-
-
-def hour_end(at: datetime) -> datetime:
-    """When the hour that this instant is in is over."""
-    return datetime.fromtimestamp((hour(at) + 1) * _SECONDS_PER_HOUR, UTC)
 
 
 def is_outlived(at: datetime, newest: datetime) -> bool:
@@ -59,11 +48,11 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
 
     match domain:
         case "pod":
-            batch.pods.gone.forget(lambda stone: is_old(stone.gone_at))
-            batch.budgets.gone.forget(lambda stone: is_old(stone.gone_at))
+            batch.pods.gone.forget(hour(newest) - TOMBSTONE_HOURS)
+            batch.budgets.gone.forget(hour(newest) - TOMBSTONE_HOURS)
             batch.busy_until.forget(lambda at: is_long_idle(at, newest))
         case "node":
-            batch.nodes.gone.forget(lambda stone: is_old(stone.gone_at))
+            batch.nodes.gone.forget(hour(newest) - TOMBSTONE_HOURS)
             batch.came.forget(lambda each: is_old(each.gone_at))
             batch.instances.forget(lambda each: each.state == "terminated" and is_old(each.terminated_at))
             _forget_missing_instances(batch)

@@ -188,15 +188,15 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
 
     # POD
     pods: Mapping[PodUid, PodObserved] = {}
-    pods_gone: Mapping[PodUid, Tombstone] = {}
+    pods_gone: Mapping[int, Mapping[PodUid, Tombstone]] = {}  # by hour since 1970; `core/graves.py` reads it
     pods_synced: Synced | None = None
     budgets: Mapping[str, PodBudgetObserved] = {}
-    budgets_gone: Mapping[str, Tombstone] = {}
+    budgets_gone: Mapping[int, Mapping[str, Tombstone]] = {}  # the same
     budgets_synced: Synced | None = None
     busy_until: Mapping[str, Instant] = {}  # node name: last instant at which a pod that counts was seen there
     # NODE
     nodes: Mapping[NodeUid, NodeObserved] = {}
-    nodes_gone: Mapping[NodeUid, Tombstone] = {}
+    nodes_gone: Mapping[int, Mapping[NodeUid, Tombstone]] = {}  # the same
     nodes_synced: Synced | None = None
     instances: Mapping[ProviderId, NodeInstanceObserved] = {}
     instances_seen_at: Mapping[ProviderId, Instant] = {}  # the last word or list that had the instance

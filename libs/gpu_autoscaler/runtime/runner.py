@@ -71,6 +71,7 @@ class Runner:
             instance=instance_name(instance),
             limits=Limits() if limits is None else limits,
         )
+        self._say_how_far()  # before any loop turns: who says by then that the process has started, says nothing of it
 
     def stop(self) -> None:
         """Take no more work; `run` returns when what is in hand is finished."""
@@ -147,6 +148,12 @@ class Runner:
             self.readiness.hold(name, str(reason) or repr(reason))
             await pause(plumbing.stop, backoff.wait_seconds(tries, reason))
 
+    def _say_how_far(self) -> None:
+        if self._plumbing.folded.caught_up.is_set():
+            self.readiness.clear("state")
+        else:
+            self.readiness.hold("state", f"reading {', '.join(self._plumbing.folded.behind)} up to now")
+
     async def _watch_bus(self) -> None:
         """Keep the broker's and the projections' conditions up to date. Raises ConfigError as `run` does."""
         while True:
@@ -157,10 +164,7 @@ class Runner:
                 self.readiness.clear("bus")
             else:
                 self.readiness.hold("bus", trouble)
-            if self._plumbing.folded.caught_up.is_set():
-                self.readiness.clear("state")
-            else:
-                self.readiness.hold("state", f"reading {', '.join(self._plumbing.folded.behind)} up to now")
+            self._say_how_far()
             lease = self._plumbing.lease
             if lease is not None:
                 words = "held" if lease.is_held else f"{lease.other or 'nobody yet'} is active, this one stands by"

@@ -6,6 +6,7 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.core.accrual import Holding, Owner
+from gpu_autoscaler.core.graves import stone_of
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.views import is_finished, is_workload
 from gpu_autoscaler.events.envelope import Recorded
@@ -80,7 +81,7 @@ def _until(held: _Held, state: ClusterState) -> datetime | None:
         return held.pod.finished_at or held.seen_at
     if held.pod.pod_uid in state.pods:
         return None
-    gone = state.pods_gone.get(held.pod.pod_uid)
+    gone = stone_of(state.pods_gone, held.pod.pod_uid)
     return held.seen_at if gone is None else gone.gone_at
 
 

@@ -16,7 +16,10 @@ from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, Plan
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import JobId, PlanId
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -55,6 +58,16 @@ class Planner(Probe):
 def cancel(job_id: str) -> JobCancelRequested:
     """Somebody wants the job to end."""
     return JobCancelRequested(job_id=JobId(job_id))
+
+
+async def test_nobody_is_ready_between_the_start_and_the_first_read() -> None:
+    """A process says that it has started before its first loop turns: who asks just then hears of history unread."""
+    readiness = Readiness()
+    readiness.hold("running", "starting")
+    Runner(Reader(), await Place().bus(), view=StateView(), clock=Clock(), readiness=readiness)
+    readiness.clear("running")
+
+    assert not readiness.is_ready
 
 
 class Slow(Away):
