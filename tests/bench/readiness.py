@@ -26,20 +26,38 @@ def measure() -> list[Line]:
         whole, resumed = runner.run(_measure(Path(folder)))
     facts_count = 5 * PODS_COUNT
     return [
-        Line(case="START whole", value=whole, unit="s", against=f"reading {facts_count * (1 - TAIL_RATIO):,.0f} facts"),
+        Line(
+            case="START whole",
+            value=whole.seconds,
+            unit="s",
+            against=f"reading {facts_count * (1 - TAIL_RATIO):,.0f} facts",
+        ),
+        Line(
+            case="START processor",
+            value=resumed.processor_seconds,
+            unit="s CPU",
+            against="of the process, the rest is the broker and who else has the processor",
+        ),
         Line(
             case="START",
-            value=resumed,
+            value=resumed.seconds,
             unit="s",
             against=f"{facts_count:,} facts: a snapshot and a tail of {facts_count * TAIL_RATIO:,.0f}",
             target=f"<= {SECONDS_MAX:g}",
-            met=resumed <= SECONDS_MAX,
-            is_tolerated=resumed <= 5 * SECONDS_MAX,
+            met=resumed.seconds <= SECONDS_MAX,
+            is_tolerated=resumed.seconds <= 5 * SECONDS_MAX,
         ),
     ]
 
 
-async def _measure(folder: Path) -> tuple[float, float]:
+class Start(msgspec.Struct, frozen=True):
+    """What one took until the process was ready."""
+
+    seconds: float
+    processor_seconds: float
+
+
+async def _measure(folder: Path) -> tuple[Start, Start]:
     async with ground(folder) as here:
         # Ten pods a second would take longer than tombstones live: let the day be as dense as they are kept.
         envelopes = history(PODS_COUNT)
@@ -47,11 +65,12 @@ async def _measure(folder: Path) -> tuple[float, float]:
         dense = [msgspec.structs.replace(one, time=first + (one.time - first) * 0.9) for one in envelopes]
         del envelopes
         tail = int(len(dense) * TAIL_RATIO)
+        await here.install()
         await publish_all(here.bus, dense[:-tail])
         async with here.scaler() as scaler:
-            whole = scaler.ready_seconds
+            whole = Start(scaler.ready_seconds, scaler.processor_seconds())
         # Told to stop, it has kept a snapshot.
         await publish_all(here.bus, dense[-tail:])
         async with here.scaler() as scaler:
-            resumed = scaler.ready_seconds
+            resumed = Start(scaler.ready_seconds, scaler.processor_seconds())
     return whole, resumed

@@ -55,6 +55,7 @@ class Ground:
         self.server = server
         self.bus = bus
         self.simcluster_url = simcluster_url
+        self.environment: dict[str, str] = {}  # of services, besides their settings
         self._tellings_count = 0
 
     async def offers(self) -> tuple[Offer, ...]:
@@ -70,6 +71,14 @@ class Ground:
         self._tellings_count += 1
         own = f"bench-{self._tellings_count}"
         await publish_all(self.bus, [msgspec.structs.replace(one, id=f"{own}/{one.id}") for one in envelopes(story)])
+
+    async def install(self) -> None:
+        """Give services their bytecode, as an installation does: here it may be that none is written, or none yet."""
+        self.environment |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(self.folder / "bytecode")}
+        importing = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "import gpu_autoscaler_services.serve", env={**os.environ, **self.environment}
+        )
+        assert await importing.wait() == 0, "what is to be started can be imported"
 
     @asynccontextmanager
     async def scaler(self) -> AsyncIterator["ScalerProcess"]:
@@ -96,7 +105,8 @@ class Ground:
         began = time.perf_counter()
         url = f"http://127.0.0.1:{settings.http.port}"
         command = [sys.executable, "-m", "gpu_autoscaler_services.serve", service]
-        async with process(command, to_environment(settings), url, self.folder / f"{service}.log") as running:
+        environment = {**self.environment, **to_environment(settings)}
+        async with process(command, environment, url, self.folder / f"{service}.log") as running:
             yield ScalerProcess(running, url, time.perf_counter() - began)
 
 

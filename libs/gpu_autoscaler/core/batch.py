@@ -96,7 +96,10 @@ class Entities(Generic[K, E]):
             return False
         if earlier is not None and earlier.version >= stone.version:
             return False
-        self.living.remove(key)
+        if known is not None:
+            self.living.remove(key)
+        if earlier is not None:
+            self.gone.remove(key)
         self.gone.set(key, stone)
         return True
 

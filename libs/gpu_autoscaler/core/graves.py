@@ -49,8 +49,7 @@ class Graves(Generic[K]):
         return stone_of(self.now, key)
 
     def set(self, key: K, stone: Tombstone) -> None:
-        """Put a tombstone in place of the one before."""
-        self.remove(key)
+        """Put a tombstone in place; of an entity that has another one, `remove` that first."""
         self._owned(hour(stone.gone_at))[key] = stone
 
     def remove(self, key: K) -> None:

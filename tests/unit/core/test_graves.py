@@ -53,6 +53,7 @@ def test_they_are_as_in_one_mapping(steps: list[tuple[str, str, int]], cut: int)
             before = {at: dict(stones) for at, stones in graves.now.items()}
             origin, graves = graves.now, Graves(graves.now)
         if step == "set":
+            graves.remove(key)
             graves.set(key, stone(hours))
             known[key] = stone(hours)
         elif step == "remove":
