@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import structlog
 from tests.support.runners import Away, Place, Probe, running, until
@@ -20,7 +20,7 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.runner import Runner
-from gpu_autoscaler.runtime.service import Outcome, Outputs
+from gpu_autoscaler.runtime.service import Outcome, Outputs, Service
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -64,7 +64,7 @@ async def test_nobody_is_ready_between_the_start_and_the_first_read() -> None:
     """A process says that it has started before its first loop turns: who asks just then hears of history unread."""
     readiness = Readiness()
     readiness.hold("running", "starting")
-    Runner(Reader(), await Place().bus(), view=StateView(), clock=Clock(), readiness=readiness)
+    Runner(cast("Service", Reader()), await Place().bus(), view=StateView(), clock=Clock(), readiness=readiness)
     readiness.clear("running")
 
     assert not readiness.is_ready
