@@ -1,9 +1,14 @@
 """What the chart makes of a cloud's values: settings and files of the services that buy there."""
 
 import json
+from datetime import UTC, datetime
+from pathlib import Path
 
 from tests.chart.charting import of_kind, rendered
 from tests.chart.test_rendering import processes
+
+from gpu_autoscaler.providers.aws.advisor import bands_of
+from gpu_autoscaler.providers.aws.options import see_options
 
 
 def test_google_cloud_s_groups_reach_whoever_buys_there() -> None:
@@ -25,6 +30,21 @@ def test_google_cloud_s_groups_reach_whoever_buys_there() -> None:
     assert json.loads(files["prices.json"]) == {"a2-highgpu-1g/*/on-demand": 4}
 
 
+def test_what_spot_costs_and_how_often_it_is_taken_reach_whoever_buys_on_aws(tmp_path: Path) -> None:
+    """Ceilings by type, the advisor's file with its day, and placement scores, as the driver takes them."""
+    found = rendered("aws")
+    told = {name: settings.aws for name, _, settings in processes(found) if settings.provider.name == "aws"}
+    assert "gpu-autoscaler-controller" in told
+    for one in told.values():
+        see_options(one)
+        assert (one.spot_ceilings, one.placement_score_count) == (("g5.*=0.6", "p5.48xlarge=40"), 8)
+        assert one.spot_advisor_path == "/etc/gpu-autoscaler-cloud/spot-advisor.json"
+    path = tmp_path / "spot-advisor.json"
+    path.write_text(of_kind(found, "ConfigMap")["gpu-autoscaler-cloud"]["data"][path.name], encoding="utf-8")
+    bands = bands_of(str(path), "us-west-2")
+    assert (bands.ratios, bands.dated_at) == ({"g5.xlarge": 0.15}, datetime(2026, 11, 20, tzinfo=UTC))
+
+
 def test_azure_s_scale_sets_reach_whoever_buys_there() -> None:
     """A uniform set of a pool, the flexible one with its machine's file, and a file of prices."""
     azure = (
@@ -36,6 +56,7 @@ def test_azure_s_scale_sets_reach_whoever_buys_there() -> None:
         "machine.storageProfile.osDisk.createOption=FromImage",
         "instanceTypes[0]=Standard_NC*_T4_v3",
         r"prices.Standard_NC4as_T4_v3/*/on-demand=4",
+        "spotCeilings.Standard_NC4as_T4_v3=1",
     )
     found = rendered("outside", "autoscaling.provider=azure", *(f"autoscaling.azure.{one}" for one in azure))
     told = {name: settings.azure for name, _, settings in processes(found) if settings.provider.name == "azure"}
@@ -44,6 +65,7 @@ def test_azure_s_scale_sets_reach_whoever_buys_there() -> None:
         assert (one.subscription, one.resource_group, one.region) == ("s1", "gpu", "westeurope")
         assert (one.scale_sets, one.scale_set) == (("training=a100",), "gpu")
         assert one.instance_types == ("Standard_NC*_T4_v3",)
+        assert one.spot_ceilings == ("Standard_NC4as_T4_v3=1",)
     files = of_kind(found, "ConfigMap")["gpu-autoscaler-cloud"]["data"]
     assert json.loads(files["machine.json"]) == {"storageProfile": {"osDisk": {"createOption": "FromImage"}}}
     assert json.loads(files["prices.json"]) == {"Standard_NC4as_T4_v3/*/on-demand": 4}

@@ -155,7 +155,7 @@ def test_the_driver_is_told_what_it_needs() -> None:
     assert aws.user_data_path is not None
     mounts = pods(found)["gpu-autoscaler-controller"]["containers"][0]["volumeMounts"]
     folder = next(mount["mountPath"] for mount in mounts if mount["name"] == "cloud")
-    assert {aws.prices_path, aws.user_data_path} == {f"{folder}/{name}" for name in files}
+    assert {aws.prices_path, aws.user_data_path, aws.spot_advisor_path} == {f"{folder}/{name}" for name in files}
 
     notices = of_kind(found, "DaemonSet")["gpu-autoscaler-spot-watcher-notices"]["spec"]["template"]["spec"]
     assert notices["hostNetwork"] is True
@@ -257,6 +257,8 @@ def test_a_cloud_s_values_reach_whoever_buys_there() -> None:
         assert (settings.aws.groups, settings.aws.counted_groups) == (("training=p4d",), ("old=g4",))
         assert settings.aws.placement_groups == ("near=p",)
         assert (settings.aws.launch_template, settings.aws.subnets) == ("gpu", ("subnet-1",))
+        assert (settings.aws.spot_ceilings, settings.aws.spot_advisor_path) == ((), None)
+        assert settings.aws.placement_score_count is None
 
 
 REFUSED = {
@@ -264,6 +266,8 @@ REFUSED = {
     "autoscaling.provider=gcp": "autoscaling.gcp.projectID: is needed",
     "autoscaling.provider=aws": "autoscaling.aws.region: is needed",
     "autoscaling.provider=cloud": "/autoscaling/provider",
+    "autoscaling.aws.spotCeilings.p5=free": "/autoscaling/aws/spotCeilings/p5",
+    "autoscaling.aws.spotAdvisor.data.spot_advisor.eu-west-1.a=b": "/autoscaling/aws/spotAdvisor",
     "autoscaling.scaleUp.threshhold=0.8": "additional properties 'threshhold' not allowed",
     "autoscaling.scaleUp.cooldown=soon": "/autoscaling/scaleUp/cooldown",
     "autoscaling.limits.maxNodes=-1": "/autoscaling/limits/maxNodes",

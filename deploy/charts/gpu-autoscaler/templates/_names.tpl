@@ -44,7 +44,7 @@ http://{{ include "gpu-autoscaler.fullname" . }}-simcluster:8001
 {{- end }}
 
 {{- define "gpu-autoscaler.hasCloudFiles" -}}
-{{- if and (eq .Values.autoscaling.provider "aws") (or .Values.autoscaling.aws.userData .Values.autoscaling.aws.prices) }}true{{ end }}
+{{- if and (eq .Values.autoscaling.provider "aws") (or .Values.autoscaling.aws.userData .Values.autoscaling.aws.prices .Values.autoscaling.aws.spotAdvisor.data) }}true{{ end }}
 {{- if eq .Values.autoscaling.provider "karpenter" }}true{{ end }}
 {{- if and (eq .Values.autoscaling.provider "azure") (or .Values.autoscaling.azure.machine .Values.autoscaling.azure.userData .Values.autoscaling.azure.prices) }}true{{ end }}
 {{- if and (eq .Values.autoscaling.provider "gcp") .Values.autoscaling.gcp.prices }}true{{ end }}

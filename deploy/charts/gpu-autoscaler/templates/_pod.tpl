@@ -96,6 +96,10 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- range $pool, $set := $values.autoscaling.azure.vmScaleSets }}
 {{- $sets = append $sets (printf "%s=%s" $pool $set) }}
 {{- end }}
+{{- $ceilings := list }}
+{{- range $pattern, $usd := $values.autoscaling.azure.spotCeilings }}
+{{- $ceilings = append $ceilings (printf "%s=%v" $pattern $usd) }}
+{{- end }}
 {{- with $values.autoscaling.azure }}
 - {name: GPU_AUTOSCALER_AZURE_SUBSCRIPTION, value: {{ .subscriptionID | quote }}}
 - {name: GPU_AUTOSCALER_AZURE_RESOURCE_GROUP, value: {{ .resourceGroup | quote }}}
@@ -110,7 +114,7 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- if .prices }}
 - {name: GPU_AUTOSCALER_AZURE_PRICES_PATH, value: /etc/gpu-autoscaler-cloud/prices.json}
 {{- end }}
-{{- range $name, $list := dict "INSTANCE_TYPES" .instanceTypes "SCALE_SETS" $sets }}
+{{- range $name, $list := dict "INSTANCE_TYPES" .instanceTypes "SCALE_SETS" $sets "SPOT_CEILINGS" $ceilings }}
 {{- if $list }}
 - {name: GPU_AUTOSCALER_AZURE_{{ $name }}, value: {{ join "," $list | quote }}}
 {{- end }}
@@ -130,6 +134,10 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- range $pool, $group := $values.autoscaling.aws.placementGroups }}
 {{- $placed = append $placed (printf "%s=%s" $pool $group) }}
 {{- end }}
+{{- $ceilings := list }}
+{{- range $pattern, $usd := $values.autoscaling.aws.spotCeilings }}
+{{- $ceilings = append $ceilings (printf "%s=%v" $pattern $usd) }}
+{{- end }}
 {{- with $values.autoscaling.aws }}
 - {name: GPU_AUTOSCALER_AWS_REGION, value: {{ .region | quote }}}
 {{- if .queueUrl }}
@@ -144,7 +152,13 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- if .prices }}
 - {name: GPU_AUTOSCALER_AWS_PRICES_PATH, value: /etc/gpu-autoscaler-cloud/prices.json}
 {{- end }}
-{{- range $name, $list := dict "SUBNETS" .subnets "INSTANCE_TYPES" .instanceTypes "GROUPS" $groups "COUNTED_GROUPS" $counted "CAPACITY_RESERVATIONS" .capacityReservations "PLACEMENT_GROUPS" $placed }}
+{{- if .spotAdvisor.data }}
+- {name: GPU_AUTOSCALER_AWS_SPOT_ADVISOR_PATH, value: /etc/gpu-autoscaler-cloud/spot-advisor.json}
+{{- end }}
+{{- if .placementScoreCount }}
+- {name: GPU_AUTOSCALER_AWS_PLACEMENT_SCORE_COUNT, value: {{ .placementScoreCount | int | quote }}}
+{{- end }}
+{{- range $name, $list := dict "SUBNETS" .subnets "INSTANCE_TYPES" .instanceTypes "GROUPS" $groups "COUNTED_GROUPS" $counted "CAPACITY_RESERVATIONS" .capacityReservations "PLACEMENT_GROUPS" $placed "SPOT_CEILINGS" $ceilings }}
 {{- if $list }}
 - {name: GPU_AUTOSCALER_AWS_{{ $name }}, value: {{ join "," $list | quote }}}
 {{- end }}
