@@ -126,6 +126,7 @@ def _less(whole: Resources, pods: Sequence[PodObserved]) -> Resources:
 
 def offered_bin(pool: NodePool, offer: Offer, action_id: ActionId) -> Bin:
     """What a node of this offer would be, if it were bought now."""
+    marks = offer.marks_in(pool.name)
     return Bin(
         key=f"action/{action_id}",
         name=action_id,
@@ -133,11 +134,12 @@ def offered_bin(pool: NodePool, offer: Offer, action_id: ActionId) -> Bin:
         has_gpus=offer.resources.gpu_count > 0,
         standing=Standing.BOUGHT,
         labels={
+            **dict(marks.labels),
             **ordered_labels(pool, offer, action_id),
             labels.INSTANCE_TYPE: offer.instance_type,
             labels.ZONE: offer.zone,
         },
-        taints=pool.taints,
+        taints=(*pool.taints, *(one for one in marks.taints if one not in pool.taints)),
         gpu_model=offer.gpu_model,
         gpu_memory_bytes=offer.gpu_memory_bytes,
         capacity_type=offer.capacity_type,

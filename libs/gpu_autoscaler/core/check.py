@@ -277,7 +277,8 @@ def _domains(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]
     for decision in _bought(plan):
         key = None if decision.gang is None else _domain_of(decision.gang, state)
         if key is not None and decision.gang is not None:
-            carried = {**dict(decision.labels), labels.ZONE: decision.offer.zone}
+            marks = decision.offer.marks_in(decision.pool)
+            carried = {**dict(marks.labels), **dict(decision.labels), labels.ZONE: decision.offer.zone}
             values.setdefault((decision.gang, key), set()).add(carried.get(key))
     for (gang, key), found in values.items():
         if len(found) > 1 or None in found:

@@ -63,7 +63,7 @@ def _is_calm(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> bool:
 def _is_as_good(other: Offer, taken: Offer, pool: NodePool, state: ClusterState) -> bool:
     """True for another offer of the pool that is the same in all that a choice goes by; no node of it came so far."""
     same = ("capacity_type", "resources", "price_micro_usd_per_hour", "boot_seconds", "interruption_ratio",
-            "gpu_memory_bytes", "paid_from", "paid_until", "barred_because")  # fmt: skip
+            "gpu_memory_bytes", "paid_from", "paid_until", "barred_because", "marks")  # fmt: skip
     if other.key == taken.key or any(getattr(other, name) != getattr(taken, name) for name in same):
         return False
     filters: tuple[tuple[tuple[str, ...], str | None], ...] = (

@@ -139,12 +139,16 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
             labels.CAPACITY_TYPE: str(said.offer.capacity_type),
             labels.POOL: said.pool,
         }
-        return {**offered, **dict(said.labels)}
+        return {**dict(said.offer.marks_in(said.pool).labels), **offered, **dict(said.labels)}
 
     @property
     def promised_taints(self) -> tuple[Taint, ...] | None:
         """Taints that the node is to keep; None: not known."""
-        return None if self.order is None or self.order.decision is None else self.order.decision.taints
+        said = None if self.order is None else self.order.decision
+        if said is None:
+            return None
+        own = said.offer.marks_in(said.pool).taints
+        return (*said.taints, *(one for one in own if one not in said.taints))
 
     @property
     def promised(self) -> Resources | None:

@@ -6,6 +6,7 @@ import msgspec
 
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.resources import Resources, Slices
+from gpu_autoscaler.model.scheduling import Taint
 
 
 class CapacityType(enum.StrEnum):
@@ -25,6 +26,14 @@ class Bar(enum.StrEnum):
     NO_RESERVATION = "ReservationNotUsable"  # there is none of the name, or nothing is made from it yet, or any more
 
 
+class NodeMarks(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What a node of an offer has of its own when it comes for one pool: its group says so, and no order can."""
+
+    pool: str
+    labels: tuple[tuple[str, str], ...] = ()
+    taints: tuple[Taint, ...] = ()  # those that stay
+
+
 class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One purchase that is possible: what a node of it would hold, and what an hour of it costs."""
 
@@ -42,11 +51,16 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     paid_until: Instant | None = None  # every node of it has to be gone by then
     barred_because: str | None = None  # known not to be had before it is asked for, as under a quota of zero; None: no
     barred_by: Bar | None = None  # None for one that is barred: by a quota, as facts without this field had it
+    marks: tuple[NodeMarks, ...] = ()  # by pool, of groups that give their nodes labels and taints
     interruption_ratio: float | None = None  # of spot: the share that is taken, as the cloud publishes it; None: unsaid
 
     def cut_into(self, slices: Slices) -> Resources:
         """What the node holds once its GPUs are shared as these slices; none: they stay whole."""
         return msgspec.structs.replace(self.resources, gpu_count=0, slices=slices) if slices else self.resources
+
+    def marks_in(self, pool: str) -> NodeMarks:
+        """What its node has of its own in this pool; none of either where no group says anything."""
+        return next((marks for marks in self.marks if marks.pool == pool), NodeMarks(pool=pool))
 
     @property
     def key(self) -> str:

@@ -14,6 +14,7 @@ from tests.support.aws import REGION, Region
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.providers.protocol import HealsItself, LaunchRefused
 from gpu_autoscaler.simcloud.faults import Fault
 
@@ -144,6 +145,36 @@ async def test_an_empty_group_tells_what_it_buys_by_its_node_template(
     assert {(offer.instance_type, offer.capacity_type) for offer in offers} == (
         {("g5.xlarge", sold)} if sold else set()
     )
+
+
+async def test_an_empty_group_tells_what_its_nodes_will_be(rig: GroupRig) -> None:
+    """Labels, taints and amounts of cluster-autoscaler's tags are the offer's, in its pool and in no other; a tag that
+    cannot be read is named."""
+    node = "k8s.io/cluster-autoscaler/node-template"
+    tags = {
+        INSTALLATION: OURS,
+        f"{node}/label/team": "vision",
+        f"{node}/label/topology.kubernetes.io/zone": "eu-west-1z",
+        f"{node}/taint/dedicated": "vision:NoSchedule",
+        f"{node}/taint/startup-taint.cluster-autoscaler.kubernetes.io/driver": "true:NoSchedule",
+        f"{node}/taint/wrong": "NoSchedule",
+        f"{node}/resources/ephemeral-storage": "40Gi",
+        f"{node}/resources/memory": "4Ti",
+    }
+    told = [{"Key": key, "Value": value, "PropagateAtLaunch": True} for key, value in tags.items()]
+    make_group(rig.region, "tagged", Tags=told)
+    names = ("vision=tagged", "default=gpu-workers")
+    provider = rig.region.provider(OURS, launch_template=None, subnets=(), groups=names)
+    offer = min(await provider.offers(), key=lambda one: one.key)
+    said = [one.next_step for one in await provider.examine() if one.subject == "aws.groups tagged"]
+    await provider.close()
+    (plain, *_) = sorted(await rig.ours.offers(), key=lambda one: one.key)
+    assert offer.marks_in("vision").labels == (("team", "vision"),)
+    assert offer.marks_in("vision").taints == (Taint("dedicated", "NoSchedule", "vision"),)
+    assert (offer.marks_in("default").labels, plain.marks) == ((), ())
+    assert offer.resources.ephemeral_storage_bytes == 40 * 2**30 < plain.resources.ephemeral_storage_bytes
+    assert offer.resources.memory_bytes == plain.resources.memory_bytes
+    assert any(f"{node}/taint/wrong" in step for step in said)
 
 
 async def test_a_group_is_not_judged_by_half_an_answer(rig: GroupRig) -> None:

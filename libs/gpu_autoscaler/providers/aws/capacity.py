@@ -90,7 +90,7 @@ class AwsCapacity:
         everywhere = sorted({*zones, *(zone for group in groups for zone in group.zones)})
         reserved = [one for one in await self._reservations.standing(now) if one.zone in zones]
         return [
-            offer
+            self._groups.dressed(offer)
             for offer in await self._market.offers((*patterns, *group_types), everywhere, now, reserved)
             if offer.capacity_type is CapacityType.RESERVED
             or any(group.sells(offer.instance_type, offer.zone, offer.capacity_type) for group in groups)

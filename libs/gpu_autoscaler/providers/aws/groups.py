@@ -16,9 +16,10 @@ import msgspec
 
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.labels import CAPACITY_TYPE, INSTALLATION, INSTANCE_TYPE
-from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.calls import AwsCalls
 from gpu_autoscaler.providers.aws.counted import CountedGroups
+from gpu_autoscaler.providers.aws.node_template import LABEL, NodeTemplate, template_of
 from gpu_autoscaler.providers.aws.options import AwsOptions, names_by_pool
 from gpu_autoscaler.providers.aws.translate import failure, is_answered, tags_of
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
@@ -27,11 +28,10 @@ from gpu_autoscaler.providers.tokens import token_of
 EKS_TAG = "eks:nodegroup-name"  # EKS User Guide, "Tag your Amazon EKS resources" (read 2026-11-22)
 CLUSTER_AUTOSCALER_TAG = "k8s.io/cluster-autoscaler/enabled"  # S65; cluster-autoscaler, cloudprovider/aws/README.md
 GROUPS_KEPT = timedelta(minutes=5)
-NODE_TEMPLATE = "k8s.io/cluster-autoscaler/node-template/label/"  # what nodes of the group will be, if it is empty
-NODE_TEMPLATE_TYPE = NODE_TEMPLATE + INSTANCE_TYPE
+NODE_TEMPLATE_TYPE = LABEL + INSTANCE_TYPE
 # Ours, Karpenter's, and that of EKS, which writes SPOT and ON_DEMAND.
 NODE_TEMPLATE_CAPACITY_TYPES = tuple(
-    NODE_TEMPLATE + label for label in (CAPACITY_TYPE, "karpenter.sh/capacity-type", "eks.amazonaws.com/capacityType")
+    LABEL + label for label in (CAPACITY_TYPE, "karpenter.sh/capacity-type", "eks.amazonaws.com/capacityType")
 )
 
 
@@ -43,6 +43,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     zones: tuple[str, ...]
     capacity_type: CapacityType
     is_counted: bool = False  # told a number
+    template: NodeTemplate = NodeTemplate()  # what its tags say of its nodes
     problems: tuple[str, ...] = ()  # that stop purchases
     advice: tuple[str, ...] = ()  # that does not
 
@@ -70,6 +71,18 @@ class AwsGroups:
     def stands_for(self, pool: str) -> bool:
         """Return whether the pool's instances come from a group."""
         return pool in self._names_by_pool
+
+    def dressed(self, offer: Offer) -> Offer:
+        """Return the offer as the groups that sell it make it: labels and taints by pool, amounts of the least."""
+        marks, resources = [], offer.resources
+        for pool, name in sorted(self._names_by_pool.items()):
+            group = self._groups.get(name)
+            if group is not None and group.sells(offer.instance_type, offer.zone, offer.capacity_type):
+                own, resources = group.template.marks(pool), group.template.least(resources)
+                marks += [] if own is None else [own]
+        if not marks and resources == offer.resources:
+            return offer
+        return msgspec.structs.replace(offer, marks=tuple(marks), resources=resources)
 
     async def read(self, now: datetime) -> Sequence[Group]:
         """Return every group of the settings; one that is missing has that for its problem. Raises TransientError."""
@@ -176,19 +189,20 @@ class AwsGroups:
         data = await self._template_data(told)
         types = types_of(told, data, tags)
         capacity_type, is_counted = capacity_type_of(told, data, tags), name in self._counted_names
-        problems = _problems(told, types, capacity_type)
+        problems, template = _problems(told, types, capacity_type), template_of(tags)
         return Group(
             name=name,
             instance_type=types[0] if len(types) == 1 else None,
             zones=tuple(sorted(told["AvailabilityZones"])),
             capacity_type=capacity_type or CapacityType.ON_DEMAND,
             is_counted=is_counted,
+            template=template,
             problems=(
                 *problems,
                 *(_of_counted(told, propagated) if is_counted else _of_launched(told)),
                 *_others(tags, await self._own_policies(name)),
             ),
-            advice=tuple(_advice(told, propagated)),
+            advice=(*_advice(told, propagated), *(f"correct its tag {key}: it is not read" for key in template.unread)),
         )
 
     async def _template_data(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
