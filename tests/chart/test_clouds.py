@@ -19,6 +19,7 @@ def test_google_cloud_s_groups_reach_whoever_buys_there() -> None:
         "instanceGroups.training=europe-west4-a/a100",
         "instanceGroups.batch[0]=europe-west4-a/t4",
         "instanceGroups.batch[1]=europe-west4-b/t4",
+        "sharedInstanceGroups[0]=europe-west4-a/a100",
         r"prices.a2-highgpu-1g/*/on-demand=4",
     )
     found = rendered("outside", "autoscaling.provider=gcp", *(f"autoscaling.gcp.{one}" for one in gcp))
@@ -26,6 +27,7 @@ def test_google_cloud_s_groups_reach_whoever_buys_there() -> None:
     assert "gpu-autoscaler-controller" in told
     groups = ("batch=europe-west4-a/t4", "batch=europe-west4-b/t4", "training=europe-west4-a/a100")
     assert {(one.project, one.groups) for one in told.values()} == {("p1", groups)}
+    assert {one.shared_groups for one in told.values()} == {("europe-west4-a/a100",)}
     files = of_kind(found, "ConfigMap")["gpu-autoscaler-cloud"]["data"]
     assert json.loads(files["prices.json"]) == {"a2-highgpu-1g/*/on-demand": 4}
 

@@ -247,7 +247,12 @@ def test_without_spot_there_is_none(tmp_path: Path) -> None:
 
 def test_a_cloud_s_values_reach_whoever_buys_there() -> None:
     """Region, groups by pool, and what the other pools are made from, as the settings take them."""
-    groups = ("autoScalingGroups.training=p4d", "countedAutoScalingGroups.old=g4", "placementGroups.near=p")
+    groups = (
+        "autoScalingGroups.training=p4d",
+        "sharedAutoScalingGroups[0]=p4d",
+        "countedAutoScalingGroups.old=g4",
+        "placementGroups.near=p",
+    )
     aws = ("region=eu-west-1", *groups, "launchTemplate=gpu", "subnets[0]=subnet-1")
     found = rendered("outside", "autoscaling.provider=aws", *(f"autoscaling.aws.{one}" for one in aws))
     told = {name: settings for name, _, settings in processes(found) if settings.provider.name == "aws"}
@@ -255,7 +260,7 @@ def test_a_cloud_s_values_reach_whoever_buys_there() -> None:
     for settings in told.values():
         assert settings.aws.region == "eu-west-1"
         assert (settings.aws.groups, settings.aws.counted_groups) == (("training=p4d",), ("old=g4",))
-        assert settings.aws.placement_groups == ("near=p",)
+        assert (settings.aws.placement_groups, settings.aws.shared_groups) == (("near=p",), ("p4d",))
         assert (settings.aws.launch_template, settings.aws.subnets) == ("gpu", ("subnet-1",))
         assert (settings.aws.spot_ceilings, settings.aws.spot_advisor_path) == ((), None)
         assert settings.aws.placement_score_count is None

@@ -11,10 +11,11 @@ from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, ord
 from tests.contract.provider.test_aws import AwsRig, rig_of
 from tests.support.aws import REGION, Region
 
-from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
 from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
+from gpu_autoscaler.providers.aws.options import AwsOptions, see_options
 from gpu_autoscaler.providers.protocol import HealsItself, LaunchRefused
 from gpu_autoscaler.simcloud.faults import Fault
 
@@ -253,12 +254,29 @@ async def test_a_group_that_others_size_is_not_written_to(rig: GroupRig, kind: s
     assert rig.fake.asked_of("LaunchInstances") == []
     await ours.close()
 
+    shared = rig.region.provider(
+        OURS, launch_template=None, subnets=(), groups=("default=sized",), shared_groups=("sized",)
+    )
+    sold = [offer.key for offer in await shared.offers()]
+    said = [one.next_step for one in await shared.examine() if one.subject == "aws.groups sized"]
+    await shared.close()
+    assert len(sold) == (3 if kind == "policy" else 0)  # what EKS keeps is nobody else's at anybody's word
+    assert any("on-load stay, by aws.shared_groups" in step for step in said) is (kind == "policy")
+
+
+def test_only_a_group_that_launches_by_order_can_be_shared() -> None:
+    """One that is told a number has one writer."""
+    options = AwsOptions(region=REGION, counted_groups=("default=old",), shared_groups=("old",))
+    with pytest.raises(ConfigError, match=r"aws\.shared_groups: 'old' is none of aws\.groups; .* one writer"):
+        see_options(options)
+
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         ({"CapacityRebalance": True}, ("CapacityRebalance", "turn it off")),
         ({"missing": True}, ("no such group",)),
+        ({"MaxSize": 0}, ("its MaxSize is 0", "raise it")),
         (
             {
                 "MixedInstancesPolicy": {

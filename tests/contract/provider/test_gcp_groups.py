@@ -12,6 +12,7 @@ import pytest
 from tests.contract.provider.contract import OURS
 from tests.support.gcp import Project, served_project
 
+from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.findings import Finding
@@ -71,6 +72,22 @@ async def test_a_group_that_would_act_beside_us_is_not_bought_from(
     assert not project.fake.asked_of("instanceGroupManagers.createInstances")
     found = await examined(project, groups=(f"*={'/'.join(WHERE)}",))
     assert found[f"gcp.groups {'/'.join(WHERE)}"].level == "fault"
+
+
+async def test_a_group_with_an_autoscaler_is_shared_at_the_user_s_word(project: Project) -> None:
+    """Bought from like any other, and told as what it is; a name that is no group of the settings is refused."""
+    project.fake.machines.groups[WHERE].told = {"status": {"autoscaler": "https://x/autoscalers/a"}}
+    name = "/".join(WHERE)
+    buyer = project.provider(OURS, groups=(f"*={name}",), shared_groups=(name,))
+    (offer,) = await buyer.offers()
+    order = Order(action_id=ActionId("a1"), installation=OURS, pool="default", offer=offer, labels=(), taints=())
+    made = await buyer.launch(order)
+    said = [one for one in await buyer.examine() if one.subject == f"gcp.groups {name}"]
+    await buyer.close()
+    assert made.action_id == "a1"
+    assert [one.level for one in said if "own autoscaler" in one.next_step] == ["advice"]
+    with pytest.raises(ConfigError, match=r"gcp\.shared_groups: 'europe-west4-a/other' is none of gcp\.groups"):
+        project.provider(OURS, groups=(f"*={name}",), shared_groups=("europe-west4-a/other",))
 
 
 async def test_a_good_set_up_is_found_fine(project: Project) -> None:

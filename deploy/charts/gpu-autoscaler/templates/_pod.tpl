@@ -87,6 +87,9 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- end }}
 - {name: GPU_AUTOSCALER_GCP_PROJECT, value: {{ $values.autoscaling.gcp.projectID | quote }}}
 - {name: GPU_AUTOSCALER_GCP_GROUPS, value: {{ join "," $groups | quote }}}
+{{- with $values.autoscaling.gcp.sharedInstanceGroups }}
+- {name: GPU_AUTOSCALER_GCP_SHARED_GROUPS, value: {{ join "," . | quote }}}
+{{- end }}
 {{- if $values.autoscaling.gcp.prices }}
 - {name: GPU_AUTOSCALER_GCP_PRICES_PATH, value: /etc/gpu-autoscaler-cloud/prices.json}
 {{- end }}
@@ -158,7 +161,7 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- if .placementScoreCount }}
 - {name: GPU_AUTOSCALER_AWS_PLACEMENT_SCORE_COUNT, value: {{ .placementScoreCount | int | quote }}}
 {{- end }}
-{{- range $name, $list := dict "SUBNETS" .subnets "INSTANCE_TYPES" .instanceTypes "GROUPS" $groups "COUNTED_GROUPS" $counted "CAPACITY_RESERVATIONS" .capacityReservations "PLACEMENT_GROUPS" $placed "SPOT_CEILINGS" $ceilings }}
+{{- range $name, $list := dict "SUBNETS" .subnets "INSTANCE_TYPES" .instanceTypes "GROUPS" $groups "COUNTED_GROUPS" $counted "CAPACITY_RESERVATIONS" .capacityReservations "PLACEMENT_GROUPS" $placed "SPOT_CEILINGS" $ceilings "SHARED_GROUPS" .sharedAutoScalingGroups }}
 {{- if $list }}
 - {name: GPU_AUTOSCALER_AWS_{{ $name }}, value: {{ join "," $list | quote }}}
 {{- end }}

@@ -64,6 +64,7 @@ class AwsGroups:
         self._calls = calls
         self._names_by_pool = names_by_pool(options.groups) | counted
         self._counted_names = frozenset(counted.values())
+        self._shared_names = frozenset(options.shared_groups)
         self._counted = CountedGroups(calls, installation)
         self._groups: Mapping[str, Group] = {}  # by name
         self._read_at: datetime | None = None
@@ -190,6 +191,8 @@ class AwsGroups:
         types = types_of(told, data, tags)
         capacity_type, is_counted = capacity_type_of(told, data, tags), name in self._counted_names
         problems, template = _problems(told, types, capacity_type), template_of(tags)
+        policies = await self._own_policies(name)
+        is_shared = name in self._shared_names
         return Group(
             name=name,
             instance_type=types[0] if len(types) == 1 else None,
@@ -200,9 +203,13 @@ class AwsGroups:
             problems=(
                 *problems,
                 *(_of_counted(told, propagated) if is_counted else _of_launched(told)),
-                *_others(tags, await self._own_policies(name)),
+                *_others(tags, () if is_shared else policies),
             ),
-            advice=(*_advice(told, propagated), *(f"correct its tag {key}: it is not read" for key in template.unread)),
+            advice=(
+                *_advice(told, propagated),
+                *_of_shared(policies if is_shared else ()),
+                *(f"correct its tag {key}: it is not read" for key in template.unread),
+            ),
         )
 
     async def _template_data(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -286,6 +293,14 @@ def _others(tags: Mapping[str, str], policies: Sequence[str]) -> list[str]:
     return found
 
 
+def _of_shared(policies: Sequence[str]) -> list[str]:
+    """What the user has taken on with a group that sizes itself, too."""
+    if not policies:
+        return []
+    said = f"its own policies {', '.join(sorted(policies))} stay, by aws.shared_groups"
+    return [f"{said}: see that they leave alone what is bought here, as by protection from scale-in, or delete them"]
+
+
 def _is_of_no_group(exc: TransientError) -> bool:
     """AWS's words for an instance that is in no group, or not in this one, any more."""
     error = getattr(exc.__cause__, "response", {}).get("Error", {})
@@ -310,6 +325,8 @@ def _problems(told: Mapping[str, Any], types: Sequence[str], capacity_type: Capa
         )
     if told.get("CapacityRebalance"):
         found.append("CapacityRebalance is on, so that AWS and we would both replace an instance; turn it off")
+    if told["MaxSize"] == 0:
+        found.append("its MaxSize is 0, so that it makes nothing; raise it")
     if any(process["ProcessName"] == "Launch" for process in told.get("SuspendedProcesses", ())):
         found.append("its Launch process is suspended; resume it")
     return found

@@ -23,6 +23,8 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     groups: tuple[str, ...] = ()  # `pool=name` of Auto Scaling groups: such a pool's instances come from there
     # The same for groups that allow no LaunchInstances: they are told a number (`providers/aws/counted.py`).
     counted_groups: tuple[str, ...] = ()
+    # Names of those of `groups` that are bought from although policies of their own size them too: at the user's word.
+    shared_groups: tuple[str, ...] = ()
     # Ids (cr-...) of capacity reservations and capacity blocks that are ours to use, beside the launch template.
     capacity_reservations: tuple[str, ...] = ()
     # `pool=name` of placement groups: instances of such a pool that come from the launch template are launched into it.
@@ -53,6 +55,11 @@ def see_options(options: AwsOptions) -> None:
         mistakes += [f"aws.{setting}: {one!r} is not pool=group" for one in named if not one.partition("=")[2]]
     twice = sorted(names_by_pool(options.groups).keys() & names_by_pool(options.counted_groups).keys())
     mistakes += [f"aws.counted_groups: pool {pool} has a group in aws.groups; leave out one of them" for pool in twice]
+    mistakes += [
+        f"aws.shared_groups: {name!r} is none of aws.groups; one that is told a number has one writer alone"
+        for name in options.shared_groups
+        if name not in names_by_pool(options.groups).values()
+    ]
     if not options.launch_template and not options.groups and not options.counted_groups:
         mistakes.append(
             "aws.launch_template: is needed where there are no aws.groups; name the template of your GPU nodes"

@@ -117,7 +117,7 @@ class GcpGroups:
         if properties is None:
             return msgspec.structs.replace(bare, problems=("its instance template is not there",))
         kind = await self._parts.kind(named.zone, properties)
-        problems = _problems(told, properties)
+        problems = _problems(told, properties, is_shared=named.is_shared)
         if kind is None:
             what = last_of(properties.get("machineType", ""))
             problems.append(f"its machine type {what!r} is not sold in {named.zone}, or has GPUs that are not NVIDIA's")
@@ -191,13 +191,13 @@ def _without_doubles(groups: Sequence[Group]) -> list[Group]:
     return found
 
 
-def _problems(told: Mapping[str, Any], properties: Mapping[str, Any]) -> list[str]:
+def _problems(told: Mapping[str, Any], properties: Mapping[str, Any], *, is_shared: bool) -> list[str]:
     found = []
     if len({version.get("instanceTemplate") for version in told.get("versions", ())}) > 1:
         found.append("it has several templates (a canary); finish the update, or make a group for each")
     if told.get("distributionPolicy"):
         found.append("it is regional, so that the zone would be Google's choice; make a zonal group")
-    if told.get("status", {}).get("autoscaler"):
+    if told.get("status", {}).get("autoscaler") and not is_shared:
         found.append("it has an autoscaler of its own, so that two would size it; delete the autoscaler")
     if told.get("instanceLifecyclePolicy", {}).get("defaultActionOnFailure") != "DO_NOTHING":
         found.append(
@@ -213,6 +213,8 @@ def _problems(told: Mapping[str, Any], properties: Mapping[str, Any]) -> list[st
 def _advice(told: Mapping[str, Any], properties: Mapping[str, Any]) -> list[str]:
     found = []
     scheduling = properties.get("scheduling", {})
+    if told.get("status", {}).get("autoscaler"):
+        found.append("see that its own autoscaler, which stays by gcp.shared_groups, only adds: it may end a busy node")
     is_spot = capacity_type_of(properties) is CapacityType.SPOT
     if is_spot and scheduling.get("instanceTerminationAction") != "DELETE":
         found.append("set instanceTerminationAction to DELETE, or machines that were taken keep their disks, and cost")

@@ -17,6 +17,8 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # `pool=zone/name` of zonal managed instance groups, pool `*` for all: such a pool's instances come from there. A
     # pool may have several; each sells the one machine type of its template, as spot or on-demand as that says.
     groups: tuple[str, ...] = ()
+    # `zone/name` of those that are bought from although an autoscaler of their own sizes them: at the user's word.
+    shared_groups: tuple[str, ...] = ()
     # As other clouds have it, and refused by name: Compute Engine takes none.
     spot_ceilings: tuple[str, ...] = ()
     prices_path: str | None = None  # JSON, US dollars an hour by offer key or `type/*/capacity type`
@@ -28,6 +30,7 @@ class GroupName(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     zone: str
     name: str
+    is_shared: bool = False  # with an autoscaler of its own, by choice
 
     @property
     def region(self) -> str:
@@ -53,13 +56,21 @@ def see_options(options: GcpOptions) -> None:
             mistakes.append(f"gcp.groups: {text!r} is not pool=zone/name")
         elif not _ZONE.match(named.zone):
             mistakes.append(f"gcp.groups: {text!r}: {named.zone!r} is no zone; regional groups are not bought from")
+    known = {f"{named.zone}/{named.name}" for named in group_names(options)}
+    mistakes += [
+        f"gcp.shared_groups: {one!r} is none of gcp.groups" for one in options.shared_groups if one not in known
+    ]
     if mistakes:
         raise ConfigError("provider gcp", mistakes)
 
 
 def group_names(options: GcpOptions) -> tuple[GroupName, ...]:
     """Return the groups, in the order of the settings."""
-    return tuple(named for text in options.groups if (named := _named(text)) is not None)
+    return tuple(
+        msgspec.structs.replace(named, is_shared=f"{named.zone}/{named.name}" in options.shared_groups)
+        for text in options.groups
+        if (named := _named(text)) is not None
+    )
 
 
 def _named(text: str) -> GroupName | None:
