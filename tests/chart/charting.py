@@ -28,7 +28,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Helm on the chart: `helm("template", RELEASE, str(CHART))`. Nothing of this machine's Helm is read."""
     environment = {"HOME": "/nonexistent", "PATH": "/nonexistent"}
     return subprocess.run(
-        [str(tool("helm")), *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment
+        [str(tool("helm")), *arguments], capture_output=True, text=True, timeout=240, check=False, env=environment
     )
 
 

@@ -11,7 +11,7 @@ from tests.chart.published import write_schemas
 from tests.controlplane.plane import EVERYTHING, ControlPlane, running_plane
 from tests.support.kube_objects import node
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 
 NAMESPACES = (NAMESPACE, "gpu-jobs", "monitoring", "gpu-operator")
 INSTALL_SECONDS_MAX = "120s"

@@ -108,7 +108,13 @@ class ControlPlane:
         command = [str(self._programs / "kubectl"), "--kubeconfig", str(self.kubeconfig()), *arguments]
         # HOME: its cache of what the server serves belongs to this plane.
         told = subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=60, check=False, env={"HOME": str(self.folder)}
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={"HOME": str(self.folder)},
         )
         assert told.returncode == 0, f"kubectl {' '.join(arguments)}: {told.stderr}"
         return told.stdout

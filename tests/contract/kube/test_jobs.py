@@ -100,7 +100,7 @@ async def test_a_finished_job_says_so(kube: KubeHttp, namespace: str, nodes: Nod
     """All indexes succeed: Complete, with times and counts."""
     place = {"nodeSelector": {"kubernetes.io/hostname": await nodes.ready()}}
     await kube.made(jobs(namespace), job("j", run_seconds=0.5, template=place, completions=3, parallelism=2))
-    item = await kube.until(jobs(namespace, "j"), lambda item: "Complete" in conditions(item), seconds=30)
+    item = await kube.until(jobs(namespace, "j"), lambda item: "Complete" in conditions(item))
 
     assert conditions(item)["Complete"] == ("True", "CompletionsReached")
     assert item["status"]["succeeded"] == 3

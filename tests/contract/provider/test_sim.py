@@ -49,9 +49,9 @@ class SimRig(Rig):
     async def open(self) -> None:
         """Serve, and connect both installations."""
         self._runner, self.url = await start(self.world, extensions=[self.routes])
-        self.sim = SimCapacity(self.url, installation=OURS, call_seconds_max=5.0)
+        self.sim = SimCapacity(self.url, installation=OURS, call_seconds_max=30.0)
         self.ours = self.sim
-        self.theirs = SimCapacity(self.url, installation=THEIRS, call_seconds_max=5.0)
+        self.theirs = SimCapacity(self.url, installation=THEIRS, call_seconds_max=30.0)
 
     async def close(self) -> None:
         """Disconnect both and stop serving."""

@@ -9,6 +9,7 @@ from datetime import datetime
 
 import aiohttp
 import pytest
+from tests.support.cluster import until
 from tests.support.kube_captures import Replay, needs_captures, recorded
 from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import pod
@@ -98,10 +99,10 @@ async def test_history_forgets_by_itself(kube: KubeHttp) -> None:
     assert current == []
 
 
-async def test_dropped_watches_break_off(kube: KubeHttp) -> None:
+async def test_dropped_watches_break_off(world: World, kube: KubeHttp) -> None:
     """Every open watch ends in the middle, as when a connection dies; new ones work."""
     watching = asyncio.create_task(kube.watch(f"{PODS}?watch=1&timeoutSeconds=30"))
-    await asyncio.sleep(0.2)
+    await until(lambda: world.faults.watches)
     dropped = await kube.send("POST", "/admin/watches/drop")
     with pytest.raises(aiohttp.ClientError):
         await asyncio.wait_for(watching, 60)
@@ -213,10 +214,10 @@ async def test_bookmarks_move_a_quiet_watch_forward(world: World, kube: KubeHttp
 async def test_a_watch_that_ends_has_told_everything_before_its_last_bookmark(world: World, kube: KubeHttp) -> None:
     """What happens in the instant in which its time is over is told first: a reader goes on from the bookmark."""
     version = (await kube.read(PODS))["metadata"]["resourceVersion"]
-    query = f"watch=1&resourceVersion={version}&allowWatchBookmarks=true&timeoutSeconds=1"
+    query = f"watch=1&resourceVersion={version}&allowWatchBookmarks=true&timeoutSeconds=3"
     watching = asyncio.create_task(kube.watch(f"{PODS}?{query}"))
-    await asyncio.sleep(0.8)
-    time.sleep(0.4)  # noqa: ASYNC251 - the server is busy while the watch's time ends
+    await asyncio.sleep(2.0)
+    time.sleep(1.5)  # noqa: ASYNC251 - the server is busy while the watch's time ends
     world.api.create(kinds.PODS, "default", pod("late", schedulingGates=HELD))
     lines = await watching
 
