@@ -51,28 +51,37 @@ def outlays(state: ClusterState, as_of: datetime) -> tuple[Outlay, ...]:
     limited = _limited(state.jobs)
     if not limited:
         return ()
-    views, now = node_views(state, as_of), counted_at(as_of)
-    return _outlays(limited, state.pods, views, state.spent_by_job, state.charges, now)
+    members = _members(limited, state.pods)
+    views = node_views(state, as_of) if members else ()  # where none of them runs, nodes have nothing to say
+    return _outlays(limited, members, views, state.spent_by_job, state.charges, counted_at(as_of))
 
 
 @remembered(4)
 def _outlays(
     limited: Mapping[JobId, JobSpec],
-    pods: Mapping[PodUid, PodObserved],
+    members: Mapping[JobId, Sequence[PodObserved]],
     views: tuple[NodeView, ...],
     spent_by_job: Mapping[JobId, JobSpent],
     charges: Mapping[ProviderId, Charge],
     now: datetime,
 ) -> tuple[Outlay, ...]:
     by_name = {view.name: view for view in views}
-    members: dict[JobId, list[PodObserved]] = {}
-    for pod in pods.values():
-        if pod.job_id is not None and pod.node_name is not None and pod.job_id in limited:
-            members.setdefault(pod.job_id, []).append(pod)
     return tuple(
         _outlay(spec, members.get(spec.job_id, ()), by_name, spent_by_job.get(spec.job_id), charges, now)
         for spec in limited.values()
     )
+
+
+@remembered(4)
+def _members(
+    limited: Mapping[JobId, JobSpec], pods: Mapping[PodUid, PodObserved]
+) -> Mapping[JobId, Sequence[PodObserved]]:
+    """Their pods that have a node."""
+    members: dict[JobId, list[PodObserved]] = {}
+    for pod in pods.values():
+        if pod.job_id is not None and pod.node_name is not None and pod.job_id in limited:
+            members.setdefault(pod.job_id, []).append(pod)
+    return members
 
 
 @remembered(4)

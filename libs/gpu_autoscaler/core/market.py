@@ -118,7 +118,7 @@ class Market:
         if came:
             new = kinds_of(node.free for node in came.values())
             self.kinds += tuple(kind for kind in new if kind not in self.kinds)
-            self.capacity = np.pad(shelf.capacity, ((0, 0), (0, len(self.kinds) - len(shelf.kinds))))
+            self.capacity = _widened(shelf.capacity, by=len(self.kinds) - len(shelf.kinds))
             self.capacity[self._came_at] = rows((node.free for node in came.values()), self.kinds)
         self.has_gpus = gpu_parts(self.capacity) > 0
         self._refusals = standing(state, draft.as_of)
@@ -241,6 +241,14 @@ def _rates(shelf: _Shelf, state: ClusterState, as_of: datetime) -> Floats:
         for sale in shelf.spot_at[place]:
             rates[sale] = rate_of(shelf.sales[sale].offer, ends)
     return rates
+
+
+def _widened(capacity: Ints, *, by: int) -> Ints:
+    """A copy with so many columns more, of nothing. `np.pad` takes ten times as long."""
+    rows_count, columns_count = capacity.shape
+    wider = np.zeros((rows_count, columns_count + by), dtype=capacity.dtype)
+    wider[:, :columns_count] = capacity
+    return wider
 
 
 def _known_price(offer: Offer) -> int:

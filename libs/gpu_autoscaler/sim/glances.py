@@ -134,7 +134,7 @@ class _PlanInputs(_Inputs):
     __hash__ = None
 
     def _turns(self) -> Turns:
-        return turns_of_plans(self.state, self.policy)
+        return turns_of_plans(self.state, self.policy, self.now)
 
     @cached_property
     def _telemetry_until(self) -> datetime:

@@ -37,12 +37,15 @@ _DOCUMENTED_RATIO = 0.25
 _SICK_RATIO = 0.25  # of worlds: where two nodes are sick at a time, people are asked rather than nodes taken away
 # Something is amiss in every world: where the seed chose little, these as well, some two an hour.
 _KINDS_COUNT_MIN = 6
+# What is on in few worlds for good reasons is on in these: else a sweep of two dozen may come to none of them.
+_CLOSED = "metadata_closed"
+_CLOSED_EVERY = 12
 _FREQUENT = ("budget_tightened", "notice_120", "pod_vanished", "service_killed", "worn_gpu")
 
 
 def kinds_of(seed: int) -> frozenset[str]:
     """The kinds of fault that the seed switches on."""
-    chosen = swarm(seed)
+    chosen = swarm(seed) if seed % _CLOSED_EVERY else swarm(seed) | {_CLOSED}
     return chosen if len(chosen) >= _KINDS_COUNT_MIN else chosen.union(_FREQUENT)
 
 

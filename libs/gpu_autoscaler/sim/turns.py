@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 from gpu_autoscaler.core.gangs import tried_again_at
 from gpu_autoscaler.core.gpu_health import is_suspect
-from gpu_autoscaler.core.idling import idle_seconds_worth
+from gpu_autoscaler.core.idling import idle_seconds_allowed
 from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
+from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.patience import expected_end, left_alone
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.protection import protected_until
@@ -66,11 +67,11 @@ def turns_of_the_queue(state: ClusterState, policy: ScalingPolicy) -> Turns:
     )
 
 
-def turns_of_plans(state: ClusterState, policy: ScalingPolicy) -> Turns:
-    """Where a plan may turn, but for what telemetry says."""
+def turns_of_plans(state: ClusterState, policy: ScalingPolicy, now: datetime) -> Turns:
+    """Where a plan of this instant may turn, but for what telemetry says."""
     return (
         *turns_of_the_queue(state, policy),
-        _idle(policy, state.pods, state.busy_until, state.nodes, state.usable, state.orders),
+        _idle(policy, node_views(state, now), state.usable),
         _orders(policy, state.orders, state.instances),
         _removals(policy, state.drains),
         _renewals(policy, state.nodes, state.usable, state.amiss_since),
@@ -161,27 +162,15 @@ def _worn_until(policy: ScalingPolicy, jobs: Mapping[JobId, JobRecord]) -> list[
 
 
 @remembered(8)
-def _idle(
-    policy: ScalingPolicy,
-    pods: Mapping[PodUid, PodObserved],
-    busy_until: Mapping[str, datetime],
-    nodes: Mapping[NodeUid, NodeObserved],
-    usables: Mapping[NodeUid, Usable],
-    orders: Mapping[ActionId, OrderRecord],
-) -> list[datetime]:
+def _idle(policy: ScalingPolicy, views: tuple[NodeView, ...], usables: Mapping[NodeUid, Usable]) -> list[datetime]:
     """When empty nodes have been so for long enough, and any node is old enough to go by choice."""
     young = timedelta(seconds=policy.scale_down_cooldown_seconds)
-    sold = (order.decision.offer for order in orders.values() if order.decision is not None)
-    worth = {policy.idle_seconds_max, *(idle_seconds_worth(offer, policy) for offer in sold)}
     returns = timedelta(seconds=max(policy.spot.return_seconds_min, policy.scale_down_cooldown_seconds))
-    busy = {pod.node_name for pod in pods.values() if counts_for_idleness(pod)}
-    found: list[datetime] = []
-    for uid, usable in usables.items():
-        found += (usable.since + young, usable.since + returns)
-        node = nodes.get(uid)
-        if node is not None and node.name not in busy:
-            empty_since = max(usable.since, busy_until.get(node.name, _FIRST))
-            found += [empty_since + timedelta(seconds=seconds) for seconds in worth]
+    found = [usable.since + after for usable in usables.values() for after in (young, returns)]
+    for view in views:
+        if view.empty_since is not None:
+            worth = {policy.idle_seconds_max, idle_seconds_allowed(view, policy)}
+            found += [view.empty_since + timedelta(seconds=seconds) for seconds in worth]
     return sorted(found)
 
 
