@@ -24,7 +24,8 @@ def chart_files() -> dict[str, str]:
             service.name: {
                 "everywhere": rules(service.name, is_for_jobs=False),
                 "forJobs": rules(service.name, is_for_jobs=True),
-                "withKarpenter": rules_with_karpenter(service.name),
+                "withKarpenter": rules_with_karpenter(service.name, has_limits=False),
+                "withKarpenterLimits": rules_with_karpenter(service.name, has_limits=True),
             }
             for service in SERVICES
         },

@@ -109,11 +109,17 @@ RIGHTS_WITH_KARPENTER: Mapping[str, tuple[Right, ...]] = {
         Right(verbs=("list",), resource="nodeoverlays", group="karpenter.sh"),
     ),  # what users say of prices
 }
+# Beside those, only where the limits of NodePools are ours to write.
+RIGHTS_WITH_LIMITS: Mapping[str, tuple[Right, ...]] = {
+    "scaler": (Right(verbs=("get", "patch"), resource="nodepools", group="karpenter.sh"),),
+    "spot_watcher": (Right(verbs=("get",), resource="nodepools", group="karpenter.sh"),),
+}
 
 
-def rules_with_karpenter(service: str) -> list[dict[str, Any]]:
-    """The rules that a ClusterRole has beside, where Karpenter is the provider."""
-    return [_rule(right) for right in RIGHTS_WITH_KARPENTER.get(service, ())]
+def rules_with_karpenter(service: str, *, has_limits: bool) -> list[dict[str, Any]]:
+    """The rules that a ClusterRole has beside, where Karpenter is the provider. `has_limits`: with mode limits."""
+    limits = RIGHTS_WITH_LIMITS.get(service, ()) if has_limits else ()
+    return [_rule(right) for right in (*RIGHTS_WITH_KARPENTER.get(service, ()), *limits)]
 
 
 def rules(service: str, *, is_for_jobs: bool) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.chart.charting import of_kind, rendered
+from tests.chart.charting import of_kind, rendered, template
 from tests.chart.test_rendering import processes
 
 from gpu_autoscaler.providers.aws.advisor import bands_of
@@ -71,3 +71,22 @@ def test_azure_s_scale_sets_reach_whoever_buys_there() -> None:
     files = of_kind(found, "ConfigMap")["gpu-autoscaler-cloud"]["data"]
     assert json.loads(files["machine.json"]) == {"storageProfile": {"osDisk": {"createOption": "FromImage"}}}
     assert json.loads(files["prices.json"]) == {"Standard_NC4as_T4_v3/*/on-demand": 4}
+
+
+def test_where_limits_are_written_the_scaler_alone_may_write_them() -> None:
+    """Mode limits: pools by name, and without them nothing is installed."""
+    mode = "autoscaling.karpenter.mode=limits"
+    found = rendered("karpenter", mode, "autoscaling.karpenter.nodePools={gpu,spot}")
+    of_pools = {
+        name: rule["verbs"]
+        for name, role in of_kind(found, "ClusterRole").items()
+        for rule in role["rules"]
+        if "nodepools" in rule["resources"]
+    }
+    assert of_pools == {"gpu-autoscaler-controller": ["get", "patch"], "gpu-autoscaler-spot-watcher": ["get"]}
+    for name, _, settings in processes(found):
+        if name == "gpu-autoscaler-controller":
+            assert (settings.karpenter.mode, settings.karpenter.node_pools) == ("limits", ("gpu", "spot"))
+    told = template("karpenter", mode)
+    assert "autoscaling.karpenter.nodePools: is needed with mode limits" in told.stderr
+    assert "nodepools" not in str(rendered("karpenter"))

@@ -182,6 +182,7 @@ def test_with_karpenter_two_may_do_what_it_takes_and_no_other(tmp_path: Path) ->
 
     told = next(settings for name, _, settings in processes(found) if name == "gpu-autoscaler-controller").karpenter
     assert told.node_class == "karpenter.k8s.aws/EC2NodeClass/gpu"
+    assert told.mode == "claims"
     path = tmp_path / "offers.json"
     path.write_text(of_kind(found, "ConfigMap")["gpu-autoscaler-cloud"]["data"]["offers.json"])
     assert told.offers_path == "/etc/gpu-autoscaler-cloud/offers.json"

@@ -7,18 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from tests.bench.peers import real
 from tests.bench.peers.real import NODE_CLASS
 from tests.chart.charting import tool
 from tests.controlplane.plane import EVERYTHING, running_plane
 from tests.support.karpenter import TYPES, needed_karpenter, options_in, sold
+from tests.support.karpenter_pools import GPU, POOLS, apply_pools, node_pool
 from tests.support.kube_http import Json, KubeHttp
 from tests.support.kube_objects import job
 from tests.support.running import Running, followed, started
 from tests.support.service_accounts import audit_settings, give_accounts, seen
 
-from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingLaunchRefused, ScalingNodeDrained
+from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.events.scaling import (
+    ScalingDrainStarted,
+    ScalingLaunchRefused,
+    ScalingNodeDrained,
+    ScalingNodeLaunched,
+)
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
+from gpu_autoscaler_services.demo.record import Record
 from gpu_autoscaler_services.local.system import Elsewhere
 from gpu_autoscaler_services.registry import SERVICES
 
@@ -43,17 +54,30 @@ async def bought_by_karpenter(
     gone: Sequence[Mapping[str, Any]] = (),
     has_accounts: bool = False,
     limits: Mapping[str, str] | None = None,
+    limited: Sequence[Json] = (),
 ) -> AsyncIterator[tuple[Running, KubeHttp]]:
     """A control plane with Karpenter, and our processes that buy by it. `gone`: types that stand in our file, and that
     its cloud does not know. `has_accounts`: each under its own account of the chart, and the server writes down who
-    calls what. `limits`: of a NodePool that is Karpenter's own; None: it has none."""
+    calls what. `limits`: of a NodePool that is Karpenter's own; None: it has none. `limited`: NodePools whose limits
+    are ours to write, instead of claims."""
     needed_karpenter()
     options, policy = options_in(folder, [*TYPES, *gone]), folder / "policy.toml"
     policy.write_text(POLICY)
     kept = sold(options_in(folder / "sold"))
     audited = {"with_service_accounts": True, "api_settings": audit_settings(folder)} if has_accounts else {}
     with running_plane(folder / "plane", EVERYTHING, **audited) as plane, real.running(plane, kept, limits):
-        of_chart = ("karpenter", f"autoscaling.karpenter.nodeClass={NODE_CLASS}", "policy.shadow=nodes_count_max = 10")
+        apply_pools(plane, *limited)
+        if limited:
+            names = tuple(pool["metadata"]["name"] for pool in limited)
+            options = msgspec.structs.replace(options, mode="limits", node_pools=names)
+        of_chart: tuple[str, ...] = (
+            "karpenter",
+            f"autoscaling.karpenter.nodeClass={NODE_CLASS}",
+            "policy.shadow=nodes_count_max = 10",
+        )
+        if limited:
+            listed = ",".join(options.node_pools)
+            of_chart += ("autoscaling.karpenter.mode=limits", f"autoscaling.karpenter.nodePools={{{listed}}}")
         kubeconfig = give_accounts(plane, *of_chart) if has_accounts else plane.kubeconfig()
         there = Elsewhere(kubeconfig=kubeconfig, karpenter=options)
         async with (
@@ -126,6 +150,51 @@ async def test_the_rights_of_the_chart_are_enough(tmp_path: Path) -> None:
     verbs = {verb for verb, resource, _ in told["scaler"].calls if resource == "nodeclaims"}
     assert verbs == {"create", "get", "list", "patch", "delete"}
     assert ("get", "kwoknodeclasses", "karpenter.kwok.sh") in told["spot_watcher"].calls
+
+
+async def test_karpenter_makes_what_we_allow_and_no_more(tmp_path: Path) -> None:
+    """Mode limits, under the chart's accounts: a user's pods wait, the pool's limit goes up by a machine each, and
+    Karpenter makes them; idle, the limit goes down and then the nodes. A gang of our queue is held until its nodes are
+    there, so no pod of it waits: told by name, and nothing is allowed for it."""
+    tool("helm")
+    pool = node_pool("gpu", "gpu-4x", "zone-a")
+    async with bought_by_karpenter(tmp_path, has_accounts=True, limited=[pool]) as (cluster, kube):
+        await kube.made(JOBS, gpu_job("train", gpus=4, count=2))
+        await kube.until(PODS, lambda answer: len(placed(answer)) == 2, SECONDS_MAX)
+        claims = (await kube.read(CLAIMS))["items"]
+        assert {claim["metadata"]["labels"]["karpenter.sh/nodepool"] for claim in claims} == {"gpu"}
+        assert len({claim["metadata"]["labels"]["gpu-autoscaler.io/action-id"] for claim in claims}) == 2
+        assert cluster.record.count(ScalingNodeLaunched) == 2
+        assert (len(claims), (await kube.read(f"{POOLS}/gpu"))["spec"]["limits"]) == (2, {GPU: "8"})
+
+        await finished(kube, "train")
+        await kube.until(NODES, lambda answer: answer.get("items") == [], SECONDS_MAX)
+        await kube.until(f"{POOLS}/gpu", lambda answer: answer["spec"]["limits"] == {GPU: "0"}, SECONDS_MAX)
+        await kube.until(CLAIMS, lambda answer: not alive(answer), SECONDS_MAX)
+
+        gang = JobRequested(
+            job_id=JobId("gang"),
+            job_name="gang",
+            project_id="e2e",
+            gpu_requirements=GpuRequirements(gpu_count=4),
+            container=ContainerRequest(image="registry.example/e2e:1"),
+            resources=ResourceRequest(cpu="2", memory="8Gi", ephemeral_storage="1Gi"),
+            members=2,
+        )
+        await cluster.script.request(gang, "rest")
+        await cluster.until(is_refused_by_name, "the gang is not bought for", SECONDS_MAX)
+        assert (await kube.read(f"{POOLS}/gpu"))["spec"]["limits"] == {GPU: "0"}
+        assert alive(await kube.read(CLAIMS)) == []
+    told = {service.name: seen(tmp_path, service.name) for service in SERVICES}
+    assert {name for name, each in told.items() if each.refused} == set()
+    verbs = {verb for verb, resource, _ in told["scaler"].calls if resource == "nodepools"}
+    assert verbs == {"get", "patch"}
+    assert ("create", "nodeclaims", "karpenter.sh") not in told["scaler"].calls
+
+
+def is_refused_by_name(record: Record) -> bool:
+    """Whether it was said that no pod waits."""
+    return any(one.code == "NoPodWaits" for one, _ in record.of(ScalingLaunchRefused))
 
 
 async def play(kube: KubeHttp) -> None:

@@ -22,12 +22,15 @@ class KubeProxy:
         self.status: int | None = None  # every call is answered so; None: by the server
         self.is_next_answer_lost = False  # of the next call that changes something
         self.rewrite: Callable[[str, Json], Json] = lambda _path, body: body  # of what is created
+        self.changes: list[tuple[str, str, bytes]] = []  # what changed something: method, path, body
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Pass it on, or misbehave."""
         if self.status is not None:
             return web.json_response({"kind": "Status", "code": self.status}, status=self.status)
         body = await request.read()
+        if request.method != "GET":
+            self.changes.append((request.method, request.path, body))
         if request.method == "POST":
             body = json.dumps(self.rewrite(request.path, json.loads(body))).encode()
         headers = {key: value for key, value in request.headers.items() if key in ("Content-Type", "Accept")}

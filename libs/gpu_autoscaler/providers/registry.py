@@ -11,7 +11,7 @@ from gpu_autoscaler.providers.aws import AwsCapacity, AwsOptions
 from gpu_autoscaler.providers.azure import AzureCapacity, AzureOptions
 from gpu_autoscaler.providers.findings import Finding, fault, fine
 from gpu_autoscaler.providers.gcp import GcpCapacity, GcpOptions
-from gpu_autoscaler.providers.karpenter import KarpenterCapacity, KarpenterOptions
+from gpu_autoscaler.providers.karpenter import KarpenterCapacity, KarpenterOptions, LimitedCapacity
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.providers.sim import SimCapacity
 
@@ -59,7 +59,8 @@ def _azure(options: ProviderOptions) -> CapacityProvider:
 def _karpenter(options: ProviderOptions) -> CapacityProvider:
     if options.kube is None:
         raise ConfigError("provider karpenter", ["kube: is needed; it makes NodeClaims in a cluster"])
-    return KarpenterCapacity(options.karpenter, options.kube(), installation=options.installation, now=options.now)
+    kind = LimitedCapacity if options.karpenter.mode == "limits" else KarpenterCapacity
+    return kind(options.karpenter, options.kube(), installation=options.installation, now=options.now)
 
 
 def _gcp(options: ProviderOptions) -> CapacityProvider:

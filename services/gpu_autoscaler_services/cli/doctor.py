@@ -89,10 +89,14 @@ def _cluster_role(options: KarpenterOptions) -> str:
         "resourceNames": [node_class.name],
         "verbs": ["get"],
     }
+    has_limits = options.mode == "limits"
+    rules = [rule for service in RIGHTS_WITH_KARPENTER for rule in rules_with_karpenter(service, has_limits=has_limits)]
+    if has_limits:
+        rules.append({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]})  # which the scaler may anyway
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",
         "metadata": {"name": "gpu-autoscaler-karpenter"},
-        "rules": [*(rule for service in RIGHTS_WITH_KARPENTER for rule in rules_with_karpenter(service)), of_class],
+        "rules": [*rules, of_class],
     }
     return yaml.safe_dump(role, sort_keys=False)

@@ -8,6 +8,7 @@ from tests.bench.peers.real import KARPENTER, node_class, node_pool
 from tests.controlplane.fixtures import plane
 from tests.controlplane.plane import ControlPlane
 from tests.support.karpenter import needed_karpenter, options_in
+from tests.support.karpenter_pools import node_pool as limited_pool
 
 from gpu_autoscaler_services.cli.main import run
 
@@ -125,3 +126,41 @@ def test_the_printed_role_is_enough(
     found = findings(capsys, 0)
     assert {one["level"] for one in found.values()} == {"fine"}, found
     assert "NodePools" not in found
+
+
+@pytest.mark.usefixtures("settings")
+def test_pools_that_are_to_be_ours_are_looked_at(
+    plane: ControlPlane, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mode limits: one that is missing, one that makes several types, one that is not handed over; then one that is."""
+    install(plane)
+    plane.kubectl("apply", "-f", "-", text=node_class())
+    plane.kubectl("delete", "nodepool", "--all")
+    monkeypatch.setenv("GPU_AUTOSCALER_KARPENTER_MODE", "limits")
+    monkeypatch.setenv("GPU_AUTOSCALER_KARPENTER_NODE_POOLS", "gpu, any, gone")
+    handed = limited_pool("gpu", "gpu-4x", "zone-a")
+    kept = limited_pool("gpu", "gpu-4x", "zone-a", limits={"nvidia.com/gpu": "8"})
+    wide = limited_pool("any", "gpu-1x", "zone-a")
+    wide["spec"]["template"]["spec"]["requirements"].pop()
+    for pool in (kept, wide):
+        plane.kubectl("apply", "-f", "-", text=json.dumps(pool))
+    found = findings(capsys, 1)
+    assert "there is no NodePool gone" in found["NodePool gone"]["said"]
+    assert "makes gpu-1x/zone-a/on-demand, gpu-1x/zone-a/spot; its machines have" in found["NodePool any"]["said"]
+    assert (
+        'may have 8 GPUs and has 0: to hand its limits to us, set spec.limits["nvidia.com/gpu"] to "0"'
+        in (found["NodePool gpu"]["said"])
+    )
+
+    monkeypatch.setenv("GPU_AUTOSCALER_KARPENTER_NODE_POOLS", "gpu")
+    plane.kubectl("delete", "nodepool", "any")
+    plane.kubectl("apply", "-f", "-", text=json.dumps(handed))
+    found = findings(capsys, 0)
+    assert {one["level"] for one in found.values()} == {"fine"}, found
+    assert found["NodePool gpu"]["said"].startswith("makes gpu-4x/zone-a/on-demand for pods that wait, 0 GPUs are")
+    assert "rights on nodepools" in found
+    assert "a trial claim" not in found
+
+    handed["spec"]["disruption"] = {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "30s"}
+    plane.kubectl("apply", "-f", "-", text=json.dumps(handed))
+    assert "set spec.disruption.consolidateAfter to Never" in findings(capsys, 0)["NodePool gpu"]["next_step"]

@@ -96,8 +96,11 @@ def test_every_missing_setting_is_told_at_once() -> None:
 
 def test_limits_of_node_pools_are_refused_by_name() -> None:
     """A limit that is looked at after the fact keeps no promise; what to do instead is said."""
-    with pytest.raises(ConfigError, match=r"karpenter\.mode: limits is not offered.*observe"):
+    with pytest.raises(ConfigError, match=r"karpenter\.node_pools: is needed with mode limits"):
         see_options(KarpenterOptions(node_class="a/b/c", offers_path="f", mode="limits"))
+    with pytest.raises(ConfigError, match=r"karpenter\.node_pools: are of mode limits alone"):
+        see_options(KarpenterOptions(node_class="a/b/c", offers_path="f", node_pools=("gpu",)))
+    see_options(KarpenterOptions(node_class="a/b/c", offers_path="f", mode="limits", node_pools=("gpu",)))
     with pytest.raises(ConfigError, match="'any' is none of claims, limits"):
         see_options(KarpenterOptions(node_class="a/b/c", offers_path="f", mode="any"))
 

@@ -11,6 +11,9 @@
 {{- if not .Values.autoscaling.karpenter.nodeClass }}
 {{- fail "autoscaling.karpenter.nodeClass: is needed; group/Kind/name of the class of your GPU nodes, e.g. karpenter.k8s.aws/EC2NodeClass/gpu" }}
 {{- end }}
+{{- if and (eq .Values.autoscaling.karpenter.mode "limits") (not .Values.autoscaling.karpenter.nodePools) }}
+{{- fail "autoscaling.karpenter.nodePools: is needed with mode limits; the NodePools whose limits are ours to write" }}
+{{- end }}
 {{- if not .Values.autoscaling.karpenter.offers }}
 {{- fail "autoscaling.karpenter.offers: is needed; what Karpenter's cloud sells, with prices, which Karpenter does not tell" }}
 {{- end }}

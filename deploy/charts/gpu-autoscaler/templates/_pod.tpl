@@ -77,6 +77,10 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- if eq $values.autoscaling.provider "karpenter" }}
 - {name: GPU_AUTOSCALER_KARPENTER_NODE_CLASS, value: {{ $values.autoscaling.karpenter.nodeClass | quote }}}
 - {name: GPU_AUTOSCALER_KARPENTER_OFFERS_PATH, value: /etc/gpu-autoscaler-cloud/offers.json}
+{{- if eq $values.autoscaling.karpenter.mode "limits" }}
+- {name: GPU_AUTOSCALER_KARPENTER_MODE, value: limits}
+- {name: GPU_AUTOSCALER_KARPENTER_NODE_POOLS, value: {{ join "," $values.autoscaling.karpenter.nodePools | quote }}}
+{{- end }}
 {{- end }}
 {{- if eq $values.autoscaling.provider "gcp" }}
 {{- $groups := list }}

@@ -60,7 +60,7 @@ log = structlog.get_logger()
 
 
 @contextlib.contextmanager
-def _asked_again() -> Iterator[None]:
+def asked_again() -> Iterator[None]:
     """What we may not do now, somebody may grant: nothing but a launch is given up for it."""
     try:
         yield
@@ -68,7 +68,8 @@ def _asked_again() -> Iterator[None]:
         raise TransientError(f"{exc}; asked again") from exc
 
 
-def _wall_clock() -> datetime:
+def wall_clock() -> datetime:
+    """Now, where no other time is told."""
     return datetime.now(UTC)
 
 
@@ -83,7 +84,7 @@ class KarpenterCapacity:
         connection: Connection,
         *,
         installation: str,
-        now: Callable[[], datetime] = _wall_clock,
+        now: Callable[[], datetime] = wall_clock,
     ) -> None:
         """Raises ConfigError with everything that is missing."""
         see_options(options)
@@ -124,7 +125,7 @@ class KarpenterCapacity:
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
         """Begin the instance's end; None if it never was. Raises PermanentError if it is not ours, TransientError."""
-        with _asked_again():
+        with asked_again():
             claim = await self._of(provider_id)
         if claim is None:
             return None
@@ -134,13 +135,13 @@ class KarpenterCapacity:
                 f"{provider_id} ({claim.metadata.name}) carries the label of {owner!r}, not ours: it is left alone"
             )
         if claim.metadata.deletion_timestamp is None:
-            with _asked_again():
+            with asked_again():
                 claim = await self._end(claim, now)
         return None if claim is None else instance_of(claim)
 
     async def instances(self, installation: str) -> Sequence[Instance]:
         """Return the instances of an installation, those of an hour after their end too. Raises TransientError."""
-        with _asked_again():
+        with asked_again():
             claims = await self._listed({"labelSelector": f"{INSTALLATION}={installation}"})
         now = self._now()
         self._listing_since = self._listing_since or now
@@ -156,7 +157,7 @@ class KarpenterCapacity:
         self._names = {
             ProviderId(claim.status.provider_id): claim.metadata.name for claim in claims if claim.status.provider_id
         }
-        with _asked_again():
+        with asked_again():
             for claim in over[:LET_GO_COUNT_MAX]:
                 await self._let_go(claim)
         return shown

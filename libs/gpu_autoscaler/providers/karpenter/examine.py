@@ -13,6 +13,9 @@ from gpu_autoscaler.model.errors import AutoscalerError, PermanentError
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.providers.findings import Finding, advice, fault, fine
 from gpu_autoscaler.providers.karpenter.classes import Classes
+from gpu_autoscaler.providers.karpenter.examine_pools import buying_beside, pool_findings
+from gpu_autoscaler.providers.karpenter.limits import LimitedPools
+from gpu_autoscaler.providers.karpenter.node_pools import POOLS
 from gpu_autoscaler.providers.karpenter.options import NodeClass
 from gpu_autoscaler.providers.karpenter.overlays import OVERLAYS
 from gpu_autoscaler.providers.karpenter.reading_overlays import NO_POOL, Overlays
@@ -22,7 +25,6 @@ from gpu_autoscaler.providers.karpenter.wire import API_VERSION, CLAIMS, GROUP
 from gpu_autoscaler.providers.protocol import Order
 
 _NEEDED = ("create", "get", "list", "patch", "delete")
-_POOLS = f"/apis/{API_VERSION}/nodepools"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _SOMEBODY = "NAME"
 
@@ -30,13 +32,22 @@ _SOMEBODY = "NAME"
 class Examination:
     """One look at everything that a launch stands on."""
 
-    def __init__(self, kube: KubeClient, node_class: NodeClass, shelf: Shelf, installation: str) -> None:
+    def __init__(
+        self,
+        kube: KubeClient,
+        node_class: NodeClass,
+        shelf: Shelf,
+        installation: str,
+        limited: LimitedPools | None = None,
+    ) -> None:
+        """`limited`: pools whose limits are ours to write; None: we make claims."""
         self._kube = kube
         self._class = node_class
         self._classes = Classes(kube, node_class)
         self._shelf = shelf
         self._offers = shelf.offers()
         self._installation = installation
+        self._limited = limited
 
     async def findings(self) -> Sequence[Finding]:
         """Return all that was found, in the order of looking. Does not raise for what is wrong outside."""
@@ -50,7 +61,10 @@ class Examination:
         found += [finding async for finding in self._rights()]
         found += [finding async for finding in self._overlays()]
         found.append(await self._node_class())
-        found += [finding async for finding in self._trial()]
+        if self._limited is None:
+            found += [finding async for finding in self._trial()]
+        else:
+            found += [finding async for finding in pool_findings(self._limited)]
         found += [finding async for finding in self._pools()]
         return found
 
@@ -67,6 +81,7 @@ class Examination:
     async def _rights(self) -> AsyncIterator[Finding]:
         for verbs, resource, group, what in (
             (_NEEDED, "nodeclaims", GROUP, "nothing is bought, or removed"),
+            *([] if self._limited is None else [(("get", "patch"), "nodepools", GROUP, "nothing is bought")]),
             (("list",), "events", "", "a refusal is told without Karpenter's reason"),
         ):
             missing = [verb for verb in verbs if not await self._may(verb, resource, group)]
@@ -135,17 +150,15 @@ class Examination:
     async def _pools(self) -> AsyncIterator[Finding]:
         """NodePools are others' to have. What they buy for the same pods is bought twice."""
         try:
-            pools = (await self._kube.read(_POOLS)).get("items") or []
+            page = await self._kube.list_page(POOLS, {})
+            pools = [POOLS.decode(item, "list") for item in page.items or ()]
         except (PermanentError, NotFound):
             return
         except AutoscalerError as exc:
             yield fault("NodePools", str(exc), "ask again")
             return
-        buying = [
-            pool["metadata"]["name"]
-            for pool in pools
-            if str(((pool.get("spec") or {}).get("limits") or {}).get("nvidia.com/gpu")) != "0"
-        ]
+        ours = () if self._limited is None else self._limited.names
+        buying = [pool.metadata.name for pool in pools if buying_beside(pool, ours)]
         if buying:
             yield advice(
                 "NodePools",

@@ -23,8 +23,9 @@ class KarpenterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     node_class: str | None = None  # group/Kind/name, as karpenter.k8s.aws/EC2NodeClass/gpu
     offers_path: str | None = None  # JSON, what is sold: see `providers/karpenter/shelf.py`
-    # claims: we choose, a NodeClaim a node · limits: Karpenter would choose below the limits of its NodePools (refused)
+    # claims: we choose, a NodeClaim a node · limits: we write the limits of NodePools, and Karpenter makes the claims
     mode: str = "claims"
+    node_pools: tuple[str, ...] = ()  # of mode limits: whose limits are ours to write, one machine type each
     # Wall time in which Karpenter is to make an instance, or to say why it does not. Its own limit is 300.
     launch_seconds_max: Annotated[float, Meta(gt=0, le=300)] = 25.0
 
@@ -32,14 +33,12 @@ class KarpenterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 def see_options(options: KarpenterOptions) -> None:
     """Raise ConfigError with every mistake at once."""
     mistakes = []
-    if options.mode == "limits":
-        mistakes.append(
-            "karpenter.mode: limits is not offered: Karpenter holds the limits of a NodePool only after the fact, so no"
-            " promise about money or gangs could be kept by them; set it to claims, or run"
-            " `gpu-autoscaler observe` beside a Karpenter that chooses for itself"
-        )
-    elif options.mode not in WHO_CHOOSES:
+    if options.mode not in WHO_CHOOSES:
         mistakes.append(f"karpenter.mode: {options.mode!r} is none of {', '.join(WHO_CHOOSES)}")
+    if options.mode == "limits" and not options.node_pools:
+        mistakes.append("karpenter.node_pools: is needed with mode limits; name the NodePools whose limits are ours")
+    if options.mode == "claims" and options.node_pools:
+        mistakes.append("karpenter.node_pools: are of mode limits alone; with claims our nodes belong to no NodePool")
     if options.node_class is None or len([part for part in options.node_class.split("/") if part]) != len(
         NodeClass._fields
     ):

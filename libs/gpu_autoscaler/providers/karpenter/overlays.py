@@ -103,7 +103,7 @@ def overlaid(
         if overlay.is_refused:
             silent[name] = "Karpenter has refused it, see its conditions"
             continue
-        verdicts = {key: _is_meant(spec, _labels(one, labels_of, pool)) for key, one in table.on_sale.items()}
+        verdicts = {key: is_meant(spec, one, labels_of, pool) for key, one in table.on_sale.items()}
         if unknown := sorted({verdict for verdict in verdicts.values() if isinstance(verdict, str)}):
             silent[name] = f"nothing is known of {', '.join(unknown)}; write it into `labels` of the types that have it"
             continue
@@ -161,19 +161,16 @@ class _Table:
             self._last_words[one] = (spec.weight, names)
 
 
-def _labels(
-    offer: Offer, labels_of: Mapping[str, Mapping[str, str]], pool: Mapping[str, str | None]
-) -> dict[str, str | None]:
+def is_meant(
+    spec: OverlaySpec, offer: Offer, labels_of: Mapping[str, Mapping[str, str]], pool: Mapping[str, str | None]
+) -> bool | str:
+    """Return whether its requirements hold for the offer; the label that it hangs on where nothing is known of that."""
     of_offer = {
         labels.INSTANCE_TYPE: offer.instance_type,
         labels.ZONE: offer.zone,
         CAPACITY_TYPE: offer.capacity_type.value,
     }
-    return {NODE_POOL: None, **pool, **labels_of.get(offer.instance_type, {}), **of_offer}
-
-
-def _is_meant(spec: OverlaySpec, known: Mapping[str, str | None]) -> bool | str:
-    """Return whether the offer with these labels is; the label that it hangs on where nothing is known of that."""
+    known = {NODE_POOL: None, **pool, **labels_of.get(offer.instance_type, {}), **of_offer}
     if not all(_holds(one, known[one.key]) for one in spec.requirements if one.key in known):
         return False
     return next((one.key for one in spec.requirements if one.key not in known), True)

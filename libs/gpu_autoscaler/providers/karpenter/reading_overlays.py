@@ -10,6 +10,7 @@ from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.karpenter.overlays import OVERLAYS, NodeOverlay, Overlaid, overlaid
 from gpu_autoscaler.providers.karpenter.shelf import Shelf
+from gpu_autoscaler.providers.karpenter.wire import NODE_POOL
 
 NO_POOL: Mapping[str, str | None] = {}
 
@@ -21,7 +22,7 @@ class Overlays:
 
     def __init__(self, kube: KubeClient) -> None:
         self._kube = kube
-        self._told: Mapping[str, str] = {}
+        self._told: dict[str | None, Mapping[str, str]] = {}  # by pool
 
     async def over(self, shelf: Shelf, pool: Mapping[str, str | None]) -> Sequence[Offer]:
         """Return what the file sells, as the overlays leave it. Those that say nothing are told once; so is that we may
@@ -30,10 +31,11 @@ class Overlays:
             found = await self.look(shelf, pool)
         except PermanentError as exc:
             found = Overlaid(offers=shelf.offers(), silent={"all of them": str(exc)})
-        if found.silent != self._told:
+        name_of_pool = pool.get(NODE_POOL)
+        if found.silent != self._told.get(name_of_pool, {}):
             for name, why in found.silent.items():
                 log.warning("node overlay not heeded", node_overlay=name, reason=why)
-            self._told = found.silent
+            self._told[name_of_pool] = found.silent
         return found.offers
 
     async def look(self, shelf: Shelf, pool: Mapping[str, str | None]) -> Overlaid:

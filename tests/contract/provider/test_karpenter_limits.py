@@ -1,0 +1,309 @@
+"""The Karpenter driver keeps the promises also where it writes the limits of NodePools, and Karpenter makes the claims:
+of real Karpenter, for pods that wait on a real API server."""
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from tests.bench.peers import real
+from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, Rig, order, shown
+from tests.contract.provider.test_karpenter import CLAIMS, Cluster, KarpenterRig
+from tests.controlplane.plane import running_plane
+from tests.support.karpenter import needed_karpenter, options_in, sold
+from tests.support.karpenter_pools import GPU, POOLS, apply_pools, node_pool
+from tests.support.kube_http import MERGE, Json, KubeHttp
+from tests.support.kube_objects import pod
+from tests.support.kube_proxy import proxied
+
+from gpu_autoscaler.kube.connection import Connection
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.providers.karpenter import KarpenterOptions, LimitedCapacity
+from gpu_autoscaler.providers.karpenter.node_pools import ORDERS, OWNER, WRITTEN
+from gpu_autoscaler.providers.protocol import LaunchRefused, RefusalKind
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+
+PODS = "/api/v1/namespaces/default/pods"
+ZONES = ("zone-a", "zone-b")
+NAMES = {OURS: ("ours-a", "ours-b"), THEIRS: ("theirs-a",)}
+WAITING_COUNT = 4  # pods in each zone: more than a test buys
+NUDGE_SECONDS = 0.5
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Nothing acts on it but Karpenter: its nodes never get ready, and pods wait for ever."""
+    needed_karpenter()
+    with tempfile.TemporaryDirectory(prefix="limits-") as name, running_plane(Path(name) / "plane") as plane:
+        options = options_in(Path(name))
+        with real.running(plane, sold(options), None) as process:
+            apply_pools(
+                plane,
+                node_pool("ours-a", "gpu-1x", "zone-a"),
+                node_pool("ours-b", "gpu-1x", "zone-b"),
+                node_pool("theirs-a", "gpu-1x", "zone-a"),
+            )
+            yield Cluster(plane, options, process.pid)
+
+
+class LimitsRig(KarpenterRig):
+    """Two pools that are ours and one of another installation, and pods that any of them could take."""
+
+    capacity_code = "NoPodWaits"
+    ours: LimitedCapacity
+    theirs: LimitedCapacity
+
+    def provider(self, installation: str, options: KarpenterOptions | None = None) -> LimitedCapacity:
+        """A driver that writes to the pools of its installation."""
+        limited = msgspec.structs.replace(options or self.options, mode="limits", node_pools=NAMES[installation])
+        return LimitedCapacity(limited, Connection(base_url=self.proxy.url), installation=installation, now=self.now)
+
+    async def refuse(self, pattern: str, kind: RefusalKind = "capacity") -> None:
+        """No pod waits for it; or somebody has written to its pool."""
+        for name, zone in zip(NAMES[OURS], ZONES, strict=True):
+            if fnmatchcase(f"gpu-1x/{zone}/on-demand", pattern):
+                if kind == "capacity":
+                    await self._no_pods(zone)
+                else:
+                    await self.allow(name, 7)
+
+    async def refuse_nothing(self) -> None:
+        """Pods wait."""
+        for zone in ZONES:
+            await self.pods(zone)
+
+    async def pods(self, zone: str, count: int = WAITING_COUNT) -> None:
+        """Have so many that nobody can place."""
+        for number in range(count):
+            item = pod(f"{zone}-{number}", gpus=1, nodeSelector={"topology.kubernetes.io/zone": zone})
+            item["spec"]["tolerations"] = [{"operator": "Exists"}]
+            if (await self.kube.send("POST", PODS, item)).status == 201:
+                waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+                await self.kube.patched(f"{PODS}/{zone}-{number}/status", {"status": {"conditions": [waits]}})
+
+    async def _no_pods(self, zone: str) -> None:
+        for number in range(WAITING_COUNT):
+            await self.kube.send("DELETE", f"{PODS}/{zone}-{number}", {"gracePeriodSeconds": 0})
+
+    async def nudge(self) -> None:
+        """Karpenter looks at a pod that waits every ten seconds, and whenever it changes."""
+        for number in range(10**9):
+            for zone in ZONES:
+                note = {"metadata": {"annotations": {"example.com/nudge": str(number)}}}
+                await self.kube.send("PATCH", f"{PODS}/{zone}-0", note, content_type=MERGE)
+            await asyncio.sleep(NUDGE_SECONDS)
+
+    async def allow(self, name: str, gpus: int) -> None:
+        """Somebody writes a limit."""
+        await self.kube.patched(f"{POOLS}/{name}", {"spec": {"limits": {GPU: str(gpus)}}})
+
+    async def allowed(self, name: str = "ours-a") -> int:
+        """What the pool may have."""
+        return int((await self.kube.read(f"{POOLS}/{name}"))["spec"]["limits"][GPU])
+
+    async def claims(self, name: str = "ours-a") -> list[Json]:
+        """What the pool has."""
+        found: list[Json] = (await self.kube.read(f"{CLAIMS}?labelSelector=karpenter.sh/nodepool={name}"))["items"]
+        return found
+
+    async def clear(self) -> None:
+        """Hand the pools back, then as ever."""
+        notes: dict[str, Any] = {"metadata": {"annotations": dict.fromkeys((OWNER, WRITTEN, ORDERS))}}
+        for name in (*NAMES[OURS], *NAMES[THEIRS]):
+            await self.kube.patched(f"{POOLS}/{name}", notes | {"spec": {"limits": {GPU: "0"}}})
+        await super().clear()
+
+
+@pytest.fixture
+async def rig(cluster: Cluster) -> AsyncIterator[LimitsRig]:
+    """Pods that wait, and nothing else that the test before left."""
+    async with aiohttp.ClientSession() as session, proxied(cluster.plane) as proxy:
+        kube = KubeHttp(session, cluster.plane.url, cluster.plane.admin_token, cluster.plane.tls)
+        made = LimitsRig(cluster, proxy, kube)
+        await made.refuse_nothing()
+        nudging = asyncio.create_task(made.nudge())
+        yield made
+        nudging.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await nudging
+        await made.clear()
+        await made.ours.close()
+        await made.theirs.close()
+
+
+@pytest.mark.cloud("karpenter", calls=("get NodePool", "patch NodePool"), errors=())
+class TestKarpenterLimits(ProviderContract):
+    """The inherited promises; the fixture is the module's."""
+
+    async def test_a_large_fleet_is_listed_whole(self, rig: Rig) -> None:
+        """As with claims of our own, by the same code; over two pages."""
+        await rig.stock(await order(rig), 600)
+        assert len({each.provider_id for each in await rig.ours.instances(OURS)}) == 600
+
+    async def test_what_shows_up_late_is_not_bought_again(self, rig: Rig) -> None:
+        """Nothing shows up late in an API server: what is launched is listed at once."""
+        made = await rig.ours.launch(await order(rig))
+        assert (await shown(rig, made.provider_id)).action_id == "a1"
+
+    @pytest.mark.parametrize("kind", ["capacity", "configuration"])
+    async def test_a_refusal_says_of_which_kind_it_is(self, rig: Rig, kind: RefusalKind) -> None:
+        """Nobody waits, or somebody else writes there. What its cloud says, Karpenter says of the claim alone."""
+        await super().test_a_refusal_says_of_which_kind_it_is(rig, kind)
+
+
+# ---- what this mode promises beside
+
+
+async def test_the_limit_is_what_lives_and_what_stands(rig: LimitsRig) -> None:
+    """Raised by each order, at once too; lowered before each end, so that no successor comes for pods that wait on."""
+    orders = [await order(rig, f"a{number}") for number in range(3)]
+    made = await asyncio.gather(*map(rig.ours.launch, orders))
+    assert (await rig.allowed(), len(await rig.claims())) == (3, 3)
+    assert sorted(str(each.action_id) for each in await rig.ours.instances(OURS)) == ["a0", "a1", "a2"]
+    rig.proxy.changes.clear()
+    await rig.ours.terminate(made[0].provider_id, now=rig.now())
+    done = [(method, path.rpartition("/")[0]) for method, path, _ in rig.proxy.changes]
+    assert done == [("PATCH", POOLS), ("PATCH", CLAIMS), ("DELETE", CLAIMS)]
+    assert json.loads(rig.proxy.changes[0][2])["spec"]["limits"] == {GPU: "2"}
+    assert "uid" in json.loads(rig.proxy.changes[-1][2])["preconditions"]
+    await rig.wait(5)
+    assert await rig.allowed() == 2
+    ended = {each.action_id: each.state == "terminated" for each in await rig.ours.instances(OURS)}
+    assert ended == {"a0": True, "a1": False, "a2": False}
+
+
+async def test_what_karpenter_ends_it_may_replace_and_that_is_ours_too(rig: LimitsRig) -> None:
+    """Within the limit that we wrote: an order of its own, in our list; the token of the first buys nothing more."""
+    made = await rig.ours.launch(await order(rig))
+    await rig.let_die(made.provider_id)
+
+    async def replaced() -> bool:
+        return any("deletionTimestamp" not in one["metadata"] and has_machine(one) for one in await rig.claims())
+
+    await until_true(replaced)
+    listed = {one.provider_id: one for one in await rig.ours.instances(OURS)}
+    (successor,) = listed.keys() - {made.provider_id}
+    assert listed[successor].action_id not in (None, "a1")
+    assert listed[successor].price_micro_usd_per_hour == made.price_micro_usd_per_hour
+    assert await rig.allowed() == 1
+    again = await rig.ours.launch(await order(rig))
+    assert again.provider_id == made.provider_id
+
+
+def has_machine(claim: Json) -> bool:
+    """Karpenter has launched it."""
+    return "providerID" in claim.get("status", {})
+
+
+async def test_a_pool_that_lost_what_nobody_waits_for_is_lowered(rig: LimitsRig) -> None:
+    """At the next list."""
+    made = await rig.ours.launch(await order(rig))
+    await rig.refuse("*")
+    await rig.let_die(made.provider_id)
+    await rig.wait(1)
+
+    async def lowered() -> bool:
+        await rig.ours.instances(OURS)
+        return await rig.allowed() == 0
+
+    await until_true(lowered)
+
+
+async def test_nothing_is_written_where_somebody_else_writes(rig: LimitsRig) -> None:
+    """Told by name; what is there can still be ended. Written back as we wrote it, it goes on."""
+    made = await rig.ours.launch(await order(rig))
+    await rig.allow("ours-a", 1000)
+    wanted = await order(rig, "a2")
+    with pytest.raises(LaunchRefused, match="we wrote 1: somebody else writes there") as refused:
+        await rig.ours.launch(wanted)
+    assert (refused.value.code, refused.value.kind) == ("LimitsChanged", "configuration")
+    await rig.ours.instances(OURS)
+    await rig.ours.terminate(made.provider_id, now=rig.now())
+    assert await rig.allowed() == 1000
+
+
+async def test_a_pool_is_handed_to_us_with_a_limit_of_what_it_has(rig: LimitsRig) -> None:
+    """No other: what it may have beside would be made for whoever waits, and not for our orders."""
+    await rig.refuse("*", "configuration")
+    with pytest.raises(LaunchRefused, match=r"to hand its limits to us, set spec\.limits"):
+        await rig.ours.launch(await order(rig))
+
+
+async def test_one_pool_has_one_writer(rig: LimitsRig) -> None:
+    """Another installation that names the same pool is refused by the name of the first."""
+    await rig.ours.launch(await order(rig))
+    limited = msgspec.structs.replace(rig.options, mode="limits", node_pools=("ours-a",))
+    other = LimitedCapacity(limited, Connection(base_url=rig.proxy.url), installation=THEIRS, now=rig.now)
+    with pytest.raises(LaunchRefused, match=f"is written to by installation {OURS}"):
+        await other.launch(await order(rig, "b1", installation=THEIRS))
+    await other.close()
+    assert await rig.allowed() == 1
+
+
+async def test_a_restart_finds_what_was_ordered(rig: LimitsRig) -> None:
+    """The order stands in the pool, written with the number: another process buys once."""
+    wanted = await order(rig)
+    await rig.lose_next_answer()
+    with pytest.raises(TransientError):
+        await rig.ours.launch(wanted)
+    assert await rig.allowed() == 1
+    another = rig.provider(OURS)
+    made = await another.launch(wanted)
+    assert [each.provider_id for each in await another.instances(OURS)] == [made.provider_id]
+    assert (await rig.allowed(), len(await rig.claims())) == (1, 1)
+    await another.close()
+
+
+async def test_what_was_made_meanwhile_is_found_though_no_pod_waits_any_more(rig: LimitsRig) -> None:
+    """The answer was lost, Karpenter made the machine, and the pod runs there: the order has its instance."""
+    wanted = await order(rig)
+    await rig.lose_next_answer()
+    with pytest.raises(TransientError):
+        await rig.ours.launch(wanted)
+
+    async def made() -> bool:
+        return any(map(has_machine, await rig.claims()))
+
+    await until_true(made)
+    await rig.refuse("*")
+    assert (await rig.ours.launch(wanted)).action_id == wanted.action_id
+    assert (await rig.allowed(), len(await rig.claims())) == (1, 1)
+
+
+async def test_what_karpenter_does_not_make_is_taken_back(rig: LimitsRig) -> None:
+    """A pod waits that does not fit after all: the limit is low again, and read back, before the refusal is told."""
+    await rig.refuse("*")
+    item = pod("elsewhere", gpus=1, nodeSelector={"example.com/rack": "7"})
+    await rig.kube.made(PODS, item)
+    hasty = rig.provider(OURS, msgspec.structs.replace(rig.options, launch_seconds_max=2.0))
+    with pytest.raises(LaunchRefused) as refused:
+        await hasty.launch(await order(rig))
+    await hasty.close()
+    await rig.kube.send("DELETE", f"{PODS}/elsewhere", {"gracePeriodSeconds": 0})
+    assert refused.value.code == "NothingMade"
+    assert (await rig.allowed(), await rig.claims()) == (0, [])
+    notes = (await rig.kube.read(f"{POOLS}/ours-a"))["metadata"]["annotations"]
+    assert (notes[ORDERS], notes[WRITTEN]) == ("", "0")
+
+
+async def test_nodes_of_a_pool_have_to_be_what_was_ordered(rig: LimitsRig) -> None:
+    """A label that its template lacks is named, and nothing is written."""
+    wanted = msgspec.structs.replace(await order(rig), labels=(("team", "language"),))
+    with pytest.raises(LaunchRefused, match="nodes of NodePool ours-a lack label team=language"):
+        await rig.ours.launch(wanted)
+    assert await rig.allowed() == 0
+
+
+async def until_true(probe: Any) -> None:  # noqa: ANN401 - a coroutine function
+    """Wait for it, for a minute at the most."""
+    async with asyncio.timeout(60):
+        while not await probe():
+            await asyncio.sleep(0.2)
