@@ -91,6 +91,15 @@ class LaunchRefused(PermanentError):
         self.retry_after_seconds = RETRY_AFTER_SECONDS[kind] if retry_after_seconds is None else retry_after_seconds
 
 
+def see_as_ordered(made: Instance, order: Order) -> Instance:
+    """Return it if it is what was ordered. Raises PermanentError for a token that has bought something else."""
+    offer = order.offer
+    if (made.instance_type, made.zone, made.capacity_type) != (offer.instance_type, offer.zone, offer.capacity_type):
+        bought = f"{made.instance_type}/{made.zone}/{made.capacity_type}"
+        raise PermanentError(f"token of {order.action_id} bought {bought} ({made.provider_id}), not {offer.key}")
+    return made
+
+
 @runtime_checkable
 class HealsItself(Protocol):
     """A cloud whose groups replace what they lose. Of one interruption there is to be one successor: ours."""

@@ -21,18 +21,22 @@ log = structlog.get_logger()
 
 
 class Budgets:
-    """Looks at every tick. Who was told is remembered, so that nobody is told twice; after a start once more."""
+    """Looks at every tick. Each attempt is told once, as the pods of the next know nothing; after a start once more."""
 
     def __init__(self, store: Store, binder: Binder) -> None:
         self._store = store
         self._binder = binder
-        self._told: set[JobId] = set()
+        self._told: dict[JobId, int] = {}  # the attempt that was told last
         self._uncounted: set[tuple[JobId, str]] = set()
 
     async def ends(self, state: ClusterState, now: datetime, is_ending: Callable[[JobId], bool]) -> list[JobFinished]:
         """Return the end of each job whose budget is spent; others are told to save where little is left."""
         ended: list[JobFinished] = []
-        for outlay in outlays(state, now):
+        found = outlays(state, now)
+        limited = {outlay.spec.job_id for outlay in found}
+        self._told = {job_id: attempt for job_id, attempt in self._told.items() if job_id in limited}
+        self._uncounted = {each for each in self._uncounted if each[0] in limited}
+        for outlay in found:
             job_id = outlay.spec.job_id
             if is_ending(job_id):
                 continue
@@ -41,8 +45,8 @@ class Budgets:
                 row = await self._store.job(job_id)
                 if row is not None and row.outcome is None:
                     ended.append(_end(outlay, now))
-            elif outlay.is_nearly_spent and job_id not in self._told:
-                await self._tell(outlay, now)
+            elif outlay.is_nearly_spent and self._told.get(job_id) != _attempt(state, job_id):
+                await self._tell(outlay, _attempt(state, job_id), now)
         return ended
 
     def _tell_of_the_uncounted(self, outlay: Outlay) -> None:
@@ -55,14 +59,20 @@ class Budgets:
                     offer=offer,
                 )
 
-    async def _tell(self, outlay: Outlay, now: datetime) -> None:
+    async def _tell(self, outlay: Outlay, attempt: int, now: datetime) -> None:
         deadline_at = now + timedelta(seconds=SAVING_SECONDS)
         try:
             await self._binder.ask_to_save(outlay.spec.job_id, outlay.node_names, deadline_at)
         except TransientError as exc:
             log.warning("cannot tell a job to save before its budget is spent; told with the next look", error=str(exc))
             return
-        self._told.add(outlay.spec.job_id)
+        self._told[outlay.spec.job_id] = attempt
+
+
+def _attempt(state: ClusterState, job_id: JobId) -> int:
+    """The attempt that runs now; 0 before the first."""
+    job = state.jobs.get(job_id)
+    return 0 if job is None or job.placed is None else job.placed.attempt
 
 
 def _end(outlay: Outlay, now: datetime) -> JobFinished:

@@ -47,6 +47,7 @@ from gpu_autoscaler_services.scheduler.absent import is_made_anew, not_listed, w
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder, NotInstalled, not_installed
 from gpu_autoscaler_services.scheduler.budgets import Budgets
+from gpu_autoscaler_services.scheduler.holding import Holding
 from gpu_autoscaler_services.scheduler.past import Past
 
 # A job that is being accepted is soon in the store: asked again after so much wall time, within so much cluster time.
@@ -103,6 +104,7 @@ class Scheduler:
         self._now = now
         self._past = Past(store, binder, seed)
         self._budgets = Budgets(store, binder)
+        self._holding = Holding(binder)
         self._cancels_since: dict[JobId, datetime] = {}  # cancels of jobs that may still be accepted
 
     def use_policy(self, policy: ScalingPolicy) -> None:
@@ -134,24 +136,9 @@ class Scheduler:
         ]
         spent = await self._budgets.ends(self._view.state, now, self._is_ending)
         ended = {each.job_id for each in spent}
-        unheld = await self._unheld(now)
+        unheld = await self._holding.unheld(self._view.state, self._policy, now, {each.job_id for each in placed})
         placed = [each for each in placed if each.job_id not in ended | unheld]
         return [*await self._lose(), *spent, *placed, *estimates_due(self._view.state, self._policy, now)]
-
-    async def _unheld(self, now: datetime) -> set[JobId]:
-        """Jobs that are to leave spot, and whose pods are not all gone yet: they are placed when their Job is held."""
-        waiting = (job for job in queue(self._view.state) if is_to_leave_spot(job, self._policy, now))
-        leaving = [job.queued.spec for job in waiting if job.queued is not None]
-        unheld: set[JobId] = set()
-        for job_id, runtime in ((spec.job_id, spec.runtime) for spec in leaving):
-            try:
-                is_held = await self._binder.hold(job_id, runtime)
-            except (TransientError, PermanentError) as exc:
-                log.warning("cannot hold a job that is to leave spot; tried again", job_id=job_id, error=str(exc))
-                is_held = False
-            if not is_held:
-                unheld.add(job_id)
-        return unheld
 
     async def _lose(self) -> list[Fact]:
         """Attempts end, but not where pods went because their Job ends: that is no loss, and has its own fact."""

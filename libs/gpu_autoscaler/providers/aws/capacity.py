@@ -34,7 +34,7 @@ from gpu_autoscaler.providers.aws.translate import (
 from gpu_autoscaler.providers.ceilings import SpotCeilings, usd_text
 from gpu_autoscaler.providers.files import dated, filled, prices_of, text_of
 from gpu_autoscaler.providers.findings import Finding
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered, see_as_ordered
 from gpu_autoscaler.providers.tokens import token_of
 
 SUBNETS_KEPT = timedelta(hours=1)
@@ -115,15 +115,7 @@ class AwsCapacity:
                 await self._weigh(order, refused)
                 raise
             made = instance_of(answer["Instances"][0], now=now)
-        offer = order.offer
-        if (made.instance_type, made.zone, made.capacity_type) != (
-            offer.instance_type,
-            offer.zone,
-            offer.capacity_type,
-        ):
-            bought = f"{made.instance_type}/{made.zone}/{made.capacity_type}"
-            raise PermanentError(f"token of {order.action_id} bought {bought} ({made.provider_id}), not {offer.key}")
-        return made
+        return see_as_ordered(made, order)
 
     async def _weigh(self, order: Order, refused: LaunchRefused) -> None:
         """Let the refusal stand longer where AWS itself finds it likely that the zone goes on refusing."""

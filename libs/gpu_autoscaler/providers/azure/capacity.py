@@ -13,7 +13,7 @@ from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.azure.calls import AzureCalls
 from gpu_autoscaler.providers.azure.counted import CountedSets
 from gpu_autoscaler.providers.azure.examine import Examination
-from gpu_autoscaler.providers.azure.machines import AzureMachines, see_as_ordered
+from gpu_autoscaler.providers.azure.machines import AzureMachines
 from gpu_autoscaler.providers.azure.market import AzureMarket
 from gpu_autoscaler.providers.azure.options import OWNER, AzureOptions, machine_of, names_by_pool, see_options
 from gpu_autoscaler.providers.azure.scale_sets import Mode, ScaleSet, ScaleSets
@@ -28,7 +28,7 @@ from gpu_autoscaler.providers.ceilings import SpotCeilings
 from gpu_autoscaler.providers.ended import SHOWN, Ended
 from gpu_autoscaler.providers.files import dated, prices_of, text_of
 from gpu_autoscaler.providers.findings import Finding
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, see_as_ordered
 
 _ENDS = ("/delete", "/delete/action", "/evictspotvm/action")  # how operations that end a machine are called
 _OF_SETS = "virtualMachineScaleSets"

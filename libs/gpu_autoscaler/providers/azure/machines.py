@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from gpu_autoscaler.cloudmeta.azure import provider_id_of
-from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
+from gpu_autoscaler.model.errors import AutoscalerError, TransientError
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.azure.begun import BegunOrders
 from gpu_autoscaler.providers.azure.calls import AzureCalls
@@ -25,11 +25,13 @@ from gpu_autoscaler.providers.azure.translate import failure, instance_of, refus
 from gpu_autoscaler.providers.ceilings import SpotCeilings, usd_text
 from gpu_autoscaler.providers.files import filled
 from gpu_autoscaler.providers.pacing import NotAsked
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered, see_as_ordered
 from gpu_autoscaler.providers.tokens import token_of
 
 CREATE = "VirtualMachines_CreateOrUpdate"
-# How long somebody else who has begun an order may be about to make its machine, or Azure to show it.
+# How long somebody else who has begun an order may be about to make its machine, or Azure to show it. So long is waited
+# after a PUT that was answered by 5xx as well: whether it did anything nobody says, and asked again under the same name
+# it could make a second machine for one that came and was taken in between.
 SETTLED = timedelta(seconds=60)
 NETWORK_API_VERSION = "2022-11-01"  # of the interfaces that the machine brings along
 
@@ -143,12 +145,3 @@ def _failure_of(told: Mapping[str, Any]) -> tuple[str, str] | None:
         if head == "ProvisioningState/failed" and refusal_of(code, str(status.get("message", ""))) is not None:
             return code, str(status.get("message", ""))
     return None
-
-
-def see_as_ordered(made: Instance, order: Order) -> Instance:
-    """Return it if it is what was ordered. Raises PermanentError for a token that has bought something else."""
-    offer = order.offer
-    if (made.instance_type, made.zone, made.capacity_type) != (offer.instance_type, offer.zone, offer.capacity_type):
-        bought = f"{made.instance_type}/{made.zone}/{made.capacity_type}"
-        raise PermanentError(f"token of {order.action_id} bought {bought} ({made.provider_id}), not {offer.key}")
-    return made

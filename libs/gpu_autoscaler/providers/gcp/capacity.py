@@ -35,7 +35,7 @@ from gpu_autoscaler.providers.gcp.translate import (
     read_metadata,
     token_prefix,
 )
-from gpu_autoscaler.providers.protocol import Instance, Order, as_ordered
+from gpu_autoscaler.providers.protocol import Instance, Order, as_ordered, see_as_ordered
 from gpu_autoscaler.providers.shared_reads import SharedRead
 
 SHOWN = timedelta(hours=1)  # for how long an end is told
@@ -87,7 +87,7 @@ class GcpCapacity:
         found = await self._found(order, now)
         if found is not None:
             self._seen[last_of(found.provider_id)] = found
-            return _as_ordered(found, order)
+            return msgspec.structs.replace(see_as_ordered(found, order), action_id=order.action_id)
         group = await self._groups.of(order, now)
         failed_count = sum(one.failed_count for one in (await self._past_of_token(order)).values())
         name = await self._launches.make(order, group, failed_count)
@@ -229,15 +229,3 @@ class GcpCapacity:
             if unseen:
                 raise TransientError(f"instances.aggregatedList: {', '.join(unseen)} cannot be seen; asked again later")
         return found
-
-
-def _as_ordered(found: Instance, order: Order) -> Instance:
-    offer = order.offer
-    if (found.instance_type, found.zone, found.capacity_type) != (
-        offer.instance_type,
-        offer.zone,
-        offer.capacity_type,
-    ):
-        bought = f"{found.instance_type}/{found.zone}/{found.capacity_type}"
-        raise PermanentError(f"token of {order.action_id} bought {bought} ({found.provider_id}), not {offer.key}")
-    return msgspec.structs.replace(found, action_id=order.action_id)
