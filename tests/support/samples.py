@@ -38,5 +38,5 @@ def sample(reason: type[Reason]) -> Reason:
         elif field.type is bool:
             values[field.name] = True
         else:
-            values[field.name] = 3 if field.type is int else "gpu-7"
+            values[field.name] = 3 if field.type in (int, int | None) else "gpu-7"
     return msgspec.convert(values, reason, strict=False, from_attributes=True)

@@ -118,7 +118,7 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
         reason = _blocker(view, RemovalCause.UNDERUSED, draft, policy) or protected_pod(
             pods, state, policy, draft.as_of
         )
-        saving_micro_usd_per_hour = 0
+        saving_micro_usd_per_hour: int | None = None
         used_ratio = None if _asks_little(view, draft, policy) else little.get(view.node_uid or NodeUid(""))
         if reason is None and used_ratio is not None:
             reason = too_soon_again(state, policy, draft.as_of)
@@ -279,8 +279,8 @@ def _asks_little(view: NodeView, draft: Draft, policy: ScalingPolicy) -> bool:
 
 def _move_all(
     view: NodeView, pods: tuple[PodObserved, ...], draft: Draft, state: ClusterState, policy: ScalingPolicy
-) -> tuple[HoldReason | None, int]:
-    """Place all pods on other usable nodes and return the saving an hour; or place none and say why."""
+) -> tuple[HoldReason | None, int | None]:
+    """Place all pods on other usable nodes and return the saving an hour, None where nobody knows; or say why not."""
     mark = draft.room.mark()
     places = place_elsewhere((view,), pods, draft, state)
     homeless = [pod.pod_uid for pod in places.homeless]
@@ -299,4 +299,4 @@ def _move_all(
         )
     if reason is not None:
         draft.room.rollback(mark)
-    return reason, saving or 0
+    return reason, saving

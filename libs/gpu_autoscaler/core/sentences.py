@@ -189,10 +189,11 @@ def _why_drained(reason: _DrainedReason) -> str:
             allowed = f"{span(reason.idle_seconds_max)} are allowed{as_one_of(reason.places_count)}"
             return f"No pod has used it for {span(reason.idle_seconds)}; {allowed}."
         case reasons.NodeUnderused():
-            saved = price(reason.saving_micro_usd_per_hour)
+            saving = reason.saving_micro_usd_per_hour
+            saved = "whose saving nobody knows" if saving is None else f"which saves {price(saving)}"
             ratio = reason.utilization_ratio
             used = "" if ratio is None else f"Its GPUs are used at {percent(ratio)} for a while. "
-            return f"{used}Its {counted(len(reason.pods), 'pod')} may be moved and fit elsewhere, which saves {saved}."
+            return f"{used}Its {counted(len(reason.pods), 'pod')} may be moved and fit elsewhere, {saved}."
         case reasons.NodeExpired():
             return f"It is {span(reason.age_seconds)} old; nodes go at {span(reason.age_seconds_max)}."
         case RebalanceHinted():

@@ -96,7 +96,8 @@ def shares_of(sharing: GpuSharing, offer: Offer) -> tuple[Share, ...]:
     slices, memory = slices_of(sharing, offer), offer.gpu_memory_bytes
     if not slices or memory is None:
         return ()
-    price = (offer.price_micro_usd_per_hour or 0) / offer.resources.gpu_count
+    whole = offer.price_micro_usd_per_hour
+    price = None if whole is None else whole / offer.resources.gpu_count  # what is unknown is not free
     found = []
     for resource, _ in slices:
         memory_bytes = _memory_bytes(resource, sharing, memory)
@@ -107,7 +108,7 @@ def shares_of(sharing: GpuSharing, offer: Offer) -> tuple[Share, ...]:
                 gpu_model=offer.gpu_model,
                 memory_bytes=memory_bytes,
                 gpu_ratio=ratio,
-                price_micro_usd_per_hour=price * ratio,
+                price_micro_usd_per_hour=None if price is None else price * ratio,
             )
         )
     return tuple(found)
@@ -165,7 +166,8 @@ def _mig_gigabytes(resource: str) -> int:
 def best_share(wanted: ShareWanted, shares: Iterable[Share]) -> Share | None:
     """The cheapest part that is enough; of equals the one with least memory, then by name. None: there is none.
 
-    What can be bought comes before what is only there: no more of that will come.
+    What can be bought at a known price comes before the rest: of what is only there no more will come, and what has no
+    price is not free.
     """
     return min((share for share in shares if _is_enough(wanted, share)), key=_by_price, default=None)
 

@@ -92,7 +92,7 @@ class NodeUnderused(Reason, frozen=True, kw_only=True, tag="node_underused"):
     """Every pod here provably fits elsewhere and may be disturbed."""
 
     pods: tuple[PodUid, ...]
-    saving_micro_usd_per_hour: int
+    saving_micro_usd_per_hour: int | None  # None: nobody knows its price, and its use alone is why it goes
     utilization_ratio: float | None = None  # where its GPUs being used so little is why it was looked at
 
 

@@ -19,6 +19,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.jobs import GpuRequirements, JobSpec, Mistake
+from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import GpusLimit, NoOfferFits, RoomExpected
 from gpu_autoscaler.model.resources import SHARED_GPU_RESOURCE, Resources
 from gpu_autoscaler.simcluster.device_plugin import shown_gpus
@@ -126,9 +127,11 @@ def test_work_without_gpus_does_not_ride_on_slices_alone() -> None:
 # ---- a job's own words
 
 
-def admitted(gpus: GpuRequirements, *pools: NodePool) -> JobSpec | tuple[Mistake, ...]:
+def admitted(
+    gpus: GpuRequirements, *pools: NodePool, sold: tuple[Offer, ...] = (offer(), T4)
+) -> JobSpec | tuple[Mistake, ...]:
     """The job with these wishes where the pools have this for sale."""
-    state, under = given(on_sale(offer(), T4)), policy(pools=(WHOLE, *pools))
+    state, under = given(on_sale(*sold)), policy(pools=(WHOLE, *pools))
     known = supply(state, under)
     return admit(
         request(gpu_requirements=gpus),
@@ -166,6 +169,14 @@ def test_a_job_is_given_the_cheapest_part_that_is_enough(gpus: GpuRequirements, 
     assert isinstance(spec, JobSpec)
     assert spec.member_resources.slices == ((resource, 1),)
     assert spec.member_resources.gpu_count == 0
+
+
+def test_a_part_of_no_known_price_is_not_the_cheapest_one() -> None:
+    """Of a GPU that nobody can buy, as its price is unknown: the job would wait for ever for what is not free."""
+    unpriced = msgspec.structs.replace(T4, price_micro_usd_per_hour=None)
+    spec = admitted(GpuRequirements(gpu_count=1, gpu_fraction=0.1), MIXED, REPLICAS, sold=(offer(), unpriced))
+    assert isinstance(spec, JobSpec)
+    assert spec.member_resources.slices == ((SMALL, 1),)
 
 
 def test_a_part_that_nobody_has_is_refused_with_what_there_is() -> None:

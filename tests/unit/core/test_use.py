@@ -25,9 +25,11 @@ from tests.support.telemetry import minutes
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.sentences import sentence
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import reasons, use_reasons
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.reasons import NodeUnderused
 from gpu_autoscaler.model.use_reasons import TelemetryUnsure
 
 NOW = T0 + HOUR
@@ -147,11 +149,18 @@ def test_telemetry_that_stopped_is_no_telemetry() -> None:
 # ---- low use
 
 
-def little(*more: Story, lasting: int = 30, requested: int = 6, at_last: float = 0.05, **figures: Any) -> ClusterState:  # noqa: ANN401 - those of `minutes`
+def little(
+    *more: Story,
+    lasting: int = 30,
+    requested: int = 6,
+    at_last: float = 0.05,
+    usd_per_hour: float | None = 10.0,
+    **figures: Any,  # noqa: ANN401 - those of `minutes`
+) -> ClusterState:
     """n1 is asked for much and used little; n2 has room for its work."""
     before = 60 - lasting
     n1 = (
-        node("n1"), pod("a", on="n1", gpus=requested), minutes("n1", before),
+        node("n1", offer(usd_per_hour=usd_per_hour)), pod("a", on="n1", gpus=requested), minutes("n1", before),
         minutes("n1", lasting, start=T0 + before * MINUTE, busy=at_last, **figures),
     )  # fmt: skip
     return given(
@@ -206,6 +215,18 @@ def test_by_choice_the_saving_is_not_asked_for_and_one_goes_a_cooldown() -> None
 
     assert drain(made_of(little(KEEP_N2), policy(**strict))) is None
     assert drain(made_of(again, DIRECT)) is None
+
+
+def test_by_choice_a_node_of_unknown_price_goes_and_no_saving_is_made_up() -> None:
+    """Nobody knows what its going saves, which is not nothing; gated, it stays for that."""
+    unpriced = little(KEEP_N2, usd_per_hour=None)
+    found = drain(made_of(unpriced, DIRECT))
+
+    assert drain(made_of(unpriced)) is None
+    assert found is not None
+    assert isinstance(found.reason, NodeUnderused)
+    assert found.reason.saving_micro_usd_per_hour is None
+    assert "nobody knows" in sentence(found.reason)
 
 
 # ---- the second opinion
