@@ -83,7 +83,8 @@ def places_counts(draft: Draft) -> Mapping[NodeUid, int]:
 def _places_count(view: NodeView, whole: Resources, free: Iterable[tuple[NodeView, Resources]]) -> int:
     count = 0
     for other, room in free:
-        if other.capacity_type in (view.capacity_type, CapacityType.ON_DEMAND):
+        is_alike = other.capacity_type in (view.capacity_type, CapacityType.ON_DEMAND)
+        if is_alike and whole.gpu_count <= room.gpu_count:  # most that is free is too little, and seen at once
             count += _times(whole, room)
         if count >= PLACES_COUNT_MAX - 1:
             return PLACES_COUNT_MAX - 1
