@@ -4,7 +4,6 @@ It reads the state and the views of nodes, counts by itself, and refuses only wh
 know (whether pods fit together, say) it checks what no arrangement could do without.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -18,6 +17,8 @@ from gpu_autoscaler.core.check_directives import directive_mistakes
 from gpu_autoscaler.core.check_likes import like_mistakes
 from gpu_autoscaler.core.check_money import unpaid
 from gpu_autoscaler.core.check_neighbours import neighbour_mistakes
+from gpu_autoscaler.core.check_pods import pods_read
+from gpu_autoscaler.core.check_refusals import is_refused
 from gpu_autoscaler.core.check_removals import removal_mistakes
 from gpu_autoscaler.core.check_use import use_mistakes
 from gpu_autoscaler.core.check_waits import wait_mistakes
@@ -114,7 +115,7 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
             key for key, _ in decision.labels
         }:
             yield f"{offer.key} is bought without the labels and taints of pool {pool.name}"
-        if _is_refused(offer, plan, state):
+        if is_refused(offer, plan, state):
             yield f"{offer.key} is bought, but was refused and is not to be asked for yet"
 
 
@@ -133,32 +134,6 @@ def _barred(offer: Offer) -> Iterator[str]:
 
 def _sale(offer: Offer) -> tuple[str, str, str, int | None, Resources]:
     return (offer.instance_type, offer.zone, offer.capacity_type, offer.price_micro_usd_per_hour, offer.resources)
-
-
-def _is_refused(offer: Offer, plan: Plan, state: ClusterState) -> bool:
-    """A refusal of an offer is about that type in that zone; of a zone, about all in it (regions: the plan's word)."""
-    for order in state.orders.values():
-        said = order.refused
-        if said is None or said.retry_at <= plan.as_of or said.offer.zone != offer.zone:
-            continue
-        if said.scope == "zone":
-            return True
-        same = (said.offer.instance_type, said.offer.capacity_type) == (offer.instance_type, offer.capacity_type)
-        if said.scope != "region" and same:
-            return True
-        if said.scope == "region" and _quota(said.offer) == _quota(offer):
-            ends = (
-                one.terminated_at
-                for one in state.instances.values()
-                if one.terminated_at is not None and one.terminated_at > said.refused_at
-            )
-            return not any(ends)  # else something that counted against it may have ended
-    return False
-
-
-def _quota(offer: Offer) -> tuple[str, str]:
-    """A region's quotas count families and capacity types for themselves; the zone is the same already."""
-    return re.split(r"[.-]", offer.instance_type)[0], offer.capacity_type
 
 
 class _InFlight:
@@ -262,8 +237,8 @@ def _nodes_max(plan: Plan, policy: ScalingPolicy) -> int:
 
 def _volumes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Nothing is bought for a pod that no node would help, or of which nobody knows which would."""
-    unhelped = (pod for pod in state.pods.values() if pod.volume_trouble or pod.device_trouble)
-    waiting = {f"pod/{pod.pod_uid}": pod for pod in unhelped if pod.node_name is None}
+    unbound = pods_read(state.pods).unbound
+    waiting = {f"pod/{pod.pod_uid}": pod for pod in unbound if pod.volume_trouble or pod.device_trouble}
     for decision in _bought(plan) if waiting else ():
         for key in getattr(decision.reason, "demand", ()):
             if key in waiting:
@@ -387,10 +362,8 @@ def _everything_accounted(plan: Plan, state: ClusterState, _: ScalingPolicy) -> 
         over = job.finished is not None or job.cancel_requested is not None or job.placed is not None
         if job.queued is not None and not over and job_id not in with_pods and f"job/{job_id}" not in spoken_for:
             yield f"job {job_id} waits, and the plan neither buys for it nor says why not"
-    for uid, pod in state.pods.items():
-        if pod.node_name is not None:
-            continue
+    for pod in pods_read(state.pods).unbound:
         waits = pod.phase == "pending" and pod.unschedulable_since is not None
         is_wanted = not pod.is_gated and pod.deleting_since is None and pod.owner_kind not in ("DaemonSet", "Node")
-        if waits and is_wanted and f"pod/{uid}" not in spoken_for:
+        if waits and is_wanted and f"pod/{pod.pod_uid}" not in spoken_for:
             yield f"pod {pod.namespace}/{pod.name} waits, and the plan neither buys for it nor says why not"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import timedelta
 
+from gpu_autoscaler.core.check_pods import pods_read
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import Plan
@@ -18,7 +19,7 @@ def burst_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> It
     if not held:
         return
     longest = timedelta(seconds=policy.burst.wait_seconds_max)
-    unbound_count = sum(pod.node_name is None for pod in state.pods.values())
+    unbound_count = len(pods_read(state.pods).unbound)
     unplaced_count = sum(job.queued is not None and job.finished is None for job in state.jobs.values())
     if unbound_count + unplaced_count < 2:
         yield f"{next(iter(held))} is told to wait for others, and nothing else waits"

@@ -8,6 +8,7 @@ for one is passed over. Called by `core/check.py`.
 
 from collections.abc import Iterator
 
+from gpu_autoscaler.core.check_pods import pods_read
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
@@ -48,7 +49,7 @@ def like_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Ite
 def _are_places_alike(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> bool:
     """False where limits, refusals, people, neighbours or nodes that came smaller may speak for one of two offers."""
     is_refused = any(one.refused is not None and one.refused.retry_at > plan.as_of for one in state.orders.values())
-    has_neighbours = any(pod.neighbours is not None for pod in state.pods.values())
+    has_neighbours = pods_read(state.pods).mind_neighbours
     return not (policy.limits.zones or state.directives or state.came or is_refused or has_neighbours)
 
 

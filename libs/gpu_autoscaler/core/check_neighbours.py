@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
+from gpu_autoscaler.core.check_pods import pods_read
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
@@ -36,7 +37,7 @@ def neighbour_mistakes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Ite
     ]
     if not assigned and not drains:
         return
-    if all(pod.neighbours is None for pod in state.pods.values()):
+    if not pods_read(state.pods).mind_neighbours:
         return  # nobody minds who stands beside it
     sight = _Sight(plan, state, assigned)
     for pod, place in assigned:

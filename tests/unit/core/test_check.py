@@ -170,6 +170,16 @@ def test_asking_again_for_what_was_just_refused_is_refused() -> None:
     assert "was refused" in mistakes(world(waiting(), refused), buy())
 
 
+def test_what_was_sold_to_a_later_plan_may_be_asked_for_again() -> None:
+    """A slow refusal of an earlier try says nothing of what the cloud has now; one of the same plan was its last word."""
+    refused = bought(purchase("old"), is_refused=True, retry_after=2 * HOUR)
+    later = bought(purchase("sold", at=T0 + MINUTE), at=T0 + MINUTE)
+    together = bought(purchase("sold"))
+
+    assert "was refused" not in mistakes(world(waiting(), refused, later), buy())
+    assert "was refused" in mistakes(world(waiting(), refused, together), buy())
+
+
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
