@@ -43,7 +43,8 @@ class Table(Generic[K, V]):
 
     def set(self, key: K, value: V) -> None:
         """Put a value in place."""
-        self._owned()[key] = value
+        own = self._own  # once copied, as most often: no call for each of a fact's words
+        (self._owned() if own is None else own)[key] = value
 
     def remove(self, key: K) -> None:
         """Take a key away; one that is not there stays away."""

@@ -110,7 +110,7 @@ class _Folding:
         Right here and not when the batch ends: a later fact about something forgotten must find the same state
         however the facts were cut into batches, else a recorded plan could not be recomputed.
         """
-        newest = self._batch.newest.get(domain)
+        newest = self._batch.newest.now.get(domain)
         if newest is None or at > newest:
             self._batch.newest.set(domain, at)
             if newest is None:

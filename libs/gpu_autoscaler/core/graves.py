@@ -46,7 +46,10 @@ class Graves(Generic[K]):
 
     def get(self, key: K) -> Tombstone | None:
         """The tombstone as it is now."""
-        return stone_of(self.now, key)
+        for stones in self.now.values():
+            if key in stones:
+                return stones[key]
+        return None
 
     def set(self, key: K, stone: Tombstone) -> None:
         """Put a tombstone in place; of an entity that has another one, `remove` that first."""

@@ -171,7 +171,7 @@ def test_asking_again_for_what_was_just_refused_is_refused() -> None:
 
 
 def test_what_was_sold_to_a_later_plan_may_be_asked_for_again() -> None:
-    """A slow refusal of an earlier try says nothing of what the cloud has now; one of the same plan was its last word."""
+    """A slow answer to an earlier try says nothing of what there is now; one of the same plan was the last word."""
     refused = bought(purchase("old"), is_refused=True, retry_after=2 * HOUR)
     later = bought(purchase("sold", at=T0 + MINUTE), at=T0 + MINUTE)
     together = bought(purchase("sold"))
