@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from gpu_autoscaler.core.deleted import guards_due
 from gpu_autoscaler.core.foresight import Foresight
 from gpu_autoscaler.core.job_budgets import outlays
+from gpu_autoscaler.core.leftovers import leftovers
 from gpu_autoscaler.core.money import counted_at
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import Kept, remembered
@@ -33,6 +34,7 @@ from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.farewells import Farewells
 from gpu_autoscaler_services.scaler.guards import Guards
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
+from gpu_autoscaler_services.scaler.leftovers import Leftovers
 from gpu_autoscaler_services.scaler.past import Past
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
@@ -107,6 +109,7 @@ def scaler(seat: Seat) -> Service:
             seat.store,
             Guards(seat.kube),
             Farewells(seat.kube),
+            Leftovers(seat.kube, seat.provider),
         ),
         Past(seat.store, seat.policy),
         InstanceWatch(seat.provider, installation, seat.clock),
@@ -129,8 +132,8 @@ def scaler_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hash
     """What the scaler's tick depends on; before the first plan the store is asked each time what was decided before."""
     if view.state.last_plan_sequence == 0 and view.state.restored_at is None:
         return object()  # equal to nothing
-    if guards_due(view.state, policy, now):
-        return object()  # a write may fail, and is tried again
+    if guards_due(view.state, policy, now) or leftovers(view.state, policy, now):
+        return object()  # a write may fail, and is tried again; a cloud is asked more than once
     return plan_inputs(view, policy, now)
 
 

@@ -112,6 +112,7 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler_services.scaler.farewells import Farewells
     from gpu_autoscaler_services.scaler.guards import Guards
     from gpu_autoscaler_services.scaler.inventory import InstanceWatch
+    from gpu_autoscaler_services.scaler.leftovers import Leftovers
     from gpu_autoscaler_services.scaler.past import Past
     from gpu_autoscaler_services.scaler.purchases import Purchases
     from gpu_autoscaler_services.scaler.service import Digests, Scaler
@@ -133,6 +134,7 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
         store,
         Guards(kube),
         Farewells(kube, hooks),
+        Leftovers(kube, provider),
     )
     service = Scaler(
         place.view,

@@ -21,7 +21,7 @@ from gpu_autoscaler.kube import wire_policy
 from gpu_autoscaler.kube.announcing import EventWriter
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
-from gpu_autoscaler.kube.protocol import JOBS, PODS, POLICIES
+from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS, POLICIES
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.gateway.auth import TokenReviews
@@ -50,6 +50,7 @@ NOT_PLAYED = {
     "policy_watcher": granted("policy_watcher") - _WATCHED,  # there is no policy in the story to answer
     "scaler": {  # only at a deadline, and where a Lease is asked for (tests/integration/kube)
         ("delete", "pods", ""),
+        ("delete", "nodes", ""),  # only where no cloud controller does it
         ("patch", "pods/status", ""),
         *((verb, "leases", "coordination.k8s.io") for verb in ("create", "get", "patch")),
     },
@@ -68,7 +69,7 @@ REFUSED = {
     "dcgm_ingest": ("GET", "/api/v1/nodes", None),
     "spot_watcher": ("GET", "/api/v1/nodes", None),
     "scheduler": ("POST", "/apis/batch/v1/namespaces/kube-system/jobs", job("j")),
-    "scaler": ("DELETE", "/api/v1/nodes/n", None),
+    "scaler": ("POST", "/api/v1/nodes", node("n")),
     "shadow": ("GET", "/api/v1/namespaces/kube-system", None),
     "announcer": ("DELETE", f"{PODS_PATH}/p", None),
     "policy_watcher": ("DELETE", "/apis/gpu-autoscaler.io/v1alpha1/autoscalingpolicies/p", None),
@@ -136,6 +137,16 @@ async def test_the_scaler_may_end_a_pod_at_its_deadline(plane: ControlPlane, kub
         await users.made(PODS_PATH, pod("late", nodeName="somewhere"))
         late = PODS.decode((await _raw(users, f"{PODS_PATH}/late")), "get")
         assert await kube.delete_pod(late, grace_seconds=1)
+
+
+async def test_the_scaler_may_remove_a_node(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
+    """Read, and deleted as it was read."""
+    async with everybody_else(plane) as users, acting_as(kubeconfigs["scaler"]) as kube:
+        await users.made("/api/v1/nodes", node("left"))
+        async with asyncio.timeout(60):
+            while not await kube.delete_node(await kube.get(NODES, "", "left")):  # controllers write it as well
+                await asyncio.sleep(0.1)
+        await users.until("/api/v1/nodes/left", lambda body: not body)
 
 
 async def test_the_scheduler_may_take_a_job_back(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:

@@ -49,6 +49,41 @@ _HELD = (
     ),
 )
 
+_LEFT = f"{_CORE}/leftovers.py"
+_REMOVES = "services/gpu_autoscaler_services/scaler/leftovers.py"
+
+# 3: nodes whose instance is gone are removed, and no others
+_LEFT_OVER = (
+    Planted(
+        "a node is removed after one list that lacks its instance",
+        3,
+        _LEFT,
+        "is_missing = (listed_at - missing_since).total_seconds() > INSTANCE_MISSING_SECONDS_MAX",
+        "is_missing = listed_at > missing_since",
+        world="left nodes",
+        also=(
+            (_LEFT, "        and not node.is_ready\n", ""),
+            (_LEFT, "LEFT_SECONDS = 120.0", "LEFT_SECONDS = 0.0"),
+            (
+                _LEFT,
+                "state.amiss_since.get(node.node_uid), state",
+                "state.amiss_since.get(node.node_uid, node.created_at), state",
+            ),
+            (_REMOVES, "ASKED_AGAIN_SECONDS = 60.0", "ASKED_AGAIN_SECONDS = 0.0"),
+            (_REMOVES, 'return instance is None or instance.state == "terminated"', "return True"),
+            (_REMOVES, "return is_same and not is_ready and", "return is_same and"),
+        ),
+    ),
+    Planted(
+        "a node whose instance is gone stays for ever",
+        3,
+        _LEFT,
+        "    if not silent or frozen_by(",
+        "    if True or frozen_by(",
+        world="left nodes",
+    ),
+)
+
 # 2: a gang is whole, also in its place
 _PLACED = (
     Planted(
@@ -62,4 +97,4 @@ _PLACED = (
     ),
 )
 
-SEEN = (*_HEARD, *_HELD, *_PLACED)
+SEEN = (*_HEARD, *_HELD, *_LEFT_OVER, *_PLACED)

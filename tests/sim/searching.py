@@ -73,6 +73,10 @@ WORLDS: Mapping[str, World] = {
     "ruined drains": World(("operator_edits_policy", "broker_lost"), 30.0, jobs_per_hour=30.0),
     "crossings": World(("message_delayed", "streams_overtaking"), 15.0, jobs_per_hour=40.0),
     "deleters": World(("node_vanished",), 20.0, jobs_per_hour=30.0),
+    "left nodes": World(
+        ("node_left_behind", "instances_left_out", "reclaimed_without_notice", "cloud_call_failed"), 8.0,
+        jobs_per_hour=30.0,
+    ),
     "blind": World(("kubernetes_away",), 40.0, jobs_per_hour=30.0),
     "late launches": World(("launches_held",), 30.0, jobs_per_hour=30.0),
     "messages": World(

@@ -30,6 +30,7 @@ from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.farewells import Farewells
 from gpu_autoscaler_services.scaler.guards import Guards
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
+from gpu_autoscaler_services.scaler.leftovers import Leftovers
 from gpu_autoscaler_services.scaler.past import Past
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
@@ -155,6 +156,7 @@ class Line:
                         self.store,
                         Guards(here.kube),
                         Farewells(here.kube),
+                        Leftovers(here.kube, here.provider),
                     ),
                     Past(self.store, self.policy),
                     InstanceWatch(here.provider, installation, clock),

@@ -203,7 +203,7 @@ def _names(fact: Fact) -> Iterator[frozenset[str]]:
     match fact:
         case node.NodeObserved():
             yield _keys(("node", fact.node_uid), ("instance", fact.provider_id), ("action", fact.action_id))
-        case node.NodeGone():
+        case node.NodeGone() | scaling.ScalingNodeRemoved():
             yield _keys(("node", fact.node_uid), ("instance", fact.provider_id))
         case node.NodeInstanceObserved() | scaling.ScalingNodeLaunched():
             yield _keys(("instance", fact.provider_id), ("action", fact.action_id))

@@ -340,8 +340,8 @@ class _Folding:
                     self._ended("scaling", fact.refused_at)
             case scaling.ScalingDrainStarted() | scaling.ScalingPodEvicted() | scaling.ScalingNodeDrained():
                 self._batch.drains.set(fact.action_id, drain_after(self._drain(fact.action_id, fact.plan_id), fact))
-            case scaling.ScalingCheckpointRequested():
-                pass  # the pods themselves say whether they have saved
+            case scaling.ScalingCheckpointRequested() | scaling.ScalingNodeRemoved():
+                pass  # the pods themselves say whether they have saved, and Kubernetes that the node is gone
             case scaling.ScalingDrainCancelled():
                 drain = self._drain(fact.drain_action_id, fact.plan_id)
                 if drain.cancelled is None:

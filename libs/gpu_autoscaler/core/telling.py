@@ -174,6 +174,9 @@ def _scaling_sentence(fact: Fact) -> str | None:
         case scaling.ScalingNodeTerminated():
             what = fact.provider_id or f"order {fact.order_action_id}"
             return f"The cloud confirmed that {what} is gone, at {instant(fact.terminated_at)}."
+        case scaling.ScalingNodeRemoved():
+            gone = f"its instance {fact.provider_id} is gone, as the cloud said twice since {instant(fact.asked_at)}"
+            return f"Node {fact.node_name} was taken out of Kubernetes: {gone}."
         case _:
             return None
 

@@ -57,6 +57,7 @@ ScalingFact = (
     | scaling.ScalingNodeDrained
     | scaling.ScalingDrainCancelled
     | scaling.ScalingNodeTerminated
+    | scaling.ScalingNodeRemoved
     | scaling.ScalingDemandSampled
     | scaling.ScalingForecastScored
 )

@@ -271,6 +271,9 @@ def _scaling() -> Iterator[Fact]:
         action_id=DRAIN, plan_id=PLAN, provider_id=INSTANCE, order_action_id=BUY, node_name=NODE_NAME,
         terminated_at=_at(802),
     )  # fmt: skip
+    yield scaling.ScalingNodeRemoved(
+        node_uid=NODE, node_name=NODE_NAME, provider_id=INSTANCE, asked_at=_at(925), removed_at=_at(990)
+    )
 
 
 def _foreseeing() -> Iterator[Fact]:

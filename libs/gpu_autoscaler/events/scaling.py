@@ -189,6 +189,24 @@ class ScalingNodeTerminated(_Step, frozen=True, kw_only=True):
     terminated_at: Instant
 
 
+class ScalingNodeRemoved(Fact, frozen=True, kw_only=True):
+    """We deleted the Kubernetes object of a node: its instance had ended, by the cloud's word about this very one."""
+
+    node_uid: NodeUid
+    node_name: str
+    provider_id: ProviderId
+    asked_at: Instant  # when the cloud was first asked for it, and said that it is gone
+    removed_at: Instant  # it said so again just before
+
+    def condition(self) -> str | None:
+        """A node's object goes once."""
+        return f"{self.subject_root()}/{self.node_uid}"
+
+    def entity(self) -> str | None:
+        """The node."""
+        return f"node/{self.node_uid}"
+
+
 # ---- foreseeing
 
 

@@ -146,6 +146,11 @@ class KubeClient:
         """Apply a merge patch to the node."""
         return await self._patch(NODES, "", name, patch)
 
+    async def delete_node(self, node: wire.Node) -> bool:
+        """Delete that very node in the version that was seen: one that its kubelet has spoken for since stays."""
+        seen = {"uid": node.metadata.uid, "resourceVersion": node.metadata.resource_version}
+        return await self._delete(NODES, node, {"propagationPolicy": "Background", "preconditions": seen})
+
     async def annotate_pod(self, pod: wire.Pod, annotations: Mapping[str, str]) -> bool:
         """Set annotations; False where that very pod is gone (the UID in the patch is a precondition)."""
         patch = {"metadata": {"uid": pod.metadata.uid, "annotations": dict(annotations)}}

@@ -188,6 +188,10 @@ class KubeApi(Protocol):
         """Apply a merge patch (RFC 7386) to the node. Raises NotFound, Conflict."""
         ...
 
+    async def delete_node(self, node: wire.Node) -> bool:
+        """Delete that very node as it was seen; False where it is gone, or has changed since."""
+        ...
+
     async def annotate_pod(self, pod: wire.Pod, annotations: Mapping[str, str]) -> bool:
         """Set annotations; False where that very pod is gone."""
         ...

@@ -94,6 +94,15 @@ class FakeCapacity:
         self._answer()
         return self._instances[provider_id][1] if found is not None else None
 
+    async def instance(self, provider_id: ProviderId) -> Instance | None:
+        """Return this instance, None if it never was. Raises PermanentError, TransientError."""
+        self._ask()
+        self._answer()
+        installation, instance = self._instances.get(provider_id, (self._installation, None))
+        if installation != self._installation:
+            raise PermanentError(f"{provider_id} carries the tag of {installation!r}, not ours: it is left alone")
+        return instance
+
     async def instances(self, installation: str) -> Sequence[Instance]:
         """Return the instances of an installation, those terminated within the last hour included."""
         self._ask()

@@ -112,6 +112,20 @@ class HealsItself(Protocol):
         ...
 
 
+@runtime_checkable
+class ShowsOne(Protocol):
+    """A cloud that can be asked about one instance by its name. Without it nothing is ever taken for gone for good:
+    Karpenter, which removes its nodes by itself."""
+
+    async def instance(self, provider_id: ProviderId) -> Instance | None:
+        """Return this very instance as it is now; None where the cloud knows none of this name. Changes nothing.
+
+        Raises PermanentError for an instance that is not ours, or that cannot be asked about here (another cloud,
+        project, group or region), TransientError.
+        """
+        ...
+
+
 class CapacityProvider(Protocol):
     """A cloud, as the executor and the price watcher see it. Every call has a time limit of its own.
 

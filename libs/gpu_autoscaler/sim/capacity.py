@@ -15,8 +15,9 @@ from gpu_autoscaler.model.ids import JobId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalScope
-from gpu_autoscaler.sim.cloud import Cloud, Machine, Onlooker
+from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.gate import Gate
+from gpu_autoscaler.sim.onlooker import Onlooker
 from gpu_autoscaler.sim.seat import node_of
 from gpu_autoscaler.sim.starting import spoilt
 from gpu_autoscaler.sim.store import MemoryStore, Tables
@@ -25,6 +26,7 @@ from gpu_autoscaler.store.protocol import Acceptance, JobOutcome
 REFUSED_SECONDS = 180.0
 SLOW_SECONDS = (2.0, 60.0)
 LATE_SECONDS = (5.0, 90.0)  # until an instance that was made is shown
+LISTED_RATIO = 0.5  # of what there is, where a list leaves something out
 GIVEN_UP_SECONDS = 30.0  # nobody waits longer for an answer
 _CODES: tuple[tuple[str, RefusalScope], ...] = (
     ("InsufficientInstanceCapacity", "offer"),
@@ -100,7 +102,16 @@ class SimCapacity:
     async def instances(self, installation: str) -> Sequence[Instance]:  # noqa: ARG002 - one account, one installation
         """Return every instance, those terminated in the last hour included."""
         await self._gate.leave("cloud_call_failed")
-        return self._cloud.shown()
+        shown, faults = self._cloud.shown(), self._gate.faults
+        if shown and faults.strikes("instances_left_out"):  # some of them, this once
+            return [one for one in shown if faults.seconds("instances_left_out", 0.0, 1.0) < LISTED_RATIO]
+        return shown
+
+    async def instance(self, provider_id: ProviderId) -> Instance | None:
+        """Return this instance; None where it is not shown yet, or was never made. Raises TransientError."""
+        await self._gate.leave("cloud_call_failed")
+        machine = self._cloud.of_id(provider_id)
+        return None if machine is None or machine.visible_at > self._gate.loop.now() else machine.shown()
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -101,22 +101,6 @@ class Machine:
         return cost_micro_usd(self.price_micro_usd_per_hour, self.terminated_at - self.launched_at)
 
 
-class Onlooker(Protocol):
-    """Who sees what is done to the world by those who act on it."""
-
-    def asked(self, order: Order, known_to: int) -> None:
-        """Somebody is about to ask for a machine, and has heard its own stream up to this place."""
-        ...
-
-    def disturbed(self, pod: wire.Pod, *, is_forced: bool) -> None:
-        """Somebody asks for the pod's eviction, or deletes it against all budgets."""
-        ...
-
-    def ended(self, machine: Machine) -> None:
-        """Somebody ends a machine that lives."""
-        ...
-
-
 def offers_for(sharing: NodePool | None) -> tuple[Offer, ...]:
     """What is for sale: all of TYPES, and what a pool that cuts its GPUs needs besides."""
     wanted = () if sharing is None else sharing.gpu_models
@@ -144,6 +128,7 @@ class Cloud:
         self._by_node: dict[str, Machine] = {}
         self._listed = self.offers
         self._held: dict[ActionId, Order] = {}
+        self.leaves_node: Callable[[], bool] = bool  # True where nobody takes away the node of a machine that has ended
         self.launch_listeners: list[Callable[[Machine], None]] = []
         self.notice_listeners: list[Callable[[Machine], None]] = []
         self.hint_listeners: list[Callable[[Machine], None]] = []
@@ -324,7 +309,9 @@ class Cloud:
     def _ended(self, machine: Machine) -> None:
         machine.state, machine.terminated_at = "terminated", self._cluster.now()
         self.version += 1
-        self._loop.call_later(self._chance.uniform(*FORGOTTEN_SECONDS), self._workloads.forget_node, machine.node_name)
+        forgotten_seconds = self._chance.uniform(*FORGOTTEN_SECONDS)
+        if not self.leaves_node():
+            self._loop.call_later(forgotten_seconds, self._workloads.forget_node, machine.node_name)
 
     # ---- nodes
 

@@ -69,6 +69,9 @@ KINDS: Mapping[str, Kind] = {
         Kind("launches_held", per_hour=0.1, place=CLOUD, is_newer=True),
         Kind("cloud_call_failed", ratio=0.01, place=CLOUD),
         Kind("instance_visible_late", ratio=0.08, place=CLOUD),
+        Kind("instances_left_out", ratio=0.01, place=CLOUD, is_newer=True),
+        # Nobody takes the node's object away when its machine has ended: a cluster without a cloud-controller-manager.
+        Kind("node_left_behind", ratio=0.3, is_newer=True),
         Kind("instance_never_registers", ratio=0.03, place=CLOUD),
         Kind("gpus_never_allocatable", ratio=0.03, place=CLOUD),
         Kind("notice_120", per_hour=0.3),

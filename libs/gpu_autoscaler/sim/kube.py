@@ -26,11 +26,11 @@ from gpu_autoscaler.kube.protocol import (
 )
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.sim.cloud import Onlooker
 from gpu_autoscaler.sim.gate import Gate
 from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.kubernetes import Entry, Kubernetes, selected
-from gpu_autoscaler.sim.workloads import Workloads
+from gpu_autoscaler.sim.onlooker import Onlooker
+from gpu_autoscaler.sim.workloads import COLLECTED_SECONDS, Workloads
 from gpu_autoscaler.simcluster.patch import merge
 
 ObjectT = TypeVar("ObjectT", bound=wire.Object)
@@ -175,6 +175,18 @@ class SimKube:
             self._cluster.remove(NODES, kept)
         await self._gate.back("kube_answer_lost")
         return kept
+
+    async def delete_node(self, node: wire.Node) -> bool:
+        """Delete that very node as it was seen; what is bound to it is collected."""
+        await self._leave()
+        known = self._cluster.current(NODES, node)
+        is_same = known is not None and known.metadata.resource_version == node.metadata.resource_version
+        if known is not None and is_same:
+            self._onlooker.removed(known)
+            self._cluster.delete(NODES, known)
+            self._workloads.loop.call_later(COLLECTED_SECONDS, self._workloads.forget_node, known.metadata.name)
+        await self._gate.back("kube_answer_lost")
+        return is_same
 
     async def annotate_pod(self, pod: wire.Pod, annotations: Mapping[str, str]) -> bool:
         """Set annotations; False where that very pod is gone."""

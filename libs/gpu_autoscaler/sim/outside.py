@@ -11,11 +11,12 @@ from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.sim.capacity import SimCapacity, SimExporters, SimMetadata, SimStore, StoreTrouble
-from gpu_autoscaler.sim.cloud import Cloud, Onlooker
+from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.crew import Seen
 from gpu_autoscaler.sim.events import Events, SimEventQueue
 from gpu_autoscaler.sim.groups import Groups
 from gpu_autoscaler.sim.kube import SimKube, WatchTrouble
+from gpu_autoscaler.sim.onlooker import Onlooker
 from gpu_autoscaler.sim.process import Process
 from gpu_autoscaler.sim.seat import Glance, Roles, Seat
 from gpu_autoscaler.sim.starting import SimStreams

@@ -24,7 +24,7 @@ from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.timeline import VirtualLoop
 from gpu_autoscaler.sim.witness import Witness
-from gpu_autoscaler.sim.workloads import Workloads, is_ready
+from gpu_autoscaler.sim.workloads import COLLECTED_SECONDS, Workloads, is_ready
 
 LOST_SECONDS = (1.0, 20.0)
 REBUILT_SECONDS = 60.0  # from then on everything is as good as before
@@ -32,7 +32,6 @@ AWAY_SECONDS = (20.0, 300.0)
 LAG_SECONDS = (5.0, 120.0)
 SECOND_SCALER_SECONDS = (60.0, 1800.0)
 ODD_SECONDS = (600.0, 3600.0)  # telemetry and prices
-COLLECTED_SECONDS = 20.0  # from a node object's deletion to that of its pods
 STORM_NOTICE_SECONDS = (30.0, 120.0)
 WITHDRAWN_SECONDS_MAX = 40.0  # a cloud that changes its mind does it soon
 SOLD_OUT_SECONDS = (300.0, 2400.0)

@@ -182,6 +182,14 @@ class Witness:
             names = ", ".join(pod.metadata.name for pod in running)
             self.breaks("no voluntary removal", f"{machine.node_name} was ended with work on it: {names}")
 
+    def removed(self, node: wire.Node) -> None:
+        """A service deletes a node's object."""
+        machine = self._cloud.of_node(node.metadata.name)
+        if machine is None:
+            self.breaks("nodes of others", f"{node.metadata.name} was deleted, which is not ours")
+        elif machine.state != "terminated":
+            self.breaks("no voluntary removal", f"{node.metadata.name} was deleted, and its machine is {machine.state}")
+
     def _changed(self, plural: str, entry: Entry) -> None:
         node = entry.object
         is_cordoned = plural == NODES.plural and isinstance(node, wire.Node) and node.spec.unschedulable

@@ -27,6 +27,7 @@ from gpu_autoscaler.sim.timeline import VirtualLoop
 RUN_SECONDS = "simcluster.gpu-autoscaler.io/run-seconds"  # on pods: how long the work takes; without it: for ever
 DISRUPTED = "DisruptionTarget"
 START_SECONDS = (2.0, 8.0)  # from the binding of a pod to its being ready: image and container
+COLLECTED_SECONDS = 20.0  # from a node object's deletion to that of its pods
 NOTICED_SECONDS = 0.2  # until a controller has seen what changed
 
 

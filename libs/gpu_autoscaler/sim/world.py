@@ -118,6 +118,7 @@ class World:
         self._savers = Savers(self.workloads, some_save)
         sharing = sharing_of(setting.seed)
         self.cloud = Cloud(self.workloads, self._chance("cloud"), offers_for(sharing))
+        self.cloud.leaves_node = lambda: self.faults.strikes("node_left_behind")
         self.events = Events(self.loop, self.faults, self.cloud)
         policies = large.policies_of if setting.is_large else policies_of
         self.policies = policies(setting.seed, lambda: self.crew.restart(PLANNERS))

@@ -145,16 +145,25 @@ class Cloud:
 
     def terminate(self, instance_id: str, installation: str) -> Instance | None:
         """Begin the instance's end; again is no error. None: it never was. Raises NotOurs."""
-        machine = self._by_id.get(instance_id)
+        machine = self._ours(instance_id, installation)
         if machine is None:
             return None
-        if machine.installation != installation:
+        self._end(machine, NODE_FORGOTTEN_SECONDS)
+        return machine.shown()
+
+    def instance(self, instance_id: str, installation: str) -> Instance | None:
+        """Return this instance. None: it never was. Raises NotOurs."""
+        machine = self._ours(instance_id, installation)
+        return None if machine is None else machine.shown()
+
+    def _ours(self, instance_id: str, installation: str) -> Machine | None:
+        machine = self._by_id.get(instance_id)
+        if machine is not None and machine.installation != installation:
             raise NotOurs(
                 f"instance {instance_id} carries the tag of installation {machine.installation!r}, not "
                 f"{installation!r}: it is left alone"
             )
-        self._end(machine, NODE_FORGOTTEN_SECONDS)
-        return machine.shown()
+        return machine
 
     def instances(self, installation: str) -> Sequence[Instance]:
         """Return this installation's instances, those terminated within the last hour included."""

@@ -3,6 +3,7 @@
     GET    /cloud/offers                          everything for sale
     POST   /cloud/instances                       an `Order`; 200 instance, 409 refusal
     GET    /cloud/instances?installation=UID      that installation's instances
+    GET    /cloud/instances/ID?installation=UID   this one, as below
     DELETE /cloud/instances/ID?installation=UID   200 instance, 404 never was, 403 not that installation's
     GET    /nodes/NAME/metrics                    DCGM exporter
     PUT    /nodes/NAME/latest/api/token           instance metadata, see `metadata`
@@ -142,20 +143,22 @@ def _add_capacity_routes(app: web.Application, cloud: Cloud) -> None:
             return _refused(400, "MissingParameter", "say whose instances: ?installation=UID")
         return _answer(cloud.instances(installation))
 
-    async def terminate(request: web.Request) -> web.Response:
+    async def one(request: web.Request) -> web.Response:
         instance_id = request.match_info["instance"]
+        act = cloud.terminate if request.method == "DELETE" else cloud.instance
         try:
-            ended = cloud.terminate(instance_id, request.query.get("installation", ""))
+            found = act(instance_id, request.query.get("installation", ""))
         except NotOurs as exc:
             return _refused(403, "UnauthorizedOperation", str(exc))
-        if ended is None:
+        if found is None:
             return _refused(404, "InvalidInstanceID.NotFound", f"the instance ID {instance_id!r} does not exist")
-        return _answer(ended)
+        return _answer(found)
 
     app.router.add_get("/cloud/offers", offers)
     app.router.add_post("/cloud/instances", launch)
     app.router.add_get("/cloud/instances", instances)
-    app.router.add_delete("/cloud/instances/{instance}", terminate)
+    app.router.add_get("/cloud/instances/{instance}", one)
+    app.router.add_delete("/cloud/instances/{instance}", one)
 
 
 def _add_exporter_route(app: web.Application, cloud: Cloud, world: World) -> None:

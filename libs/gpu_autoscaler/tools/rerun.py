@@ -218,6 +218,9 @@ class _Nobody:
     def ended(self, machine: Machine) -> None:
         """Somebody ends a machine."""
 
+    def removed(self, node: wire.Node) -> None:
+        """Somebody deletes a node."""
+
 
 def _reaches(refusal: Refusal, offer: Offer) -> bool:
     match refusal.scope:

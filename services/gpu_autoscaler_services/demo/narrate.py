@@ -22,6 +22,7 @@ from gpu_autoscaler.events.scaling import (
     ScalingLaunchRefused,
     ScalingNodeDrained,
     ScalingNodeLaunched,
+    ScalingNodeRemoved,
     ScalingNodeTerminated,
     ScalingPlanMade,
     ScalingPodEvicted,
@@ -125,6 +126,8 @@ def _scaling_line(fact: Fact) -> str | None:
             return f"node {name} is uncordoned and stays"
         case ScalingNodeTerminated(node_name=name, provider_id=provider_id):
             return f"instance {provider_id or '(never made)'}{f' of node {name}' if name else ''} is gone"
+        case ScalingNodeRemoved(node_name=name):
+            return f"node {name} is taken out of Kubernetes: its instance is gone"
         case SpotNoticeReceived(node_name=name, provider_id=provider_id, reclaim_at=reclaim_at):
             when = "soon" if reclaim_at is None else f"at {reclaim_at:%H:%M:%S}"
             return f"NOTICE: the cloud takes {name or provider_id} back {when}"

@@ -27,6 +27,7 @@ from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.farewells import Farewells
 from gpu_autoscaler_services.scaler.guards import Guards
+from gpu_autoscaler_services.scaler.leftovers import Leftovers
 from gpu_autoscaler_services.scaler.purchases import Purchases
 
 RETRY_WALL_SECONDS = 1.0  # until a plan is taken up again of which a part could not be carried out
@@ -38,14 +39,22 @@ class Executor:
     """The row of steps."""
 
     def __init__(
-        self, purchases: Purchases, drains: Drains, store: Store, guards: Guards, farewells: Farewells
+        self,
+        purchases: Purchases,
+        drains: Drains,
+        store: Store,
+        guards: Guards,
+        farewells: Farewells,
+        leftovers: Leftovers,
     ) -> None:
         self._purchases = purchases
         self._drains = drains
         self._store = store
-        # No steps of a plan: how nodes are held, and who is told that others end them, follows from the state alone.
+        # No steps of a plan: how nodes are held, who is told that others end them, and which objects are left of nodes
+        # that are no more, follows from the state alone.
         self.guards = guards
         self.farewells = farewells
+        self.leftovers = leftovers
 
     async def step(self, recorded: Recorded) -> Outputs:
         """Take the step that follows from this fact. Raises TransientError, PermanentError."""

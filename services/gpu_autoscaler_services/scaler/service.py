@@ -49,6 +49,7 @@ from gpu_autoscaler.events.scaling import (
     ScalingNodeDrained,
     ScalingNodeLaunched,
     ScalingNodeOrdered,
+    ScalingNodeRemoved,
     ScalingNodeTerminated,
     ScalingPlanMade,
     ScalingPodEvicted,
@@ -123,6 +124,7 @@ class Scaler:
         ScalingNodeDrained,
         ScalingDrainCancelled,
         ScalingNodeTerminated,
+        ScalingNodeRemoved,
         ScalingDemandSampled,
         ScalingForecastScored,
         JobCancelRequested,
@@ -237,7 +239,8 @@ class Scaler:
         await self._executor.farewells.tell(state)
         again_seconds = planned_again_seconds(made, _TICK_SECONDS)
         if not is_news:
-            facts = (*idle_jobs_cancelled(state, self._policy, now), *sample_due(state, self._policy, now))
+            removed = await self._executor.leftovers.remove(state, self._policy, now)
+            facts = (*removed, *idle_jobs_cancelled(state, self._policy, now), *sample_due(state, self._policy, now))
             return facts if again_seconds is None else Outcome(facts=facts, next_tick_seconds=again_seconds)
         return Outcome(
             facts=(self._plan_made(made, cut),),

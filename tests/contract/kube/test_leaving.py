@@ -1,5 +1,7 @@
 """What a drain relies on: nodes and pods that finalizers hold, graces that only get shorter, volumes, Events."""
 
+import asyncio
+
 from tests.contract.kube.test_pods import running, runs
 from tests.support.kube_http import MERGE, KubeHttp
 from tests.support.kube_objects import eviction, pod
@@ -27,6 +29,28 @@ async def test_a_deleted_node_that_is_held_goes_on(kube: KubeHttp, namespace: st
     cordoned = await kube.patched(path, {"spec": {"unschedulable": True}})
     assert cordoned["spec"]["unschedulable"]
     await kube.patched(path, LET_GO)
+    assert (await kube.send("GET", path)).status == 404
+
+
+async def test_a_node_is_deleted_in_the_version_that_was_seen(kube: KubeHttp, nodes: Nodes) -> None:
+    """Another version, or another uid, is a conflict, and the node stays; taking a finalizer away is a new version."""
+    path = f"/api/v1/nodes/{await nodes.ready()}"
+    seen = (await kube.patched(path, HOLD))["metadata"]
+    await kube.patched(path, {"spec": {"unschedulable": True}})
+    for stale in (
+        {"uid": seen["uid"], "resourceVersion": seen["resourceVersion"]},
+        {"uid": "11111111-2222-3333-4444-555555555555"},
+    ):
+        refused = await kube.send("DELETE", path, {"preconditions": stale})
+        assert (refused.status, refused.body["reason"]) == (409, "Conflict")
+    assert "deletionTimestamp" not in (await kube.read(path))["metadata"]
+
+    async with asyncio.timeout(60):
+        while True:  # kubelet and controllers write it as well
+            now = (await kube.patched(path, LET_GO))["metadata"]
+            condition = {"uid": now["uid"], "resourceVersion": now["resourceVersion"]}
+            if (await kube.send("DELETE", path, {"preconditions": condition})).status == 200:
+                break
     assert (await kube.send("GET", path)).status == 404
 
 

@@ -12,7 +12,7 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.scheduling import Taint
-from gpu_autoscaler.providers.protocol import CapacityProvider, Instance, LaunchRefused, Order, RefusalKind
+from gpu_autoscaler.providers.protocol import CapacityProvider, Instance, LaunchRefused, Order, RefusalKind, ShowsOne
 
 # Too many calls; nobody answers or everything fails; the credentials ran out.
 Trouble = Literal["throttled", "down", "expired"]
@@ -281,6 +281,43 @@ class ProviderContract:
         with pytest.raises(PermanentError, match="left alone"):
             await rig.ours.terminate(by_hand, now=rig.now())
         assert not await rig.ours.instances(OURS)
+
+    async def test_one_instance_is_shown_by_its_name(self, rig: Rig) -> None:
+        """Alive, then ended or unknown; one that never was is unknown. Asking changes nothing. Karpenter's claims come
+        and go by its own rules: who has nothing but them cannot be asked."""
+        ours = rig.ours
+        if not isinstance(ours, ShowsOne):
+            assert ours.name == "karpenter"
+            return
+        made = await ours.launch(await order(rig))
+        never = ProviderId(made.provider_id.rpartition("/")[0] + "/i-0123456789abcdef0")
+        assert await ours.instance(never) is None
+        alive = [await ours.instance(made.provider_id) for _ in range(2)]
+        assert all(one is not None and one.state in ("pending", "running") for one in alive)
+        await ours.terminate(made.provider_id, now=rig.now())
+        await rig.wait(60)
+        over = await ours.instance(made.provider_id)
+        assert over is None or (over.provider_id, over.state) == (made.provider_id, "terminated")
+
+    @pytest.mark.parametrize("kind", ["throttled", "down", "expired"])
+    async def test_trouble_says_nothing_of_one_instance(self, rig: Rig, kind: Trouble) -> None:
+        """Neither that it is there nor that it is gone."""
+        if isinstance(rig.ours, ShowsOne):
+            made = await rig.ours.launch(await order(rig))
+            await rig.trouble(kind)
+            with pytest.raises(TransientError):
+                await rig.ours.instance(made.provider_id)
+            await rig.calm()
+            assert await rig.ours.instance(made.provider_id) is not None
+
+    @pytest.mark.parametrize("is_by_hand", [False, True])
+    async def test_one_that_is_not_ours_is_not_spoken_of(self, rig: Rig, is_by_hand: bool) -> None:  # noqa: FBT001
+        """Another installation's, or made by hand: whoever wants to act on it is told to leave it alone."""
+        if isinstance(rig.ours, ShowsOne):
+            theirs = None if is_by_hand else await rig.theirs.launch(await order(rig, installation=THEIRS))
+            name = await rig.stranger(await order(rig)) if theirs is None else theirs.provider_id
+            with pytest.raises(PermanentError, match="left alone"):
+                await rig.ours.instance(name)
 
     async def test_installations_do_not_share_tokens(self, rig: Rig) -> None:
         """The same token of two installations is two instances."""

@@ -36,6 +36,7 @@ from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.farewells import Farewells
 from gpu_autoscaler_services.scaler.guards import Guards
+from gpu_autoscaler_services.scaler.leftovers import Leftovers
 from gpu_autoscaler_services.scaler.purchases import Purchases
 
 IDLE = NodeIdle(idle_seconds=700, idle_seconds_max=600)
@@ -53,7 +54,7 @@ class Bench:
         self.view = StateView()
         purchases = Purchases(self.view, self.cloud, "uid", here.clock.now)
         drains, kube = Drains(self.view, here.kube, here.clock), here.kube
-        self._executor = Executor(purchases, drains, store, Guards(kube), Farewells(kube))
+        self._executor = Executor(purchases, drains, store, Guards(kube), Farewells(kube), Leftovers(kube, self.cloud))
         self._story: Story = ()
 
     def knows(self, *stories: Story) -> None:

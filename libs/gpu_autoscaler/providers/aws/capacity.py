@@ -30,6 +30,7 @@ from gpu_autoscaler.providers.aws.translate import (
     provider_id_of,
     read_tags,
     tags_of,
+    zone_of,
 )
 from gpu_autoscaler.providers.ceilings import SpotCeilings, usd_text
 from gpu_autoscaler.providers.files import dated, filled, prices_of, text_of
@@ -131,12 +132,9 @@ class AwsCapacity:
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
         """Begin the instance's end; None if it never was. Raises PermanentError if it is not ours, TransientError."""
         instance_id = instance_id_of(provider_id)
-        told = await self._described(instance_id)
+        told = await self._ours(provider_id)
         if told is None:
             return None
-        owner = read_tags(told).get(INSTALLATION)
-        if owner != self._installation:
-            raise PermanentError(f"{provider_id} carries the tag of {owner!r}, not ours: it is left alone")
         instance = instance_of(told, now=now)
         if instance.state in ("terminating", "terminated"):
             return instance
@@ -144,6 +142,14 @@ class AwsCapacity:
         if not is_grouped or not await self._groups.terminate(instance_id):
             await self._calls.call("TerminateInstances", InstanceIds=[instance_id])
         return msgspec.structs.replace(instance, state="terminating")
+
+    async def instance(self, provider_id: ProviderId) -> Instance | None:
+        """Return this instance; EC2 knows it for about an hour after its end. Raises PermanentError, TransientError."""
+        region = self._options.region or ""
+        if not zone_of(provider_id).startswith(region):  # where this endpoint knows nothing of it
+            raise PermanentError(f"{provider_id} is of another region than {region}: it is left alone")
+        told = await self._ours(provider_id)
+        return None if told is None else instance_of(told, now=self._now())
 
     async def detach(self, provider_id: ProviderId) -> None:
         """See that a group does not replace this instance when it goes: we do. Raises TransientError."""
@@ -214,6 +220,14 @@ class AwsCapacity:
         if self._user_data is not None:
             request["UserData"] = filled(self._user_data, order)  # botocore encodes it
         return request
+
+    async def _ours(self, provider_id: ProviderId) -> Mapping[str, Any] | None:
+        """Return what EC2 shows of it, None where there is none. Raises PermanentError if it is not ours."""
+        told = await self._described(instance_id_of(provider_id))
+        owner = None if told is None else read_tags(told).get(INSTALLATION)
+        if told is not None and owner != self._installation:
+            raise PermanentError(f"{provider_id} carries the tag of {owner!r}, not ours: it is left alone")
+        return told
 
     async def _described(self, instance_id: str) -> Mapping[str, Any] | None:
         # By filter, and not by id: an id that never was is then no error. No page size goes with it.

@@ -163,6 +163,12 @@ def instance_id_of(provider_id: ProviderId) -> str:
     return provider_id.rpartition("/")[2]
 
 
+def zone_of(provider_id: ProviderId) -> str:
+    """Return the zone in `aws:///eu-west-1a/i-0abc`. Raises PermanentError for the name of another cloud."""
+    instance_id_of(provider_id)
+    return provider_id.removeprefix(PROVIDER_ID_PREFIX).partition("/")[0]
+
+
 def tags_of(order: Order) -> list[dict[str, str]]:
     """Return what an instance carries so that it can be known again as ours, and as this order's."""
     return tags_for(order.installation, order.action_id, order.pool, order.offer.price_micro_usd_per_hour)

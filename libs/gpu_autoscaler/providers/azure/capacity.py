@@ -120,9 +120,7 @@ class AzureCapacity:
         told = await self._read(provider_id, now)
         if told is None:
             return await self._gone(provider_id, now)
-        owner, instance = told
-        if owner != self._installation:
-            raise PermanentError(f"{provider_id} carries the tag of {owner!r}, not ours: it is left alone")
+        instance = self._ours(provider_id, told)
         self._ended.saw(instance)
         if instance.state != "terminating":
             set_name, name = self._place_of(provider_id)
@@ -133,6 +131,17 @@ class AzureCapacity:
             standing: Any = await self._calls.operation(began) or {}
             self._ended.ending(provider_id, _instant(standing.get("startTime"), now))
         return msgspec.structs.replace(instance, state="terminating")
+
+    async def instance(self, provider_id: ProviderId) -> Instance | None:
+        """Return this machine; None once it is deleted. Raises PermanentError if it is not ours, TransientError."""
+        told = await self._read(provider_id, self._now())
+        return None if told is None else self._ours(provider_id, told)
+
+    def _ours(self, provider_id: ProviderId, told: tuple[str | None, Instance]) -> Instance:
+        owner, instance = told
+        if owner != self._installation:
+            raise PermanentError(f"{provider_id} carries the tag of {owner!r}, not ours: it is left alone")
+        return instance
 
     async def instances(self, installation: str) -> Sequence[Instance]:
         """Return the machines of an installation, and for an hour those that were seen and are gone."""

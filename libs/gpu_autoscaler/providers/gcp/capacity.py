@@ -105,10 +105,7 @@ class GcpCapacity:
         told = await self._calls.find("instances.get", zone=zone, instance=name)
         if told is None:
             return await self._end_unshown(zone, name)
-        metadata = read_metadata(told)
-        owner = metadata.get(INSTALLATION)
-        if owner != self._installation:
-            raise PermanentError(f"{provider_id} carries the mark of {owner!r}, not ours: it is left alone")
+        metadata = self._ours(provider_id, told)
         instance = instance_of(told, project=self._project, now=now)
         if instance.state == "terminating":
             return instance
@@ -118,6 +115,23 @@ class GcpCapacity:
             await self._calls.call("instances.delete", zone=zone, instance=name)
         self._seen[name] = instance
         return instance if instance.state == "terminated" else msgspec.structs.replace(instance, state="terminating")
+
+    async def instance(self, provider_id: ProviderId) -> Instance | None:
+        """Return this instance; None once it is deleted. Raises PermanentError if it is not ours, TransientError."""
+        zone, name = parse_provider_id(provider_id, self._project)
+        told = await self._calls.find("instances.get", zone=zone, instance=name)
+        if told is None:
+            return None
+        self._ours(provider_id, told)
+        return instance_of(told, project=self._project, now=self._now())
+
+    def _ours(self, provider_id: ProviderId, told: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return the instance's metadata. Raises PermanentError if it is not ours."""
+        metadata = read_metadata(told)
+        owner = metadata.get(INSTALLATION)
+        if owner != self._installation:
+            raise PermanentError(f"{provider_id} carries the mark of {owner!r}, not ours: it is left alone")
+        return metadata
 
     async def instances(self, installation: str) -> Sequence[Instance]:
         """Return the instances of an installation, for an hour also those that ended. Raises TransientError."""

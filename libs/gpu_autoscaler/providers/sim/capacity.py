@@ -52,10 +52,17 @@ class SimCapacity:
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:  # noqa: ARG002 - the cloud dates it
         """Begin the instance's end; None if it never was. Raises PermanentError if it is not ours, TransientError."""
+        return await self._one("DELETE", provider_id)
+
+    async def instance(self, provider_id: ProviderId) -> Instance | None:
+        """Return this instance, None if it never was. Raises PermanentError if it is not ours, TransientError."""
+        return await self._one("GET", provider_id)
+
+    async def _one(self, method: str, provider_id: ProviderId) -> Instance | None:
         if not provider_id.startswith(PROVIDER_ID_PREFIX):
             raise PermanentError(f"{provider_id} is no instance of this cloud ({PROVIDER_ID_PREFIX}...): left alone")
         path = f"/cloud/instances/{provider_id.rpartition('/')[2]}"
-        answer = await self._call("DELETE", path, query={"installation": self._installation}, missing_is_answer=True)
+        answer = await self._call(method, path, query={"installation": self._installation}, missing_is_answer=True)
         return None if answer is None else _decoded(answer, Instance)
 
     async def instances(self, installation: str) -> Sequence[Instance]:

@@ -46,6 +46,9 @@ class Bystander:
     def ended(self, machine: Machine) -> None:
         """As above."""
 
+    def removed(self, node: wire.Node) -> None:
+        """As above."""
+
 
 class Hands:
     """One baseline at work."""
