@@ -267,6 +267,9 @@ def _scaling() -> Iterator[Fact]:
     yield scaling.ScalingDrainCancelled(
         action_id=DRAIN, plan_id=PLAN, drain_action_id=DRAIN, node_uid=NODE, node_name=NODE_NAME, cancelled_at=_at(790)
     )
+
+
+def _ends() -> Iterator[Fact]:
     yield scaling.ScalingNodeTerminated(
         action_id=DRAIN, plan_id=PLAN, provider_id=INSTANCE, order_action_id=BUY, node_name=NODE_NAME,
         terminated_at=_at(802),
@@ -364,7 +367,10 @@ def _policy() -> Iterator[Fact]:
 
 def examples() -> Iterator[Envelope]:
     """One envelope of each fact of the catalogue."""
-    for part in (_jobs, _pods, _nodes, _telemetry, _spot, _scaling, _foreseeing, _shadow, _money, _demand, _policy):
+    parts = (
+        _jobs, _pods, _nodes, _telemetry, _spot, _scaling, _ends, _foreseeing, _shadow, _money, _demand, _policy,
+    )  # fmt: skip
+    for part in parts:
         for fact in part():
             yield Envelope(
                 id=FactId(fact.condition() or derive_id("example", fact.type_name())),
