@@ -57,6 +57,14 @@ class _NoHands:
     def farewells(self) -> "_NoHands":
         return self
 
+    @property
+    def leftovers(self) -> "_NoHands":
+        return self
+
+    async def remove(self, *_: object) -> tuple[()]:
+        """Leave every node's object where it is."""
+        return ()
+
     async def keep(self, *_: object, **__: object) -> None:
         """Leave every node as it is."""
 
