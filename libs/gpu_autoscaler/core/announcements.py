@@ -103,7 +103,9 @@ def _of_hold(held: reasons.HoldReason) -> str:
 
 def _of_node(view: NodeView, sight: Sight) -> Announcement:
     held = sight.planned.get(f"node/{view.node_uid}")
-    if view.notice is not None:
+    if view.node_uid in sight.left_over:
+        reason = "DeletingNode"  # as cloud-controller-managers call it
+    elif view.notice is not None:
         reason = "SpotInterruption"
     elif view.drain is not None:
         reason = "ScaleDownTriggered"

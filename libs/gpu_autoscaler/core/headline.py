@@ -10,6 +10,7 @@ import msgspec
 
 from gpu_autoscaler.core.bounds import frozen_by
 from gpu_autoscaler.core.directives import in_force
+from gpu_autoscaler.core.leftovers import leftovers
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remedies import remedy
@@ -21,9 +22,13 @@ from gpu_autoscaler.core.wording import counted, instant, named
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.decisions import Plan
-from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.waits import GangIncomplete
 
+_LEFT_OVER = (
+    "Its instance is gone, and nobody took the node away: it is removed from Kubernetes once the cloud, asked for that "
+    "very instance, has said so twice."
+)
 _PRICE_NEEDED = (
     "There is room for it there, but its budget cannot be held where no price is known: add the price to the "
     "provider's list of prices, or cancel the job and ask again without budget_limit_usd."
@@ -42,6 +47,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     ]  # why the last plan did nothing for it, by job/<id>, pod/<uid>, node/<uid>
     scheduled: Mapping[str, reasons.HoldReason]  # why it does not start now, by job/<id>
     frozen: reasons.Frozen | None = None  # whether anything may be bought at all
+    left_over: frozenset[NodeUid] = frozenset()  # nodes that are removed once the cloud has said so again
 
     @classmethod
     def of(cls, state: ClusterState, policy: ScalingPolicy, as_of: datetime, plan: Plan | None) -> "Sight":
@@ -60,6 +66,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
             planned={held.subject: held.reason for held in reversed(held_back)},
             scheduled={held.subject: held.reason for held in schedule(state, policy, as_of).held_back},
             frozen=frozen_by(in_force(state.directives, as_of), policy),
+            left_over=frozenset(one.node_uid for one in leftovers(state, policy, as_of)),
         )
 
 
@@ -111,7 +118,8 @@ def node_line(name_or_id: str, sight: Sight) -> str:
 
 def view_line(view: NodeView, sight: Sight) -> str:
     """Return why this node exists and what keeps it, or takes it away."""
-    return f"{_why_there(view)} {_what_becomes(view, sight)}"
+    becomes = _LEFT_OVER if view.node_uid in sight.left_over else _what_becomes(view, sight)
+    return f"{_why_there(view)} {becomes}"
 
 
 def _waiting(job_id: JobId, sight: Sight) -> str:

@@ -17,7 +17,7 @@ from tests.support.aws import Region, served_region
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.protocol import LaunchRefused, Order, RefusalKind
+from gpu_autoscaler.providers.protocol import LaunchRefused, Order, RefusalKind, ShowsOne
 from gpu_autoscaler.providers.tokens import token_of, uuid_of
 from gpu_autoscaler.simcloud.faults import Fault
 
@@ -236,6 +236,14 @@ async def test_an_instance_of_another_cloud_is_left_alone(rig: AwsRig) -> None:
     """Its name alone tells; nothing is asked."""
     with pytest.raises(PermanentError, match="no instance of this cloud"):
         await rig.ours.terminate(ProviderId("gce://project/zone/name"), now=rig.now())
+    assert not rig.fake.asked_of("DescribeInstances")
+
+
+async def test_an_instance_of_another_region_is_not_spoken_of(rig: AwsRig) -> None:
+    """This endpoint knows nothing of it, which is no word that it is gone."""
+    assert isinstance(rig.ours, ShowsOne)
+    with pytest.raises(PermanentError, match="another region"):
+        await rig.ours.instance(ProviderId("aws:///ap-east-9a/i-0123456789abcdef0"))
     assert not rig.fake.asked_of("DescribeInstances")
 
 

@@ -127,9 +127,9 @@ async def test_a_missing_right_is_told_once_with_the_command_that_gives_it(
         assert (line["log_level"], line["node"]) == ("warning", "ended")
         for each in line["error"].partition("grant it: ")[2].split(" && "):
             plane.kubectl(*shlex.split(each)[1:])
-        after = now + LATER + LONG
+        at = now + LATER + LONG
         async with asyncio.timeout(60):
-            while not await leftovers.remove(state, RULES, after := after + LONG):
+            while not await leftovers.remove(state, RULES, at := at + LONG):
                 await asyncio.sleep(0.1)  # the server hears of the new role a moment later
         with pytest.raises(NotFound):
             await kube.get(NODES, "", "ended")

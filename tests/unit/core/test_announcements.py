@@ -21,6 +21,7 @@ from tests.support.stories import (
     policy,
     purchase,
 )
+from tests.unit.core.test_leftovers import DUE, ended, left
 
 from gpu_autoscaler.core.announcements import MESSAGE_LENGTH_MAX, Announcement, announcements
 from gpu_autoscaler.core.headline import Sight
@@ -149,3 +150,12 @@ def test_a_drain_that_was_given_up_says_why() -> None:
     assert said.is_once
     called_back = told(node("n1"), drained("n1", cancelled_at=T0 + MINUTE), at=T0 + MINUTE)
     assert [one for one in called_back if one.reason == "FailedDraining"] == []
+
+
+def test_a_node_whose_instance_is_gone_says_that_it_is_removed() -> None:
+    """Under the name that cloud controllers use for it; before it is due nothing of the kind is said."""
+    late, early = DUE, DUE - MINUTE
+    (said,) = told(left(), ended(), at=late)
+    assert (said.kind, said.name, said.reason, said.is_warning) == ("Node", "n1", "DeletingNode", False)
+    assert "Its instance is gone" in said.message
+    assert [one.reason for one in told(left(), ended(), at=early)] == ["NodeRegistered"]

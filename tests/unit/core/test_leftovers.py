@@ -1,6 +1,7 @@
 """Nodes whose instance is gone: named once the cloud has said so and nobody took them away; never those of others."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ DUE = ENDED + timedelta(seconds=LEFT_SECONDS)
 PROVIDER_ID = provider_id("buy-n1")
 
 
-def left(name: str = "n1", at: datetime = ENDED, **changes: object) -> Story:
+def left(name: str = "n1", at: datetime = ENDED, **changes: Any) -> Story:  # noqa: ANN401 - fields of NodeObserved
     """A node of ours that fell silent at this instant: it was ready before."""
     silent = {"is_ready": False, "version": 2, **changes}
     story = node(name)
@@ -136,7 +137,7 @@ def test_an_instance_that_shows_after_all_is_not_gone() -> None:
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_nodes_that_are_not_ours_to_remove_stay(changes: dict[str, object]) -> None:
+def test_nodes_that_are_not_ours_to_remove_stay(changes: dict[str, Any]) -> None:
     """Those of Karpenter, of no instance that anybody can be asked about, and those that somebody deletes."""
     assert named(seen(left(**changes), ended(), confirmed(), NOTHING_LISTED)) == []
 
