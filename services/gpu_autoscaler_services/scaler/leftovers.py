@@ -22,8 +22,8 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import NodeUid, ProviderId
 from gpu_autoscaler.providers.protocol import CapacityProvider, ShowsOne
 
-NODES_PER_TICK_MAX = 16  # the rest at the next one
-_AT_ONCE_COUNT = 4
+NODES_PER_TICK_MAX = 8  # all at once; the rest at the next one
+ANSWER_WALL_SECONDS_MAX = 3.0  # a plan may wait for this tick to end, and no plan waits for a slow cloud
 # Between the first word that the instance is gone and the one that counts: a cloud's answer may come from a part of it
 # that lags behind (EC2 Developer Guide, "Eventual consistency in the Amazon EC2 API", read 2026-11-22).
 ASKED_AGAIN_SECONDS = 60.0
@@ -44,18 +44,15 @@ class Leftovers:
         self._refused: set[NodeUid] = set()  # of which it was told already that they cannot be removed
 
     async def remove(self, state: ClusterState, policy: ScalingPolicy, now: datetime) -> list[ScalingNodeRemoved]:
-        """Delete what is due, within the limit of one tick, a few at once; return what was deleted."""
+        """Delete what is due, within the limit of one tick; return what was deleted."""
         provider = self._provider
         if not isinstance(provider, ShowsOne):
             return []
         due = leftovers(state, policy, now)
         self._forget_all_but({one.node_uid for one in due})
         due = tuple(one for one in due if self._looked_again_at.get(one.node_uid, now) <= now)[:NODES_PER_TICK_MAX]
-        removed: list[ScalingNodeRemoved] = []
-        for first in range(0, len(due), _AT_ONCE_COUNT):
-            some = due[first : first + _AT_ONCE_COUNT]
-            removed += filter(None, await asyncio.gather(*(self._look_at(one, provider, now) for one in some)))
-        return removed
+        looks = await asyncio.gather(*(self._look_at(one, provider, now) for one in due))
+        return [removed for removed in looks if removed is not None]
 
     def _forget_all_but(self, uids: set[NodeUid]) -> None:
         for kept in (self._asked_at, self._looked_again_at):
@@ -110,7 +107,12 @@ class Leftovers:
 
 
 async def _is_gone(provider: ShowsOne, provider_id: ProviderId) -> bool:
-    instance = await provider.instance(provider_id)
+    try:
+        async with asyncio.timeout(ANSWER_WALL_SECONDS_MAX):
+            instance = await provider.instance(provider_id)
+    except TimeoutError as exc:
+        what = f"the cloud has not said within {ANSWER_WALL_SECONDS_MAX:g} s what has become of {provider_id}"
+        raise TransientError(what) from exc
     return instance is None or instance.state == "terminated"
 
 

@@ -31,6 +31,7 @@ from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.farewells import Farewells
 from gpu_autoscaler_services.scaler.guards import Guards
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
+from gpu_autoscaler_services.scaler.leftovers import Leftovers
 from gpu_autoscaler_services.scaler.past import Past
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
@@ -135,6 +136,7 @@ async def test_pods_are_told_as_soon_as_the_node_is_seen_to_go(tmp_path: Path) -
                 store,
                 Guards(here.kube),
                 Farewells(here.kube),
+                Leftovers(here.kube, here.provider),
             ),
             Past(store, policy()),
             InstanceWatch(here.provider, installation, here.clock),

@@ -1,12 +1,14 @@
 """Node objects that are left of ended instances are deleted: after a second word of the cloud, and nothing else is."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+import msgspec
 import pytest
 from tests.support.cluster import RunningCluster, running_cluster
 from tests.support.kube_objects import Json
-from tests.support.stories import Told, given, offer, policy, purchase
+from tests.support.stories import Story, Told, given, offer, policy, purchase
 
 from gpu_autoscaler.core.leftovers import LEFT_SECONDS
 from gpu_autoscaler.core.state import ClusterState
@@ -14,13 +16,13 @@ from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.events.scaling import ScalingNodeRemoved
 from gpu_autoscaler.kube.protocol import NODES
 from gpu_autoscaler.kube.translate.node import node_observed
-from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.ids import NodeUid, ProviderId
 from gpu_autoscaler.model.labels import ACTION_ID, TERMINATION_FINALIZER
 from gpu_autoscaler.providers.fake import FakeCapacity
 from gpu_autoscaler.providers.protocol import Order
 from gpu_autoscaler.simcluster.kinds import NODES as SERVED_NODES
 from gpu_autoscaler.simcluster.objects import set_condition
-from gpu_autoscaler_services.scaler.leftovers import ASKED_AGAIN_SECONDS, REFUSED_SECONDS, Leftovers
+from gpu_autoscaler_services.scaler.leftovers import ASKED_AGAIN_SECONDS, NODES_PER_TICK_MAX, REFUSED_SECONDS, Leftovers
 
 NAME, OURS = "gpu-a", "uid"
 LATER, LONG = timedelta(seconds=ASKED_AGAIN_SECONDS), timedelta(seconds=REFUSED_SECONDS)
@@ -71,13 +73,17 @@ class Bench:
         """Let the record know the node as it is now, and that its instance ended some time ago."""
         self.at = self.here.clock.now()
         ended_at = self.at - timedelta(seconds=LEFT_SECONDS)
-        over = NodeInstanceObserved(
+        seen = node_observed(await self.here.kube.get(NODES, "", NAME), epoch=1)
+        self.state = given((Told(seen, ended_at), *self.over(ended_at)), as_of=self.at)
+
+    def over(self, ended_at: datetime) -> Story:
+        """The cloud's list showed the instance as ended then."""
+        fact = NodeInstanceObserved(
             epoch=0, version=4, provider_id=self.provider_id, action_id=None, state="terminated",
             instance_type="t", zone="z", capacity_type=offer().capacity_type, price_micro_usd_per_hour=1,
             launched_at=ended_at, terminated_at=ended_at,
         )  # fmt: skip
-        seen = node_observed(await self.here.kube.get(NODES, "", NAME), epoch=1)
-        self.state = given((Told(seen, ended_at), Told(over, ended_at)), as_of=self.at)
+        return (Told(fact, ended_at),)
 
     async def remove(self, after: timedelta = timedelta(0)) -> list[ScalingNodeRemoved]:
         """What is deleted so long after the first look."""
@@ -157,6 +163,49 @@ async def test_a_cloud_that_does_not_answer_says_nothing(bench: Bench) -> None:
     assert bench.is_kept
     bench.cloud.trouble = None
     assert len(await bench.remove(LATER + timedelta(seconds=5))) == 1
+
+
+async def test_a_slow_cloud_holds_up_no_plan(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given up within seconds, and said nothing."""
+
+    async def never(_: ProviderId) -> None:
+        await asyncio.Event().wait()
+
+    await bench.begin()
+    assert await bench.remove() == []
+    monkeypatch.setattr(bench.cloud, "instance", never)
+    async with asyncio.timeout(60):
+        assert await bench.remove(LATER) == []
+    assert bench.is_kept
+
+
+async def test_a_storm_is_taken_in_parts(bench: Bench) -> None:
+    """No more of them are asked about in one tick than the limit says; the others come next."""
+    await bench.begin()
+    asked: list[ProviderId] = []
+
+    class Counting(FakeCapacity):
+        async def instance(self, provider_id: ProviderId) -> None:
+            asked.append(provider_id)
+
+    ended_at = bench.at - timedelta(seconds=LEFT_SECONDS)
+    seen = node_observed(await bench.here.kube.get(NODES, "", NAME), epoch=1)
+    many = [
+        msgspec.structs.replace(
+            seen, name=f"n{number}", node_uid=NodeUid(f"u{number}"), provider_id=ProviderId(f"fake:///z/{number}")
+        )
+        for number in range(2 * NODES_PER_TICK_MAX + 1)
+    ]
+    over = [each.fact for each in bench.over(ended_at)]
+    ends = [msgspec.structs.replace(over[0], provider_id=one.provider_id) for one in many]
+    bench.state = given(tuple(Told(fact, ended_at) for fact in (*many, *ends)), as_of=bench.at)
+    bench.leftovers = Leftovers(bench.here.kube, Counting([offer()], installation=OURS, now=bench.here.clock.now))
+    counts = []
+    for _ in range(4):
+        await bench.remove()
+        counts.append(len(set(asked)))
+    assert counts == [NODES_PER_TICK_MAX, 2 * NODES_PER_TICK_MAX, len(many), len(many)]
+    assert len(asked) == len(many)
 
 
 async def test_an_instance_of_somebody_else_keeps_its_node(bench: Bench) -> None:
