@@ -51,9 +51,8 @@ class Bench:
     def __init__(self, here: RunningCluster, store: SqliteStore) -> None:
         self.here = here
         self.cloud = FakeCapacity([offer()], installation="uid", now=here.clock.now)
-        self.view = StateView()
-        purchases = Purchases(self.view, self.cloud, "uid", here.clock.now)
-        drains, kube = Drains(self.view, here.kube, here.clock), here.kube
+        self.view, kube = StateView(), here.kube
+        purchases, drains = Purchases(self.view, self.cloud, "uid", here.clock.now), Drains(self.view, kube, here.clock)
         self._executor = Executor(purchases, drains, store, Guards(kube), Farewells(kube), Leftovers(kube, self.cloud))
         self._story: Story = ()
 
