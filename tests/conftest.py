@@ -4,6 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from tests.support.claims import Plugin
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What tests claim of clouds is held against what they do (`tests/support/claims.py`)."""
+    config.pluginmanager.register(Plugin(config), "claims")
 
 
 @pytest.fixture(autouse=True)

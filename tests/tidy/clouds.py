@@ -17,7 +17,8 @@ HEAD = """# What is shown of each cloud
 
 Every call that a driver makes, every error that it knows and every notice that is read, with the tests that show it
 against servers that lie like the real ones. Made by `python -m tests.tidy.clouds` from the marks on the tests; a test
-holds it against them.
+holds it against them. A mark with a call that the fakes were not asked for fails its test (`tests/support/claims.py`);
+errors and notices are what each test says of itself.
 """
 
 Shown = dict[tuple[str, str, str], list[str]]  # cloud, kind, name: tests
