@@ -107,7 +107,6 @@ async def rig() -> AsyncIterator[GcpRig]:
         "instanceGroupManagers.listManagedInstances",
         "instanceGroupManagers.createInstances",
         "instanceGroupManagers.deleteInstances",
-        "zoneOperations.get",
         "zoneOperations.list",
         "instanceTemplates.get",
         "machineTypes.get",
@@ -145,6 +144,17 @@ async def test_a_refused_launch_is_withdrawn_before_it_is_told(rig: GcpRig) -> N
     await rig.wait(600)
     assert not await rig.ours.instances(OURS)
     assert rig.fake.machines.launches_count == 0
+
+
+@pytest.mark.cloud("gcp", calls=("zoneOperations.get",))
+async def test_a_name_that_the_group_does_not_show_yet_is_asked_of_its_operation(rig: GcpRig) -> None:
+    """What was taken and is not in the list yet is waited for, and not ordered once more."""
+    wanted = await order(rig)
+    rig.fake.lists_behind_count = 2  # before it is ordered, and after
+    made = await rig.ours.launch(wanted)
+    (asked,) = rig.fake.asked_of("zoneOperations.get")
+    assert asked.parameters["operation"].startswith("operation-")
+    assert (made.action_id, len(rig.fake.asked_of(CREATE))) == (wanted.action_id, 1)
 
 
 async def test_a_group_that_has_not_decided_is_asked_again_and_not_ordered_twice(rig: GcpRig) -> None:

@@ -54,6 +54,7 @@ class GcpFake(RestFake):
         self.quota_gpus: dict[str, float] = {}  # metric: GPUs that may run at once
         self.reservations: dict[tuple[str, str], Reservation] = {}  # by zone and name
         self.missing_permissions: set[str] = set()  # as the project's policy tells; calls are refused by faults
+        self.lists_behind_count = 0  # so many lists of a group's instances do not know of any yet
         self.spot_ratio_of: Callable[[str], float] = lambda _: 1.0  # by offer key: times the usual price
         self.unseen_zones: set[str] = set()  # that lists cannot look into
         self._next_code: str | None = None
@@ -227,7 +228,9 @@ class GcpFake(RestFake):
     def _list_managed(self, call: RestCall) -> dict[str, Any]:
         group, now = self._group(call), self.now()
         shown = []
-        for wanted in group.wanted.values():
+        wanted_now = () if self.lists_behind_count > 0 else tuple(group.wanted.values())
+        self.lists_behind_count = max(0, self.lists_behind_count - 1)
+        for wanted in wanted_now:
             machine = self.machines.machines.get((group.zone, wanted.name))
             one: dict[str, Any] = {
                 "name": wanted.name,
