@@ -43,7 +43,7 @@ _LOSSES = (
         f"{_CORE}/restoring.py",
         "        is_usable = node.is_ready and node.allocatable.gpu_count >= buy.offer.resources.gpu_count\n",
         "        is_usable = node.is_ready or as_of >= buy.deadline_at\n",
-        "losses",
+        "lost duds",
     ),
 )
 

@@ -149,4 +149,40 @@ _PEOPLE = (
     ),
 )
 
-LIMITS = (*_MONEY, *_AHEAD, *_PEOPLE)
+# 1: who came first waits for the rest of a burst no longer than the policy says
+_BURSTS = (
+    Planted(
+        "a burst is never over",
+        1,
+        f"{_CORE}/burst.py",
+        "        late_at = self._as_of - self._longest\n",
+        "        late_at = self._as_of - 90 * self._longest\n",
+        "busy",
+        also=(
+            (
+                f"{_CORE}/burst.py",
+                "self._until is None or any(self._longest <= age < self._longest + self._quiet for age in ages):",
+                "self._until is None:",
+            ),
+            (
+                f"{_CORE}/burst.py",
+                "        self._until: Instant | None = None\n",
+                "        self._until: Instant | None = draft.as_of + self._quiet\n",
+            ),
+        ),
+    ),
+)
+
+# 5: what a job has spent of its own budget
+_BUDGETS = (
+    Planted(
+        "of a job's budget only what is not charged yet counts",
+        5,
+        f"{_CORE}/job_budgets.py",
+        "    spent = soon = 0 if known is None else known.micro_usd\n",
+        "    spent = soon = 0\n",
+        "busy",
+    ),
+)
+
+LIMITS = (*_MONEY, *_AHEAD, *_PEOPLE, *_BURSTS, *_BUDGETS)

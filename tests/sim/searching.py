@@ -59,6 +59,7 @@ WORLDS: Mapping[str, World] = {
     "refusals": World(("launch_refused", "launch_throttled", "capacity_gone"), 5.0, jobs_per_hour=40.0),
     "duds": World(("instance_never_registers", "gpus_never_allocatable", "node_vanished"), 8.0),
     "losses": World(("broker_lost", "instance_visible_late", "instance_left_behind", "capacity_gone"), 12.0),
+    "lost duds": World(("broker_lost", "gpus_never_allocatable"), 25.0, jobs_per_hour=30.0),
     "crashes": World(
         (
             "service_killed", "killed_before_publish", "killed_before_ack", "killed_in_call", "publish_answer_lost",
