@@ -11,7 +11,7 @@ from gpu_autoscaler.core.booting import missing_step
 from gpu_autoscaler.core.bounds import beyond
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
-from gpu_autoscaler.core.idling import dearest_first, idle_seconds_allowed, places_counts
+from gpu_autoscaler.core.idling import idle_seconds_allowed
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.moving import moving_pods, place_elsewhere, protected_node, protected_pod
 from gpu_autoscaler.core.pace import too_many_go
@@ -80,17 +80,17 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     if stale is not None:
         return draft.adding(held_back=[HeldBack(step=_RELEASE, subject="cluster", reason=stale)])
     draft = _give_back(draft, state, policy)
-    places = places_counts(draft)
-    for view in dearest_first(draft.views):
+    # The dearest go first, so that a small budget saves most.
+    empty = (view for view in draft.views if view.empty_since is not None)
+    for view in sorted(empty, key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name)):
         if view.empty_since is None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
             continue
         idle_seconds = (draft.as_of - view.empty_since).total_seconds()
-        place = places.get(view.node_uid or NodeUid(""), 1)
-        allowed_seconds = idle_seconds_allowed(view, policy, place)
+        allowed_seconds = idle_seconds_allowed(view, policy)
         at_once = _given_up(view, draft) or beyond(view, draft)
         reason: HoldReason | None
         if at_once is None and idle_seconds < allowed_seconds:
-            reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds, places_count=place)
+            reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
         elif at_once is None:
             reason = _kept_ahead(view, draft) or _blocker(view, RemovalCause.EMPTY, draft, policy)
         else:
@@ -99,7 +99,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
             held = HeldBack(step=_RELEASE, subject=f"node/{view.node_uid}", reason=reason)
             draft = draft.adding(held_back=[held])
         else:
-            idle = NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds, places_count=place)
+            idle = NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
             draft = draft.adding(removals=_drain(view, draft, policy, at_once or idle))
     return draft
 

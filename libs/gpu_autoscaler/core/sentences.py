@@ -6,7 +6,7 @@ A reason without a sentence is an error of the type checker. Used through `core/
 from typing import assert_never
 
 from gpu_autoscaler.core.waiting import Waiting, why_waiting
-from gpu_autoscaler.core.wording import as_one_of, counted, instant, money, named, percent, price, span, thing, told
+from gpu_autoscaler.core.wording import counted, instant, money, named, percent, price, span, thing, told
 from gpu_autoscaler.model import reasons, shape_reasons, use_reasons
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.directives import Word
@@ -186,8 +186,7 @@ _DrainedReason = (
 def _why_drained(reason: _DrainedReason) -> str:
     match reason:
         case reasons.NodeIdle():
-            allowed = f"{span(reason.idle_seconds_max)} are allowed{as_one_of(reason.places_count)}"
-            return f"No pod has used it for {span(reason.idle_seconds)}; {allowed}."
+            return f"No pod has used it for {span(reason.idle_seconds)}; {span(reason.idle_seconds_max)} are allowed."
         case reasons.NodeUnderused():
             saving = reason.saving_micro_usd_per_hour
             saved = "whose saving nobody knows" if saving is None else f"which saves {price(saving)}"
@@ -289,8 +288,7 @@ def _why_not_whole(reason: _NotWhole) -> str:
 def _why_kept(reason: _KeptReason) -> str:
     match reason:
         case reasons.NotYetIdle():
-            allowed = f"{span(reason.idle_seconds_max)}{as_one_of(reason.places_count)}"
-            return f"It has been empty for {span(reason.idle_seconds)} of {allowed}."
+            return f"It has been empty for {span(reason.idle_seconds)} of {span(reason.idle_seconds_max)}."
         case reasons.PodProtected():
             return f"Pod {reason.pod} must not be disturbed: {reason.protection}."
         case reasons.NodeProtected():

@@ -46,11 +46,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def as_one_of(places_count: int) -> str:
-    """`, as one of 3 free places for its work`; nothing where it is the only one."""
-    return f", as one of {places_count} free places for its work" if places_count > 1 else ""
-
-
 def named(names: Sequence[str], *, most: int = 3) -> str:
     """`a, b and c`; of more than `most` the rest is counted."""
     if len(names) > most:

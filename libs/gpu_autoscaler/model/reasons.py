@@ -85,7 +85,6 @@ class NodeIdle(Reason, frozen=True, kw_only=True, tag="node_idle"):
 
     idle_seconds: float
     idle_seconds_max: float
-    places_count: int = 1  # free for the same work, this one included: the more, the sooner it goes
 
 
 class NodeUnderused(Reason, frozen=True, kw_only=True, tag="node_underused"):
@@ -257,7 +256,6 @@ class NotYetIdle(Reason, frozen=True, kw_only=True, tag="not_yet_idle"):
 
     idle_seconds: float
     idle_seconds_max: float
-    places_count: int = 1  # as of NodeIdle
 
 
 class PodProtected(Reason, frozen=True, kw_only=True, tag="pod_protected"):

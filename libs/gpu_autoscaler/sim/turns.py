@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from gpu_autoscaler.core.gangs import tried_again_at
 from gpu_autoscaler.core.gpu_health import is_suspect
-from gpu_autoscaler.core.idling import PLACES_COUNT_MAX, idle_seconds_allowed
+from gpu_autoscaler.core.idling import idle_seconds_allowed
 from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.patience import expected_end, left_alone
@@ -169,8 +169,7 @@ def _idle(policy: ScalingPolicy, views: tuple[NodeView, ...], usables: Mapping[N
     found = [usable.since + after for usable in usables.values() for after in (young, returns)]
     for view in views:
         if view.empty_since is not None:
-            places = range(1, PLACES_COUNT_MAX + 1)
-            worth = {policy.idle_seconds_max, *(idle_seconds_allowed(view, policy, place) for place in places)}
+            worth = {policy.idle_seconds_max, idle_seconds_allowed(view, policy)}
             found += [view.empty_since + timedelta(seconds=seconds) for seconds in worth]
     return sorted(found)
 
