@@ -124,10 +124,12 @@ class Basket:
         bins: list[Bin] = []
         newcomers = Newcomers(self.room)
         for node in fleet:
-            taken = sum((wants[each].item.shape.resources for each in node.pods), start=NO_RESOURCES)
-            shapes = [wants[each].item.shape for each in node.pods]
+            items = [wants[each].item for each in node.pods]
+            taken = sum((item.shape.resources for item in items), start=NO_RESOURCES)
+            shapes = [item.shape for item in items]
             dropped = self._preferring.dropped(node.offer, shapes, newcomers)
-            entry = self._order(node.offer, wants[node.pods[0]].item, taken, dropped)
+            entry = self._order(node.offer, items[0], taken, dropped)
+            self._serve(self._orders[entry.key], _customer_of(items))
             for shape in shapes:
                 newcomers.come(shape, entry.labels)
             bins.append(msgspec.structs.replace(entry, free=entry.free - taken))

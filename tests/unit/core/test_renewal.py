@@ -13,6 +13,7 @@ from tests.support.stories import (
     budget,
     drained,
     given,
+    job,
     node,
     notice,
     on_sale,
@@ -92,6 +93,18 @@ def test_nodes_of_one_day_do_not_all_expire_at_once() -> None:
 
     assert len(set(ages)) == 20
     assert max(ages) - min(ages) > 0.05 * 7 * DAY.total_seconds()
+
+
+def test_a_replacement_allows_for_the_longest_of_the_work_that_it_takes() -> None:
+    """A job's hour was promised alone, beside a service that has no end; a limit of a day was passed by it."""
+    running = job("a", gpus=4, placed_on=("n1",), is_running=True, duration_seconds_max=3600.0)
+    its_pod = work("a-0", gpus=4, job_id="a", annotations=SAFE, owner_kind="Job", at=T0 - HOUR)
+    state = given(node("n1"), running, its_pod, work("service", gpus=4), on_sale(), as_of=NOW)
+    (purchase,) = bought(made_of(state))
+
+    assert isinstance(purchase.reason, reasons.ReplacesNodes)
+    assert purchase.reason.demand == ("pod/uid-a-0", "pod/uid-service")
+    assert purchase.work_seconds_max is None
 
 
 def test_a_replacement_is_bought_and_waited_for_before_the_drain() -> None:
