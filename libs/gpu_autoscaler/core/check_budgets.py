@@ -12,7 +12,7 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removal_policy import RemovalBudget
 from gpu_autoscaler.model.decisions import DrainNode
 from gpu_autoscaler.model.hints import RebalanceHinted
-from gpu_autoscaler.model.reasons import NodeDrifted, NodeExpired, NodeSick, NodeUnderused
+from gpu_autoscaler.model.reasons import BootTimedOut, NodeDrifted, NodeExpired, NodeSick, NodeUnderused
 
 _MINUTE = timedelta(minutes=1)
 
@@ -45,6 +45,7 @@ def _cause(drain: DrainNode) -> str:
         NodeDrifted: "drifted",
         NodeExpired: "expired",
         NodeSick: "sick",
+        BootTimedOut: "sick",
         RebalanceHinted: "hinted",
     }
     return names.get(type(drain.reason), "empty")

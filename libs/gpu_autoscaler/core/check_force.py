@@ -8,15 +8,16 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
+from gpu_autoscaler.core.life import node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import NodeExpired, NodeSick, ReplacesNodes
+from gpu_autoscaler.model.reasons import BootTimedOut, NodeExpired, NodeSick, ReplacesNodes
 
 
 def unfounded_force(drain: DrainNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[str]:
-    """Yield a sentence for a drain with force that neither sickness nor age bears out, or that leaves little time."""
+    """Yield a sentence for a drain with force that no sickness, age or boot bears out, or that leaves little time."""
     node, rules = state.nodes.get(drain.node_uid), policy.removal
     if node is None:
         return
@@ -29,6 +30,10 @@ def unfounded_force(drain: DrainNode, state: ClusterState, policy: ScalingPolicy
         case NodeSick():
             if not drain.reason.is_fatal:
                 yield f"node {drain.node_name} is emptied by force, though its GPUs still work"
+        case BootTimedOut():
+            view = next((each for each in node_views(state, as_of) if each.node_uid == drain.node_uid), None)
+            if view is None or view.usable_since is not None or view.usable_by is None or as_of < view.usable_by:
+                yield f"node {drain.node_name} is emptied by force, though it was usable, or may be in time"
         case _:
             yield f"node {drain.node_name} is emptied by force, which {drain.reason.tag()} does not allow"
     if drain.deadline_at < as_of + timedelta(seconds=rules.forced_drain_seconds):

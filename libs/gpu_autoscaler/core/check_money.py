@@ -165,6 +165,8 @@ def _tail(policy: ScalingPolicy) -> float | None:
 def _latest(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> datetime | None:
     """When the node will have ended at the latest; None: nobody knows."""
     drain = None if view.drain is None else view.drain.decision
+    if view.phase is NodePhase.FAILED and view.node is not None and view.node.is_ready and _is_worked_on(view, state):
+        return None
     if view.phase in (NodePhase.DRAINED, NodePhase.TERMINATING, NodePhase.FAILED):
         return as_of + timedelta(seconds=_ENDING_SECONDS)
     if isinstance(drain, DrainNode) and not drain.is_voluntary:
@@ -189,6 +191,15 @@ def _latest(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: d
             return None
         ends.append((pod.started_at or as_of) + timedelta(seconds=job.queued.spec.duration_seconds_max))
     return max(ends) + timedelta(seconds=tail)
+
+
+def _is_worked_on(view: NodeView, state: ClusterState) -> bool:
+    return any(
+        pod.node_name == view.name
+        and pod.phase not in ("succeeded", "failed")
+        and pod.owner_kind not in ("DaemonSet", "Node")
+        for pod in state.pods.values()
+    )
 
 
 def _short_promises(bought: list[BuyNode], state: ClusterState) -> Iterator[str]:

@@ -20,7 +20,15 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.directives import Override
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import BeyondOverride, GangGivenUp, MoneyExhausted, NodeDeleted, NodeIdle, SpotReclaim
+from gpu_autoscaler.model.reasons import (
+    BeyondOverride,
+    BootTimedOut,
+    GangGivenUp,
+    MoneyExhausted,
+    NodeDeleted,
+    NodeIdle,
+    SpotReclaim,
+)
 from gpu_autoscaler.model.resources import Resources
 
 
@@ -53,6 +61,7 @@ def removal_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     yield from _too_many(chosen, plan, state, policy, views)
     yield from unproven_sickness(chosen, state, policy, plan.as_of)
     yield from _wrong_releases(releases, views, plan.as_of)
+    yield from _ended_with_work(releases, views, state)
     yield from _gangs_in_hand(plan)
     yield from _wrong_cancels(plan, state)
     yield from vain_replacements(plan, state, policy)
@@ -179,7 +188,8 @@ def _homeless_pods(
 def _too_many(
     chosen: list[DrainNode], plan: Plan, state: ClusterState, policy: ScalingPolicy, views: tuple[NodeView, ...]
 ) -> Iterator[str]:
-    """Few at once, and never below the minimum."""
+    """Few at once, and never below the minimum; what never became a node that could be used is none of either."""
+    chosen = [drain for drain in chosen if not isinstance(drain.reason, BootTimedOut)]
     if not chosen:
         return
     kept = {each.node_uid for each in plan.decisions if isinstance(each, CancelDrain)}
@@ -192,7 +202,7 @@ def _too_many(
         is_over = record.drained is not None or record.cancelled is not None or record.terminated is not None
         if (
             isinstance(said, DrainNode)
-            and not isinstance(said.reason, SpotReclaim | NodeDeleted)
+            and not isinstance(said.reason, SpotReclaim | NodeDeleted | BootTimedOut)
             and not is_over
             and said.node_uid in state.nodes
         ):
@@ -231,6 +241,19 @@ def _wrong_releases(releases: list[ReleaseInstance], views: tuple[NodeView, ...]
             continue
         elif view.usable_by is not None and as_of < view.usable_by and view.phase is not NodePhase.FAILED:
             yield f"order {release.order_action_id} is given back before its deadline"
+
+
+def _ended_with_work(
+    releases: list[ReleaseInstance], views: tuple[NodeView, ...], state: ClusterState
+) -> Iterator[str]:
+    """A node that is up is emptied before it ends."""
+    up = {view.action_id: view.name for view in views if view.node is not None and view.node.is_ready}
+    for release in releases:
+        name = up.get(release.order_action_id)
+        if isinstance(release.reason, BootTimedOut) and name is not None:
+            for pod in state.pods.values():
+                if pod.node_name == name and pod.phase == "running" and pod.owner_kind not in ("DaemonSet", "Node"):
+                    yield f"node {name} is given back while {pod.namespace}/{pod.name} runs on it"
 
 
 def _gangs_in_hand(plan: Plan) -> Iterator[str]:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from gpu_autoscaler.core.bins import PodsByNode
+from gpu_autoscaler.core.booting import holds_work
 from gpu_autoscaler.core.demand import job_spec
 from gpu_autoscaler.core.ledger import owners_of
 from gpu_autoscaler.core.life import NodePhase, NodeView
@@ -91,6 +92,8 @@ def runs_until(
 ) -> datetime | None:
     """The latest instant at which the node's billing ends, as its work may take; None: nobody knows."""
     ending = timedelta(seconds=ENDING_SECONDS)
+    if view.phase is NodePhase.FAILED and holds_work(view, pods):
+        return None  # its drain is to come
     drain = None if view.drain is None else view.drain.decision
     if view.phase in _OVER:
         return as_of + ending

@@ -1,8 +1,9 @@
-"""Step `renew`: nodes that are sick, too old, likely to be taken, or not what the policy would buy today make way.
+"""Step `renew`: nodes that are sick, too old, likely to be taken, or not what the policy would buy today make way, and
+those that never became what was bought while pods run on them.
 
 Their work moves to nodes that are ready; where there is no room, a replacement is bought and waited for first. Drift
-and expiry respect what must not be disturbed, expiry for as long as its overtime; sickness does not. With force only
-at the drain's deadline.
+and expiry respect what must not be disturbed, expiry for as long as its overtime; sickness and a boot that failed do
+not. With force only at the drain's deadline.
 """
 
 from bisect import bisect_right
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpu_autoscaler.core.bins import bin_key
+from gpu_autoscaler.core.booting import boot_timed_out, holds_work
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.life import NodePhase, NodeView
@@ -34,6 +36,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import DrainNode, HeldBack
 from gpu_autoscaler.model.hints import RebalanceHinted
 from gpu_autoscaler.model.reasons import (
+    BootTimedOut,
     HoldReason,
     NodeDrifted,
     NodeExpired,
@@ -51,7 +54,7 @@ class _Due(msgspec.Struct, frozen=True):
 
     view: NodeView
     cause: RemovalCause
-    reason: NodeSick | NodeExpired | NodeDrifted | RebalanceHinted
+    reason: NodeSick | NodeExpired | NodeDrifted | RebalanceHinted | BootTimedOut
     is_forced: bool
 
 
@@ -64,7 +67,7 @@ def renew(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     stale = stale_watch(state, policy, draft.as_of) or _too_many_sick(due, draft, policy)
     if isinstance(stale, TooManySick):
         draft = draft.adding(held_back=[HeldBack(step=_STEP, subject="cluster", reason=stale)])
-        due = [each for each in due if each.cause is not RemovalCause.SICK]
+        due = [each for each in due if not isinstance(each.reason, NodeSick)]
     elif stale is not None:
         return draft.adding(held_back=[HeldBack(step=_STEP, subject="cluster", reason=stale)])
     for each in due:  # what has to go itself is no place for others
@@ -85,6 +88,7 @@ def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_
             if view.node_uid in suspects and (reason := sick(view, state, policy, draft.as_of)) is not None:
                 is_sick.add(view.name)
                 yield _Due(view, RemovalCause.SICK, reason, is_forced=reason.is_fatal)
+    yield from _late(draft, policy)
     if state.hints:
         for view in filter(_may_go, draft.views):
             hint = hinted(view, state, policy, draft.as_of) if view.phase is NodePhase.READY else None
@@ -98,6 +102,12 @@ def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_
             yield _Due(view, RemovalCause.EXPIRED, reason, is_forced=is_overdue(reason, policy))
         elif (drift := drifted(view, policy)) is not None:
             yield _Due(view, RemovalCause.DRIFTED, drift, is_forced=False)
+
+
+def _late(draft: Draft, policy: ScalingPolicy) -> Iterator[_Due]:
+    for view in draft.views:
+        if view.phase is NodePhase.FAILED and _may_go(view) and holds_work(view, draft.pods):
+            yield _Due(view, RemovalCause.SICK, boot_timed_out(view, policy, draft.as_of), is_forced=True)
 
 
 class _Ages(NamedTuple):
@@ -136,7 +146,7 @@ def _may_go(view: NodeView) -> bool:
 
 
 def _too_many_sick(due: list[_Due], draft: Draft, policy: ScalingPolicy) -> TooManySick | None:
-    sick_count = sum(1 for each in due if each.cause is RemovalCause.SICK)
+    sick_count = sum(1 for each in due if isinstance(each.reason, NodeSick))
     nodes_count = sum(1 for view in draft.views if view.is_ours and view.usable_since is not None)
     rules = policy.removal
     if sick_count <= max(rules.sick_nodes_count_max, rules.sick_ratio_max * nodes_count):
@@ -149,7 +159,9 @@ def _make_way(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolic
     reason: HoldReason | None = None
     if not due.is_forced:
         reason = protected_node(view, draft) or protected_pod(pods, state, policy, draft.as_of, beside=_moved(draft))
-    reason = reason or too_soon(view, state, policy, draft.as_of) or too_many_go(view, due.cause, draft, policy)
+    reason = reason or too_soon(view, state, policy, draft.as_of)
+    if not isinstance(due.reason, BootTimedOut):  # such a node was never one of those that the limits keep
+        reason = reason or too_many_go(view, due.cause, draft, policy)
     if reason is not None:
         return _held(draft, view, reason)
     mark = draft.room.mark()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from gpu_autoscaler.core.bins import bin_key, requested_ratio
-from gpu_autoscaler.core.booting import missing_step
+from gpu_autoscaler.core.booting import boot_timed_out, holds_work
 from gpu_autoscaler.core.bounds import beyond
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
@@ -25,7 +25,6 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons import (
-    BootTimedOut,
     BudgetLimit,
     Cooldown,
     DrainReason,
@@ -172,19 +171,14 @@ def _give_back(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draf
 
 
 def _late(view: NodeView, draft: Draft, policy: ScalingPolicy) -> ReleaseInstance | None:
-    order = view.order
-    if view.phase is not NodePhase.FAILED or order is None:
+    """Give back what missed its deadline. Where pods run on it already it is renewed, as a sick node is."""
+    if view.phase is not NodePhase.FAILED or view.order is None or holds_work(view, draft.pods):
         return None
-    booting_seconds = 0.0 if order.planned_at is None else (draft.as_of - order.planned_at).total_seconds()
-    step, detail = missing_step(view)
-    is_late = BootTimedOut(
-        booting_seconds=booting_seconds, boot_seconds_max=policy.boot_seconds_max, waited_for=step, detail=detail
-    )
     return ReleaseInstance(
         action_id=draft.next_action_id(),
         provider_id=view.provider_id,
-        order_action_id=order.action_id,
-        reason=NodeLost() if view.has_lost_node else is_late,
+        order_action_id=view.order.action_id,
+        reason=NodeLost() if view.has_lost_node else boot_timed_out(view, policy, draft.as_of),
     )
 
 

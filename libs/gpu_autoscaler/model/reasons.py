@@ -347,6 +347,7 @@ DrainReason = (
     | RebalanceHinted
     | BeyondOverride
     | MoneyExhausted
+    | BootTimedOut
 )
 ReleaseReason = BootTimedOut | NodeLost | NodeOrphaned | GangGivenUp | MoneyExhausted
 KeepReason = DemandReturned | NoticeWithdrawn

@@ -117,8 +117,14 @@ class Rebuilding:
         for decision in plan.decisions:
             if isinstance(decision, BuyNode) and isinstance(decision.reason, UnmetDemand):
                 for key in decision.reason.demand:
-                    bought.setdefault(key, set()).add(decision.action_id)
+                    # A gang may be bought by several plans, whose nodes are not late, or taken, at the same time.
+                    before = self._bought_for.get(key, ()) if decision.gang is not None else ()
+                    bought.setdefault(key, set(filter(self._is_alive, before))).add(decision.action_id)
         self._bought_for.update({key: frozenset(actions) for key, actions in bought.items()})
+
+    def _is_alive(self, action: ActionId) -> bool:
+        machine = self._cloud.of_token(action)
+        return machine is None or machine.is_alive
 
     def _see_purchases(self, plan: Plan, lost_at: datetime) -> None:
         """What is on its way for a piece of work since before the loss is not bought once more."""

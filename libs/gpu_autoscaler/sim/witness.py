@@ -56,6 +56,7 @@ CALM_SECONDS = 60.0  # without a fault before: what was late because of one has 
 NOTICE_PATH = (BROKER, RECORD, KUBERNETES, STORE, "notices", "prices", "pod_watcher", "scaler", "scaler-2")
 WITHDRAWN_SECONDS = 60.0  # until everybody has heard that a notice no longer stands
 HEARD_SECONDS = 20.0  # until the scaler has, in calm times: a poll, a tick and a step
+ORDERED_SECONDS = 180.0  # from the plan that buys a machine to its launch, at most
 AT_WORK_SECONDS = 90.0  # a pod that has run for so long in calm times is known to everybody
 
 
@@ -200,13 +201,20 @@ class Witness:
         node = self._workloads.cluster.find(NODES, "", machine.node_name)
         if node is not None and node.metadata.deletion_timestamp is not None:
             return True  # somebody deleted it by hand
-        if machine.notice is not None or machine.has_broken_gpu or self._is_overdue(machine):
+        if machine.notice is not None or machine.has_broken_gpu or self._is_overdue(machine) or self._is_dud(machine):
             return True  # be it the second notice, after a first that was taken back
         withdrawn_at = self._withdrawn_at.get(machine.node_name)
         if withdrawn_at is None:
             return False
         # Whoever has not heard of it yet acts on the notice in good faith; troubles make that take longer.
         return self._loop.time() - max(withdrawn_at, self._calm_since(*NOTICE_PATH)) < WITHDRAWN_SECONDS
+
+    def _is_dud(self, machine: Machine) -> bool:
+        """True for a machine that was not what was bought when its time to boot was over."""
+        seconds = (self._loop.now() - machine.launched_at).total_seconds()
+        return not machine.is_usable and (
+            machine.was_held or seconds >= self._policies.now.boot_seconds_max - ORDERED_SECONDS
+        )
 
     def _is_overdue(self, machine: Machine) -> bool:
         """True for a machine so old that nothing protects what runs there any more."""
