@@ -20,10 +20,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 GONE_SECONDS_MAX = 60.0
 
 LAUNCHER = """
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.local.system import LocalSystem
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have told them to ignore it
+
 
 async def main():
     system = LocalSystem(Path(sys.argv[1]), clock=Clock(), policy=None, gateway_port=0)

@@ -186,7 +186,7 @@ async def test_what_karpenter_ends_it_may_replace_and_that_is_ours_too(rig: Limi
     await rig.let_die(made.provider_id)
 
     async def replaced() -> bool:
-        return any("deletionTimestamp" not in one["metadata"] and has_machine(one) for one in await rig.claims())
+        return any(has_machine(one) and one["status"]["providerID"] != made.provider_id for one in await rig.claims())
 
     await until_true(replaced)
     listed = {one.provider_id: one for one in await rig.ours.instances(OURS)}

@@ -37,9 +37,8 @@ async def test_each_missing_right_is_told_with_its_command(plane: ControlPlane) 
     with pytest.raises(ConfigError) as told:
         await see_cluster(path, ALL, "default")
     mistakes = [line.removeprefix("  - ") for line in str(told.value).splitlines() if line.startswith("  - ")]
-    assert any(
-        one.startswith("carol may not list, watch, get, patch nodes; grant it: kubectl create") for one in mistakes
-    )
+    wanted = "carol may not list, watch, get, patch, delete nodes; grant it: kubectl create"
+    assert any(one.startswith(wanted) for one in mistakes)
     assert any("pods/eviction" in one for one in mistakes)
     for one in mistakes:
         for command in one.partition("; grant it: ")[2].split(" && "):

@@ -190,7 +190,9 @@ class Jobs:
         ttl = job["spec"].get("ttlSecondsAfterFinished")
         if ttl is None:
             return
-        ended = max(moment_of(entry["lastTransitionTime"]) for entry in job["status"]["conditions"])
+        # Whoever writes a condition need not say since when.
+        times = [entry.get("lastTransitionTime") for entry in job["status"]["conditions"]]
+        ended = max((moment_of(each) for each in times if each is not None), default=now)
         due = ended + timedelta(seconds=ttl)
         if now >= due:
             self._api.delete(JOBS, key, DeleteOptions(propagation="Background"))
