@@ -1,4 +1,4 @@
-"""Which failed tests CI tries once more, alone: few, and only of those that wait for real processes.
+"""Which failed tests CI tries once more, alone: few, and only of those that wait for real processes or clocks.
 
 Three such tests share two cores with each other, and a machine that stands still for a second has failed one in some
 four thousand. What only computes gets no second try: it fails the same way again. What passed the second time is named
@@ -13,7 +13,7 @@ LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
 FAILED_COUNT_MAX = 3
 REAL_PROCESSES = tuple(
     f"tests/{folder}/"
-    for folder in ("bench", "containers", "contract", "controlplane", "e2e", "integration", "upgrade")
+    for folder in ("bench", "containers", "contract", "controlplane", "e2e", "integration", "services", "upgrade")
 )
 
 
