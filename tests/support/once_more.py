@@ -1,8 +1,8 @@
-"""Which failed tests CI tries once more, alone: few, and only of those that wait for real processes or clocks.
+"""Which failed tests CI tries once more, alone: few, and all of them or none.
 
-Three such tests share two cores with each other, and a machine that stands still for a second has failed one in some
-four thousand. What only computes gets no second try: it fails the same way again. What passed the second time is named
-at the end of the run, so that it can be mended.
+Tests of real processes and clocks share two cores with each other, and a machine that stands still for a second has
+failed one in some four thousand, with those beside it that share its servers or find what it left open. What only
+computes fails the same way again. What passed the second time is named at the end of the run, so that it can be mended.
 """
 
 import json
@@ -10,17 +10,12 @@ import sys
 from pathlib import Path
 
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
-FAILED_COUNT_MAX = 3
-REAL_PROCESSES = tuple(
-    f"tests/{folder}/"
-    for folder in ("bench", "containers", "contract", "controlplane", "e2e", "integration", "services", "upgrade")
-)
+FILES_COUNT_MAX = 4  # tests of one file share servers, and fall together
 
 
 def tried_again(failed: list[str]) -> list[str]:
     """Return the node ids to try again, all of them or none."""
-    is_few = 0 < len(failed) <= FAILED_COUNT_MAX
-    return failed if is_few and all(each.startswith(REAL_PROCESSES) for each in failed) else []
+    return failed if len({each.partition("::")[0] for each in failed}) <= FILES_COUNT_MAX else []
 
 
 def main() -> None:

@@ -150,19 +150,26 @@ class Bench(contextlib.AsyncExitStack):
     async def opened(cls, plane: ControlPlane, pods_count: int = 3) -> "Bench":
         """With some pods there, and the watcher knowing them."""
         bench = cls()
-        session = await bench.enter_async_context(aiohttp.ClientSession())
-        bench.writer = Writer(KubeHttp(session, plane.url, plane.admin_token, plane.tls))
-        bench.push_async_callback(bench.writer.clear)
-        for _ in range(pods_count):
-            await bench.writer.make()
-        url, bench.proxy = await bench.enter_async_context(faulty_proxy(plane.url, plane.admin_token, plane.tls))
-        kube = KubeClient(Connection(base_url=url), now=Clock().now)
-        bench.push_async_callback(kube.close)
-        bench.watcher = Watcher(kube)
-        bench.push_async_callback(bench.watcher.close)
-        await bench.watcher.until_knows(bench.writer)
-        await until(lambda: bench.proxy.open_count)
+        try:
+            await bench._open(plane, pods_count)
+        except BaseException:
+            await bench.aclose()  # the tests after this one find none of its pods
+            raise
         return bench
+
+    async def _open(self, plane: ControlPlane, pods_count: int) -> None:
+        session = await self.enter_async_context(aiohttp.ClientSession())
+        self.writer = Writer(KubeHttp(session, plane.url, plane.admin_token, plane.tls))
+        self.push_async_callback(self.writer.clear)
+        for _ in range(pods_count):
+            await self.writer.make()
+        url, self.proxy = await self.enter_async_context(faulty_proxy(plane.url, plane.admin_token, plane.tls))
+        kube = KubeClient(Connection(base_url=url), now=Clock().now)
+        self.push_async_callback(kube.close)
+        self.watcher = Watcher(kube)
+        self.push_async_callback(self.watcher.close)
+        await self.watcher.until_knows(self.writer)
+        await until(lambda: self.proxy.open_count)
 
     async def restart(self, plane: ControlPlane, *, is_compacted: bool = False) -> None:
         """SIGKILL the API server, forget history meanwhile if asked, and start it again."""
