@@ -5,13 +5,15 @@ from datetime import timedelta
 from typing import ClassVar
 
 import pytest
-from tests.support.runners import Place, Probe, running, until
+from tests.support.runners import QUICK, Place, Probe, running, until
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.streams import streams
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.runner import Runner
 
 
 class Speaker(Probe):
@@ -22,22 +24,27 @@ class Speaker(Probe):
 
 
 async def lose(place: Place, *, is_made_anew: bool) -> None:
-    """Run a process whose streams are lost after a while."""
-    async with running(place, Speaker()) as runner:
+    """Run a process whose streams are lost after a while, until it ends."""
+    speaker = Speaker()
+    bus = await place.bus(Speaker)
+    runner = Runner(speaker, bus, view=speaker.view, clock=Clock(), instance="test", limits=QUICK)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(runner.run())
         await until(lambda: runner.readiness.is_ready)
         await asyncio.sleep(0.1)
         place.broker.streams.clear()
         if is_made_anew:
             for spec in streams():
                 place.broker.make_stream(spec, place.now() + timedelta(seconds=1))
-        await asyncio.sleep(1.0)  # the runner looks every 0.2 s
 
 
 async def losing(place: Place, *, is_made_anew: bool) -> str:
     """The mistake that ends the process."""
     with pytest.raises(ExceptionGroup) as ended:
         await lose(place, is_made_anew=is_made_anew)
-    (mistake,) = ended.value.exceptions
+    mistake: BaseException = ended.value
+    while isinstance(mistake, ExceptionGroup):
+        (mistake,) = mistake.exceptions
     assert isinstance(mistake, ConfigError)
     return str(mistake)
 
