@@ -27,6 +27,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     launched_at: datetime
     ended_by_user_at: datetime | None
     is_alive: bool
+    outbid_notice_seconds: float | None = None  # spot costs more by now than its launch allows: how it is told
 
 
 class Books(Protocol):
@@ -95,6 +96,8 @@ class Park:
                     machine.terminated_at = self._books.reclaim(seen.instance_id)
                 elif not seen.is_alive and machine.is_alive:
                     self._cloud.end(machine, charged_until=seen.ended_by_user_at or self._books.now())
+                elif seen.outbid_notice_seconds is not None and machine.is_alive and machine.notice is None:
+                    self._cloud.give_notice(machine, seconds=seen.outbid_notice_seconds)
 
     def _join(self, seen: Seen) -> Machine:
         return self._cloud.join(

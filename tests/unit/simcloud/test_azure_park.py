@@ -6,6 +6,9 @@ import pytest
 from tests.support.aws import TurnedClock
 from tests.support.azure import served_group
 
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.providers.protocol import Order
 from gpu_autoscaler.simcloud.azure.market import CATALOGUE
 from gpu_autoscaler.simcloud.azure.park import AzureBooks
 from gpu_autoscaler.simcloud.park import Park
@@ -45,3 +48,31 @@ async def test_a_price_jump_of_the_cluster_s_cloud_is_one_of_azure_s_spot(tmp_pa
             assert {offer.key: offer.price_micro_usd_per_hour for offer in await driver.offers()} == usual
         finally:
             await driver.close()
+
+
+def order(offer: Offer, action: str) -> Order:
+    """One node of it."""
+    return Order(action_id=ActionId(action), installation="ours", pool="default", offer=offer, labels=(), taints=())
+
+
+async def test_spot_that_passes_its_ceiling_is_evicted_for_its_price(tmp_path: Path) -> None:
+    """With the half minute that an eviction is told ahead; without a ceiling (-1) a machine stays whatever it costs."""
+    async with served_group(tmp_path) as group:
+        world = World(Sleepless(), seed=1)
+        cloud, _ = attach_cloud(world, CATALOGUE)
+        world.add_controller(Park(AzureBooks(group.fake), cloud))
+        plain = group.provider("ours")
+        spot = next(offer for offer in await plain.offers() if offer.key.endswith("/spot"))
+        capped = group.provider("ours", spot_ceilings=(f"*={2 * (spot.price_micro_usd_per_hour or 0) / 1_000_000}",))
+        try:
+            await plain.launch(order(spot, "a1"))
+            made = await capped.launch(order(spot, "a2"))
+            world.step()
+            assert all(machine.notice is None for machine in cloud.machines)
+            cloud.price_ratios["*/spot"] = 4.0
+            world.step()
+            (noticed,) = (machine for machine in cloud.machines if machine.notice is not None)
+            assert noticed.provider_id == made.provider_id
+        finally:
+            await plain.close()
+            await capped.close()

@@ -36,9 +36,10 @@ class Sleepless(TurnedClock):
 class Scene:
     """A region, a cluster, and the driver that buys nodes of the one for the other."""
 
-    def __init__(self, region: Region, driver: AwsCapacity) -> None:
+    def __init__(self, region: Region, user_data_path: str) -> None:
         self.region = region
-        self.driver = driver
+        self.user_data_path = user_data_path
+        self.driver: AwsCapacity = region.provider("ours", user_data_path=user_data_path)
         self._clock = Sleepless()
         self.world = World(self._clock, seed=1)
         self.cloud: Cloud
@@ -72,9 +73,9 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     user_data = tmp_path / "user-data"
     user_data.write_text(USER_DATA, encoding="utf-8")
     with served_region() as region:
-        driver = region.provider("ours", user_data_path=str(user_data))
-        yield Scene(region, driver)
-        await driver.close()
+        scene = Scene(region, str(user_data))
+        yield scene
+        await scene.driver.close()
 
 
 async def test_what_was_launched_becomes_a_node_under_its_own_name(scene: Scene) -> None:
@@ -122,3 +123,25 @@ async def test_a_refusal_of_the_cluster_s_cloud_is_one_of_aws(scene: Scene) -> N
         await scene.driver.launch(wanted)
     await scene.driver.launch(msgspec.structs.replace(wanted, action_id=ActionId("a2")))
     assert scene.region.fake.launches_count == 1
+
+
+@pytest.mark.parametrize("ratio", [1.5, 4.0])
+async def test_spot_that_passes_its_ceiling_is_taken_for_its_price(scene: Scene, ratio: float) -> None:
+    """With the notice that each interruption has; below its ceiling, and without one, an instance stays."""
+    order = await scene.order()
+    usual = order.offer.price_micro_usd_per_hour
+    assert usual is not None
+    capped = scene.region.provider(
+        "ours", user_data_path=scene.user_data_path, spot_ceilings=(f"*={2 * usual / 1_000_000}",)
+    )
+    await scene.driver.launch(order)
+    made = await capped.launch(msgspec.structs.replace(order, action_id=ActionId("a2")))
+    scene.turn(200)
+    scene.cloud.price_ratios[order.offer.key] = ratio
+    scene.turn(1)
+    noticed = {machine.provider_id for machine in scene.cloud.machines if machine.notice is not None}
+    assert noticed == ({made.provider_id} if ratio > 2 else set())
+    scene.turn(180)
+    states = {one.action_id: one.state for one in await scene.driver.instances("ours")}
+    assert states == {"a1": "running", "a2": "terminated" if ratio > 2 else "running"}
+    await capped.close()

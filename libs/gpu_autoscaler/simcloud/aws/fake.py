@@ -229,7 +229,7 @@ class AwsFake:
         if status == 200:
             ids = _INSTANCE_ID.findall(body.decode())
             self.launches_count += len(ids)
-            self.machines.launched(ids, call.parameters.get("UserData", ""))
+            self.machines.launched(ids, call.parameters.get("UserData", ""), market.usd_per_hour_max(call))
             if self.reservations.take(call, ids):
                 for instance_id in ids:
                     self.machines.get(instance_id).lifecycle = "capacity-block"  # moto: any market is spot

@@ -16,6 +16,7 @@ FORGOTTEN_SECONDS = 3600.0  # EC2 User Guide, "Terminate Amazon EC2 instances": 
 class _Life(msgspec.Struct, kw_only=True):
     reservation: Any
     user_data: str = ""  # as it was given, in base64
+    usd_per_hour_max: float | None = None  # None: the on-demand price
     runs_at: datetime
     shown_at: datetime
     ends_at: datetime | None = None  # when it is terminated; None: it lives
@@ -31,6 +32,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str]
     user_data: str
     launched_at: datetime
+    usd_per_hour_max: float | None
     ended_by_user_at: datetime | None
     is_alive: bool
 
@@ -48,7 +50,7 @@ class Machines:
         self._now = now
         self._lives: dict[str, _Life] = {}
 
-    def launched(self, ids: Iterable[str], user_data: str = "") -> None:
+    def launched(self, ids: Iterable[str], user_data: str = "", usd_per_hour_max: float | None = None) -> None:
         """Begin the life of instances that moto has just made."""
         now = self._now()
         for instance_id in ids:
@@ -58,6 +60,7 @@ class Machines:
             self._lives[instance_id] = _Life(
                 reservation=reservation,
                 user_data=user_data,
+                usd_per_hour_max=usd_per_hour_max,
                 runs_at=now + timedelta(seconds=self.boot_seconds),
                 shown_at=now + timedelta(seconds=self.shown_after_seconds),
             )
@@ -107,6 +110,7 @@ class Machines:
                 tags=dict(self.backend.tags[instance_id]),
                 user_data=life.user_data,
                 launched_at=machine.launch_time,
+                usd_per_hour_max=life.usd_per_hour_max,
                 ended_by_user_at=_dated(machine._reason) if life.ends_at is not None else None,  # noqa: SLF001 - as above
                 is_alive=life.ends_at is None,
             )

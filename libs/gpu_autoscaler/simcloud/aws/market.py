@@ -50,12 +50,22 @@ def spot_history(call: Call, zones: Sequence[str], now: datetime, ratio_of: Call
 
 def is_above_ceiling(call: Call, offer: str, zones: Sequence[str], ratio_of: Callable[[str], float]) -> bool:
     """Return whether spot costs more than a launch says it may. Source: EC2 API Reference, "SpotMarketOptions"."""
-    most = call.parameters.get("InstanceMarketOptions.SpotOptions.MaxPrice")
+    return costs_more_than(usd_per_hour_max(call), offer, zones, ratio_of)
+
+
+def usd_per_hour_max(call: Call) -> float | None:
+    """Return the ceiling of a launch; None: it names none, and the on-demand price stands."""
+    told = call.parameters.get("InstanceMarketOptions.SpotOptions.MaxPrice")
+    return None if told is None else float(told)
+
+
+def costs_more_than(most: float | None, offer: str, zones: Sequence[str], ratio_of: Callable[[str], float]) -> bool:
+    """Return whether an offer of spot costs more than `most`; never without one, as on-demand is its ceiling then."""
     instance_type, zone, _ = offer.split("/")
     if most is None or zone not in zones:
         return False
     price = usd_per_hour(instance_type, zones.index(zone), CapacityType.SPOT)
-    return price is not None and price * ratio_of(offer) > float(most)
+    return price is not None and price * ratio_of(offer) > most
 
 
 def placement_scores(region: str, scores: Mapping[str, int]) -> str:

@@ -12,10 +12,11 @@ from gpu_autoscaler.providers.aws.translate import PRICE, PROVIDER_ID_PREFIX
 from gpu_autoscaler.providers.protocol import Order
 from gpu_autoscaler.simcloud.aws import machines
 from gpu_autoscaler.simcloud.aws.fake import AwsFake
+from gpu_autoscaler.simcloud.aws.market import costs_more_than
 from gpu_autoscaler.simcloud.faults import Fault
 from gpu_autoscaler.simcloud.node_texts import labels_in, taints_in
 from gpu_autoscaler.simcloud.park import Seen
-from gpu_autoscaler.simcluster.cloud import RefusalRule
+from gpu_autoscaler.simcluster.cloud import NOTICE_SECONDS, RefusalRule
 from gpu_autoscaler.simcluster.offers import CATALOGUE, offers_of
 
 _OFFERS = {offer.instance_type: offer for offer in offers_of(CATALOGUE)}
@@ -42,7 +43,7 @@ class AwsBooks:
 
     def seen(self) -> list[Seen]:
         """Return every instance that carries our tags."""
-        return [_seen(one) for one in self._fake.machines.seen() if ACTION_ID in one.tags]
+        return [_seen(one, self._fake) for one in self._fake.machines.seen() if ACTION_ID in one.tags]
 
     def reclaim(self, instance_id: str) -> datetime:
         """Take it back as EC2 takes spot."""
@@ -59,7 +60,9 @@ class AwsBooks:
         self._fake.spot_ratio_of = ratio_of
 
 
-def _seen(one: machines.Seen) -> Seen:
+def _seen(one: machines.Seen, fake: AwsFake) -> Seen:
+    offer = f"{one.instance_type}/{one.zone}/spot"
+    is_outbid = one.is_spot and costs_more_than(one.usd_per_hour_max, offer, fake.zones, fake.spot_ratio_of)
     return Seen(
         instance_id=one.instance_id,
         provider_id=ProviderId(f"{PROVIDER_ID_PREFIX}{one.zone}/{one.instance_id}"),
@@ -67,6 +70,7 @@ def _seen(one: machines.Seen) -> Seen:
         launched_at=one.launched_at,
         ended_by_user_at=one.ended_by_user_at,
         is_alive=one.is_alive,
+        outbid_notice_seconds=NOTICE_SECONDS if is_outbid else None,
     )
 
 

@@ -131,10 +131,25 @@ def exceeded_quota(quota_vcpus: Mapping[str, int], alive: Iterable[Machine], wan
 
 def see_ceiling(machine: Machine, ratio_of: Callable[[str], float]) -> None:
     """Refuse a spot machine that costs more than it says it may. Source: Azure REST API, `BillingProfile`."""
-    most = machine.properties.get("billingProfile", {}).get("maxPrice", -1)
-    price = usd_per_hour(machine.size, is_spot=True) * ratio_of(machine.offer_key)
-    if machine.is_spot and most != -1 and most < price:
-        raise rejected(409, "MaxPriceTooLow", f"The max price {most} USD is lower than the spot price {price} USD.")
+    if is_above_ceiling(machine, ratio_of):
+        why = (
+            f"The max price {_ceiling(machine)} USD is lower than the spot price {_spot_price(machine, ratio_of)} USD."
+        )
+        raise rejected(409, "MaxPriceTooLow", why)
+
+
+def is_above_ceiling(machine: Machine, ratio_of: Callable[[str], float]) -> bool:
+    """Return whether spot costs more than the machine says it may; -1 says nothing."""
+    most = _ceiling(machine)
+    return machine.is_spot and most != -1 and most < _spot_price(machine, ratio_of)
+
+
+def _ceiling(machine: Machine) -> float:
+    return float(machine.properties.get("billingProfile", {}).get("maxPrice", -1))
+
+
+def _spot_price(machine: Machine, ratio_of: Callable[[str], float]) -> float:
+    return usd_per_hour(machine.size, is_spot=True) * ratio_of(machine.offer_key)
 
 
 def usd_per_hour(size: str, *, is_spot: bool) -> float:

@@ -18,13 +18,14 @@ from gpu_autoscaler.providers.azure.translate import (
 from gpu_autoscaler.providers.protocol import Order
 from gpu_autoscaler.simcloud.azure.fake import AzureFake
 from gpu_autoscaler.simcloud.azure.machines import Machine
-from gpu_autoscaler.simcloud.azure.market import CATALOGUE
+from gpu_autoscaler.simcloud.azure.market import CATALOGUE, is_above_ceiling
 from gpu_autoscaler.simcloud.faults import Fault
 from gpu_autoscaler.simcloud.node_texts import labels_in, taints_in
 from gpu_autoscaler.simcloud.park import Seen
 from gpu_autoscaler.simcluster.cloud import REFUSALS, RefusalRule
 from gpu_autoscaler.simcluster.offers import offers_of
 
+_NOTICE_SECONDS = 30.0  # the least that Scheduled Events give (Azure documentation, "Scheduled Events", `Preempt`)
 _OFFERS = {offer.instance_type: offer for offer in offers_of(CATALOGUE)}
 _CODES = {
     "capacity": "ZonalAllocationFailed",
@@ -81,6 +82,7 @@ class AzureBooks:
             launched_at=one.created_at,
             ended_by_user_at=one.ended_by_user_at,
             is_alive=one.ends_at is None,
+            outbid_notice_seconds=_NOTICE_SECONDS if is_above_ceiling(one, self._fake.spot_ratio_of) else None,
         )
 
 
