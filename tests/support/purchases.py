@@ -86,6 +86,7 @@ def purchase(
     labels: Mapping[str, str] | None = None,
     taints: tuple[Taint, ...] = (),
     gang: str | None = None,
+    transaction: str | None = None,
 ) -> BuyNode:
     """The decision to buy one node."""
     return BuyNode(
@@ -97,6 +98,7 @@ def purchase(
         deadline_at=at + timedelta(seconds=boot_seconds_max),
         reason=reason or UnmetDemand(demand=(), offers_considered=1, price_micro_usd_per_hour=10_000_000),
         gang=gang,
+        transaction=None if transaction is None else ActionId(transaction),
     )
 
 

@@ -20,6 +20,7 @@ from gpu_autoscaler.core.check_neighbours import neighbour_mistakes
 from gpu_autoscaler.core.check_pods import pods_read
 from gpu_autoscaler.core.check_refusals import is_refused
 from gpu_autoscaler.core.check_removals import removal_mistakes
+from gpu_autoscaler.core.check_together import together_mistakes
 from gpu_autoscaler.core.check_use import use_mistakes
 from gpu_autoscaler.core.check_waits import wait_mistakes
 from gpu_autoscaler.core.cron import schedule
@@ -55,6 +56,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, 
         removal_mistakes,
         neighbour_mistakes,
         use_mistakes,
+        together_mistakes,
     )
     return tuple(sentence for rule in rules for sentence in rule(plan, state, policy))
 

@@ -19,6 +19,7 @@ from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.core.pool_bounds import with_pools
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.together import bought_together
 from gpu_autoscaler.core.views import pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, Plan, ReleaseInstance
@@ -132,7 +133,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         """The plan: what saves nodes first, then what replaces and adds, then what removes."""
         decisions: tuple[AnyDecision, ...] = (
             *self.returns,
-            *(purchase.decision for purchase in self.purchases),
+            *bought_together(purchase.decision for purchase in self.purchases),
             *self.removals,
         )
         return Plan(

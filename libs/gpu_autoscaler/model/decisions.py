@@ -32,6 +32,8 @@ class BuyNode(Decision, frozen=True, kw_only=True, tag="buy_node"):
     slices: Slices = ()  # what the node's GPUs are to be cut into, all of them; none: they stay whole
     work_seconds_max: float | None = None  # how long the work it is for may take at most; None: nobody knows
     startup_taints: tuple[Taint, ...] = ()  # it registers with these as well, and they vanish before it is of use
+    # The first of the purchases that are alike, and made all at once or not at all where the cloud can. None: by itself
+    transaction: ActionId | None = None
 
     @property
     def promised(self) -> Resources:

@@ -27,6 +27,15 @@ CODES: dict[RefusalKind, tuple[str, RefusalScope]] = {
 }
 
 
+class _Refusal(msgspec.Struct):
+    """Offers whose key matches are refused, but for so many launches first."""
+
+    pattern: str
+    kind: RefusalKind
+    wait_seconds: float
+    passed_count: int
+
+
 class FakeCapacity:
     """Sells `offers` to `installation`. Instances run at once and end at once, at `now()`."""
 
@@ -38,15 +47,24 @@ class FakeCapacity:
         self._now = now
         self._instances: dict[ProviderId, tuple[str, Instance]] = {}  # provider id: (installation, instance)
         self._by_token: dict[tuple[str, ActionId], tuple[ProviderId, str]] = {}  # token: (provider id, offer key)
-        self._refused: list[tuple[str, RefusalKind, float]] = []  # pattern, kind, wait
+        self._refused: list[_Refusal] = []
         self._answers_lost_count = 0
         self.trouble: str | None = None  # what every call fails with; None: nothing is wrong
         self.shown_after_seconds = 0.0  # from its launch until an instance is listed
         self.launches_count = 0
+        self.is_together = True
+        self.together_count = 0  # of calls that made several at once
 
-    def refuse(self, pattern: str, kind: RefusalKind = "capacity", *, retry_after_seconds: float = 180.0) -> None:
-        """Refuse offers whose key matches, until `refuse_nothing`."""
-        self._refused.append((pattern, kind, retry_after_seconds))
+    def refuse(
+        self,
+        pattern: str,
+        kind: RefusalKind = "capacity",
+        *,
+        retry_after_seconds: float = 180.0,
+        passed_count: int = 0,
+    ) -> None:
+        """Refuse offers whose key matches, after so many instances of them, until `refuse_nothing`."""
+        self._refused.append(_Refusal(pattern, kind, retry_after_seconds, passed_count))
 
     def refuse_nothing(self) -> None:
         """Sell everything again."""
@@ -79,6 +97,24 @@ class FakeCapacity:
             made = self._by_token[token] = (self._make(order), order.offer.key)
         self._answer()
         return self._instances[made[0]][1]
+
+    def makes_together(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - all pools are the same to it
+        """As it was told."""
+        return self.is_together
+
+    async def launch_together(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
+        """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
+        self._ask()
+        made = [one for one in orders if (one.installation, one.action_id) in self._by_token]
+        if made and len(made) < len(orders):
+            raise PermanentError(f"transaction {transaction} has made some of these orders alone")
+        if not made:
+            self._see_sold(orders[0], len(orders))
+            for order in orders:
+                self._by_token[order.installation, order.action_id] = (self._made(order), order.offer.key)
+            self.together_count += 1
+        self._answer()
+        return [self._instances[self._by_token[one.installation, one.action_id][0]][1] for one in orders]
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
         """End the instance. Raises PermanentError for one of another installation, TransientError."""
@@ -121,12 +157,21 @@ class FakeCapacity:
         """Nothing is held."""
 
     def _make(self, order: Order) -> ProviderId:
-        sold = next((offer for offer in self._offers if offer.key == order.offer.key), None)
-        for pattern, kind, wait_seconds in self._refused:
-            if fnmatchcase(order.offer.key, pattern):
-                raise _refusal(order, kind, wait_seconds)
-        if sold is None:
+        self._see_sold(order, 1)
+        return self._made(order)
+
+    def _see_sold(self, order: Order, count: int) -> None:
+        """Raise LaunchRefused unless so many of this offer are to be had."""
+        for rule in self._refused:
+            if fnmatchcase(order.offer.key, rule.pattern):
+                if rule.passed_count < count:
+                    raise _refusal(order, rule.kind, rule.wait_seconds)
+                rule.passed_count -= count
+        if all(offer.key != order.offer.key for offer in self._offers):
             raise _refusal(order, "capacity", RETRY_AFTER_SECONDS["capacity"])
+
+    def _made(self, order: Order) -> ProviderId:
+        sold = next(offer for offer in self._offers if offer.key == order.offer.key)
         self.launches_count += 1
         digest = derive_id("fake", order.installation, order.action_id)
         provider_id = ProviderId(f"fake:///{sold.zone}/i-{digest[:17]}")

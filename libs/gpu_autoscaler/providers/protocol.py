@@ -126,6 +126,26 @@ class ShowsOne(Protocol):
         ...
 
 
+@runtime_checkable
+class LaunchesTogether(Protocol):
+    """A cloud that makes several instances that are alike all at once, or none of them."""
+
+    def makes_together(self, pool: str, offer: Offer) -> bool:
+        """True where orders of this pool and offer can be made so. Follows from the settings alone; asks nothing."""
+        ...
+
+    async def launch_together(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
+        """Make all of them, or return what the transaction made already; one instance an order, in their order.
+
+        The orders differ in `action_id` alone. `transaction` is the name of one of them, maybe one that is not asked
+        for any more, and makes a second try harmless: asked again with the same orders, or with some of them, it
+        returns the same instances, and never makes more. Raises LaunchRefused: none of them was made. That word may
+        be this transaction's last (some clouds answer a name with its first answer for ever), so whoever wants to try
+        again takes another name. Raises PermanentError for a transaction that has made others, TransientError.
+        """
+        ...
+
+
 class CapacityProvider(Protocol):
     """A cloud, as the executor and the price watcher see it. Every call has a time limit of its own.
 

@@ -9,9 +9,9 @@ from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
 from gpu_autoscaler.dcgm.parse import Page
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.gpu import GpuSample
-from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.gpu import GIBIBYTE
-from gpu_autoscaler.model.ids import JobId, ProviderId
+from gpu_autoscaler.model.ids import ActionId, JobId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalScope
@@ -61,11 +61,28 @@ class SimCapacity:
 
     async def launch(self, order: Order) -> Instance:
         """Make the instance, or return the one of this token. Raises LaunchRefused, TransientError."""
-        self._onlooker.asked(order, self._known_to())
+        return (await self._launched((order,)))[0]
+
+    def makes_together(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - all are the same to it
+        """In some worlds."""
+        return self._cloud.is_together
+
+    async def launch_together(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
+        """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
+        made_count = sum(self._cloud.is_made(order.action_id) for order in orders)
+        if 0 < made_count < len(orders):
+            raise PermanentError(f"transaction {transaction} has made {made_count} of {len(orders)} orders alone")
+        return await self._launched(orders)
+
+    async def _launched(self, orders: Sequence[Order]) -> list[Instance]:
+        """All of them or none."""
+        for order in orders:
+            self._onlooker.asked(order, self._known_to())
         await self._gate.leave()
-        faults = self._gate.faults
+        faults, offer = self._gate.faults, orders[0].offer
         if self._cloud.is_holding:
-            self._cloud.hold(order)
+            for order in orders:
+                self._cloud.hold(order)
             await self._gate.wait(GIVEN_UP_SECONDS)
             raise TransientError("RequestTimeout: whether it is done is not known")
         if faults.strikes("launch_slow"):
@@ -73,20 +90,24 @@ class SimCapacity:
         if faults.strikes("launch_throttled"):
             raise TransientError("RequestLimitExceeded", retry_after_seconds=2.0)
         # What the token has made already is returned: "refused" says that nothing was made (`providers/protocol.py`).
-        is_made = self._cloud.is_made(order.action_id)
+        is_made = self._cloud.is_made(orders[0].action_id)
         if not is_made and faults.strikes("launch_refused"):
-            raise _refused(order, *_CODES[int(faults.seconds("launch_refused", 0.0, 2.2))])
-        if not is_made and self._cloud.is_out_of(order.offer):
-            raise _refused(order, *_CODES[0])
+            raise _refused(orders[0], *_CODES[int(faults.seconds("launch_refused", 0.0, 2.2))])
+        if not is_made and self._cloud.is_out_of(offer):
+            raise _refused(orders[0], *_CODES[0])
+        machines = [self._made(order) for order in orders]
+        await self._gate.back("launch_answer_lost")
+        return [machine.shown() for machine in machines]
+
+    def _made(self, order: Order) -> Machine:
+        faults = self._gate.faults
         is_late = faults.strikes("instance_visible_late")
-        machine = self._cloud.launch(
+        return self._cloud.launch(
             order,
             visible_in_seconds=faults.seconds("instance_visible_late", *LATE_SECONDS) if is_late else 0.0,
             comes_up=not faults.strikes("instance_never_registers"),
             shows_gpus=not faults.strikes("gpus_never_allocatable"),
         )
-        await self._gate.back("launch_answer_lost")
-        return machine.shown()
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:  # noqa: ARG002 - protocol
         """End the instance. Raises TransientError."""

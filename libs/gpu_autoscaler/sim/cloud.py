@@ -118,6 +118,7 @@ class Cloud:
         self.zones_without_spot: set[str] = set()  # for a while: no spot machine is to be had there
         self.sold_out: set[str] = set()  # GPU models of which there is nothing to be had, for a while
         self.is_holding = False  # it takes orders, and makes nothing for now
+        self.is_together = False  # whether it makes several at once or none
         self.version = 0  # moves with everything that a look from outside could see
         self._workloads = workloads
         self._cluster = workloads.cluster

@@ -67,6 +67,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("launch_throttled", ratio=0.05, place=CLOUD),
         Kind("launch_answer_lost", ratio=0.05, place=CLOUD),
         Kind("launches_held", per_hour=0.1, place=CLOUD, is_newer=True),
+        Kind("launched_together", ratio=1.0, is_newer=True),  # nodes of a gang that are alike: all of them or none
         Kind("cloud_call_failed", ratio=0.01, place=CLOUD),
         Kind("instance_visible_late", ratio=0.08, place=CLOUD),
         Kind("instances_left_out", ratio=0.01, place=CLOUD, is_newer=True),

@@ -105,19 +105,19 @@ class World:
     _node_seconds = 0.0
 
     def __init__(self, setting: Setting, roles: Roles) -> None:
-        self.setting = setting
+        self.setting, self._roles = setting, roles
         self.loop = VirtualLoop()
         kinds = large.kinds_of(setting.seed) if setting.is_large and setting.kinds is None else setting.kinds
         self.faults = Faults(setting.seed, kinds=kinds, only=setting.only, times=setting.faults_times)
         self.faults.clock = self.loop.time
         self.record = Record(self.loop, is_coded=setting.is_coded)
-        self._roles = roles
         self.cluster = Kubernetes(self.loop.now)
         self.workloads = Workloads(self.cluster, self.loop, self._chance("workloads"))
         self._groups = Groups(self.workloads)
         self._savers = Savers(self.workloads, some_save)
         sharing = sharing_of(setting.seed)
         self.cloud = Cloud(self.workloads, self._chance("cloud"), offers_for(sharing))
+        self.cloud.is_together = self.faults.strikes("launched_together")
         self.cloud.leaves_node = lambda: self.faults.strikes("node_left_behind")
         self.events = Events(self.loop, self.faults, self.cloud)
         policies = large.policies_of if setting.is_large else policies_of

@@ -66,6 +66,7 @@ class RefusalRule:
     left_count: int | None
     until: datetime | None
     retry_after_seconds: float = RETRY_AFTER_SECONDS
+    passed_count: int = 0  # instances that are still made before
 
     def hits(self, offer: Offer, now: datetime) -> bool:
         """Return whether it refuses this launch."""
@@ -118,15 +119,42 @@ class Cloud:
                     f"not {order.offer.key}; use a new token for another purchase"
                 )
             return made.shown()
+        self._see_sold(order.offer.key, 1)
+        return self._make(order)
+
+    def launch_together(self, transaction: str, orders: Sequence[Order]) -> tuple[Instance, ...]:
+        """Make all instances, or return those that were made. Raises LaunchRefused, PermanentError."""
+        tokens = [(order.installation, order.action_id) for order in orders]
+        made = [self._by_token[token] for token in tokens if token in self._by_token]
+        if made and len(made) < len(orders):
+            raise PermanentError(
+                f"IdempotentParameterMismatch: transaction {transaction} has made {len(made)} of {len(orders)} orders;"
+                " it makes no more"
+            )
+        if made:
+            return tuple(machine.shown() for machine in made)
+        self._see_sold(orders[0].offer.key, len(orders))
+        return tuple(self._make(order) for order in orders)
+
+    def _see_sold(self, key: str, count: int) -> None:
+        """Raise LaunchRefused unless so many instances of this offer are to be had."""
         now = self._api.now()
-        offer = self._offers.get(order.offer.key)
+        offer = self._offers.get(key)
         if offer is None:
-            raise self._refusal("Unsupported", order.offer.key, RETRY_AFTER_SECONDS)
-        rule = next((rule for rule in self.rules if rule.hits(offer, now)), None)
-        if rule is not None:
+            raise self._refusal("Unsupported", key, RETRY_AFTER_SECONDS)
+        for rule in self.rules:
+            if not rule.hits(offer, now):
+                continue
+            if rule.passed_count >= count:
+                rule.passed_count -= count
+                continue
             if rule.left_count is not None:
                 rule.left_count -= 1
             raise self._refusal(rule.code, offer.key, rule.retry_after_seconds)
+
+    def _make(self, order: Order) -> Instance:
+        now = self._api.now()
+        offer = self._offers[order.offer.key]
         kind = self._types[offer.instance_type]
         priced = self._priced(offer)
         machine = new_machine(order, kind, priced, len(self._by_id), now, self._random.uniform(-1, 1))

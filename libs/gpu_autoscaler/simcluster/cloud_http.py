@@ -2,6 +2,7 @@
 
     GET    /cloud/offers                          everything for sale
     POST   /cloud/instances                       an `Order`; 200 instance, 409 refusal
+    POST   /cloud/instances/together              `Together`: all of them or none; 200 instances, 409 refusal
     GET    /cloud/instances?installation=UID      that installation's instances
     GET    /cloud/instances/ID?installation=UID   this one, as below
     DELETE /cloud/instances/ID?installation=UID   200 instance, 404 never was, 403 not that installation's
@@ -9,7 +10,8 @@
     PUT    /nodes/NAME/latest/api/token           instance metadata, see `metadata`
 
     GET    /admin/instances | /admin/invoice      the truth, and what it costs; no service reads these
-    POST   /admin/refusals                        {"offer", "code", "times", "seconds", "retry_after_seconds"}
+    POST   /admin/refusals                        {"offer", "code", "times", "seconds", "retry_after_seconds",
+                                                  "passed": instances that are still made before}
     DELETE /admin/refusals                        refuse nothing more
     POST   /admin/prices                          {"offer", "ratio"}: times the usual price
     POST   /admin/notices                         {"node" or first busy spot node, "kind", "seconds", "after_seconds"};
@@ -23,6 +25,7 @@
 Slow, failing and lost answers of any of these but /admin are the matter of `faults`.
 """
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Literal
@@ -33,6 +36,7 @@ from msgspec import Meta
 
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
+from gpu_autoscaler.providers.sim.capacity import Together
 from gpu_autoscaler.simcluster.admin import decode, guarded
 from gpu_autoscaler.simcluster.answers import bad_request, failure
 from gpu_autoscaler.simcluster.cloud import NOTICE_SECONDS, RETRY_AFTER_SECONDS, Cloud, NotOurs, RefusalRule
@@ -59,6 +63,7 @@ class _RefusalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: Annotated[int, Meta(ge=1)] | None = None
     seconds: _Seconds | None = None  # of cluster time, from now; None and no times: until cleared
     retry_after_seconds: _Seconds = RETRY_AFTER_SECONDS
+    passed: Annotated[int, Meta(ge=0)] = 0
 
 
 class _PriceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +121,7 @@ def _add_routes(app: web.Application, *, cloud: Cloud, world: World) -> None:
     add_azure_metadata_routes(app, cloud)
     add_gcp_metadata_routes(app, cloud)
     _add_capacity_routes(app, cloud)
+    _add_launch_routes(app, cloud)
     _add_exporter_route(app, cloud, world)
     _add_book_routes(app, cloud, world)
     _add_fate_routes(app, cloud, world)
@@ -125,17 +131,6 @@ def _add_routes(app: web.Application, *, cloud: Cloud, world: World) -> None:
 def _add_capacity_routes(app: web.Application, cloud: Cloud) -> None:
     async def offers(_: web.Request) -> web.Response:
         return _answer(cloud.offers())
-
-    async def launch(request: web.Request) -> web.Response:
-        try:
-            return _answer(cloud.launch(msgspec.json.decode(await request.read(), type=Order)))
-        except msgspec.DecodeError as exc:
-            return _refused(400, "InvalidParameterValue", str(exc))
-        except LaunchRefused as exc:
-            how = {"kind": exc.kind, "scope": exc.scope, "retry_after_seconds": exc.retry_after_seconds}
-            return _refused(409, exc.code, str(exc), **how)
-        except PermanentError as exc:
-            return _refused(400, "IdempotentParameterMismatch", str(exc))
 
     async def instances(request: web.Request) -> web.Response:
         installation = request.query.get("installation")
@@ -155,10 +150,39 @@ def _add_capacity_routes(app: web.Application, cloud: Cloud) -> None:
         return _answer(found)
 
     app.router.add_get("/cloud/offers", offers)
-    app.router.add_post("/cloud/instances", launch)
     app.router.add_get("/cloud/instances", instances)
     app.router.add_get("/cloud/instances/{instance}", one)
     app.router.add_delete("/cloud/instances/{instance}", one)
+
+
+def _add_launch_routes(app: web.Application, cloud: Cloud) -> None:
+    async def launch(request: web.Request) -> web.Response:
+        body = await request.read()
+        return _launched(lambda: cloud.launch(msgspec.json.decode(body, type=Order)))
+
+    async def launch_together(request: web.Request) -> web.Response:
+        body = await request.read()
+
+        def made() -> tuple[Instance, ...]:
+            wanted = msgspec.json.decode(body, type=Together)
+            return cloud.launch_together(wanted.transaction, wanted.orders)
+
+        return _launched(made)
+
+    app.router.add_post("/cloud/instances", launch)
+    app.router.add_post("/cloud/instances/together", launch_together)
+
+
+def _launched(make: Callable[[], object]) -> web.Response:
+    try:
+        return _answer(make())
+    except msgspec.DecodeError as exc:
+        return _refused(400, "InvalidParameterValue", str(exc))
+    except LaunchRefused as exc:
+        how = {"kind": exc.kind, "scope": exc.scope, "retry_after_seconds": exc.retry_after_seconds}
+        return _refused(409, exc.code, str(exc), **how)
+    except PermanentError as exc:
+        return _refused(400, "IdempotentParameterMismatch", str(exc))
 
 
 def _add_exporter_route(app: web.Application, cloud: Cloud, world: World) -> None:
@@ -205,6 +229,7 @@ def _add_fate_routes(app: web.Application, cloud: Cloud, world: World) -> None:
             left_count=body.times,
             until=until,
             retry_after_seconds=body.retry_after_seconds,
+            passed_count=body.passed,
         )
         try:
             cloud.refuse(rule)

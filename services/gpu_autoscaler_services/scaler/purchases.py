@@ -3,11 +3,13 @@
 Chooses nothing; every call bears repeating.
 """
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+import msgspec
 import structlog
 
-from gpu_autoscaler.core.state import ClusterState, DrainRecord
+from gpu_autoscaler.core.state import ClusterState, DrainRecord, OrderRecord
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
     ScalingDrainStarted,
@@ -22,7 +24,14 @@ from gpu_autoscaler.model.decisions import BuyNode, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, PlanId, ProviderId
 from gpu_autoscaler.model.reasons import SpotReclaim
-from gpu_autoscaler.providers.protocol import CapacityProvider, HealsItself, LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import (
+    CapacityProvider,
+    HealsItself,
+    Instance,
+    LaunchesTogether,
+    LaunchRefused,
+    Order,
+)
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
 
@@ -72,30 +81,76 @@ class Purchases:
         Nothing is launched for an order that is settled, given back, or past its deadline: the next plan knows.
         """
         record = self._view.state.orders.get(ordered.action_id)
-        if record is not None and (record.launched or record.refused or record.terminated):
+        transaction = None if record is None or record.decision is None else record.decision.transaction
+        if transaction is not None and self._makes_together(ordered):
+            return await self._launch_together(ordered.action_id, transaction)
+        if record is not None and is_settled(record):
             return []
-        if release_of(self._view.state, ordered.action_id) is not None or self._now() >= ordered.deadline_at:
+        if not self._is_wanted(ordered.action_id, ordered.deadline_at):
             return []
         if record is None or record.decision is None:
             raise PermanentError(
                 f"order {ordered.action_id}: plan {ordered.plan_id} has aged out, its taints are unknown; nothing is"
                 " launched, and the next plan releases the order"
             )
-        order = Order(
-            action_id=ordered.action_id,
-            installation=self._installation,
-            pool=ordered.pool,
-            offer=ordered.offer,
-            labels=ordered.labels,
-            taints=(*record.decision.taints, *record.decision.startup_taints),
-        )
         try:
-            instance = await self._provider.launch(order)
+            instance = await self._provider.launch(self._order_of(record.decision))
         except LaunchRefused as refused:
-            return [self._refused(ordered, refused)]
-        launched = ScalingNodeLaunched(
-            action_id=ordered.action_id,
-            plan_id=ordered.plan_id,
+            return [self._refused(record.decision, ordered.plan_id, refused)]
+        return [await self._launched(ordered.action_id, ordered.plan_id, instance)]
+
+    def _makes_together(self, ordered: ScalingNodeOrdered) -> bool:
+        provider = self._provider
+        return isinstance(provider, LaunchesTogether) and provider.makes_together(ordered.pool, ordered.offer)
+
+    async def _launch_together(self, action_id: ActionId, transaction: ActionId) -> list[Fact]:
+        """Make all that is wanted of the transaction, in one call. Its first order stands for all of them: the others
+        wait for what is said of them with it, and go ahead only where it is over. Raises TransientError."""
+        first = self._view.state.orders.get(transaction)
+        if action_id != transaction and first is not None and first.ordered is not None and not is_settled(first):
+            return []
+        all_of_it = members_of(self._view.state, transaction)
+        said = next((record.refused for record, _ in all_of_it if record.refused is not None), None)
+        open_ones = [
+            (record, decision)
+            for record, decision in all_of_it
+            if not is_settled(record) and self._is_wanted(record.action_id, decision.deadline_at)
+        ]
+        provider = self._provider
+        if not open_ones or not isinstance(provider, LaunchesTogether):
+            return []
+        if said is not None:  # of one of them, so of all: what was not published is said again
+            return _said_of_each(open_ones, said)
+        orders = [self._order_of(decision) for _, decision in open_ones]
+        try:
+            instances = await provider.launch_together(transaction, orders)
+        except LaunchRefused as refused:
+            record, decision = open_ones[0]
+            return _said_of_each(open_ones, self._refused(decision, record.plan_id, refused))
+        pairs = zip(open_ones, instances, strict=True)
+        return [await self._launched(record.action_id, record.plan_id, instance) for (record, _), instance in pairs]
+
+    def _order_of(self, decision: BuyNode) -> Order:
+        return Order(
+            action_id=decision.action_id,
+            installation=self._installation,
+            pool=decision.pool,
+            offer=decision.offer,
+            labels=decision.labels,
+            taints=(*decision.taints, *decision.startup_taints),
+        )
+
+    def _is_wanted(self, action_id: ActionId, deadline_at: datetime) -> bool:
+        """False for an order that is given back, or past its deadline."""
+        return release_of(self._view.state, action_id) is None and self._now() < deadline_at
+
+    async def _launched(self, action_id: ActionId, plan_id: PlanId, instance: Instance) -> ScalingNodeLaunched:
+        """The fact. An order that was given back while its instance was being made ends it: nobody else found it."""
+        if release_of(self._view.state, action_id) is not None:
+            await self._provider.terminate(instance.provider_id, now=self._now())
+        return ScalingNodeLaunched(
+            action_id=action_id,
+            plan_id=plan_id,
             provider_id=instance.provider_id,
             instance_type=instance.instance_type,
             zone=instance.zone,
@@ -103,17 +158,13 @@ class Purchases:
             price_micro_usd_per_hour=instance.price_micro_usd_per_hour,
             launched_at=instance.launched_at,
         )
-        # The release may have looked for the instance while it was being made, and found nothing.
-        if release_of(self._view.state, ordered.action_id) is not None:
-            await self._provider.terminate(instance.provider_id, now=self._now())
-        return [launched]
 
-    def _refused(self, ordered: ScalingNodeOrdered, refused: LaunchRefused) -> ScalingLaunchRefused:
+    def _refused(self, decision: BuyNode, plan_id: PlanId, refused: LaunchRefused) -> ScalingLaunchRefused:
         now = self._now()
         return ScalingLaunchRefused(
-            action_id=ordered.action_id,
-            plan_id=ordered.plan_id,
-            offer=ordered.offer,
+            action_id=decision.action_id,
+            plan_id=plan_id,
+            offer=decision.offer,
             code=refused.code,
             message=str(refused),
             scope=refused.scope,
@@ -192,6 +243,25 @@ class Purchases:
     def _may_be_unseen(self, provider_id: ProviderId, now: datetime) -> bool:
         launches = (order.launched for order in self._view.state.orders.values() if order.launched is not None)
         return any(one.provider_id == provider_id and now - one.launched_at < SHOWN_LATE for one in launches)
+
+
+def is_settled(record: OrderRecord) -> bool:
+    """True for an order of which the cloud's word is on record."""
+    return record.launched is not None or record.refused is not None or record.terminated is not None
+
+
+def members_of(state: ClusterState, transaction: ActionId) -> list[tuple[OrderRecord, BuyNode]]:
+    """Return the purchases of a transaction, by their names."""
+    found = [
+        (record, record.decision)
+        for record in state.orders.values()
+        if record.decision is not None and record.decision.transaction == transaction
+    ]
+    return sorted(found, key=lambda each: each[0].action_id)
+
+
+def _said_of_each(records: Iterable[tuple[OrderRecord, BuyNode]], said: ScalingLaunchRefused) -> list[Fact]:
+    return [msgspec.structs.replace(said, action_id=record.action_id, plan_id=record.plan_id) for record, _ in records]
 
 
 def release_of(state: ClusterState, order_action_id: ActionId) -> DrainRecord | None:

@@ -36,6 +36,10 @@ class Rig(ABC):
     async def refuse(self, pattern: str, kind: RefusalKind = "capacity") -> None:
         """Refuse offers whose key matches the pattern, in the cloud's own words for this kind."""
 
+    async def leave_room(self, pattern: str, count: int) -> None:
+        """Have no more than so many instances of these offers left. For clouds that launch together."""
+        raise AssertionError(f"the rig of {self.ours.name} has to say how {pattern} is cut to {count}")
+
     @abstractmethod
     async def refuse_nothing(self) -> None:
         """Sell everything again."""

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 from tests.contract.provider.contract import OURS, ProviderContract, Rig, Trouble
+from tests.contract.provider.together import TogetherContract
 
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.providers.fake import FakeCapacity
@@ -28,6 +29,10 @@ class FakeRig(Rig):
     async def refuse(self, pattern: str, kind: RefusalKind = "capacity") -> None:
         """As the fake can."""
         self.cloud.refuse(pattern, kind)
+
+    async def leave_room(self, pattern: str, count: int) -> None:
+        """As the fake can."""
+        self.cloud.refuse(pattern, passed_count=count)
 
     async def trouble(self, kind: Trouble) -> None:
         """As the fake can."""
@@ -68,7 +73,7 @@ class FakeRig(Rig):
         self._at += timedelta(seconds=seconds)
 
 
-class TestFake(ProviderContract):
+class TestFake(ProviderContract, TogetherContract):
     """The inherited promises."""
 
     @pytest.fixture

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, Rig, Trouble, order
+from tests.contract.provider.together import TogetherContract
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
@@ -67,6 +68,11 @@ class SimRig(Rig):
         """Until told otherwise."""
         self.cloud.refuse(RefusalRule(pattern=pattern, code=CODES[kind][0], left_count=None, until=None))
 
+    async def leave_room(self, pattern: str, count: int) -> None:
+        """By the same rule, a little later."""
+        code = CODES["capacity"][0]
+        self.cloud.refuse(RefusalRule(pattern=pattern, code=code, left_count=None, until=None, passed_count=count))
+
     async def trouble(self, kind: Trouble) -> None:
         """As HTTP says it."""
         status = {"throttled": 429, "down": 503, "expired": 500}[kind]
@@ -124,6 +130,10 @@ async def rig() -> AsyncIterator[SimRig]:
 
 class TestSim(ProviderContract):
     """The inherited promises; the fixture is the module's."""
+
+
+class TestSimTogether(TogetherContract):
+    """The same, of several at once."""
 
 
 async def test_a_slow_answer_is_a_transient_error(rig: SimRig) -> None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import aiohttp
 import msgspec
+from msgspec import Meta
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
-from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
 
@@ -17,6 +18,13 @@ CALL_SECONDS_MAX = 30.0
 ANSWER_BYTES_MAX = 64 * 2**20  # a thousand instance types in three zones stay below 1 MB
 
 T = TypeVar("T")
+
+
+class Together(msgspec.Struct, frozen=True, kw_only=True):
+    """What the API makes all of, or nothing."""
+
+    transaction: ActionId
+    orders: Annotated[tuple[Order, ...], Meta(min_length=1)]
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -49,6 +57,15 @@ class SimCapacity:
     async def launch(self, order: Order) -> Instance:
         """Make the instance, or return the one of this token. Raises LaunchRefused, PermanentError, TransientError."""
         return _decoded(await self._call("POST", "/cloud/instances", body=msgspec.json.encode(order)), Instance)
+
+    def makes_together(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - all are the same to it
+        """Always."""
+        return True
+
+    async def launch_together(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
+        """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
+        body = msgspec.json.encode(Together(transaction=transaction, orders=tuple(orders)))
+        return _decoded(await self._call("POST", "/cloud/instances/together", body=body), tuple[Instance, ...])
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:  # noqa: ARG002 - the cloud dates it
         """Begin the instance's end; None if it never was. Raises PermanentError if it is not ours, TransientError."""
