@@ -7,8 +7,6 @@ A service's parts are imported where it is composed, so that a process loads onl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import aiohttp
-
 from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import BUCKETS, ConsumerSpec, Declared, consumers_of_process, streams
@@ -63,7 +61,7 @@ async def spot_watcher(place: Workplace) -> tuple[Service, Bus]:
     """Metadata or provider -> facts, by role."""
     from gpu_autoscaler.cloudmeta.opening import metadata_opener
     from gpu_autoscaler_services.spot_watcher.offers import CentralOffers
-    from gpu_autoscaler_services.spot_watcher.polls import NodeNotices, NodesNotices
+    from gpu_autoscaler_services.spot_watcher.polls import NodeNotices, NodesNotices, metadata_session
     from gpu_autoscaler_services.spot_watcher.service import SpotWatcher, Watch
 
     def tell_deaf(deaf: Mapping[str, str]) -> None:
@@ -82,8 +80,9 @@ async def spot_watcher(place: Workplace) -> tuple[Service, Bus]:
         await _follow(place, policies, offers.use_policy)
         events = _cloud_events(place)
     else:
-        session = await place.closing.enter_async_context(aiohttp.ClientSession())
-        opened, link_local_url = metadata_opener(place.settings.provider.name, session, place.clock)
+        session = await place.closing.enter_async_context(metadata_session())
+        name, is_waiting = place.settings.provider.name, sensing.role == "node"
+        opened, link_local_url = metadata_opener(name, session, place.clock, is_waiting=is_waiting)
         url = sensing.metadata_url or link_local_url
         if sensing.role == "node":
             watch = NodeNotices(place.view, opened(url), node_name=sensing.node_name, tell_deaf=tell_deaf)

@@ -20,7 +20,7 @@ from gpu_autoscaler.model.ids import ProviderId
 
 LINK_LOCAL_URL = "http://169.254.169.254"
 CALL_SECONDS_MAX = 2.0  # wall time; the address is on the same host
-WAITED_SECONDS = 1  # of a read, for a change: whole seconds are what the server takes
+WAITED_SECONDS = 1  # of a read, for a change: whole seconds are what the server takes; 0: not at all
 ANSWER_BYTES_MAX = 64 * 1024
 FLAVOR = {"Metadata-Flavor": "Google"}
 PREEMPTED, MAINTENANCE = "instance/preempted", "instance/maintenance-event"
@@ -84,9 +84,9 @@ class GcpMetadata:
         return ProviderId(f"gce://{project}/{zone.rpartition('/')[2]}/{name}")
 
     async def _read(self, path: str) -> _Value:
-        """Return the value, which has changed since the last read, or has been waited for a little."""
+        """Return the value, which has changed since the last read, or has been waited for a little, if at all."""
         known, query = self._values.get(path), {}
-        if known is not None:
+        if known is not None and self._waited_seconds > 0:
             query = {"wait_for_change": "true", "last_etag": known.etag, "timeout_sec": str(self._waited_seconds)}
         read = await self._get(path, query)
         if known is None or (read.text, read.etag) != (known.text, known.etag):

@@ -1,4 +1,6 @@
-"""`gpu-autoscaler doctor`: whether the cloud can be bought from as the settings say, before anything is bought."""
+"""`gpu-autoscaler doctor`: whether the cloud can be bought from as the settings say, before anything is bought; with
+`--live` by buying one instance.
+"""
 
 import asyncio
 import os
@@ -18,6 +20,7 @@ from gpu_autoscaler.providers.karpenter.options import node_class_of, see_option
 from gpu_autoscaler.providers.registry import ProviderOptions, examine_provider
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler_services.cli.exits import Exit
+from gpu_autoscaler_services.cli.live import LiveAsked, see_live, walk_live
 from gpu_autoscaler_services.cli.output import Output, show, words
 from gpu_autoscaler_services.rights import RIGHTS_WITH_KARPENTER, rules_with_karpenter
 from gpu_autoscaler_services.wiring import connection_of
@@ -32,16 +35,32 @@ def doctor(
     policy: Annotated[
         bool, Parameter(negative="", help="Print the permissions that these settings need, and ask nothing.")
     ] = False,
+    live: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Then buy ONE instance, walk the driver's contract with it, end it; asks for --yes."
+        ),
+    ] = False,
+    offer: Annotated[
+        str | None, Parameter(help="With --live: which offer, as type/zone/capacity type; else the cheapest.")
+    ] = None,
+    pool: Annotated[
+        str, Parameter(help="With --live: for which pool, where settings name groups by pool.")
+    ] = "default",
+    yes: Annotated[bool, Parameter(negative="", help="With --live: yes, buy it. It costs money.")] = False,
     output: Output = "table",
 ) -> int:
-    """Look at credentials, region, subnets, groups, types, prices and quotas; buy nothing.
+    """Look at credentials, region, subnets, groups, types, prices and quotas; buy nothing without --live --yes.
 
-    Exits 0 when it can be bought from, 1 with faults, 2 with mistakes in the settings.
+    Exits 0 when it can be bought from, 1 with faults or an instance that could not be ended, 2 with mistakes in the
+    settings, 130 when it was interrupted.
     """
     given = os.environ.get("GPU_AUTOSCALER_CONFIG")
     settings = load_settings(config or (Path(given) if given else None), os.environ)
     if policy:
         return _print_policy(settings)
+    if live:
+        see_live(settings.provider.name, installation)
     options = ProviderOptions(
         installation=installation,
         url=settings.provider.url,
@@ -52,14 +71,19 @@ def doctor(
         azure=settings.azure,
         gcp=settings.gcp,
     )
-    findings = asyncio.run(examine_provider(settings.provider.name, options))
+    findings = list(asyncio.run(examine_provider(settings.provider.name, options)))
+    code = Exit.FAILURE if any(finding.level == "fault" for finding in findings) else Exit.OK
+    if live and code is Exit.OK:
+        asked = LiveAsked(pool=pool, offer_key=offer, is_agreed=yes)
+        steps, code = asyncio.run(walk_live(settings.provider.name, options, asked))
+        findings += steps
     rows = [msgspec.to_builtins(finding) for finding in findings]
     columns = [(key, lambda row, key=key: row[key]) for key in ("level", "subject", "said", "next_step")]
     show(rows, rows, columns, lambda row: str(row["subject"]), output)
     faults_count = sum(1 for finding in findings if finding.level == "fault")
     if faults_count:
         words(f"{settings.provider.name}: {faults_count} fault(s); nothing is bought until they are gone")
-    return Exit.FAILURE if faults_count else Exit.OK
+    return code
 
 
 def _print_policy(settings: Settings) -> int:

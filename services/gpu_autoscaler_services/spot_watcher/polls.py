@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import aiohttp
 import structlog
 
 from gpu_autoscaler.cloudmeta.protocol import InstanceMetadata, WaitsForDrains
@@ -23,6 +24,7 @@ from gpu_autoscaler.runtime.service import Outcome
 from gpu_autoscaler_services.spot_watcher.notices import notice_facts, rebalance_fact
 
 POLLS_AT_ONCE_MAX = 64
+READS_OF_POLL_MAX = 2  # at once, of one instance
 POLL_SECONDS_MAX = 2.0  # wall time of one instance: the notices of others wait no longer for it
 # Of the two minutes that a notice leaves, and of GCP's fifteen seconds, asking takes one. The address is on the host.
 OWN_NODE_SECONDS = 1.0
@@ -42,6 +44,11 @@ class _Asked:
     provider_id: ProviderId
     node_name: str | None
     is_ready: bool = True
+
+
+def metadata_session() -> aiohttp.ClientSession:
+    """Return connections for as many reads as there may be at once: one that waits for a connection comes too late."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=POLLS_AT_ONCE_MAX * READS_OF_POLL_MAX))
 
 
 class _Poller:

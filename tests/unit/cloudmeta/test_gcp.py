@@ -11,7 +11,9 @@ from aiohttp import web
 from tests.support.small_servers import serving
 
 from gpu_autoscaler.cloudmeta.gcp import MAINTENANCE_AHEAD, USABLE, GcpMetadata
+from gpu_autoscaler.cloudmeta.opening import metadata_opener
 from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.runtime.clock import Clock
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HEAD = "/computeMetadata/v1/"
@@ -147,3 +149,20 @@ async def test_an_address_that_is_not_google_s_is_no_answer(machine: Machine, me
     async with aiohttp.ClientSession() as session:
         with pytest.raises(TransientError, match="not 'no notice'"):
             await GcpMetadata(session, "http://127.0.0.1:1", now=lambda: NOW).reclaim_notices()
+
+
+async def test_who_asks_many_in_turn_waits_for_none(machine: Machine) -> None:
+    """A read that waits for a change would hold the turn of another instance, which has fifteen seconds. Changes that
+    came between two reads are seen all the same.
+    """
+    async with serving(machine.answer) as url, aiohttp.ClientSession() as session:
+        opened, _ = metadata_opener("gcp", session, Clock(), is_waiting=False)
+        one = opened(url)
+        assert await one.reclaim_notices() == []
+        machine.set("instance/preempted", "TRUE")
+        (first,) = await one.reclaim_notices()
+        machine.set("instance/preempted", "FALSE")
+        machine.set("instance/preempted", "TRUE")
+        (second,) = await one.reclaim_notices()
+    assert machine.waits_count == 0
+    assert first.provider_event != second.provider_event
