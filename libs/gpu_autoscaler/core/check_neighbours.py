@@ -4,7 +4,7 @@ Reads pods and their rules itself and counts by domain, where `core/neighbours.p
 scheduler could put right: pods whose place the plan leaves open are given the benefit of the doubt.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.money_reasons import MoneyExhausted
 from gpu_autoscaler.model.reasons import NodeDeleted, ReplacesDoomed, SpotReclaim, UnmetDemand
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.model.scheduling import LabelRequirement, NeighbourDemands, PodGroup
+from gpu_autoscaler.model.scheduling import LabelRequirement, NeighbourDemands, NodeDemands, PodGroup
 
 _Place = NodeObserved | BuyNode
 _Stands = tuple[PodObserved, _Place]
@@ -79,8 +79,13 @@ class _Sight:
             if pod.node_name in names and pod.deleting_since is None and pod.pod_uid not in moved
         ]
         self._all: list[_Stands] = [*self._standing, *assigned]
-        self._placed = {pod.pod_uid for pod, _ in self._all}
+        placed = {pod.pod_uid for pod, _ in self._all}
+        self._open = [pod for pod in self._pods if pod.pod_uid not in placed]
+        # Asked once for each pod of a group, of which there may be thousands: read once for each group.
         self._counts: dict[tuple[PodGroup, str], Counter[str]] = {}
+        self._alike: dict[tuple[PodGroup, str], defaultdict[NodeDemands, set[str]]] = {}
+        self._found: dict[PodGroup, list[_Stands]] = {}
+        self._open_counts: dict[PodGroup, int] = {}
 
     # ---- what is wrong with a place
 
@@ -98,12 +103,8 @@ class _Sight:
         """Where it would stand are more of its group than the fewest elsewhere, those without a place counted there."""
         for rule in (pod.neighbours or _NONE).spreads:
             counts = self._count(rule.group, rule.topology_key)
-            alike = {
-                _domain(at, rule.topology_key)
-                for other, at in self._all
-                if other.demands == pod.demands and _is_in(other, rule.group)
-            }
-            open_count = sum(1 for each in self._pods if each.pod_uid not in self._placed and _is_in(each, rule.group))
+            alike = self._domains_of_alike(rule.group, rule.topology_key)[pod.demands]
+            open_count = self._open_count(rule.group)
             least = min((counts[domain] for domain in alike if domain), default=0)
             here = counts[_domain(place, rule.topology_key)]
             if here - least > rule.skew_count_max + open_count + more_count:
@@ -156,16 +157,54 @@ class _Sight:
                 found.setdefault(label, []).append(stands)
         return found
 
+    @cached_property
+    def _open_by_label(self) -> dict[tuple[str, str], list[PodObserved]]:
+        found: dict[tuple[str, str], list[PodObserved]] = {}
+        for pod in self._open:
+            for label in pod.labels:
+                found.setdefault(label, []).append(pod)
+        return found
+
+    def _members(self, group: PodGroup) -> list[_Stands]:
+        """The group's pods that have a place, with it."""
+        members = self._found.get(group)
+        if members is None:
+            first = _label_of(group)
+            among = self._all if first is None else self._by_label.get(first, [])
+            members = self._found[group] = [stands for stands in among if _is_in(stands[0], group)]
+        return members
+
+    def _open_count(self, group: PodGroup) -> int:
+        """How many of the group's pods have no place."""
+        count = self._open_counts.get(group)
+        if count is None:
+            first = _label_of(group)
+            among = self._open if first is None else self._open_by_label.get(first, [])
+            count = self._open_counts[group] = sum(1 for pod in among if _is_in(pod, group))
+        return count
+
+    def _domains_of_alike(self, group: PodGroup, key: str) -> defaultdict[NodeDemands, set[str]]:
+        """Where the group's pods stand, by what they ask of a node."""
+        domains = self._alike.get((group, key))
+        if domains is None:
+            domains = self._alike[group, key] = defaultdict(set)
+            for pod, place in self._members(group):
+                domains[pod.demands].add(_domain(place, key))
+        return domains
+
     def _count(self, group: PodGroup, key: str) -> Counter[str]:
         counts = self._counts.get((group, key))
         if counts is None:
-            named = (each for each in group.requirements if each.operator == "In" and len(each.values) == 1)
-            first = next(((each.key, each.values[0]) for each in named), None)
-            among = self._all if first is None else self._by_label.get(first, [])
-            counts = Counter(_domain(place, key) for pod, place in among if _is_in(pod, group))
+            counts = Counter(_domain(place, key) for _, place in self._members(group))
             del counts[""]
             self._counts[group, key] = counts
         return counts
+
+
+def _label_of(group: PodGroup) -> tuple[str, str] | None:
+    """A label that each member has, where a condition names one."""
+    named = (each for each in group.requirements if each.operator == "In" and len(each.values) == 1)
+    return next(((each.key, each.values[0]) for each in named), None)
 
 
 def _domain(place: _Place, key: str) -> str:
