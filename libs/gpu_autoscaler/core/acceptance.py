@@ -14,6 +14,7 @@ from gpu_autoscaler.core.amounts import Bools, Ints, Kinds, has_columns, row
 from gpu_autoscaler.core.matching import avoided, holds, tolerates
 from gpu_autoscaler.core.shapes import Bin, Shape
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, NodeSelectorTerm, Taint
 
 V = TypeVar("V", bound=Hashable)
@@ -162,16 +163,24 @@ class Acceptance:
 
 
 def members_that_fit(shape: Shape, free: Ints, accepted: Bools, kinds: Kinds = ()) -> Ints:
-    """Return how many members each bin takes together; `free` is (bins, columns), with slices of these kinds."""
-    if not has_columns(shape.resources, kinds):
-        return np.zeros(accepted.size, dtype=np.int64)
+    """How many members each bin takes together; `free` is (bins, columns), with slices of these kinds."""
+    return np.where(accepted, members_by_amounts(shape.resources, free, kinds), 0)
+
+
+def members_by_amounts(asked: Resources, free: Ints, kinds: Kinds = ()) -> Ints:
+    """How many that ask for so much each bin has room for, whatever else they ask."""
+    if not has_columns(asked, kinds):
+        return np.zeros(free.shape[0], dtype=np.int64)
     # A bin that is over-full in anything takes nobody, also of what it has left.
-    is_open = accepted & (free >= 0).all(axis=1)
+    is_open: Bools = free[:, 0] >= 0
     members: Ints | None = None
     # Column by column: rooms have few bins and few amounts are asked for, so calls are what costs.
-    for column, need in enumerate(row(shape.resources, kinds)):
+    for column, need in enumerate(row(asked, kinds)):
+        amounts = free[:, column]
+        if column:
+            is_open &= amounts >= 0
         if need:
-            fitting = free[:, column] // need
+            fitting = amounts // need
             members = fitting if members is None else np.minimum(members, fitting)
     return is_open.astype(np.int64) if members is None else np.where(is_open, members, 0)
 

@@ -17,7 +17,7 @@ from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.scheduling import Nearness, NeighbourDemands, PodGroup, Preferences
 
 
-class Tally(msgspec.Struct, frozen=True):
+class Tally(msgspec.Struct, frozen=True, cache_hash=True):
     """Pods that are counted: members of a group, or those that want no member of it near."""
 
     group: PodGroup
@@ -39,7 +39,7 @@ class Even(msgspec.Struct, frozen=True):
     skew_count_max: int
 
 
-class Company(msgspec.Struct, frozen=True, kw_only=True):
+class Company(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """All that the pods near it mean for a pod, and what it means for theirs."""
 
     evens: tuple[Even, ...] = ()

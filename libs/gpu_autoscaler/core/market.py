@@ -12,7 +12,7 @@ from datetime import datetime
 import msgspec
 import numpy as np
 
-from gpu_autoscaler.core.acceptance import Acceptance, members_that_fit
+from gpu_autoscaler.core.acceptance import Acceptance, members_by_amounts, members_that_fit
 from gpu_autoscaler.core.amounts import Bools, Floats, Ints, gpu_parts, kinds_of, rows
 from gpu_autoscaler.core.bins import PodsByNode, node_free_of_work, offered_bin
 from gpu_autoscaler.core.draft import Draft
@@ -32,11 +32,13 @@ from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons import HoldReason, NoOfferFits, OffersRefused, PriceUnknown, WatchStale
+from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import NodeSelectorTerm
 
 _UNKNOWN_PRICE = -1
 _ANY_NEW_HOST = ""  # no node is called that
 _WORDS_OF_PLACES = ("topology", "clique", "rack", "ultraserver", "placement-group")
+_AMOUNTS_COUNT_MAX = 1024  # kept while one plan is made
 _OF_ONE_NODE = frozenset({labels.HOSTNAME, labels.PROJECT_ID})  # labels that the next node of an offer has otherwise
 
 
@@ -78,6 +80,8 @@ class _Shelf:
         self.is_reserved = self._is_of(CapacityType.RESERVED)
         self.rates_unless_known = np.array([rate_of(sale.offer, {}) for sale in self.sales], dtype=np.float64)
         self.paid_periods = PaidPeriods(sale.offer for sale in self.sales)
+        zones = [sale.offer.zone for sale in self.sales]
+        self.is_in_zone = {zone: np.array([each == zone for each in zones], np.bool_) for zone in sorted({*zones})}
         self.spot_at: dict[str, list[int]] = {}  # by type and zone
         for place in np.flatnonzero(self.is_spot).tolist():
             offer = self.sales[place].offer
@@ -110,7 +114,7 @@ class Market:
         self.pool_priorities = shelf.pool_priorities
         self.gpu_counts, self.boot_seconds = shelf.gpu_counts, shelf.boot_seconds
         self.is_spot, self.is_on_demand, self.is_reserved = shelf.is_spot, shelf.is_on_demand, shelf.is_reserved
-        self.spot_at = shelf.spot_at
+        self.spot_at, self.is_in_zone = shelf.spot_at, shelf.is_in_zone
         self.rates = _rates(shelf, state, draft.as_of)
         self._accepted_as_promised = shelf.acceptance
         self._came_at = np.array(list(came), dtype=np.int64)
@@ -126,6 +130,7 @@ class Market:
         if self._refusals:
             is_open = [self.refused_until(sale.offer) is None for sale in self.sales]
             self._is_buyable &= np.array(is_open, dtype=np.bool_)
+        self._by_amounts: dict[Resources, Ints] = {}
         self._stale = self._stale_prices(state, policy, draft.as_of)
         self._paid_periods, self._as_of = shelf.paid_periods, draft.as_of
         if shelf.paid_periods.any:
@@ -146,7 +151,13 @@ class Market:
         is_buyable = self._is_buyable
         if self._paid_periods.any and not shape.is_spot_allowed:
             is_buyable = is_buyable & ~self._paid_periods.has_end  # what must not be interrupted outlives no period
-        return np.where(is_buyable, self.members_in_principle(shape), 0)
+        members = self._by_amounts.get(shape.resources)  # of many shapes few ask for other amounts
+        if members is None:
+            if len(self._by_amounts) >= _AMOUNTS_COUNT_MAX:
+                self._by_amounts.clear()
+            members = members_by_amounts(shape.resources, self.capacity, self.kinds)
+            self._by_amounts[shape.resources] = members
+        return np.where(is_buyable & self._accepted_by(shape), members, 0)
 
     @property
     def has_taints_to_avoid(self) -> bool:

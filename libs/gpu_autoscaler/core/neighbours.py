@@ -47,7 +47,7 @@ class Neighbours:
         """From now on these are the bins: those of before with more after them, or fewer of them."""
         before = len(self._bins)
         for tally, counts in self._counts.items():
-            added = [count(entry.pods, tally) for entry in bins[before:]]
+            added = [count(entry.pods, tally) if entry.pods else 0 for entry in bins[before:]]
             self._counts[tally] = np.append(counts[: len(bins)], added).astype(np.int64)
         self._bins = tuple(bins)
         self._domains.clear()

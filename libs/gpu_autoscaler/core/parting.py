@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 import msgspec
-import numpy as np
 
 from gpu_autoscaler.core.company import Company, Tally
 from gpu_autoscaler.core.fleet.problem import NO_GROUP
@@ -76,10 +75,10 @@ def groups_of(companies: Sequence[Company]) -> list[int]:
     for number, company in enumerate(companies):
         tallies = [near.tally for near in company.apart]
         joined = {group_of[tally] for tally in tallies if tally in group_of}
-        for tally, group in group_of.items():
-            if group in joined:
-                group_of[tally] = number
-        group_of.update(dict.fromkeys(tallies, number))
+        own = min(joined, default=number)
+        if len(joined) > 1:
+            group_of.update({tally: own for tally, group in group_of.items() if group in joined})
+        group_of.update(dict.fromkeys(tallies, own))
     return [group_of[each.apart[0].tally] if each.apart else NO_GROUP for each in companies]
 
 
@@ -123,10 +122,6 @@ class _Zones:
 
 def _cheapest_by_zone(market: Market, shape: Shape) -> dict[str, int]:
     """Prices in micro-dollars an hour, of zones in which a node may be bought for the shape."""
-    prices: dict[str, int] = {}
-    for place in np.flatnonzero(market.members(shape)):
-        zone = market.sales[place].node.labels.get(labels.ZONE)
-        price = int(market.prices_micro_usd_per_hour[place])
-        if zone is not None:
-            prices[zone] = min(price, prices.get(zone, price))
-    return prices
+    takes, micro_usd = market.members(shape) > 0, market.prices_micro_usd_per_hour
+    found = {zone: micro_usd[takes & is_there] for zone, is_there in market.is_in_zone.items()}
+    return {zone: int(prices.min()) for zone, prices in found.items() if prices.size}

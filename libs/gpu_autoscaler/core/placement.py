@@ -96,6 +96,10 @@ class Room:
             raise KeyError(key)
         return msgspec.structs.replace(self._bins[place], free=resources(self._free[place], self._kinds))
 
+    def as_put(self, key: str) -> Bin:
+        """The bin as it was put: its free room is that of then."""
+        return self._bins[self._places[key]]
+
     def __contains__(self, key: str) -> bool:
         place = self._places.get(key)
         return place is not None and bool(self._is_there[place])

@@ -263,7 +263,7 @@ class _Cover:
 
     def _is_late(self, gang: str, placed: list[tuple[str, ...]]) -> GangLate | None:
         """Return why the gang's nodes go back: some of those that it counts on did not come in time."""
-        if all(self._room[key].standing is Standing.READY for keys in placed for key in keys):
+        if all(self._room.as_put(key).standing is Standing.READY for keys in placed for key in keys):
             return None
         return is_late(gang, self._draft, self._policy)
 
@@ -367,7 +367,7 @@ class _Cover:
         for item in lot.items:
             keys = placed[position : position + item.member_count]
             position += item.member_count
-            bins = [self._room[key] for key in keys]
+            bins = [self._room.as_put(key) for key in keys]
             self.claimed.update(keys)
             self.basket.assign(item, keys)
             if not item.is_bought_for:

@@ -14,7 +14,7 @@ from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import NO_DEMANDS, NodeDemands, Taint
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class Shape(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """What one member of a gang needs of its node."""
 
     resources: Resources  # with pod_count=1

@@ -112,8 +112,8 @@ def state_of(case: Case) -> ClusterState:
     return given(*there, *(pod_story(each) for each in case["pods"]), on_sale(*sold))
 
 
-def pod_story(told: Told, at: datetime = T0 - timedelta(seconds=60)) -> Story:
-    """The pod as Kubernetes tells it, made and found unschedulable at this instant."""
+def pod_story(told: Told, at: datetime = T0 - timedelta(seconds=60), *, on: str | None = None) -> Story:
+    """The pod as Kubernetes tells it, made and found unschedulable at this instant, or running on this node."""
     selector = {labels.ZONE: told.get("zone"), labels.CAPACITY_TYPE: told.get("capacity_type")}
     demands = NodeDemands(node_selector=tuple(sorted((key, value) for key, value in selector.items() if value)))
     group = told.get("anti_group") or told.get("spread_group")
@@ -125,6 +125,7 @@ def pod_story(told: Told, at: datetime = T0 - timedelta(seconds=60)) -> Story:
         neighbours = NeighbourDemands(apart=apart, spreads=even)
     return pod(
         told["name"],
+        on=on,
         gpus=told["gpus"],
         demands=demands,
         labels={_GROUP: group} if group else None,

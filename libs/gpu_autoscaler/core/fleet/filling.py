@@ -46,7 +46,7 @@ class Filler:
         freedom = ~is_grouped[classes]
         order = np.lexsort((classes, freedom, -beside.max(axis=1, initial=0.0), -gpu_parts(requests), tier))
         self._classes = classes[order]
-        self._requests = requests[order]
+        self._asked = np.ascontiguousarray(requests[order].T)
         self._is_grouped = is_grouped[self._classes]
         self._worth = worth.of_class[self._classes]
         # What costs here more than it is worth has to be aligned the better.
@@ -62,7 +62,7 @@ class Filler:
         if not alive.size:
             return None
         lot = _Lot(
-            requests=self._requests[alive],
+            asked=self._asked[:, alive],
             counts=left[self._classes[alive]],
             is_grouped=self._is_grouped[alive],
             grouped_max=grouped_max,
@@ -70,7 +70,7 @@ class Filler:
         )
         per_gpu = lot.mean_beside_gpu()
         best: Filling | None = None
-        for ratio in self._ratios:
+        for ratio in self._ratios if per_gpu.any() else (0.0,):
             pods = [(int(alive[row]), count) for row, count in _Node(lot, self._capacity, per_gpu * ratio).filled()]
             worth_ratio = sum(float(self._worth[place]) * count for place, count in pods) / self._cost
             if best is None or worth_ratio > best.worth_ratio:
@@ -91,7 +91,7 @@ def _fitness(requests: Ints, of_class: Floats, per_amount: Floats) -> Floats:
 class _Lot:
     """What is left of the classes that the offer takes, in the order in which they are tried."""
 
-    requests: Ints
+    asked: Ints  # (resources, rows)
     counts: Ints
     is_grouped: Bools
     grouped_max: int
@@ -99,9 +99,9 @@ class _Lot:
 
     def mean_beside_gpu(self) -> Floats:
         """CPU and memory that pods with GPUs ask for, for each GPU they ask for; nothing where none asks."""
-        gpus = self.requests[:, GPU] * self.counts
+        gpus = self.asked[GPU] * self.counts
         gpus_sum = int(gpus.sum())
-        beside = (self.requests[:, _BESIDE] * (self.counts * (gpus > 0))[:, None]).sum(axis=0)
+        beside = (self.asked[_BESIDE] * (self.counts * (gpus > 0))).sum(axis=1)
         return beside / gpus_sum if gpus_sum else np.zeros(len(_BESIDE))
 
 
@@ -111,11 +111,17 @@ class _Node:
     def __init__(self, lot: _Lot, capacity: Ints, per_gpu: Floats) -> None:
         """`per_gpu` is the CPU and memory to keep back for each GPU that stays free."""
         self._lot = lot
-        self._free = capacity.copy()
+        self._free: list[int] = capacity.tolist()
         self._available = lot.counts.copy()
+        self._is_left: Bools = self._available > 0
         self._grouped_left = lot.grouped_max
-        self._per_gpu = per_gpu
-        self._is_keeping_back = bool(per_gpu.any()) and capacity[GPU] > 0
+        self._per_gpu: list[float] = per_gpu.tolist()
+        self._is_keeping_back = any(self._per_gpu) and self._free[GPU] > 0
+        # What each row asks for beside its GPUs more than is kept back for them.
+        self._more_than_kept = [
+            lot.asked[resource] - lot.asked[GPU] * per_gpu
+            for resource, per_gpu in zip(_BESIDE if self._is_keeping_back else (), self._per_gpu, strict=False)
+        ]
 
     def filled(self) -> list[tuple[int, int]]:
         """Take pods until nothing fits; return (row, count)."""
@@ -131,43 +137,46 @@ class _Node:
                 return list(taken.items())
 
     def _fits(self) -> Bools:
-        requests = self._lot.requests
-        fits: Bools = (self._available > 0) & (requests <= self._free).all(axis=1)
+        free = np.array(self._free, dtype=np.int64)
+        fits: Bools = np.logical_and.reduce(self._lot.asked <= free[:, None], axis=0)
+        fits &= self._is_left
         if self._is_keeping_back:
-            spare = self._free[_BESIDE] - (self._free[GPU] - requests[:, GPU, None]) * self._per_gpu
-            fits &= (requests[:, _BESIDE] <= spare).all(axis=1)
+            for resource, per_gpu, more in zip(_BESIDE, self._per_gpu, self._more_than_kept, strict=True):
+                fits &= more <= self._free[resource] - self._free[GPU] * per_gpu
         return fits
 
     def _next(self, fits: Bools) -> int:
         pull = self._lot.pull
         if pull is None:
             return int(fits.argmax())
-        free = self._free[_BESIDE]
-        return int(np.where(fits, pull[:, 0] * free[0] + pull[:, 1] * free[1], -1.0).argmax())
+        cpu, memory = (self._free[resource] for resource in _BESIDE)
+        return int(np.where(fits, pull[:, 0] * cpu + pull[:, 1] * memory, -1.0).argmax())
 
     def _take(self, row: int) -> int:
         """Take as many of the row as its turn allows; where free room decides, that changes with each pod."""
-        asked, free = self._lot.requests[row], self._free
+        asked: list[int] = self._lot.asked[:, row].tolist()
+        left = int(self._available[row])
         count = 1
         if self._lot.pull is None:
-            count = min(int(self._available[row]), *(int(free[each] // asked[each]) for each in np.flatnonzero(asked)))
+            count = min(left, *(free // need for free, need in zip(self._free, asked, strict=True) if need))
         if self._is_keeping_back:
             count = self._count_keeping_back(asked, count)
-        self._available[row] -= count
+        self._available[row] = left - count
+        self._is_left[row] = left > count
         if self._lot.is_grouped[row]:
             over = max(count - self._grouped_left, 0)
             count -= over
             self._grouped_left -= count
             if not self._grouped_left:
-                self._available[self._lot.is_grouped] = 0
-        self._free = free - count * asked
+                self._is_left &= ~self._lot.is_grouped
+        self._free = [free - count * need for free, need in zip(self._free, asked, strict=True)]
         return count
 
-    def _count_keeping_back(self, asked: Ints, count: int) -> int:
+    def _count_keeping_back(self, asked: list[int], count: int) -> int:
         """Return how many such pods still leave enough beside the GPUs that stay free; at least the one that does."""
-        for place, resource in enumerate(_BESIDE):
-            more_than_mean = float(asked[resource]) - float(asked[GPU]) * float(self._per_gpu[place])
+        for resource, per_gpu in zip(_BESIDE, self._per_gpu, strict=True):
+            more_than_mean = asked[resource] - asked[GPU] * per_gpu
             if more_than_mean > 0:
-                spare = float(self._free[resource]) - float(self._free[GPU]) * float(self._per_gpu[place])
+                spare = self._free[resource] - self._free[GPU] * per_gpu
                 count = min(count, int(spare // more_than_mean))
         return max(count, 1)

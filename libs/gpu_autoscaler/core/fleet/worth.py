@@ -50,14 +50,17 @@ def worthwhile_offers(problem: FleetProblem) -> Ints:
     first_offer, kind_of = distinct_rows(accepted)
     kinds = accepted[first_offer]
     covers = np.array([[not (small & ~large).any() for small in kinds] for large in kinds], dtype=np.bool_)
-    room = problem.capacity
     left = np.lexsort((np.arange(problem.cost.size), problem.cost))
+    # Of those that are left, cheapest first: who may use each, and its room, column by column.
+    kinds_left, rooms_left = kind_of[left], list(problem.capacity[left].T.copy())
     kept: list[int] = []
     while left.size:
-        best = int(left[0])
-        kept.append(best)
-        is_beaten = (room[left] <= room[best]).all(axis=1) & covers[kind_of[best], kind_of[left]]
-        left = left[~is_beaten]  # an offer beats itself
+        kept.append(int(left[0]))
+        stays = ~covers[kinds_left[0]][kinds_left]
+        for room in rooms_left:
+            stays |= room > room[0]
+        left, kinds_left = left[stays], kinds_left[stays]  # an offer beats itself
+        rooms_left = [room[stays] for room in rooms_left]
     return np.array(kept, dtype=np.int64)
 
 
