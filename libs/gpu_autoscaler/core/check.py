@@ -14,6 +14,7 @@ from gpu_autoscaler.core.check_burst import burst_mistakes
 from gpu_autoscaler.core.check_choice import choice_mistakes
 from gpu_autoscaler.core.check_cooling import hurried_purchases
 from gpu_autoscaler.core.check_directives import directive_mistakes
+from gpu_autoscaler.core.check_further import further_mistakes
 from gpu_autoscaler.core.check_likes import like_mistakes
 from gpu_autoscaler.core.check_money import unpaid
 from gpu_autoscaler.core.check_neighbours import neighbour_mistakes
@@ -45,6 +46,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, 
         unpaid,
         hurried_purchases,
         _gangs,
+        further_mistakes,
         choice_mistakes,
         like_mistakes,
         _volumes,

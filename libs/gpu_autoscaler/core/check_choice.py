@@ -6,10 +6,11 @@ Shares no code with `plan`. Called by `core/check.py`.
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
+from gpu_autoscaler.core.check_pods import job_named
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.model.decisions import BuyNode, Plan
-from gpu_autoscaler.model.ids import JobId, PodUid
+from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import ReplacesNodes
 
@@ -55,7 +56,7 @@ def _too_soon(gang: str, plan: Plan, state: ClusterState, policy: ScalingPolicy)
 def _not_on_spot(key: str, plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     kind, _, name = key.partition("/")
     pod = state.pods.get(PodUid(name)) if kind == "pod" else None
-    job_id = JobId(name) if kind == "job" else None if pod is None else pod.job_id
+    job_id = job_named(key) if pod is None else pod.job_id
     job = None if job_id is None else state.jobs.get(job_id)
     if job is not None and job.queued is not None:
         if not job.queued.spec.is_preemptible:
@@ -67,7 +68,8 @@ def _not_on_spot(key: str, plan: Plan, state: ClusterState, policy: ScalingPolic
 
 
 def _not_of_a_model(key: str, bought: BuyNode, state: ClusterState) -> Iterator[str]:
-    job = state.jobs.get(JobId(key.removeprefix("job/"))) if key.startswith("job/") else None
+    job_id = job_named(key)
+    job = None if job_id is None else state.jobs.get(job_id)
     if job is None or job.queued is None:
         return
     spec = job.queued.spec

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from gpu_autoscaler.core.check_pods import job_named
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, Plan
-from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons import UnmetDemand
 
 _HIGH_PRIORITY = 1000
@@ -25,7 +25,8 @@ def hurried_purchases(plan: Plan, state: ClusterState, policy: ScalingPolicy) ->
     for decision in plan.decisions:
         if not isinstance(decision, BuyNode) or not isinstance(decision.reason, UnmetDemand):
             continue
-        jobs = [state.jobs.get(JobId(key.removeprefix("job/"))) for key in decision.reason.demand]
+        named = [job_named(key) for key in decision.reason.demand]
+        jobs = [None if job_id is None else state.jobs.get(job_id) for job_id in named]
         priorities = [None if job is None or job.queued is None else job.queued.spec.priority for job in jobs]
         # Of pods nothing is proven here: what makes one urgent is Kubernetes' own scale of priorities.
         is_proven = priorities and None not in priorities and max(each or 0 for each in priorities) < _HIGH_PRIORITY

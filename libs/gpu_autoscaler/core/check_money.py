@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
+from gpu_autoscaler.core.check_pods import job_named
 from gpu_autoscaler.core.life import NodePhase, NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
-from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons import MoneyExhausted, ReplacesNodes
 
 _ENDING_SECONDS = 120.0  # as the plan allows for the end of a machine
@@ -209,7 +209,7 @@ def _short_promises(bought: list[BuyNode], state: ClusterState) -> Iterator[str]
         for key in getattr(decision.reason, "demand", ()):
             kind, _, name = key.partition("/")
             pod = next((one for one in state.pods.values() if one.pod_uid == name), None) if kind == "pod" else None
-            job_id = JobId(name) if kind == "job" else None if pod is None else pod.job_id
+            job_id = job_named(key) if pod is None else pod.job_id
             job = None if job_id is None else state.jobs.get(job_id)
             longest = None if job is None or job.queued is None else job.queued.spec.duration_seconds_max
             said = [each.work_seconds_max for each in _together(decision, bought)]

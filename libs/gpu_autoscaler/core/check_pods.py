@@ -7,7 +7,7 @@ import msgspec
 
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.ids import PodUid
+from gpu_autoscaler.model.ids import JobId, PodUid
 
 
 class PodsRead(msgspec.Struct, frozen=True):
@@ -28,3 +28,9 @@ def pods_read(pods: Mapping[PodUid, PodObserved]) -> PodsRead:
         if pod.neighbours is not None:
             mind_neighbours = True
     return PodsRead(tuple(unbound), mind_neighbours)
+
+
+def job_named(key: str) -> JobId | None:
+    """Return the job of `job/<id>` and of `member/<id>/<number>`, one beyond its gang; None: it is a pod's."""
+    kind, _, name = key.partition("/")
+    return JobId(name) if kind == "job" else JobId(name.rpartition("/")[0]) if kind == "member" else None

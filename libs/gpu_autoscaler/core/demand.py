@@ -12,6 +12,7 @@ import msgspec
 from gpu_autoscaler.core.alike import with_their_like
 from gpu_autoscaler.core.company import Rules, company_of, rules_of
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
+from gpu_autoscaler.core.further import further_members
 from gpu_autoscaler.core.life import NodeView
 from gpu_autoscaler.core.likes import likes_of, likes_of_job
 from gpu_autoscaler.core.pod_groups import in_groups
@@ -55,10 +56,11 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
     return tuple(sorted(items, key=_as_served))
 
 
-def _as_served(item: DemandItem) -> tuple[bool, bool, int, datetime, datetime, str, str]:
-    is_wish = item.source is DemandSource.REPORTED
+def _as_served(item: DemandItem) -> tuple[bool, bool, int, bool, datetime, datetime, str, str]:
+    is_wish, is_further = item.source is DemandSource.REPORTED, item.source is DemandSource.FURTHER_MEMBER
     hurry = item.start_by_at or NO_HURRY
-    return item.is_bought_for, is_wish, -item.priority, hurry, item.since, item.gang or item.key, item.key
+    who = item.gang or item.key
+    return item.is_bought_for, is_wish, -item.priority, is_further, hurry, item.since, who, item.key
 
 
 @remembered(256)
@@ -216,7 +218,6 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
             continue
         spec = job.queued.spec
         is_queued = is_waiting(job)
-        # Members beyond the gang want room once they are pods, each for itself.
         count = spec.gang_count if is_queued or job.placed is None else len(job.placed.node_uids)
         missing_count = count - pods_per_job.get(job_id, 0)
         if missing_count > 0 and (is_queued or is_unbound(job)):
@@ -235,6 +236,10 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
                 work_seconds_max=spec.duration_seconds_max,
                 prefers=() if is_queued else _placed_on(job),
             )
+        if is_queued or is_unbound(job):
+            placed_count = 0 if is_queued or job.placed is None else len(job.placed.node_uids)
+            there_count = max(placed_count, pods_per_job.get(job_id, 0))
+            yield from further_members(spec, job_shape(spec), job.queued.queued_at, there_count)
 
 
 def _placed_on(job: JobRecord | None) -> tuple[str, ...]:

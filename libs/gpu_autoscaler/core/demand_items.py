@@ -16,6 +16,7 @@ class DemandSource(enum.StrEnum):
     """Where an item comes from, which says whether nodes are bought for it."""
 
     QUEUED_JOB = "queued_job"  # waits for a place
+    FURTHER_MEMBER = "further_member"  # beyond the gang of a job that starts, or has a place, without it
     PENDING_POD = "pending_pod"  # Kubernetes found no node for it
     DOOMED_POD = "doomed_pod"  # runs on a node that the cloud takes; comes back as another pod
     PLACED_JOB = "placed_job"  # released, but its pods do not exist yet
@@ -28,7 +29,13 @@ class DemandSource(enum.StrEnum):
 
 
 _BOUGHT_FOR = frozenset(
-    {DemandSource.QUEUED_JOB, DemandSource.PENDING_POD, DemandSource.DOOMED_POD, DemandSource.REPORTED}
+    {
+        DemandSource.QUEUED_JOB,
+        DemandSource.FURTHER_MEMBER,
+        DemandSource.PENDING_POD,
+        DemandSource.DOOMED_POD,
+        DemandSource.REPORTED,
+    }
 )
 
 
@@ -42,7 +49,7 @@ class Customer(NamedTuple):
 class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     """Members of one shape. Items with one `gang` are placed all together or not at all; their shapes may differ."""
 
-    key: str  # job/<id>, pod/<uid>, or demand/<source>/<number>
+    key: str  # job/<id>, member/<job id>/<number>, pod/<uid>, or demand/<source>/<number>
     source: DemandSource
     shape: Shape  # of each member
     member_count: int

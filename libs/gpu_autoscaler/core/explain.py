@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import assert_never
 
 from gpu_autoscaler.core.admission import job_id_of
+from gpu_autoscaler.core.further import job_of_member
 from gpu_autoscaler.core.sentences import decision_sentence, held_back_sentence, sentence
 from gpu_autoscaler.core.telling import Teller
 from gpu_autoscaler.events import job, node, pod, scaling, spot
@@ -150,7 +151,9 @@ def _demand(decision: AnyDecision) -> frozenset[str]:
     kinds = UnmetDemand | ReplacesDoomed | ReplacesNodes | DemandReturned
     keys = reason.demand if isinstance(reason, kinds) else ()
     # The members of a wish are numbered; what was said is one word for all of them.
-    return frozenset(key.rpartition("/")[0] if key.startswith("demand/") else key for key in keys)
+    named = frozenset(key.rpartition("/")[0] if key.startswith("demand/") else key for key in keys)
+    # A member beyond its job's gang is part of the job's story.
+    return frozenset(key if (job_id := job_of_member(key)) is None else f"job/{job_id}" for key in named)
 
 
 def _bought_for(history: Sequence[Recorded], demand: frozenset[str]) -> frozenset[str]:

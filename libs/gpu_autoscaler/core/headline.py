@@ -10,6 +10,7 @@ import msgspec
 
 from gpu_autoscaler.core.bounds import frozen_by
 from gpu_autoscaler.core.directives import in_force
+from gpu_autoscaler.core.further import waiting_further
 from gpu_autoscaler.core.leftovers import leftovers
 from gpu_autoscaler.core.life import NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -18,12 +19,12 @@ from gpu_autoscaler.core.schedule import schedule
 from gpu_autoscaler.core.sentences import sentence
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import counts_for_idleness, is_waiting, job_pods, pods_by_node
-from gpu_autoscaler.core.wording import counted, instant, named
+from gpu_autoscaler.core.wording import counted, instant, named, thing
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import JobId, NodeUid
-from gpu_autoscaler.model.waits import GangIncomplete
+from gpu_autoscaler.model.waits import GangFirst, GangIncomplete
 
 _LEFT_OVER = (
     "Its instance is gone, and nobody took the node away: it is removed from Kubernetes once the cloud, asked for that "
@@ -86,7 +87,8 @@ def job_line(name_or_id: str, sight: Sight) -> str:
         return "Somebody asked to cancel it; it ends when its Kubernetes Job is gone."
     if job.queued is None:
         return "Waiting to be accepted; it starts when the scheduler has let it in and finds room for it."
-    return _waiting(job.queued.job_id, sight) if is_waiting(job) else _placed(job, job.queued.job_id, sight)
+    said = _waiting(job.queued.job_id, sight) if is_waiting(job) else _placed(job, job.queued.job_id, sight)
+    return said + _of_further(job.queued.job_id, sight)
 
 
 def pod_line(name_or_id: str, sight: Sight) -> str:
@@ -139,6 +141,20 @@ def _waiting(job_id: JobId, sight: Sight) -> str:
         return f"{_because(scheduled)} {_PRICE_NEEDED}"
     reason = planned or scheduled
     return _because(reason) if reason is not None else "It may start: the scheduler places it with its next look."
+
+
+def _of_further(job_id: JobId, sight: Sight) -> str:
+    """What keeps the first member beyond the gang from its room, where that is more than its gang; else nothing."""
+    found = [(key, sight.planned[key]) for key in waiting_further(sight.planned, job_id)]
+    waiting = [(key, reason) for key, reason in found if not isinstance(reason, reasons.RoomExpected | GangFirst)]
+    if not waiting:
+        return ""
+    key, reason = waiting[0]
+    others = f" ({len(waiting) - 1} more wait as well)" if len(waiting) > 1 else ""
+    return (
+        f" It starts without {thing(key)}{others}, which waits because {_within(sentence(reason)).rstrip('.')}; it "
+        f"joins when {remedy(reason)}."
+    )
 
 
 def waiting_pod_line(pod: PodObserved, sight: Sight) -> str:

@@ -11,6 +11,7 @@ from gpu_autoscaler.core.booting import boot_timed_out, holds_work
 from gpu_autoscaler.core.bounds import beyond
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
+from gpu_autoscaler.core.further import only_further
 from gpu_autoscaler.core.idling import idle_seconds_allowed
 from gpu_autoscaler.core.life import NodePhase, NodeView
 from gpu_autoscaler.core.moving import moving_pods, place_elsewhere, protected_node, protected_pod
@@ -22,7 +23,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.use import little_used, too_soon_again
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.decisions import DrainNode, HeldBack, ReleaseInstance
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons import (
     BudgetLimit,
@@ -47,6 +48,7 @@ from gpu_autoscaler.model.reasons import (
     PoolPaused,
     PriceUnknown,
     SavingTooSmall,
+    UnmetDemand,
 )
 from gpu_autoscaler.model.waits import GangBackoff, GangLate
 
@@ -198,13 +200,22 @@ def _without_gang(view: NodeView, draft: Draft) -> ReleaseInstance | None:
 
 
 def _given_up(view: NodeView, draft: Draft) -> GangGivenUp | None:
-    """Return why the gang that the node was bought for cannot be completed; None where it can, or nobody knows."""
+    """Return why the gang that the node was bought for cannot be completed; None where it can, or nobody knows.
+
+    What was bought for members beyond a gang alone is of no use without it; the gang needs none of that.
+    """
     decision = None if view.order is None else view.order.decision
-    if decision is None or decision.gang is None:
+    gang = None if decision is None else decision.gang or _gang_before(decision)
+    if gang is None:
         return None
-    reasons = (held.reason for held in draft.held_back if held.subject == decision.gang)
+    reasons = (held.reason for held in draft.held_back if held.subject == gang)
     final = next((reason for reason in reasons if isinstance(reason, _NOTHING_TO_BUY)), None)
-    return None if final is None else GangGivenUp(gang=decision.gang, hold_reason=final.tag())
+    return None if final is None else GangGivenUp(gang=gang, hold_reason=final.tag())
+
+
+def _gang_before(decision: BuyNode) -> str | None:
+    job_id = only_further(decision.reason.demand) if isinstance(decision.reason, UnmetDemand) else None
+    return None if job_id is None else f"job/{job_id}"
 
 
 def _is_unused(view: NodeView, draft: Draft) -> bool:

@@ -4,38 +4,37 @@ Room is never waited for unless it is expected: how long running work takes is u
 What is certain to end within the wait that the policy allows is expected (`core/soon.py`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from itertools import groupby
 
 import msgspec
 
 from gpu_autoscaler.core.acceptance import fits
 from gpu_autoscaler.core.basket import Basket
-from gpu_autoscaler.core.bins import bin_key, node_bin
+from gpu_autoscaler.core.bins import node_bin
 from gpu_autoscaler.core.burst import Burst
 from gpu_autoscaler.core.choice import Lacking
 from gpu_autoscaler.core.cooling import cooling
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
-from gpu_autoscaler.core.domains import bound, domains_for
+from gpu_autoscaler.core.domains import domains_for
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
+from gpu_autoscaler.core.further import ordered
 from gpu_autoscaler.core.gangs import is_late, waits
 from gpu_autoscaler.core.keeping import callable_drain, is_cheaper_kept
-from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.lots import Lot, lots_of, served_together
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.parting import Want, parts_of
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.shapes import Bin, Shape, Standing
+from gpu_autoscaler.core.shapes import Bin, Standing
 from gpu_autoscaler.core.soon import Soon
 from gpu_autoscaler.core.sparing import awaits_spot
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, HeldBack
-from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.reasons import DemandReturned, HoldReason, ReplacesDoomed, RoomExpected, UnmetDemand
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.reasons import DemandReturned, HoldReason, RoomExpected
 from gpu_autoscaler.model.shape_reasons import NoDomainFits
-from gpu_autoscaler.model.waits import BurstArriving, GangLate
+from gpu_autoscaler.model.waits import BurstArriving, GangFirst, GangLate
 
 _STEP = "cover_demand"
 _PASSING = (RoomExpected, BurstArriving)  # why something is not bought that soon needs no purchase, or is bought better
@@ -46,72 +45,16 @@ def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     """Every waiting item has room, is bought for, or is held back with the reason; gangs whole or not at all."""
     market = Market(draft, state, policy)
     cover = _Cover(draft, state, policy, market)
-    lots = tuple(_lots(draft.demand))
+    lots = tuple(lots_of(draft.demand))
     for lot in lots:
         cover.keep(lot)
-    for together in _served_together(lots):
+    for together in served_together(lots):
         cover.serve(together)
     return msgspec.structs.replace(
         draft.adding(returns=cover.returns, purchases=cover.basket.purchases(), held_back=cover.held),
         claimed=draft.claimed | cover.claimed,
         is_demand_met=draft.is_demand_met and cover.is_met,
     )
-
-
-class _Lot(msgspec.Struct, frozen=True, kw_only=True):
-    """Items served together: one gang, or single pods that are alike and may share what is bought."""
-
-    items: tuple[DemandItem, ...]
-
-    @property
-    def first(self) -> DemandItem:
-        return self.items[0]
-
-    @property
-    def shape(self) -> Shape:
-        return self.first.shape
-
-    def bound_to(self, key: str, value: str) -> "_Lot":
-        """The same for one domain alone."""
-        items = tuple(msgspec.structs.replace(item, shape=bound(item.shape, key, value)) for item in self.items)
-        return _Lot(items=items)
-
-    @property
-    def members_count(self) -> int:
-        return sum(item.member_count for item in self.items)
-
-    @property
-    def sinces(self) -> tuple[Instant, ...]:
-        """Since when each member waits, in the order of service."""
-        return tuple(item.since for item in self.items for _ in range(item.member_count))
-
-
-def _lots(demand: tuple[DemandItem, ...]) -> Iterator[_Lot]:
-    """Group the demand, which comes in the order of service, without putting lower priority before higher."""
-    for _, equals in groupby(demand, key=lambda item: (item.is_bought_for, item.priority)):
-        alike: dict[object, list[DemandItem]] = {}
-        for item in equals:
-            key = (
-                item.key
-                if item.member_count > 1
-                else (item.gang, item.source, item.shape, item.leaves, item.prefers, item.project, item.blocked)
-            )
-            alike.setdefault(key, []).append(item)
-        for items in alike.values():
-            yield _Lot(items=tuple(items))
-
-
-def _served_together(lots: tuple[_Lot, ...]) -> Iterator[tuple[_Lot, ...]]:
-    """Single pods of one priority that follow each other are bought for at once; a gang, or what minds others than
-    its like, for itself."""
-
-    def alike(lot: _Lot) -> tuple[bool, int, str | None]:
-        first = lot.first
-        alone = first.gang or (None if first.shape.company.is_plain else first.key)
-        return first.is_bought_for, first.priority, alone
-
-    for _, run in groupby(lots, key=alike):
-        yield tuple(run)
 
 
 class _Cover:
@@ -132,34 +75,44 @@ class _Cover:
         self._burst = Burst(draft, policy)
         self._coming_free: Soon | None = None  # read where somebody waits, and then once
         self._room = draft.room
-        self._ordered_for = _ordered_for(draft.views)
+        self._ordered = ordered(draft.views)
+        self._without_place: set[JobId] = set()  # jobs of the queue whose gang has none
         self._kept: dict[str, tuple[str, ...]] = {}  # by the key of a lot's first item
         drains = ((view, callable_drain(view)) for view in draft.views if view.drain is not None)
         self._callable_back = {drain.node_uid: (view, drain) for view, drain in drains if drain is not None}
 
-    def keep(self, lot: _Lot) -> None:
+    def keep(self, lot: Lot) -> None:
         """What is on its way for the lot stays its own, whoever comes meanwhile: else it would be bought for again."""
-        keys = dict.fromkeys(key for item in lot.items for key in self._ordered_for_item(item))
+        keys = dict.fromkeys(key for item in lot.items for key in self._ordered.of(item))
         if lot.first.is_bought_for and keys:
             self._kept[lot.first.key] = self._room.place_on(keys, lot.shape, lot.members_count)
 
-    def _ordered_for_item(self, item: DemandItem) -> tuple[str, ...]:
-        own = self._ordered_for.get(item.key, ())
-        return own if item.job_id is None else own + self._ordered_for.get(f"job/{item.job_id}", ())
-
-    def serve(self, lots: tuple[_Lot, ...]) -> None:
+    def serve(self, lots: tuple[Lot, ...]) -> None:
         """Place the lots on what is there, then on what can be called back, then on what can be bought."""
         blocked = [lot for lot in lots if lot.first.blocked is not None]
         for lot in blocked:
             self._settle(lot, (), lot.first.blocked)
         if blocked:
             lots = tuple(lot for lot in lots if lot.first.blocked is None)
+        if lots and lots[0].first.source is DemandSource.FURTHER_MEMBER:
+            lots = self._of_gangs_with_places(lots)
         if lots and lots[0].first.gang is not None and lots[0].first.is_bought_for and lots[0].first.within:
             self._serve_within(lots[0].first.within, lots)
         elif lots:
             self._serve(lots)
 
-    def _serve_within(self, key: str, lots: tuple[_Lot, ...]) -> None:
+    def _of_gangs_with_places(self, lots: tuple[Lot, ...]) -> tuple[Lot, ...]:
+        """Members beyond a gang are of no use before it runs: they take no room, and nothing is bought for them."""
+        served: list[Lot] = []
+        for lot in lots:
+            if lot.first.job_id is None or lot.first.job_id not in self._without_place:
+                served.append(lot)
+                continue
+            self._room.take_back(self._kept.pop(lot.first.key, ()), lot.shape)
+            self._settle(lot, (), GangFirst(job_id=lot.first.job_id))
+        return tuple(served)
+
+    def _serve_within(self, key: str, lots: tuple[Lot, ...]) -> None:
         """Serve a gang whose members share a value of this label, in the first domain that can have them all."""
         coming: set[str] = set()
         for lot in lots:
@@ -175,7 +128,7 @@ class _Cover:
             for number, lot in enumerate(lots):
                 self._settle(lot, (), reasons[number])
 
-    def _serve(self, lots: tuple[_Lot, ...], *, is_last: bool = True) -> bool:
+    def _serve(self, lots: tuple[Lot, ...], *, is_last: bool = True) -> bool:
         """Return False where a gang cannot be had; unless that was the last try, nothing is said of it then."""
         mark, bought_mark, returns_count = self._room.mark(), self.basket.mark(), len(self.returns)
         self._before = bought_mark, returns_count
@@ -225,9 +178,7 @@ class _Cover:
         cooldown = cooling(item, self._state.orders, self._policy, as_of)
         return gang or cooldown or awaits_spot(item, self._market, self._policy, as_of)
 
-    def _patient(
-        self, lots: tuple[_Lot, ...], short: list[int], placed: list[tuple[str, ...]]
-    ) -> dict[int, HoldReason]:
+    def _patient(self, lots: tuple[Lot, ...], short: list[int], placed: list[tuple[str, ...]]) -> dict[int, HoldReason]:
         """Return the lots that need no purchase: running work gives them room within the wait that they are allowed."""
         found: dict[int, HoldReason] = {}
         for each in short:
@@ -239,7 +190,7 @@ class _Cover:
         return found if len(found) == len(short) or all(lots[each].first.gang is None for each in short) else {}
 
     def _coming(
-        self, lots: tuple[_Lot, ...], short: list[int], placed: list[tuple[str, ...]]
+        self, lots: tuple[Lot, ...], short: list[int], placed: list[tuple[str, ...]]
     ) -> Mapping[int, HoldReason]:
         """Return the lots that wait for the rest of their burst; of one whose pods are all alike nodes are bought that
         those fill. What cannot be bought anyway is told why."""
@@ -253,7 +204,7 @@ class _Cover:
                 self._room.note(key, lot.shape)
         return found
 
-    def _can_buy(self, lot: _Lot) -> bool:
+    def _can_buy(self, lot: Lot) -> bool:
         return self.basket.is_open_to(lot.first.customer) and bool(self._market.members(lot.shape).any())
 
     def _soon(self) -> Soon:
@@ -267,7 +218,7 @@ class _Cover:
             return None
         return is_late(gang, self._draft, self._policy)
 
-    def _none_of(self, gang: str, lots: tuple[_Lot, ...], reasons: dict[int, HoldReason]) -> dict[int, HoldReason]:
+    def _none_of(self, gang: str, lots: tuple[Lot, ...], reasons: dict[int, HoldReason]) -> dict[int, HoldReason]:
         """What keeps one lot of a gang from its room keeps all; a group of pods is spoken of by its name as well."""
         reason = next(iter(reasons.values()), None)
         if reason is None:
@@ -277,7 +228,7 @@ class _Cover:
             self.held.append(HeldBack(step=_STEP, subject=gang, reason=reason))
         return dict.fromkeys(range(len(lots)), reason)
 
-    def _place(self, lot: _Lot, count: int) -> tuple[str, ...]:
+    def _place(self, lot: Lot, count: int) -> tuple[str, ...]:
         """Place so many members where there is room, and where there is if a drain is cancelled."""
         first = lot.first
         placed = self._room.place_most(lot.shape, count, first.prefers)
@@ -287,7 +238,7 @@ class _Cover:
             placed += self._call_back(lot, count - len(placed))
         return placed
 
-    def _buy_together(self, lots: tuple[_Lot, ...], short: list[int], placed: list[tuple[str, ...]]) -> None:
+    def _buy_together(self, lots: tuple[Lot, ...], short: list[int], placed: list[tuple[str, ...]]) -> None:
         """Buy one fleet for what these lots lack, each pod in a zone that the rules leave it."""
         if not any(self.basket.is_open_to(lots[each].first.customer) for each in short):
             return
@@ -313,14 +264,14 @@ class _Cover:
         placed[number] += beside + self._room.place_most(item.shape, covered)
         return reason
 
-    def _keep_dear(self, lots: tuple[_Lot, ...], short: list[int], placed: list[tuple[str, ...]]) -> None:
+    def _keep_dear(self, lots: tuple[Lot, ...], short: list[int], placed: list[tuple[str, ...]]) -> None:
         """What could not be bought is placed on nodes that leave, though they cost more than new ones would."""
         for each in short:
             lacking_count = lots[each].members_count - len(placed[each])
             if lacking_count:
                 placed[each] += self._call_back(lots[each], lacking_count, at_any_price=True)
 
-    def _call_back(self, lot: _Lot, count: int, *, at_any_price: bool = False) -> tuple[str, ...]:
+    def _call_back(self, lot: Lot, count: int, *, at_any_price: bool = False) -> tuple[str, ...]:
         """Cancel drains by choice whose nodes take members of the lot, and place them there; of nodes that cost less
         than new ones, or all of them."""
         placed: tuple[str, ...] = ()
@@ -340,7 +291,7 @@ class _Cover:
             placed += here
         return placed
 
-    def _stop_moving(self, lot: _Lot) -> None:
+    def _stop_moving(self, lot: Lot) -> None:
         """Pods have no place besides the node that they were to leave: it stays."""
         if lot.first.leaves not in self._callable_back:
             return
@@ -350,7 +301,7 @@ class _Cover:
             self._room.put(node)
             self._cancel(drain, lot)
 
-    def _cancel(self, drain: DrainNode, lot: _Lot) -> None:
+    def _cancel(self, drain: DrainNode, lot: Lot) -> None:
         self.returns.append(
             CancelDrain(
                 action_id=self._draft.next_action_id(),
@@ -361,7 +312,7 @@ class _Cover:
             )
         )
 
-    def _settle(self, lot: _Lot, placed: tuple[str, ...], reason: HoldReason | None) -> None:
+    def _settle(self, lot: Lot, placed: tuple[str, ...], reason: HoldReason | None) -> None:
         """Note for each item where it counts on room, or why it has none."""
         position = 0
         for item in lot.items:
@@ -374,23 +325,13 @@ class _Cover:
                 if not bins:
                     self._burst.note(item)
                 continue
+            if not bins and item.source is DemandSource.QUEUED_JOB and item.job_id is not None:
+                self._without_place.add(item.job_id)
             self.is_met = self.is_met and bool(bins) and all(each.standing is Standing.READY for each in bins)
             if not bins and reason is not None:
                 self.held.append(HeldBack(step=_STEP, subject=item.key, reason=reason))
             elif bins and all(each.standing is not Standing.BOUGHT for each in bins):
                 self.held.append(HeldBack(step=_STEP, subject=item.key, reason=_expected(bins)))
-
-
-@remembered(2)
-def _ordered_for(views: tuple[NodeView, ...]) -> Mapping[str, tuple[str, ...]]:
-    """Return the bins that are on their way, by the key of each item that they were bought for."""
-    bins: dict[str, list[str]] = {}
-    for view in views:
-        decision = None if view.order is None or not view.is_booting else view.order.decision
-        if decision is not None and isinstance(decision.reason, UnmetDemand | ReplacesDoomed):
-            for key in decision.reason.demand:
-                bins.setdefault(key, []).append(bin_key(view))
-    return {key: tuple(each) for key, each in bins.items()}
 
 
 def _expected(bins: list[Bin]) -> RoomExpected:

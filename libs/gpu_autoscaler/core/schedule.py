@@ -71,9 +71,11 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
             room.remove(key)
     found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}
     for item in items:
-        if item.source is DemandSource.REPORTED:
-            continue  # room is wished to be free for work: what waits may have it
-        if item.blocked is not None:
+        # Room is wished to be free for work: what waits may have it.
+        if item.blocked is not None or item.source is DemandSource.REPORTED:
+            continue
+        if item.source is DemandSource.FURTHER_MEMBER:
+            _join(item, found, nodes, room)
             continue
         if item.source is not DemandSource.QUEUED_JOB or item.job_id is None:
             room.place_most(item.shape, item.member_count, item.prefers)
@@ -83,7 +85,7 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
         found[item.job_id] = (
             _why_no_price(item, keys, unpriced, nodes, room)
             or _why_not_now(item.job_id, item, keys, room)
-            or tuple(nodes[key] for key in (*keys, *_beyond_the_gang(item, state, room)))
+            or tuple(nodes[key] for key in keys)
         )
     found.update(_released(state, waiting, {view.name: view for view in views if view.node is not None}, found))
     found.update(_leaving_spot(state, waiting, policy, as_of))
@@ -140,13 +142,20 @@ def _why_no_price(
     return PriceUnknown(offers=offers_of(nodes[key] for key in places)) if places else None
 
 
-def _beyond_the_gang(item: DemandItem, state: ClusterState, room: Room) -> tuple[str, ...]:
-    """Usable nodes for the members that the job can do without; what is coming for them they may have to share."""
-    spec = job_spec(state, item.job_id)
-    if spec is None or item.within is not None:
-        return ()
-    placed = room.place_most(item.shape, spec.member_count - spec.gang_count)
-    return tuple(key for key in placed if room[key].standing is Standing.READY)
+def _join(
+    item: DemandItem,
+    found: dict[JobId, tuple[NodeView, ...] | HoldReason],
+    nodes: Mapping[str, NodeView],
+    room: Room,
+) -> None:
+    """Add a usable node for a member that the job can do without, where the job starts now; what is coming for it is
+    kept, and where the job does not start it takes nobody's room."""
+    starts = None if item.job_id is None else found.get(item.job_id)
+    if item.job_id is None or not isinstance(starts, tuple):
+        return
+    placed = room.place_most(item.shape, item.member_count)
+    ready = (nodes[key] for key in placed if room[key].standing is Standing.READY)
+    found[item.job_id] = (*starts, *ready)
 
 
 def _why_not_now(job_id: JobId, item: DemandItem, keys: tuple[str, ...], room: Room) -> HoldReason | None:

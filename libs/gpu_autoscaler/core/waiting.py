@@ -7,9 +7,17 @@ from typing import assert_never
 
 from gpu_autoscaler.core.wording import counted, instant, named, percent, span, thing
 from gpu_autoscaler.model.reasons import RoomExpected
-from gpu_autoscaler.model.waits import BurstArriving, GangBackoff, GangIncomplete, GangLate, SpotAwaited, SpotLeft
+from gpu_autoscaler.model.waits import (
+    BurstArriving,
+    GangBackoff,
+    GangFirst,
+    GangIncomplete,
+    GangLate,
+    SpotAwaited,
+    SpotLeft,
+)
 
-Waiting = RoomExpected | BurstArriving | GangIncomplete | GangLate | GangBackoff | SpotAwaited | SpotLeft
+Waiting = RoomExpected | BurstArriving | GangIncomplete | GangFirst | GangLate | GangBackoff | SpotAwaited | SpotLeft
 
 
 def why_waiting(reason: Waiting) -> str:
@@ -28,6 +36,8 @@ def why_waiting(reason: Waiting) -> str:
         case GangIncomplete():
             placed = f"{reason.members_placed} of {counted(reason.members_count, 'member')}"
             return f"Only {placed} of job {reason.job_id} have a place; it starts whole or not at all."
+        case GangFirst():
+            return f"Job {reason.job_id} starts without it, and those that it cannot start without have no place yet."
         case GangLate():
             since, most = span(reason.bought_seconds), span(reason.complete_seconds_max)
             return f"Nodes of {thing(reason.gang)} were bought {since} ago and are not all usable; {most} are allowed."
@@ -65,6 +75,8 @@ def over_when(reason: Waiting) -> str:
         case GangIncomplete():
             missing = reason.members_count - reason.members_placed
             return f"the other {counted(missing, 'member')} {'has' if missing == 1 else 'have'} a place as well"
+        case GangFirst():
+            return f"job {reason.job_id} has its place, and there is room for more of it"
         case GangLate():
             return f"all its nodes come within {span(reason.complete_seconds_max)}, or complete_seconds_max is raised"
         case GangBackoff():

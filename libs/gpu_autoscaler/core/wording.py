@@ -54,8 +54,11 @@ def named(names: Sequence[str], *, most: int = 3) -> str:
 
 
 def thing(key: str) -> str:
-    """`job/train` as `job train`; `cluster` as `the whole cluster`."""
+    """`job/train` as `job train`; `member/train/3` as `member 3 of job train`; `cluster` as `the whole cluster`."""
     kind, _, name = key.partition("/")
+    if kind == "member":
+        job_id, _, number = name.rpartition("/")
+        return f"member {number} of job {job_id}"
     return f"{kind} {name}" if name else "the whole cluster" if kind == "cluster" else kind
 
 

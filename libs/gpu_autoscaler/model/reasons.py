@@ -17,7 +17,15 @@ from gpu_autoscaler.model.passed import DroppedPreference, PassedOver
 from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.model.shape_reasons import ShapeReason
 from gpu_autoscaler.model.use_reasons import TelemetryUnsure, UtilizationAlone, UtilizationHigh
-from gpu_autoscaler.model.waits import BurstArriving, GangBackoff, GangIncomplete, GangLate, SpotAwaited, SpotLeft
+from gpu_autoscaler.model.waits import (
+    BurstArriving,
+    GangBackoff,
+    GangFirst,
+    GangIncomplete,
+    GangLate,
+    SpotAwaited,
+    SpotLeft,
+)
 
 # ---- why a node is bought
 
@@ -375,6 +383,7 @@ HoldReason = (
     | DisruptionBudget
     | BurstArriving
     | GangIncomplete
+    | GangFirst
     | GangLate
     | GangBackoff
     | SpotAwaited

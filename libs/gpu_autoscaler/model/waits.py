@@ -16,6 +16,12 @@ class GangIncomplete(Reason, frozen=True, kw_only=True, tag="gang_incomplete"):
     members_count: int
 
 
+class GangFirst(Reason, frozen=True, kw_only=True, tag="gang_first"):
+    """The job starts without this member, and what it cannot start without has no place yet."""
+
+    job_id: JobId
+
+
 class GangLate(Reason, frozen=True, kw_only=True, tag="gang_late"):
     """The nodes of the gang were not all usable in time: what is there of them is given back."""
 

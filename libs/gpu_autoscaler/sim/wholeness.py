@@ -1,5 +1,5 @@
 """A gang is bought whole or not at all: no plan buys for some of its members and holds others back for a limit. One
-that belongs together in a zone is placed in one.
+that belongs together in a zone is placed in one. Nothing is bought for members beyond a gang that a limit holds back.
 
 Part of the witness.
 """
@@ -35,6 +35,10 @@ class Wholeness:
                     if key in limited and self._is_gang(key):
                         tag = limited[key].tag()
                         self._breaks(PROMISE, f"{decision.action_id} is bought for {key}, and {tag} holds it back")
+                    gang = self._gang_before(key)
+                    if gang in limited:
+                        tag = limited[gang].tag()
+                        self._breaks(PROMISE, f"{decision.action_id} is bought for {key}, and {tag} holds {gang} back")
 
     def placed(self, placed: JobPlaced) -> None:
         """A job was released for these nodes."""
@@ -45,6 +49,12 @@ class Wholeness:
         zones = sorted({machine.offer.zone for machine in machines if machine is not None})
         if len(zones) > 1:
             self._breaks(PROMISE, f"{placed.job_id} belongs together in one zone, and is placed in {', '.join(zones)}")
+
+    @staticmethod
+    def _gang_before(key: str) -> str:
+        """`job/<id>` for `member/<id>/<number>`, a member that the job starts without; empty: it is none."""
+        kind, _, name = key.partition("/")
+        return f"job/{name.rpartition('/')[0]}" if kind == "member" else ""
 
     def _is_gang(self, key: str) -> bool:
         row = self._jobs.get(JobId(key.removeprefix("job/")))

@@ -8,6 +8,7 @@ import pytest
 from tests.support.stories import (
     EPOCH,
     HOUR,
+    MINUTE,
     SECOND,
     T0,
     Story,
@@ -25,6 +26,7 @@ from tests.support.stories import (
 
 from gpu_autoscaler.core.admission import admit
 from gpu_autoscaler.core.check import check
+from gpu_autoscaler.core.headline import Sight, job_line
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.schedule import schedule
@@ -34,10 +36,11 @@ from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.translate.job import are_all_running
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.decisions import BuyNode, ReleaseInstance
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import JobSpec, Mistake
-from gpu_autoscaler.model.reasons import NodesLimit
+from gpu_autoscaler.model.reasons import GangGivenUp, HoldReason, NodesLimit, RoomExpected, UnmetDemand
+from gpu_autoscaler.model.waits import GangFirst
 from gpu_autoscaler_services.cli.jobs import Request
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.manifest import job_manifest
@@ -59,6 +62,21 @@ def buys(state: ClusterState, under: ScalingPolicy | None = None) -> list[BuyNod
     made = plan(state, under, T0)
     assert check(made, state, under) == ()
     return [each for each in made.decisions if isinstance(each, BuyNode)]
+
+
+GANG = ("job/a",)
+
+
+def wanted(decision: BuyNode) -> tuple[str, ...]:
+    """What the node is bought for."""
+    assert isinstance(decision.reason, UnmetDemand)
+    return decision.reason.demand
+
+
+def reasons_for_members(state: ClusterState, under: ScalingPolicy) -> dict[str, HoldReason]:
+    """Why members beyond the gang are not bought for."""
+    held = {each.subject: each.reason for each in plan(state, under, T0).held_back}
+    return {key: reason for key, reason in held.items() if key.startswith("member/")}
 
 
 def member(number: int, *, on: str | None = None) -> Story:
@@ -99,13 +117,112 @@ def test_without_a_least_number_all_start_or_none() -> None:
     assert placed(given(*nodes, job("a", members=5))) == []
 
 
-def test_its_gang_is_bought_whole_and_no_more_before_it_runs() -> None:
-    """Two nodes of one transaction; a limit below two buys none."""
-    state = given(five(), on_sale(offer()))
-    two, none = buys(state), buys(state, policy(nodes_count_max=1))
+def test_its_gang_and_the_members_beyond_it_are_bought_in_one_plan() -> None:
+    """Two nodes of one transaction for the two that it cannot start without, and one for each of the other three."""
+    five_bought = buys(given(five(), on_sale(offer())))
 
-    assert [each.gang for each in two] == ["job/a", "job/a"]
-    assert none == []
+    assert [each.gang for each in five_bought] == ["job/a", "job/a", None, None, None]
+    assert [wanted(each) for each in five_bought] == [GANG, GANG, *(("member/a/3",), ("member/a/4",), ("member/a/5",))]
+
+
+@pytest.mark.parametrize(("most", "count"), [(0, 0), (1, 0), (2, 2), (3, 3), (4, 4), (9, 5)])
+def test_a_limit_takes_from_the_members_beyond_the_gang_first(most: int, count: int) -> None:
+    """Below two nothing is bought at all; above it as many as the limit allows, and each other one is told why."""
+    limited, state = policy(nodes_count_max=most), given(five(), on_sale(offer()))
+    told = reasons_for_members(state, limited)
+
+    assert len(buys(state, limited)) == count
+    expected = [GangFirst] * 3 if count < 2 else [NodesLimit] * (5 - count)
+    assert [type(each) for each in told.values()] == expected
+
+
+def test_what_another_job_cannot_start_without_comes_before_members_beyond_a_gang() -> None:
+    """Of equal priority both gangs are bought for though one came later, and the limit leaves nothing over."""
+    limited = policy(nodes_count_max=4)
+    state = given(five(), job("b", gpus=8, members=2, at=T0 + SECOND), on_sale(offer()), as_of=T0 + MINUTE)
+
+    assert [each.gang for each in buys(state, limited)] == ["job/a", "job/a", "job/b", "job/b"]
+    assert [type(each) for each in reasons_for_members(state, limited).values()] == [NodesLimit] * 3
+
+
+def test_members_beyond_a_gang_take_no_room_before_it_has_its_own() -> None:
+    """One node is free and nothing may be bought: the gang has no place, and the node is another's."""
+    frozen = policy(nodes_count_max=1)
+    state = given(node("n0"), five(), job("b", gpus=8, at=T0 + SECOND), on_sale(offer()), as_of=T0 + MINUTE)
+    made = plan(state, frozen, T0 + MINUTE)
+
+    assert check(made, state, frozen) == ()
+    held = {each.subject: each.reason for each in made.held_back}
+    assert isinstance(held["job/b"], RoomExpected)
+    assert [type(held[f"member/a/{number}"]) for number in (3, 4, 5)] == [GangFirst] * 3
+    assert placed(state) == [("n0",)]
+
+
+def test_what_is_on_its_way_for_the_gang_is_not_taken_by_the_others() -> None:
+    """The gang's two nodes boot, and those of the others were refused: three more are bought, for these alone."""
+    waits = (five(), on_sale(offer()))
+    first = buys(given(*waits))
+    again = buys(given(*waits, *(bought(each) for each in first if each.gang is not None)))
+
+    assert [wanted(each) for each in again] == [("member/a/3",), ("member/a/4",), ("member/a/5",)]
+    assert [each.gang for each in again] == [None] * 3
+
+
+def test_what_is_on_its_way_for_the_others_is_not_the_gangs() -> None:
+    """Three nodes boot for the others, and the gang's two were refused: both are bought again, as one transaction."""
+    waits = (five(), on_sale(offer()))
+    first = buys(given(*waits))
+    again = buys(given(*waits, *(bought(each) for each in first if each.gang is None)))
+
+    assert [each.gang for each in again] == ["job/a", "job/a"]
+
+
+def test_what_was_bought_for_the_members_is_their_pods_own() -> None:
+    """The gang runs, three pods wait, and the nodes that were bought for them before they were pods still boot."""
+    waits = (five(), on_sale(offer()))
+    coming = [bought(each) for each in buys(given(*waits)) if each.gang is None]
+
+    assert len(coming) == 3
+    assert buys(given(*running(2), *coming, on_sale(offer()))) == []
+
+
+def test_a_gang_that_is_given_up_gives_back_what_stands_by_for_the_others() -> None:
+    """Nothing is for sale any more, and the gang has no node: what boots for the others has nobody to serve."""
+    waits, limited = (five(), on_sale(offer())), policy(nodes_count_max=3)
+    coming = [bought(each) for each in buys(given(*waits)) if each.gang is None]
+    made = plan(given(*waits, *coming), limited, T0)
+
+    assert check(made, given(*waits, *coming), limited) == ()
+    back = [each for each in made.decisions if isinstance(each, ReleaseInstance)]
+    assert [type(each.reason) for each in back] == [GangGivenUp] * 3
+    assert buys(given(*waits, *coming), limited) == []
+
+
+def test_the_gang_keeps_its_nodes_whatever_becomes_of_the_others() -> None:
+    """The limit is lowered to the gang's two nodes, which boot: they stay, and each other member is told why."""
+    waits, limited = (five(), on_sale(offer())), policy(nodes_count_max=2)
+    state = given(*waits, *(bought(each) for each in buys(given(*waits)) if each.gang is not None))
+
+    assert plan(state, limited, T0).decisions == ()
+    assert [type(each) for each in reasons_for_members(state, limited).values()] == [NodesLimit] * 3
+
+
+def test_members_that_belong_together_are_not_bought_before_their_gang_has_a_place() -> None:
+    """Which zone that will be, nobody knows: the two of the gang alone."""
+    together = buys(given(five(within=labels.ZONE), on_sale(offer())))
+
+    assert [each.gang for each in together] == ["job/a", "job/a"]
+
+
+def test_why_tells_what_keeps_the_members_beyond_the_gang() -> None:
+    """The gang's nodes are on their way; of the three others two have no room under the limit."""
+    limited, waits = policy(nodes_count_max=3), (five(), on_sale(offer()))
+    state = given(*waits, *(bought(each) for each in buys(given(*waits), limited)))
+    line = job_line("a", Sight.of(state, limited, T0, plan(state, limited, T0)))
+
+    assert "2 nodes that were bought for it are on the way" in line
+    assert "It starts without member 4 of job a (1 more wait as well), which waits because" in line
+    assert "nodes_count_max (3) is raised" in line
 
 
 def test_members_beyond_the_gang_are_bought_as_far_as_limits_go() -> None:
@@ -220,10 +337,10 @@ def test_the_command_line_says_it() -> None:
     assert Request(members=5, min_members=2).body({}, ()) == {"members": 5, "min_members": 2}
 
 
-def test_what_was_bought_for_the_gang_is_not_bought_again() -> None:
-    """Two nodes are on their way for it: nothing more is bought until it runs."""
+def test_what_was_bought_is_not_bought_again() -> None:
+    """Five nodes are on their way for it: nothing more is bought until it runs."""
     waits = (five(), on_sale(offer()))
     coming = [bought(each) for each in buys(given(*waits))]
 
-    assert len(coming) == 2
+    assert len(coming) == 5
     assert buys(given(*waits, *coming)) == []

@@ -1,0 +1,92 @@
+"""Members that a job starts without: each an item of demand of its own, beside the gang that starts together.
+
+The gang is one transaction, whole or not at all. Each further member is one by itself, served after every gang and pod
+of the same priority, so it takes no room, limit or money from them; and none is bought for before its gang has a place.
+Asked by `core/demand.py`, the plan and the scheduler.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from gpu_autoscaler.core.bins import bin_key
+from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
+from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.shapes import Shape
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.reasons import ReplacesDoomed, UnmetDemand
+
+_KIND = "member/"
+
+
+def further_members(spec: JobSpec, shape: Shape, queued_at: Instant, there_count: int) -> Iterator[DemandItem]:
+    """One item for each member beyond the gang and beyond those that are there, as pods or with a place.
+
+    None where all members share a label's value: which one, nobody knows before the gang has its place.
+    """
+    if spec.within is not None:
+        return
+    for number in range(max(spec.gang_count, there_count) + 1, spec.member_count + 1):
+        yield DemandItem(
+            key=f"{_KIND}{spec.job_id}/{number}",
+            source=DemandSource.FURTHER_MEMBER,
+            shape=shape,
+            member_count=1,
+            start_by_at=spec.start_by_at,
+            priority=spec.priority,
+            since=queued_at,
+            job_id=spec.job_id,
+            project=spec.project_id,
+            work_seconds_max=spec.duration_seconds_max,
+        )
+
+
+def job_of_member(key: str) -> JobId | None:
+    """Return the job of a further member by the member's key; None: the key is of something else."""
+    return JobId(key.removeprefix(_KIND).rpartition("/")[0]) if key.startswith(_KIND) else None
+
+
+def only_further(demand: tuple[str, ...]) -> JobId | None:
+    """Return the job where all of this demand are further members of one; None: it is somebody else's as well."""
+    jobs = {job_of_member(key) for key in demand}
+    return jobs.pop() if len(jobs) == 1 else None
+
+
+class Ordered:
+    """The bins that are on their way, by what they were bought for."""
+
+    def __init__(self, views: tuple[NodeView, ...]) -> None:
+        self._bins: dict[str, list[str]] = {}
+        self._further: dict[JobId, list[str]] = {}
+        for view in views:
+            decision = None if view.order is None or not view.is_booting else view.order.decision
+            if decision is not None and isinstance(decision.reason, UnmetDemand | ReplacesDoomed):
+                for key in decision.reason.demand:
+                    self._bins.setdefault(key, []).append(bin_key(view))
+                    if (job_id := job_of_member(key)) is not None:
+                        self._further.setdefault(job_id, []).append(bin_key(view))
+
+    def of(self, item: DemandItem) -> tuple[str, ...]:
+        """Keys of the item's bins: its own, and for a pod those of its job, of the gang before those beyond it.
+
+        A further member without a pod has none of its gang's, and the gang none of its.
+        """
+        own = self._bins.get(item.key, ())
+        if item.job_id is None or item.source is DemandSource.FURTHER_MEMBER:
+            return tuple(own)
+        gang = self._bins.get(f"job/{item.job_id}", ())
+        further = () if item.source is DemandSource.QUEUED_JOB else self._further.get(item.job_id, ())
+        return (*own, *gang, *further)
+
+
+@remembered(2)
+def ordered(views: tuple[NodeView, ...]) -> Ordered:
+    """Return the same for the same views."""
+    return Ordered(views)
+
+
+def waiting_further(planned: Mapping[str, object], job_id: JobId) -> tuple[str, ...]:
+    """Keys of a job's further members that the last plan held back, in their order."""
+    keys = (key for key in planned if job_of_member(key) == job_id)
+    return tuple(sorted(keys, key=lambda key: int(key.rpartition("/")[2])))
