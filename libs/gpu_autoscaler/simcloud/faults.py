@@ -21,15 +21,15 @@ class Fault(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     offer: str = "*"  # pattern of `type/zone/capacity type`; a call that buys nothing has the empty name
     code: str = ""  # the cloud's own word, of refusals
     left_count: Annotated[int, Meta(ge=1)] | None = None  # None: until cleared
-    passed_count: Annotated[int, Meta(ge=0)] = 0  # calls that match and are let through first
+    passed_count: Annotated[int, Meta(ge=0)] = 0  # calls that match, or instances of theirs, that are let through first
     wait_seconds: Annotated[float, Meta(ge=0, le=600)] = 0.0  # wall time
 
-    def strikes(self, call: str, offer: str) -> bool:
-        """Return whether it meets this call, and count it."""
+    def strikes(self, call: str, offer: str, count: int = 1) -> bool:
+        """Return whether it meets this call, and count it; one for several instances is let through whole, or not."""
         if self.left_count == 0 or not (fnmatchcase(call, self.call) and fnmatchcase(offer, self.offer)):
             return False
-        if self.passed_count > 0:
-            self.passed_count -= 1
+        if self.passed_count >= count:
+            self.passed_count -= count
             return False
         if self.left_count is not None:
             self.left_count -= 1
@@ -58,10 +58,10 @@ class Faults:
         """Nothing goes wrong any more."""
         self._standing.clear()
 
-    def met_by(self, call: str, offer: str = "") -> Iterator[Fault]:
-        """Yield what this call meets with; at most one refusal."""
+    def met_by(self, call: str, offer: str = "", count: int = 1) -> Iterator[Fault]:
+        """Yield what this call, for so many instances, meets with; at most one refusal."""
         for fault in self._standing:
-            if fault.strikes(call, offer):
+            if fault.strikes(call, offer, count):
                 yield fault
                 if fault.kind == "refused":
                     return

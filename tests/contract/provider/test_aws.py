@@ -29,7 +29,7 @@ REFUSED = {
     "permission": "UnauthorizedOperation",
     "configuration": "InvalidLaunchTemplateName.NotFoundException",
 }
-LAUNCHES = ("RunInstances", "LaunchInstances")
+LAUNCHES = ("RunInstances", "LaunchInstances", "CreateFleet")
 TROUBLE: dict[Trouble, str] = {
     "throttled": "RequestLimitExceeded",
     "down": "ServiceUnavailable",
@@ -54,6 +54,10 @@ class AwsRig(Rig):
         """In EC2's words."""
         for call in LAUNCHES:
             self.fake.faults.add(Fault(kind="refused", call=call, offer=pattern, code=REFUSED[kind]))
+
+    async def leave_room(self, pattern: str, count: int) -> None:
+        """Whatever call asks for them."""
+        self.fake.faults.add(Fault(kind="refused", offer=pattern, code=REFUSED["capacity"], passed_count=count))
 
     async def refuse_nothing(self) -> None:
         """All faults go."""

@@ -58,6 +58,23 @@ def test_a_missing_permission_is_named_with_what_it_costs(region: Region, capsys
     assert "ec2:RunInstances, ec2:CreateTags, iam:PassRole" in found["next_step"]
 
 
+@pytest.mark.cloud("aws", calls=("CreateFleet",))
+def test_a_fleet_is_tried_where_it_is_switched_on(
+    region: Region, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off it is told what it would bring; on it is tried without making it, and its right is named where it lacks."""
+    off = findings(capsys, 0)
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_FLEETS", "true")
+    on = findings(capsys, 0)
+    region.fake.faults.add(Fault(kind="refused", call="CreateFleet", code="UnauthorizedOperation"))
+    denied = findings(capsys, 1)["CreateFleet"]
+    assert "ec2:CreateFleet" in off["aws.fleets"]["said"]
+    assert "CreateFleet" not in off
+    assert "would have made two g4dn.xlarge" in on["CreateFleet"]["said"]
+    assert "ec2:CreateFleet, ec2:RunInstances" in denied["next_step"]
+    assert region.fake.launches_count == 0
+
+
 def test_names_that_are_not_there_are_told(
     region: Region, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +178,12 @@ def test_the_policy_is_that_of_the_calls(
     monkeypatch.setenv("GPU_AUTOSCALER_AWS_GROUPS", "default=gpu-workers")
     run(["doctor", "--policy"])
     (both,) = json.loads(capsys.readouterr().out)["Statement"]
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_FLEETS", "true")
+    run(["doctor", "--policy"])
+    (fleets,) = json.loads(capsys.readouterr().out)["Statement"]
+    assert set(fleets["Action"]) - set(both["Action"]) == {"ec2:CreateFleet"} - set(both["Action"])
+    assert "ec2:CreateFleet" in fleets["Action"]
+    assert "ec2:CreateFleet" not in alone["Action"]
     assert "ec2:RunInstances" in alone["Action"]
     assert "autoscaling:LaunchInstances" not in alone["Action"]
     assert "autoscaling:LaunchInstances" in both["Action"]

@@ -1,7 +1,8 @@
 """Buys from EC2, one instance an order: from the group of its pool, else by RunInstances from a launch template.
 
-RunInstances and not CreateFleet: an order names one offer, so there is nothing to choose; a refusal is an error that
-leaves the token free, where an instant fleet of zero instances has used it up; and the answer is the instance itself.
+One order is RunInstances and not CreateFleet: it names one offer, so there is nothing to choose; a refusal is an error
+that leaves the token free, where an instant fleet of zero instances has used it up; and the answer is the instance
+itself. Orders of one transaction are a fleet where the settings say so (`fleets.py`): all of them or none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,13 @@ from typing import Any
 import msgspec
 
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
-from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.advisor import bands_of
 from gpu_autoscaler.providers.aws.calls import AwsCalls
 from gpu_autoscaler.providers.aws.examine import Examination
+from gpu_autoscaler.providers.aws.fleets import AwsFleets, fleet_request
 from gpu_autoscaler.providers.aws.groups import AwsGroups
 from gpu_autoscaler.providers.aws.market import AwsMarket
 from gpu_autoscaler.providers.aws.options import OWNER, AwsOptions, names_by_pool, see_options
@@ -74,6 +76,7 @@ class AwsCapacity:
             self._calls, prices_of(OWNER, options.prices_path), dated(options.prices_path), bands, self._ceilings
         )
         self._groups = AwsGroups(self._calls, options, installation)
+        self._fleets = AwsFleets(self._calls, installation)
         self._reservations = AwsReservations(self._calls, options.capacity_reservations)
         self._subnets: Mapping[str, str] = {}  # by zone
         self._zone_ids: Mapping[str, str] = {}  # by zone, whose names differ from account to account
@@ -117,6 +120,30 @@ class AwsCapacity:
                 raise
             made = instance_of(answer["Instances"][0], now=now)
         return see_as_ordered(made, order)
+
+    def makes_together(self, pool: str, offer: Offer) -> bool:
+        """True for what comes from the launch template, by choice. A fleet cannot be led into one reservation."""
+        is_reserved = offer.capacity_type is CapacityType.RESERVED
+        return self._options.fleets and not is_reserved and not self._groups.stands_for(pool)
+
+    async def launch_together(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
+        """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
+        first = orders[0]
+        template, subnet = await self._place(first, "CreateFleet")
+        ceiling = self._ceilings.of(first.offer.instance_type)
+        request = fleet_request(
+            template,
+            first.offer,
+            len(orders),
+            subnet=subnet,
+            ceiling=None if ceiling is None else usd_text(ceiling),
+            placed_in=names_by_pool(self._options.placement_groups).get(first.pool),
+        )
+        try:
+            return await self._fleets.launch(transaction, orders, request, self._now())
+        except LaunchRefused as refused:
+            await self._weigh(first, refused)
+            raise
 
     async def _weigh(self, order: Order, refused: LaunchRefused) -> None:
         """Let the refusal stand longer where AWS itself finds it likely that the zone goes on refusing."""
@@ -162,12 +189,13 @@ class AwsCapacity:
         """Return the instances of an installation, for as long as EC2 shows those that ended: about an hour."""
         mine = [{"Name": f"tag:{INSTALLATION}", "Values": [installation]}]
         now = self._now()
-        return [
-            instance_of(told, now=now)
+        listed = [
+            told
             async for page in self._calls.pages("DescribeInstances", Filters=mine, MaxResults=LIST_PAGE_COUNT)
             for reservation in page["Reservations"]
             for told in reservation["Instances"]
         ]
+        return [instance_of(told, now=now) for told in await self._fleets.attributed(listed, now)]
 
     async def examine(self) -> Sequence[Finding]:
         """Return what is right and wrong with account, region and settings. Buys nothing, changes nothing."""
@@ -179,27 +207,11 @@ class AwsCapacity:
 
     async def _request(self, order: Order) -> dict[str, object]:
         """Everything of it follows from the order and the settings, so that a second try is the same request."""
-        zones = await self._zones()
-        if not self._options.launch_template:
-            raise LaunchRefused(
-                f"pool {order.pool} has no group; add it to aws.groups, or set aws.launch_template",
-                code="NoGroup",
-                kind="configuration",
-                scope="offer",
-            )
-        if order.offer.zone not in zones:
-            raise LaunchRefused(
-                f"RunInstances: no subnet in {order.offer.zone}; add one to aws.subnets",
-                code="NoSubnet",
-                kind="configuration",
-                scope="zone",
-            )
-        template = self._options.launch_template
-        by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"
+        template, subnet = await self._place(order, "RunInstances")
         request: dict[str, object] = {
-            "LaunchTemplate": {by: template, "Version": "$Default"},
+            "LaunchTemplate": {**template, "Version": "$Default"},
             "InstanceType": order.offer.instance_type,
-            "SubnetId": zones[order.offer.zone],
+            "SubnetId": subnet,
             "MinCount": 1,
             "MaxCount": 1,
             "ClientToken": token_of(order.installation, order.action_id),
@@ -221,13 +233,35 @@ class AwsCapacity:
             request["UserData"] = filled(self._user_data, order)  # botocore encodes it
         return request
 
+    async def _place(self, order: Order, operation: str) -> tuple[Mapping[str, str], str]:
+        """Return the launch template, as requests name it, and the subnet. Raises LaunchRefused, TransientError."""
+        zones = await self._zones()
+        if not self._options.launch_template:
+            raise LaunchRefused(
+                f"pool {order.pool} has no group; add it to aws.groups, or set aws.launch_template",
+                code="NoGroup",
+                kind="configuration",
+                scope="offer",
+            )
+        if order.offer.zone not in zones:
+            raise LaunchRefused(
+                f"{operation}: no subnet in {order.offer.zone}; add one to aws.subnets",
+                code="NoSubnet",
+                kind="configuration",
+                scope="zone",
+            )
+        template = self._options.launch_template
+        by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"
+        return {by: template}, zones[order.offer.zone]
+
     async def _ours(self, provider_id: ProviderId) -> Mapping[str, Any] | None:
         """Return what EC2 shows of it, None where there is none. Raises PermanentError if it is not ours."""
         told = await self._described(instance_id_of(provider_id))
         owner = None if told is None else read_tags(told).get(INSTALLATION)
         if told is not None and owner != self._installation:
             raise PermanentError(f"{provider_id} carries the tag of {owner!r}, not ours: it is left alone")
-        return told
+        whole = [] if told is None else await self._fleets.attributed([told], self._now())
+        return whole[0] if whole else told
 
     async def _described(self, instance_id: str) -> Mapping[str, Any] | None:
         # By filter, and not by id: an id that never was is then no error. No page size goes with it.

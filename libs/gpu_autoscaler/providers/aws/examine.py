@@ -11,9 +11,10 @@ from fnmatch import fnmatchcase
 
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.labels import INSTALLATION
-from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.advisor import bands_of
 from gpu_autoscaler.providers.aws.calls import AwsCalls
+from gpu_autoscaler.providers.aws.fleets import fleet_request
 from gpu_autoscaler.providers.aws.groups import CLUSTER_AUTOSCALER_TAG, AwsGroups, Group
 from gpu_autoscaler.providers.aws.market import AwsMarket
 from gpu_autoscaler.providers.aws.options import OWNER, AwsOptions, names_by_pool
@@ -24,6 +25,7 @@ from gpu_autoscaler.providers.ceilings import SpotCeilings, of_ceilings
 from gpu_autoscaler.providers.files import dated, prices_of
 from gpu_autoscaler.providers.findings import Finding, advice, fault, fine, of_old_prices
 
+FLEET_TYPES = (CapacityType.ON_DEMAND, CapacityType.SPOT)
 QUEUE_LONG_COUNT = 1000  # events that wait, while a watcher reads ten at a time
 _DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"})
 
@@ -33,6 +35,8 @@ def ways_of(options: AwsOptions) -> list[Way]:
     ways: list[Way] = ["prices"]
     if options.launch_template:
         ways.append("template")
+    if options.fleets:
+        ways.append("fleets")
     if options.groups or options.counted_groups:
         ways.append("groups")
     if options.groups:
@@ -81,6 +85,7 @@ class Examination:
         )
         if self._options.launch_template and zones and offers:
             found.append(await self._trial(offers, zones))
+            found.append(await self._fleet_trial(offers, zones))
         found += [finding async for finding in self._quotas(offers)]
         found += self._advisor()
         found += [finding async for finding in self._placement_groups()]
@@ -233,6 +238,26 @@ class Examination:
                 return fine("RunInstances", f"would have made {offer.instance_type} in {offer.zone} from {template}")
             return self._failed("RunInstances", exc)
         return fine("RunInstances", f"would have made {offer.instance_type} in {offer.zone} from {template}")
+
+    async def _fleet_trial(self, offers: Sequence[Offer], zones: Mapping[str, str]) -> Finding:
+        """Try a fleet of two without making it; where fleets are off, say what they would bring."""
+        if not self._options.fleets:
+            brings = "true has them all or none, and needs " + ", ".join(CALLS["CreateFleet"].actions)
+            return fine("aws.fleets", f"is off: a gang's nodes are launched one by one; {brings}")
+        offer = next((one for one in offers if one.zone in zones and one.capacity_type in FLEET_TYPES), None)
+        if offer is None:
+            return advice("CreateFleet", "not tried: no offer in a zone with a subnet", "see aws.subnets")
+        template = str(self._options.launch_template)
+        by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"
+        request = fleet_request({by: template}, offer, 2, subnet=zones[offer.zone], ceiling=None, placed_in=None)
+        tags = [{"Key": INSTALLATION, "Value": self._installation or "doctor"}]
+        specification = [{"ResourceType": "instance", "Tags": tags}]
+        try:
+            await self._calls.call("CreateFleet", DryRun=True, TagSpecifications=specification, **request)
+        except AutoscalerError as exc:
+            if _code_of(exc) != "DryRunOperation":
+                return self._failed("CreateFleet", exc)
+        return fine("CreateFleet", f"would have made two {offer.instance_type} in {offer.zone} at once from {template}")
 
     async def _quotas(self, offers: Sequence[Offer]) -> AsyncIterator[Finding]:
         """Say which quotas are zero, which for GPUs they often are at first."""

@@ -29,6 +29,8 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     capacity_reservations: tuple[str, ...] = ()
     # `pool=name` of placement groups: instances of such a pool that come from the launch template are launched into it.
     placement_groups: tuple[str, ...] = ()
+    # A gang's nodes that are alike, and come from the launch template, are made by one instant EC2 Fleet, all or none.
+    fleets: bool = False
     # `type=US dollars an hour`, patterns among the types: what spot costs at most; the least of those that match. None:
     # AWS's own ceiling, the on-demand price. Launches from a group carry what its own template says.
     spot_ceilings: tuple[str, ...] = ()
@@ -66,6 +68,13 @@ def see_options(options: AwsOptions) -> None:
         )
     if not options.subnets and not options.groups and not options.counted_groups:
         mistakes.append("aws.subnets: is needed; set it to the ids of subnets, one a zone")
+    if options.fleets and not options.launch_template:
+        mistakes.append("aws.fleets: are made from aws.launch_template, which is not set")
+    if options.fleets and options.user_data_path is not None:
+        mistakes.append(
+            "aws.fleets: a fleet passes no user data; put what aws.user_data_path says into the launch template, or"
+            " leave out one of them"
+        )
     if options.capacity_reservations and not options.launch_template:
         mistakes.append("aws.capacity_reservations: are launched into by aws.launch_template, which is not set")
     mistakes += [

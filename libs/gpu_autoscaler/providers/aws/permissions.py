@@ -12,7 +12,17 @@ from typing import Literal
 import msgspec
 
 Way = Literal[
-    "always", "template", "groups", "launches", "counted", "reservations", "scores", "placement", "prices", "queue"
+    "always",
+    "template",
+    "fleets",
+    "groups",
+    "launches",
+    "counted",
+    "reservations",
+    "scores",
+    "placement",
+    "prices",
+    "queue",
 ]
 
 
@@ -84,6 +94,19 @@ CALLS: Mapping[str, Allowed] = {
             actions=("ec2:RunInstances", "ec2:CreateTags", "iam:PassRole", "iam:CreateServiceLinkedRole"),
             way="template",
             without="nothing is bought by launch template",
+        ),
+        Allowed(
+            service="ec2",
+            operation="CreateFleet",
+            actions=(
+                "ec2:CreateFleet",
+                "ec2:RunInstances",
+                "ec2:CreateTags",
+                "iam:PassRole",
+                "iam:CreateServiceLinkedRole",
+            ),
+            way="fleets",
+            without="a gang's nodes are not made by launch template, as they are to be made all at once or not at all",
         ),
         Allowed(
             service="ec2",

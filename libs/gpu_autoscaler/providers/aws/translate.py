@@ -24,6 +24,8 @@ from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, Re
 
 PROVIDER_ID_PREFIX = "aws:///"
 PRICE = f"{PREFIX}/price-micro-usd-per-hour"  # on instances: what was agreed, as no call tells it afterwards
+TRANSACTION = f"{PREFIX}/transaction"  # on instances of a fleet: with which others they were made, as its token
+ORDERS = f"{PREFIX}/orders-"  # with a number: the action ids of all that were made with them, sorted
 GROUP_TAG = "aws:autoscaling:groupName"  # set by Auto Scaling on every instance of a group
 THROTTLED_SECONDS = 5.0
 

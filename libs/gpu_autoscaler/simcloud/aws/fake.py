@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from gpu_autoscaler.simcloud.admin import answer_admin
-from gpu_autoscaler.simcloud.aws import market
+from gpu_autoscaler.simcloud.aws import fleets, market
 from gpu_autoscaler.simcloud.aws.bridge import Bridge
 from gpu_autoscaler.simcloud.aws.groups import Groups, UnknownGroup
 from gpu_autoscaler.simcloud.aws.machines import ACCOUNT, Machines
@@ -47,10 +47,16 @@ ERRORS = {
     "RequestExpired": (400, "Request has expired."),
     "VcpuLimitExceeded": (400, "You have requested more vCPU capacity than your current vCPU limit allows."),
     "MaxSpotInstanceCountExceeded": (400, "Max spot instance count exceeded"),
+    "UnfulfillableCapacity": (400, "Unable to fulfill capacity due to your request configuration."),
 }
 
 
-OF_CAPACITY = ("InsufficientInstanceCapacity", "VcpuLimitExceeded", "MaxSpotInstanceCountExceeded")
+OF_CAPACITY = (
+    "InsufficientInstanceCapacity",
+    "UnfulfillableCapacity",
+    "VcpuLimitExceeded",
+    "MaxSpotInstanceCountExceeded",
+)
 
 
 class AwsFake:
@@ -74,8 +80,9 @@ class AwsFake:
         self.quota_vcpus: dict[str, int] = {}  # pattern of instance types: vCPUs that may run at once
         self.spot_ratio_of: Callable[[str], float] = lambda _: 1.0  # by offer key: times the usual price
         self.scores: dict[str, int] = {}  # by zone id: what GetSpotPlacementScores tells
+        self.fleet_missing_count = 0  # of what a fleet is asked for, against its MinTargetCapacity
         self.placement_groups: dict[str, str] = {}  # name: strategy
-        self.launches_count = 0
+        self.launches_count, self.fleets_count = 0, 0
         self._moto: Callable[[Environ, Respond], Iterable[bytes]] = DomainDispatcherApplication(create_backend_app)
         self._tokens: dict[str, tuple[dict[str, str], bytes]] = {}  # token: what was asked, what was answered
         self.lock = threading.Lock()  # held while a call is answered; also for who looks at `machines` meanwhile
@@ -90,7 +97,7 @@ class AwsFake:
         with self.lock:
             self.asked.append(call)
             self.machines.settle()
-            struck = list(self.faults.met_by(call.name, self._offer_of(call)))
+            struck = list(self.faults.met_by(call.name, self._offer_of(call), fleets.count_of(call)))
             refused = next((fault for fault in struck if fault.kind == "refused"), None)
             status, body = self._refuse(call, refused.code) if refused else self._perform(call, environ)
         for fault in struck:
@@ -127,6 +134,8 @@ class AwsFake:
         match call.name:
             case "RunInstances":
                 return self._once(call, lambda: self._run_instances(call, environ))
+            case "CreateFleet":
+                return self._once(call, lambda: self._create_fleet(call, environ))
             case "LaunchInstances":
                 return self._once(call, lambda: self._launch_instances(call))
             case "SetDesiredCapacity" | "DescribeScalingActivities":
@@ -237,6 +246,27 @@ class AwsFake:
             body = self.reservations.dressed(self._with_states(body))
         return status, body
 
+    def _create_fleet(self, call: Call, environ: Environ) -> Answer:
+        if (wrong := fleets.wrong_in(call)) is not None:
+            return self._error(call, *wrong)
+        one, count, ids = fleets.one_of(call), fleets.count_of(call), list[str]()
+        exceeded = market.exceeded_quota(one, self.quota_vcpus, self.machines.backend.all_running_instances(), count)
+        if exceeded is not None and "DryRun" not in call.parameters:
+            return self._empty_fleet(call, exceeded, ERRORS[exceeded][1])
+        for _ in range(count - self.fleet_missing_count):
+            status, body = self._run_instances(one, fleets.environ_of(one, environ))
+            if status != 200:
+                code, message = fleets.error_in(body)
+                is_late = code == "SpotMaxPriceTooLow"  # what EC2 finds out when it tries; the rest is a wrong request
+                return self._empty_fleet(call, code, message) if is_late else self._error(call, code, message)
+            ids += _INSTANCE_ID.findall(body.decode())
+        self.fleets_count += 1
+        return 200, answer_body(call, fleets.made(call, self.fleets_count, ids))
+
+    def _empty_fleet(self, call: Call, code: str, message: str) -> Answer:
+        self.fleets_count += 1
+        return 200, answer_body(call, fleets.empty(call, self.fleets_count, {code: message}))
+
     def _launch_instances(self, call: Call) -> Answer:
         try:
             made = self.groups.launch(call)
@@ -269,7 +299,10 @@ class AwsFake:
         return f"Could not launch {market_name} Instances. {struck[0].code} - {words} Launching EC2 instance failed."
 
     def _refuse(self, call: Call, code: str) -> Answer:
-        """Answer with the error; what stands in the way of capacity is no error of LaunchInstances, but its answer."""
+        """Answer with the error; what stands in the way of capacity is no error of LaunchInstances, but its answer, and
+        that of a fleet, whose token it uses up."""
+        if call.name == "CreateFleet" and code in OF_CAPACITY:
+            return self._once(call, lambda: self._empty_fleet(call, code, ERRORS[code][1]))
         if call.name == "LaunchInstances" and code in OF_CAPACITY:
             return 200, answer_body(call, self.groups.failure(call, code, ERRORS[code][1]))
         return self._error(call, code)
@@ -289,6 +322,8 @@ class AwsFake:
         """Return `type/zone/capacity type` of what a launch asks for, empty for other calls."""
         if call.name == "LaunchInstances":
             return self.groups.offer_of(call)
+        if call.name == "CreateFleet":
+            call = fleets.one_of(call)
         if call.name != "RunInstances":
             return ""
         subnets: Any = self.machines.backend.get_default_subnets().values()

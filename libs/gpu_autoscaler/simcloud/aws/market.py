@@ -102,8 +102,8 @@ def _product(instance_type: str, region: str) -> str:
     ).decode()
 
 
-def exceeded_quota(call: Call, quota_vcpus: Mapping[str, int], running: Iterable[Any]) -> str | None:
-    """Return the error of a launch that would pass a quota, None where it fits."""
+def exceeded_quota(call: Call, quota_vcpus: Mapping[str, int], running: Iterable[Any], count: int = 1) -> str | None:
+    """Return the error of a launch of so many that would pass a quota, None where it fits."""
     wanted = call.parameters.get("InstanceType", "")
     is_spot = call.parameters.get("InstanceMarketOptions.MarketType") == "spot"
     for pattern, limit in quota_vcpus.items():
@@ -113,7 +113,7 @@ def exceeded_quota(call: Call, quota_vcpus: Mapping[str, int], running: Iterable
                 for one in running
                 if fnmatchcase(one.instance_type, pattern) and (one.lifecycle == "spot") == is_spot
             ]
-            if sum(_VCPUS.get(name, 4) for name in [*same, wanted]) > limit:
+            if sum(_VCPUS.get(name, 4) for name in [*same, *[wanted] * count]) > limit:
                 return "MaxSpotInstanceCountExceeded" if is_spot else "VcpuLimitExceeded"
     return None
 

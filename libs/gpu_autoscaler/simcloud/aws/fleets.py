@@ -1,0 +1,104 @@
+"""CreateFleet of type `instant`, as moto's neither honours a token nor MinTargetCapacity, nor tells of errors.
+
+A fleet is so many RunInstances of one, each of which moto knows; what stands in the way of the first is in the way of
+all, so none is made then, and the answer is a fleet without instances that says why.
+Source: EC2 API Reference, "CreateFleet", `MinTargetCapacity`; EC2 User Guide, "Configure an EC2 Fleet of type instant"
+(read 2026-11-22).
+"""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlencode
+
+from gpu_autoscaler.simcloud.aws.wire import Call, Environ, element
+
+_OVERRIDE = "LaunchTemplateConfigs.1.Overrides.1"
+_TEMPLATE = "LaunchTemplateConfigs.1.LaunchTemplateSpecification"
+_CODE = re.compile(rb"<Code>([^<]+)</Code><Message>([^<]*)</Message>")
+
+
+def count_of(call: Call) -> int:
+    """Return how many instances a call asks for."""
+    return int(call.parameters.get("TargetCapacitySpecification.TotalTargetCapacity", 1))
+
+
+def is_spot(call: Call) -> bool:
+    """Return whether the fleet buys spot."""
+    return call.parameters.get("TargetCapacitySpecification.DefaultTargetCapacityType") == "spot"
+
+
+def wrong_in(call: Call) -> tuple[str, str] | None:
+    """Return code and message where EC2 takes no such request, None where it does."""
+    asked = call.parameters
+    if asked.get("Type") != "instant":
+        return "InvalidParameterValue", "This fake makes fleets of type instant."
+    options = "SpotOptions" if is_spot(call) else "OnDemandOptions"
+    least = int(asked.get(f"{options}.MinTargetCapacity", 0))
+    singles = (asked.get(f"{options}.{name}") for name in ("SingleInstanceType", "SingleAvailabilityZone"))
+    if least and "true" not in singles:
+        return "InvalidParameterCombination", "MinTargetCapacity needs SingleInstanceType or SingleAvailabilityZone."
+    if least != count_of(call):
+        return "InvalidParameterValue", "This fake makes fleets whose MinTargetCapacity is their TotalTargetCapacity."
+    if f"{_OVERRIDE}.InstanceType" not in asked or any(key.startswith("LaunchTemplateConfigs.2") for key in asked):
+        return "InvalidParameterValue", "This fake makes fleets with one override."
+    return None
+
+
+def one_of(call: Call) -> Call:
+    """Return the RunInstances that makes one instance of the fleet."""
+    asked = call.parameters
+    wanted = {
+        "InstanceType": asked[f"{_OVERRIDE}.InstanceType"],
+        "SubnetId": asked.get(f"{_OVERRIDE}.SubnetId"),
+        "Placement.GroupName": asked.get(f"{_OVERRIDE}.Placement.GroupName"),
+        "MinCount": "1",
+        "MaxCount": "1",
+        "InstanceMarketOptions.MarketType": "spot" if is_spot(call) else None,
+        "InstanceMarketOptions.SpotOptions.MaxPrice": asked.get(f"{_OVERRIDE}.MaxPrice"),
+        "DryRun": asked.get("DryRun"),
+        **{f"LaunchTemplate{key.removeprefix(_TEMPLATE)}": asked[key] for key in asked if key.startswith(_TEMPLATE)},
+        **{key: asked[key] for key in asked if key.startswith("TagSpecification.")},
+    }
+    parameters = {key: value for key, value in wanted.items() if value is not None}
+    return Call(service=call.service, name="RunInstances", parameters=parameters)
+
+
+def environ_of(call: Call, environ: Environ) -> Environ:
+    """Return the request that asks for this call instead."""
+    body = urlencode({"Action": call.name, "Version": "2016-11-15", **call.parameters}).encode()
+    return {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+
+
+def error_in(body: bytes) -> tuple[str, str]:
+    """Return code and message of a refused RunInstances."""
+    found = _CODE.search(body)
+    return ("InternalError", "") if found is None else (found[1].decode(), found[2].decode())
+
+
+def made(call: Call, number: int, ids: Sequence[str]) -> str:
+    """Return the answer of a fleet that has made these."""
+    listed = "".join(element("item", one) for one in ids)
+    instances = (
+        f"<item>{_source(call)}<instanceIds>{listed}</instanceIds>"
+        + element("instanceType", call.parameters[f"{_OVERRIDE}.InstanceType"])
+        + "</item>"
+    )
+    return _answer(number, f"<errorSet/><fleetInstanceSet>{instances}</fleetInstanceSet>")
+
+
+def empty(call: Call, number: int, errors: Mapping[str, str]) -> str:
+    """Return the answer of a fleet that made nothing, by code and message of what stood in its way."""
+    told = "".join(
+        f"<item>{_source(call)}{element('errorCode', code)}{element('errorMessage', message)}</item>"
+        for code, message in errors.items()
+    )
+    return _answer(number, f"<errorSet>{told}</errorSet><fleetInstanceSet/>")
+
+
+def _answer(number: int, inner: str) -> str:
+    return element("fleetId", f"fleet-{number:08x}-0000-4000-8000-000000000000") + inner
+
+
+def _source(call: Call) -> str:
+    return element("lifecycle", "spot" if is_spot(call) else "on-demand")

@@ -1,0 +1,261 @@
+"""EC2 Fleets of type instant: a gang's nodes all at once or not at all, also where a fleet's tags are written late."""
+
+import re
+from collections import Counter
+
+import msgspec
+import pytest
+from tests.contract.provider.contract import OURS
+from tests.contract.provider.test_aws import AwsRig, rig_of
+from tests.contract.provider.together import FIRST, TogetherContract, gang, listed, names, ours
+from tests.support.aws import Region
+
+from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.providers.protocol import LaunchRefused, ShowsOne
+from gpu_autoscaler.simcloud.faults import Fault
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.cloud("aws", calls=("CreateFleet", "CreateTags"))]
+
+
+class FleetRig(AwsRig):
+    """The same region, with fleets switched on."""
+
+    def __init__(self, region: Region) -> None:
+        super().__init__(region)
+        self.ours = region.provider("installation-ours", fleets=True)
+        self.theirs = region.provider("installation-theirs", fleets=True)
+
+
+rig = rig_of(FleetRig)
+
+
+class TestAwsFleets(TogetherContract):
+    """The inherited promises; the fixture is the module's."""
+
+
+def lose_tags(rig: FleetRig, passed_count: int = 0) -> None:
+    """Have the process killed between fleet and tags: no more of them than so many are written."""
+    rig.fake.faults.add(Fault(kind="refused", call="CreateTags", code="InternalError", passed_count=passed_count))
+
+
+@pytest.mark.parametrize("written_count", [0, 1, 2])
+async def test_tags_that_were_never_written_are_reckoned_again(rig: FleetRig, written_count: int) -> None:
+    """Killed between fleet and tags: nobody is a stranger, each has the same order before and after it is written."""
+    wanted = await gang(rig)
+    lose_tags(rig, written_count)
+    with pytest.raises(TransientError):
+        await ours(rig).launch_together(FIRST, wanted)
+    before = await listed(rig)
+    rig.fake.faults.clear()
+    assert isinstance(rig.ours, ShowsOne)
+    alone = [await rig.ours.instance(one.provider_id) for one in await rig.ours.instances(OURS)]
+    made = names(list(await ours(rig).launch_together(FIRST, wanted)))
+    assert sorted(before) == ["t1", "t2", "t3"]
+    assert names([one for one in alone if one is not None]) == before
+    assert made == before == await listed(rig)
+    assert rig.fake.launches_count == 3
+
+
+async def test_a_part_is_told_by_the_same_reckoning(rig: FleetRig) -> None:
+    """One order was given back before tags were written: the others are theirs all the same, and it can be ended."""
+    wanted = await gang(rig)
+    lose_tags(rig)
+    with pytest.raises(TransientError):
+        await ours(rig).launch_together(FIRST, wanted)
+    rig.fake.faults.clear()
+    before = await listed(rig)
+    part = names(list(await ours(rig).launch_together(FIRST, wanted[1:])))
+    ended = await rig.ours.terminate(
+        next(one.provider_id for one in await rig.ours.instances(OURS) if one.action_id == "t1"), now=rig.now()
+    )
+    assert part == {name: before[name] for name in ("t2", "t3")}
+    assert ended is not None
+    assert ended.action_id == "t1"
+
+
+async def test_a_young_fleet_that_shows_in_part_is_not_guessed_at(rig: FleetRig) -> None:
+    """Of three two show: which of them is whose is not known, and nothing is listed as somebody else's."""
+    wanted = await gang(rig)
+    lose_tags(rig)
+    with pytest.raises(TransientError):
+        await ours(rig).launch_together(FIRST, wanted)
+    rig.fake.faults.clear()
+    before = await listed(rig)
+    hidden = min(one.provider_id.rpartition("/")[2] for one in await rig.ours.instances(OURS))
+    life = rig.fake.machines._lives[hidden]
+    shown_at, life.shown_at = life.shown_at, life.shown_at.replace(year=2030)
+    in_part = await rig.ours.instances(OURS)
+    with pytest.raises(TransientError, match="does not show whole"):
+        await ours(rig).launch_together(FIRST, wanted[:2])
+    life.shown_at = shown_at
+    assert list(in_part) == []
+    assert await listed(rig) == before
+
+
+async def test_a_fleet_asks_for_all_or_none_of_one_kind(rig: FleetRig) -> None:
+    """One override, the least it may make is all of it, and what RunInstances says of market and tags."""
+    spot = next(one for one in await rig.ours.offers() if one.capacity_type is CapacityType.SPOT)
+    wanted = [msgspec.structs.replace(one, offer=spot) for one in await gang(rig)]
+    made = await ours(rig).launch_together(FIRST, wanted)
+    (call,) = rig.fake.asked_of("CreateFleet")
+    asked, tags = call.parameters, call.tags("instance")
+    assert {one.capacity_type for one in made} == {CapacityType.SPOT}
+    assert asked["Type"] == "instant"
+    assert asked["TargetCapacitySpecification.TotalTargetCapacity"] == "3"
+    assert asked["SpotOptions.MinTargetCapacity"] == "3"
+    assert asked["SpotOptions.SingleInstanceType"] == asked["SpotOptions.SingleAvailabilityZone"] == "true"
+    assert asked["SpotOptions.InstanceInterruptionBehavior"] == "terminate"
+    assert asked["LaunchTemplateConfigs.1.Overrides.1.InstanceType"] == spot.instance_type
+    assert "LaunchTemplateConfigs.1.Overrides.1.MaxPrice" not in asked
+    assert len(asked["ClientToken"]) == 32
+    assert tags == call.tags("volume")
+    assert tags["gpu-autoscaler.io/installation"] == OURS
+    assert tags["gpu-autoscaler.io/orders-0"] == "t1,t2,t3"
+    assert "gpu-autoscaler.io/action-id" not in tags
+
+
+async def test_a_fleet_is_asked_for_once_for_one_token(rig: FleetRig) -> None:
+    """Whatever was lost or asked twice, the fake's own count is one for each order."""
+    await rig.lose_next_answer()
+    wanted = await gang(rig)
+    for _ in range(3):
+        try:
+            await ours(rig).launch_together(FIRST, wanted)
+        except TransientError:
+            continue
+    tokens = Counter(call.parameters["ClientToken"] for call in rig.fake.asked_of("CreateFleet"))
+    assert len(tokens) == 1
+    assert rig.fake.launches_count == 3
+
+
+async def test_a_quota_without_room_for_all_makes_none(rig: FleetRig) -> None:
+    """A token that is used up says the same again, though there is room by then: another transaction is made."""
+    rig.fake.quota_vcpus["g4dn.*"] = 8  # room for two
+    wanted = await gang(rig)
+    refusals = []
+    for _ in range(2):
+        with pytest.raises(LaunchRefused) as refused:
+            await ours(rig).launch_together(FIRST, wanted)
+        refusals.append((refused.value.code, refused.value.kind, refused.value.scope))
+        rig.fake.quota_vcpus.clear()
+    later = await gang(rig, first=7)
+    made = await ours(rig).launch_together(ActionId("t7"), later)
+    assert refusals == [("VcpuLimitExceeded", "quota", "region")] * 2
+    assert await listed(rig) == names(list(made))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "scope"),
+    [
+        ("InsufficientInstanceCapacity", "capacity", "offer"),
+        ("UnfulfillableCapacity", "capacity", "offer"),
+        ("MaxSpotInstanceCountExceeded", "quota", "region"),
+    ],
+)
+@pytest.mark.cloud("aws", errors=("MaxSpotInstanceCountExceeded", "UnfulfillableCapacity"))
+async def test_why_a_fleet_is_empty_is_told_in_our_words(rig: FleetRig, code: str, kind: str, scope: str) -> None:
+    """By the error in its answer, which is no error of the call."""
+    rig.fake.faults.add(Fault(kind="refused", call="CreateFleet", code=code))
+    with pytest.raises(LaunchRefused, match=code) as refused:
+        await ours(rig).launch_together(FIRST, await gang(rig))
+    assert (refused.value.code, refused.value.kind, refused.value.scope) == (code, kind, scope)
+
+
+async def test_a_fleet_that_is_not_whole_against_its_word_is_ended(rig: FleetRig) -> None:
+    """Part of a gang is not kept: what was made ends, and all of it is refused, also when asked again."""
+    rig.fake.fleet_missing_count = 1
+    wanted = await gang(rig)
+    for _ in range(2):
+        with pytest.raises(LaunchRefused, match="2 were made, and ended"):
+            await ours(rig).launch_together(FIRST, wanted)
+    await rig.wait(700)  # for as long a third might have shown late
+    assert {one.state for one in await rig.ours.instances(OURS)} == {"terminated"}
+    assert rig.fake.launches_count == 2
+
+
+async def test_an_answer_that_tells_nothing_is_no_refusal(rig: FleetRig) -> None:
+    """Neither instances nor errors, when asked again for what was made: it is looked for by its tags."""
+    wanted = await gang(rig)
+    made = names(list(await ours(rig).launch_together(FIRST, wanted)))
+    (token,) = rig.fake._tokens
+    asked, answer = rig.fake._tokens[token]
+    rig.fake._tokens[token] = (asked, re.sub(rb"<fleetInstanceSet>.*</fleetInstanceSet>", b"", answer))
+    assert names(list(await ours(rig).launch_together(FIRST, wanted))) == made
+    assert await listed(rig) == made
+
+
+async def test_a_denied_fleet_names_what_to_allow(rig: FleetRig) -> None:
+    """Call, actions and the next step."""
+    await rig.refuse("*", "permission")
+    with pytest.raises(LaunchRefused, match=r"CreateFleet.*ec2:CreateFleet, ec2:RunInstances.*iam:PassRole.*doctor"):
+        await ours(rig).launch_together(FIRST, await gang(rig))
+
+
+async def test_a_ceiling_and_a_placement_group_hold_for_a_fleet(rig: FleetRig) -> None:
+    """As for one instance alone."""
+    rig.fake.placement_groups["near"] = "cluster"
+    provider = rig.region.provider(OURS, fleets=True, placement_groups=("default=near",), spot_ceilings=("g4dn.*=0.2",))
+    spot = next(
+        one
+        for one in await provider.offers()
+        if one.capacity_type is CapacityType.SPOT and one.instance_type == "g4dn.xlarge"
+    )
+    wanted = [msgspec.structs.replace(one, offer=spot) for one in await gang(rig)]
+    await provider.launch_together(FIRST, wanted)
+    rig.fake.spot_ratio_of = lambda _: 2.0
+    with pytest.raises(LaunchRefused) as refused:
+        await provider.launch_together(
+            ActionId("t7"), [msgspec.structs.replace(one, offer=spot) for one in await gang(rig, first=7)]
+        )
+    await provider.close()
+    asked = rig.fake.asked_of("CreateFleet")[0].parameters
+    override = "LaunchTemplateConfigs.1.Overrides.1"
+    assert (asked[f"{override}.Placement.GroupName"], asked[f"{override}.MaxPrice"]) == ("near", "0.20000")
+    assert (refused.value.code, refused.value.kind) == ("SpotMaxPriceTooLow", "capacity")
+    assert rig.fake.launches_count == 3
+
+
+async def test_a_large_gang_is_known_by_its_tags(rig: FleetRig) -> None:
+    """Of names as long as ours are, tags hold many; beyond that it is refused before anything is asked."""
+    wanted = [
+        msgspec.structs.replace(one, action_id=ActionId(f"{number:032x}"))
+        for number, one in enumerate(await gang(rig, 20))
+    ]
+    lose_tags(rig)
+    with pytest.raises(TransientError):
+        await ours(rig).launch_together(wanted[0].action_id, wanted)
+    rig.fake.faults.clear()
+    assert sorted(await listed(rig)) == [one.action_id for one in wanted]
+    tags = rig.fake.asked_of("CreateFleet")[0].tags("instance")
+    assert max(map(len, tags.values())) <= 256
+    assert len(tags) <= 50
+    many = [msgspec.structs.replace(wanted[0], action_id=ActionId(f"{number:032x}")) for number in range(100, 400)]
+    with pytest.raises(LaunchRefused, match="tags hold the names of 280 orders") as refused:
+        await ours(rig).launch_together(many[0].action_id, many)
+    assert refused.value.kind == "configuration"
+    assert len(rig.fake.asked_of("CreateFleet")) == 1
+
+
+async def test_what_no_fleet_can_make_is_launched_alone(rig: FleetRig) -> None:
+    """Without the setting nothing is made so; reserved capacity and pools of groups never are."""
+    (wanted, *_) = await gang(rig)
+    plain = rig.region.provider(OURS)
+    grouped = rig.region.provider(OURS, fleets=True, groups=("default=asg",))
+    reserved = msgspec.structs.replace(wanted.offer, capacity_type=CapacityType.RESERVED)
+    assert ours(rig).makes_together("default", wanted.offer)
+    assert not ours(rig).makes_together("default", reserved)
+    assert not plain.makes_together("default", wanted.offer)
+    assert not grouped.makes_together("default", wanted.offer)
+    assert grouped.makes_together("other", wanted.offer)
+    await plain.close()
+    await grouped.close()
+
+
+def test_settings_that_do_not_go_with_fleets_are_named(rig: FleetRig) -> None:
+    """A fleet has no user data of its own, and is made from a template."""
+    with pytest.raises(ConfigError, match=r"aws\.fleets: a fleet passes no user data"):
+        rig.region.provider(OURS, fleets=True, user_data_path="user-data")
+    with pytest.raises(ConfigError, match=r"aws\.fleets: are made from aws\.launch_template"):
+        rig.region.provider(OURS, fleets=True, launch_template=None, groups=("default=asg",))
