@@ -26,8 +26,8 @@ LAUNCHES = (
         "launched again without the token",
         2,
         f"{_SCALER}/purchases.py",
-        "            action_id=ordered.action_id,\n            installation",
-        '            action_id=ActionId(f"{ordered.action_id}-{self._now().timestamp()}"),\n            installation',
+        "            action_id=decision.action_id,\n            installation",
+        '            action_id=ActionId(f"{decision.action_id}-{self._now().timestamp()}"),\n            installation',
         world="launches",
     ),
     Planted(

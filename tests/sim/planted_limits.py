@@ -79,8 +79,9 @@ _AHEAD = (
         "what was refused is asked for once more under its old token",
         2,
         f"{_SCALER}/purchases.py",
-        "        if record is not None and (record.launched or record.refused or record.terminated):\n",
-        "        if record is not None and (record.launched or record.terminated):\n",
+        "        if record is not None and is_settled(record):\n            return []\n        if not self._is_wanted",
+        "        if record is not None and (record.launched or record.terminated):\n            return []\n"
+        "        if not self._is_wanted",
         "redeliveries",
         lambda policy: policy.nodes_count_max == 12 or policy.gpu_count_max == 24,
     ),
