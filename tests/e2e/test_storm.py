@@ -2,8 +2,8 @@
 is short.
 
 The same on each of CLOUDS. Work has no end of its own: it ends when the story says so, and whatever comes first is
-waited for. `STORM_NODES=100` makes it as large as you like; it then takes as many seconds more as a cloud may be asked
-in.
+waited for. `STORM_NODES=100 pytest tests/e2e/test_storm.py -k gcp` makes it as large as you like; it then takes as many
+seconds more as a cloud may be asked in (docs/performance.md, "A storm of a hundred").
 """
 
 import asyncio

@@ -4,6 +4,7 @@ Whose an instance is, and what was agreed for it, is metadata that the group giv
 of instances that are gone, of which the cloud shows no more than the operations that made and ended them.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
-from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.files import dated, prices_of
 from gpu_autoscaler.providers.findings import Finding
@@ -20,11 +21,13 @@ from gpu_autoscaler.providers.gcp.examine import Examination
 from gpu_autoscaler.providers.gcp.groups import GcpGroups
 from gpu_autoscaler.providers.gcp.launches import GcpLaunches
 from gpu_autoscaler.providers.gcp.market import GcpMarket
-from gpu_autoscaler.providers.gcp.options import GcpOptions, group_names, see_options
+from gpu_autoscaler.providers.gcp.options import ANY_POOL, GcpOptions, group_names, see_options
+from gpu_autoscaler.providers.gcp.together import GcpTogether
 from gpu_autoscaler.providers.gcp.translate import (
     CREATED_BY,
     INSTALLATION,
     Past,
+    instance_name,
     instance_of,
     instant,
     last_of,
@@ -72,6 +75,13 @@ class GcpCapacity:
             self._calls, prices_of("provider gcp", options.prices_path), dated(options.prices_path)
         )
         self._launches = GcpLaunches(self._calls, decided_seconds_max=call_seconds_max)
+        self._together = GcpTogether(
+            self._calls,
+            self._launches,
+            decided_seconds_max=call_seconds_max,
+            waited_seconds_max=options.together_wait_seconds_max,
+            run_seconds=options.together_run_seconds,
+        )
         self._living = SharedRead(lambda: self._read_living(owner_prefix(installation)))
         # What was last seen of each instance: when it is gone, nothing else tells what it cost, and for whom it was.
         self._seen: dict[str, Instance] = {}
@@ -97,6 +107,33 @@ class GcpCapacity:
         else:
             made = instance_of(told, project=self._project, now=self._now())
         self._seen[name] = made
+        return made
+
+    def makes_together(self, pool: str, offer: Offer) -> bool:
+        """True where a group of the settings is one for resize requests, of this pool, type and zone."""
+        return offer.capacity_type is CapacityType.ON_DEMAND and any(
+            named.together_type == offer.instance_type and named.zone == offer.zone and named.pool in (pool, ANY_POOL)
+            for named in group_names(self._options)
+        )
+
+    async def launch_together(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
+        """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
+        now = self._now()
+        found = await asyncio.gather(*(self._found(one, now) for one in orders))
+        if None in found:
+            group = await self._groups.of(orders[0], now, is_together=True)
+            await self._together.make(transaction, orders, group, now)
+            found = await asyncio.gather(*(self._found(one, now) for one in orders))
+            names = [instance_name(one, group.zone, group.name) for one in orders]
+        else:
+            names = ["" if one is None else last_of(one.provider_id) for one in found]
+        return [self._as_made(*each, now) for each in zip(orders, names, found, strict=True)]
+
+    def _as_made(self, order: Order, name: str, found: Instance | None, now: datetime) -> Instance:
+        if found is None:  # the group has it, lists do not yet
+            found = as_ordered(order, provider_id_of(self._project, order.offer.zone, name), launched_at=now)
+        made = msgspec.structs.replace(see_as_ordered(found, order), action_id=order.action_id)
+        self._seen[last_of(made.provider_id)] = made
         return made
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
@@ -137,6 +174,8 @@ class GcpCapacity:
         """Return the instances of an installation, for an hour also those that ended. Raises TransientError."""
         now = self._now()
         is_ours = installation == self._installation
+        if is_ours:
+            await self._together.cancel_old(now)
         told = await (self._living.fresh() if is_ours else self._read_living(owner_prefix(installation)))
         living = {name: instance_of(one, project=self._project, now=now) for name, one in told.items()}
         ended: dict[str, Instance] = {}

@@ -10,7 +10,7 @@ from gpu_autoscaler.providers.gcp.calls import GcpCalls
 from gpu_autoscaler.providers.gcp.groups import GcpGroups, Group
 from gpu_autoscaler.providers.gcp.market import GcpMarket
 from gpu_autoscaler.providers.gcp.options import GcpOptions, group_names
-from gpu_autoscaler.providers.gcp.permissions import CALLS
+from gpu_autoscaler.providers.gcp.permissions import CALLS, REQUESTS
 from gpu_autoscaler.providers.gcp.quotas import GPUS_ALL_REGIONS, quota_metric
 from gpu_autoscaler.providers.gcp.reservations import GcpReservations
 from gpu_autoscaler.providers.gcp.translate import denied_kind, owner_prefix
@@ -21,6 +21,7 @@ class Examination:
 
     def __init__(self, options: GcpOptions, calls: GcpCalls, installation: str, now: datetime) -> None:
         self._calls = calls
+        self._options = options
         self._installation = installation
         self._now = now
         self._groups = GcpGroups(calls, group_names(options))
@@ -60,7 +61,10 @@ class Examination:
 
     async def _rights(self) -> AsyncIterator[Finding]:
         """Say what of the role is missing; Google tells whoever asks of their own rights."""
-        wanted = sorted({permission for one in CALLS.values() for permission in one.permissions})
+        calls = [
+            one for one in CALLS.values() if self._options.together_groups or not one.operation.startswith(REQUESTS)
+        ]
+        wanted = sorted({permission for one in calls for permission in one.permissions})
         try:
             told = await self._calls.call("projects.testIamPermissions", body={"permissions": wanted})
         except AutoscalerError as exc:
@@ -68,7 +72,7 @@ class Examination:
             yield advice("permissions", f"not tried: {exc}", step)
             return
         missing = set(wanted).difference(told.get("permissions", ()))
-        for one in CALLS.values():
+        for one in calls:
             lacking = sorted(missing.intersection(one.permissions))
             said = f"will be refused: {one.without}"
             step = f"allow {', '.join(lacking)}; `gpu-autoscaler doctor --policy` prints the whole role"

@@ -41,6 +41,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind | None = None
     capacity_type: CapacityType = CapacityType.ON_DEMAND
     reservation: str | None = None
+    run_seconds: int | None = None  # of what is made by resize requests, as gangs are; None: nothing is
     problems: tuple[str, ...] = ()  # that stop purchases
     advice: tuple[str, ...] = ()  # that does not
 
@@ -74,13 +75,13 @@ class GcpGroups:
         self._groups, self._read_at = tuple(_without_doubles(read)), now
         return self._groups
 
-    async def of(self, order: Order, now: datetime) -> Group:
+    async def of(self, order: Order, now: datetime, *, is_together: bool = False) -> Group:
         """Return the group of the order's pool that sells its offer. Raises LaunchRefused, TransientError."""
         if self._read_at is None or now - self._read_at >= GROUPS_KEPT:
             await self.read(now)
         groups = [one for one in self._groups if one.pool in (order.pool, ANY_POOL)]
         for one in groups:
-            if one.offer_key == order.offer.key:
+            if one.offer_key == order.offer.key and (one.run_seconds is not None or not is_together):
                 return one
         told = "; ".join(_told(one) for one in groups) or "it has none"
         raise LaunchRefused(
@@ -118,6 +119,8 @@ class GcpGroups:
             return msgspec.structs.replace(bare, problems=("its instance template is not there",))
         kind = await self._parts.kind(named.zone, properties)
         problems = _problems(told, properties, is_shared=named.is_shared)
+        if named.together_type is not None:
+            problems += _together_problems(properties, named.together_type)
         if kind is None:
             what = last_of(properties.get("machineType", ""))
             problems.append(f"its machine type {what!r} is not sold in {named.zone}, or has GPUs that are not NVIDIA's")
@@ -126,6 +129,7 @@ class GcpGroups:
             kind=kind,
             capacity_type=capacity_type_of(properties),
             reservation=reservation_of(properties),
+            run_seconds=named.run_seconds,
             problems=tuple(problems),
             advice=tuple(_advice(told, properties)),
         )
@@ -207,6 +211,19 @@ def _problems(told: Mapping[str, Any], properties: Mapping[str, Any], *, is_shar
     if properties.get("scheduling", {}).get("provisioningModel") in ("FLEX_START", "RESERVATION_BOUND"):
         model = properties["scheduling"]["provisioningModel"]
         found.append(f"its template is {model}, which ends by a date of its own; use SPOT or STANDARD")
+    return found
+
+
+def _together_problems(properties: Mapping[str, Any], wanted_type: str) -> list[str]:
+    """Why no resize request is made of it (Compute Engine, "About resize requests in a MIG", limitations)."""
+    found = []
+    machine_type = last_of(properties.get("machineType", ""))
+    if machine_type != wanted_type:
+        found.append(f"it makes {machine_type}, and not {wanted_type} as gcp.together_groups says; correct the setting")
+    if capacity_type_of(properties) is CapacityType.SPOT:
+        found.append("resize requests take no spot; take it out of gcp.together_groups")
+    if properties.get("reservationAffinity", {}).get("consumeReservationType") != "NO_RESERVATION":
+        found.append("for resize requests set consumeReservationType of its template to NO_RESERVATION")
     return found
 
 

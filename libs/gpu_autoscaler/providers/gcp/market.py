@@ -70,6 +70,7 @@ class GcpMarket:
                 price_source=price.source,
                 priced_at=price.heard_at,
                 paid_from=paid_from,
+                paid_until=_runs_until(group, now),
                 barred_because=bar.because,
                 barred_by=bar.by,
                 interruption_ratio=spot.interruption_ratio,
@@ -167,6 +168,13 @@ class GcpMarket:
             log.warning("capacity history not told", machine_type=machine_type, zone=zone, error=str(exc))
             return Spot()
         return spot_of(told)
+
+
+def _runs_until(group: Group, now: datetime) -> datetime | None:
+    """Return until when an instance of now runs for sure, to the hour, so that offers do not change all the time."""
+    if group.run_seconds is None:
+        return None
+    return (now + timedelta(seconds=group.run_seconds)).replace(minute=0, second=0, microsecond=0)
 
 
 def spot_of(told: Mapping[str, Any]) -> Spot:

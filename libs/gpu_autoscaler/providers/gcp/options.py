@@ -1,8 +1,10 @@
 """What the Google Cloud driver is told: the settings under [gcp], checked before anything is asked of the cloud."""
 
 import re
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gpu_autoscaler.model.errors import ConfigError
 
@@ -19,6 +21,13 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     groups: tuple[str, ...] = ()
     # `zone/name` of those that are bought from although an autoscaler of their own sizes them: at the user's word.
     shared_groups: tuple[str, ...] = ()
+    # `zone/name=machine type` of those whose gangs are made by resize requests, all nodes at once or none. What is made
+    # so ends after its run duration, and begins without the metadata that tells its node's labels: so by choice.
+    together_groups: tuple[str, ...] = ()
+    # From when such an instance runs until Google deletes it; ten minutes to seven days, as Google has it.
+    together_run_seconds: Annotated[int, Meta(ge=600, le=604800)] = 604800
+    # Cluster time that a request may wait for room before it is cancelled. Source: our own, a third of a boot deadline.
+    together_wait_seconds_max: Annotated[float, Meta(ge=30, le=3600)] = 300.0
     # As other clouds have it, and refused by name: Compute Engine takes none.
     spot_ceilings: tuple[str, ...] = ()
     prices_path: str | None = None  # JSON, US dollars an hour by offer key or `type/*/capacity type`
@@ -31,6 +40,8 @@ class GroupName(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
     name: str
     is_shared: bool = False  # with an autoscaler of its own, by choice
+    together_type: str | None = None  # its machine type, where gangs are made of it all at once, by choice
+    run_seconds: int | None = None  # of what is made so
 
     @property
     def region(self) -> str:
@@ -60,14 +71,29 @@ def see_options(options: GcpOptions) -> None:
     mistakes += [
         f"gcp.shared_groups: {one!r} is none of gcp.groups" for one in options.shared_groups if one not in known
     ]
+    for text in options.together_groups:
+        group, _, machine_type = text.partition("=")
+        if not machine_type.strip():
+            mistakes.append(f"gcp.together_groups: {text!r} is not zone/name=machine type")
+        elif group.strip() not in known:
+            mistakes.append(f"gcp.together_groups: {group.strip()!r} is none of gcp.groups")
     if mistakes:
         raise ConfigError("provider gcp", mistakes)
 
 
 def group_names(options: GcpOptions) -> tuple[GroupName, ...]:
     """Return the groups, in the order of the settings."""
+    together = {
+        group.strip(): machine_type.strip()
+        for group, _, machine_type in (one.partition("=") for one in options.together_groups)
+    }
     return tuple(
-        msgspec.structs.replace(named, is_shared=f"{named.zone}/{named.name}" in options.shared_groups)
+        msgspec.structs.replace(
+            named,
+            is_shared=f"{named.zone}/{named.name}" in options.shared_groups,
+            together_type=together.get(f"{named.zone}/{named.name}"),
+            run_seconds=options.together_run_seconds if f"{named.zone}/{named.name}" in together else None,
+        )
         for text in options.groups
         if (named := _named(text)) is not None
     )

@@ -30,8 +30,10 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     is_optional: bool = False  # something is lost without it, and the rest works
 
 
+REQUESTS = "instanceGroupManagerResizeRequests"  # asked for gcp.together_groups alone
 _ZONE = "projects/{project}/zones/{zone}"
 _GROUP = f"{_ZONE}/instanceGroupManagers/{{instanceGroupManager}}"
+_UPDATE = "compute.instanceGroupManagers.update"
 
 CALLS: Mapping[str, Allowed] = {
     one.operation: one
@@ -88,6 +90,24 @@ CALLS: Mapping[str, Allowed] = {
             permissions=("compute.instanceGroupManagers.update",),
             without="nothing is removed, and a refused launch cannot be withdrawn",
             pace="ends",
+        ),
+        *(
+            Allowed(
+                operation=f"{REQUESTS}.{name}",
+                method=method,
+                path=f"{_GROUP}/resizeRequests{path}",
+                permissions=("compute.instanceGroupManagers.get" if method == "GET" else _UPDATE,),
+                without="groups of gcp.together_groups are not bought from",
+                pace="reads" if method == "GET" else "launches" if name == "insert" else "ends",
+                is_optional=True,
+            )
+            for name, method, path in (
+                ("insert", "POST", ""),
+                ("get", "GET", "/{resizeRequest}"),
+                ("list", "GET", ""),
+                ("cancel", "POST", "/{resizeRequest}/cancel"),
+                ("delete", "DELETE", "/{resizeRequest}"),
+            )
         ),
         Allowed(
             operation="zoneOperations.get",

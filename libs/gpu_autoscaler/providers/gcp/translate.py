@@ -20,12 +20,14 @@ from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.providers.allocatable import PODS_PER_NODE, allocatable
-from gpu_autoscaler.providers.gcp.permissions import permissions_of
+from gpu_autoscaler.providers.gcp.permissions import REQUESTS, permissions_of
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
 from gpu_autoscaler.providers.rest import Answer, said
 from gpu_autoscaler.providers.tokens import token_of
 
 PROVIDER_ID_PREFIX = "gce://"
+# Calls that buy: what is refused of them is final.
+LAUNCHES = ("instanceGroupManagers.createInstances", f"{REQUESTS}.insert")
 THROTTLED_SECONDS = 5.0
 # Metadata of our instances. Keys take no dots and slashes, so they are not those of our labels.
 INSTALLATION, ACTION_ID, POOL = "gpu-autoscaler-installation", "gpu-autoscaler-action-id", "gpu-autoscaler-pool"
@@ -45,6 +47,7 @@ _REFUSED: Mapping[str, tuple[RefusalKind, RefusalScope]] = {
     "RESERVATION_CAPACITY_EXCEEDED": ("capacity", "offer"),
     "RESERVATION_NOT_READY": ("capacity", "offer"),
     "UNSUPPORTED_OPERATION": ("capacity", "offer"),
+    "RESIZE_REQUEST_TIMED_OUT": ("capacity", "offer"),  # ours: nothing came of a request within its limit
     "IP_SPACE_EXHAUSTED": ("capacity", "zone"),
     "IP_SPACE_EXHAUSTED_WITH_DETAILS": ("capacity", "zone"),
     "QUOTA_EXCEEDED": ("quota", "region"),
@@ -108,14 +111,14 @@ def failure(operation: str, answer: Answer) -> AutoscalerError:
         return TransientError(
             f"{operation}: {told}; see that the credentials are valid, and this machine's clock is right"
         )
-    if answer.status in (408, 409, 412) and operation != "instanceGroupManagers.createInstances":
+    if answer.status in (408, 409, 412) and operation not in LAUNCHES:
         return TransientError(f"{operation}: {told}; the same call may be made again")
     if reason == "resourceNotReady":
         return TransientError(f"{operation}: {told}; the same call may be made again")
     if answer.status == 403 and reason not in _REFUSED:
         reason = "forbidden"
     refused = refusal(operation, reason, told)
-    if operation == "instanceGroupManagers.createInstances":
+    if operation in LAUNCHES:
         return refused
     asked_again = TransientError(str(refused))
     asked_again.__cause__ = refused

@@ -5,9 +5,12 @@ cores, memory and GPUs, as Google's are.
 """
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.providers.gcp.quotas import quota_metric
 from gpu_autoscaler.providers.gcp.translate import Kind, made_kind
 from gpu_autoscaler.simcluster.offers import InstanceType
 
@@ -140,3 +143,29 @@ def _sku(description: str, group: str, unit: str, usage: str, nano_usd: int) -> 
         "serviceRegions": [REGION],
         "pricingInfo": [{"pricingExpression": expression}],
     }
+
+
+def quota_metrics() -> list[str]:
+    """Return the quotas that a region tells, in their order."""
+    bought = (CapacityType.ON_DEMAND, CapacityType.SPOT)
+    told = {quota_metric(kind, capacity_type) for kind in KINDS.values() for capacity_type in bought}
+    return sorted(metric for metric in told if metric is not None)
+
+
+def capacity_history(name: str, zone: str, now: datetime, ratio: float) -> dict[str, Any]:
+    """Return the history of a machine's spot in a zone: three days, the newest at so many times the usual price."""
+    usual = spot_micro_usd(KINDS[name], zone) * 1000
+    days = [now - timedelta(days=number) for number in range(3)]
+    intervals = [{"startTime": _stamp(day - timedelta(days=1)), "endTime": _stamp(day)} for day in days]
+    money = [
+        {"currencyCode": "USD", "units": str(price // 10**9), "nanos": price % 10**9}
+        for price in (round(usual * ratio), usual, usual)
+    ]
+    return {
+        "priceHistory": [{"interval": one, "listPrice": price} for one, price in zip(intervals, money, strict=True)],
+        "preemptionHistory": [{"interval": one, "preemptionRate": 0.04} for one in intervals],
+    }
+
+
+def _stamp(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds")

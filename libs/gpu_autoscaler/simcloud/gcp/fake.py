@@ -18,13 +18,16 @@ from gpu_autoscaler.simcloud.gcp.machines import (
     Group,
     Machine,
     Machines,
-    stamp,
     template_properties,
 )
 from gpu_autoscaler.simcloud.gcp.reservations import Reservation
+from gpu_autoscaler.simcloud.gcp.resize import ResizeRequests
 from gpu_autoscaler.simcloud.rest import Rejected, RestAnswer, RestCall, RestFake
 
 CREATE = "instanceGroupManagers.createInstances"
+REQUESTS = "instanceGroupManagerResizeRequests"
+INSERT = f"{REQUESTS}.insert"
+LAUNCHES = (CREATE, INSERT)
 REQUEST_KEPT = timedelta(minutes=60)  # Compute Engine API v1, `requestId`
 QUOTA_GPUS = 1024.0  # fixture: of what is not set
 # Errors that come as the answer itself; every other code of a launch stands with the instance, later.
@@ -51,6 +54,10 @@ class GcpFake(RestFake):
         super().__init__(now=now)
         self._description = description()
         self.machines = Machines(self.now, self._refusal_of)
+        self.resizes = ResizeRequests(self.machines, self._refusal_of)
+        self.room: dict[
+            str, int
+        ] = {}  # by offer key: how many there may be at once, where there is less room than asked
         self.quota_gpus: dict[str, float] = {}  # metric: GPUs that may run at once
         self.reservations: dict[tuple[str, str], Reservation] = {}  # by zone and name
         self.missing_permissions: set[str] = set()  # as the project's policy tells; calls are refused by faults
@@ -108,14 +115,14 @@ class GcpFake(RestFake):
 
     def offer_of(self, call: RestCall) -> str:
         """Of a launch: what its group makes."""
-        if call.name != CREATE:
+        if call.name not in LAUNCHES:
             return ""
         group = self.machines.groups.get((call.parameters["zone"], call.parameters["instanceGroupManager"]))
         return "" if group is None else group.offer_key
 
     def refuse(self, call: RestCall, code: str) -> RestAnswer:
         """Answer with the error; what a launch meets later is taken now, and stands with the instance then."""
-        if code in ERRORS or call.name != CREATE:
+        if code in ERRORS or call.name not in LAUNCHES:
             return self._error(code)
         self._next_code = code
         try:
@@ -130,6 +137,7 @@ class GcpFake(RestFake):
     def perform(self, call: RestCall) -> RestAnswer:
         """Do it."""
         self.machines.settle()
+        self.resizes.settle(self.now())
         doors: dict[str, Callable[[RestCall], Any]] = {
             CREATE: self._create,
             "instanceGroupManagers.deleteInstances": self._delete_instances,
@@ -138,6 +146,7 @@ class GcpFake(RestFake):
             "instances.aggregatedList": self._list_everywhere,
             "instances.get": lambda asked: self._machine(asked).told(self.now()),
             "instances.delete": self._delete,
+            **{f"{REQUESTS}.{verb}": self._resize for verb in ("insert", "get", "list", "cancel", "delete")},
             "zoneOperations.list": self._list_operations,
             "zoneOperations.get": self._operation,
             "instanceTemplates.get": self._template,
@@ -190,8 +199,22 @@ class GcpFake(RestFake):
             self.machines.delete(machine)
         return next(one for one in reversed(self.machines.operations) if one.target == machine.url).told(self.now())
 
-    def _refusal_of(self, offer_key: str) -> str | None:
-        """Return why the machine cannot be made: a fault of this request or one that still stands, or a quota."""
+    def _resize(self, call: RestCall) -> dict[str, Any]:
+        group, verb = self._group(call), call.name.rpartition(".")[2]
+        if verb == "list":
+            return self._page(call, "items", [one.told() for one in self.resizes.of_group(group)])
+        name = call.parameters.get("resizeRequest", "")
+        mistake = self.resizes.mistake_in(group, verb, name, call.body)
+        if mistake is not None:
+            raise Rejected(self._error(*mistake))
+        if verb == "get":
+            return self.resizes.requests[group.zone, group.name, name].told()
+        self.resizes.perform(group, verb, name, call.body, self.now())
+        target = f"{BASE}/zones/{group.zone}/instanceGroupManagers/{group.name}"
+        return self.machines.record(call.name, group.zone, target, ends_at=self.now()).told(self.now())
+
+    def _refusal_of(self, offer_key: str, count: int = 1) -> str | None:
+        """Return why the machines cannot be made: a fault of this request or one that still stands, or a quota."""
         if self._next_code is not None:
             return self._next_code
         standing = (
@@ -200,7 +223,11 @@ class GcpFake(RestFake):
             if fault.kind == "refused" and fault.code not in ERRORS and fnmatchcase(offer_key, fault.offer)
         )
         code = next(standing, None) or self._lacking_reservation(offer_key)
-        return code or ("QUOTA_EXCEEDED" if self._is_above_quota(offer_key) else None)
+        groups = self.machines.groups
+        taken = sum(groups[one.zone, one.group].offer_key == offer_key for one in self.machines.machines.values())
+        if code is None and offer_key in self.room and taken + count > self.room[offer_key]:
+            code = "ZONE_RESOURCE_POOL_EXHAUSTED"
+        return code or ("QUOTA_EXCEEDED" if self._is_above_quota(offer_key, count) else None)
 
     def _lacking_reservation(self, offer_key: str) -> str | None:
         name, zone, word = offer_key.split("/")
@@ -210,7 +237,7 @@ class GcpFake(RestFake):
         has_room = any(one.used_count(self.machines.machines.values()) < one.count for one in kept)
         return None if has_room else "RESERVATION_CAPACITY_EXCEEDED"
 
-    def _is_above_quota(self, offer_key: str) -> bool:
+    def _is_above_quota(self, offer_key: str, count: int) -> bool:
         name, _, word = offer_key.split("/")
         kind = catalogue.KINDS[name]
         metric = quota_metric(kind, CapacityType(word))
@@ -221,7 +248,7 @@ class GcpFake(RestFake):
             for one in self.machines.machines.values()
             if quota_metric(catalogue.KINDS[one.machine_type], one.capacity_type) == metric
         ]
-        return sum(running) + kind.resources.gpu_count > self.quota_gpus[metric]
+        return sum(running) + count * kind.resources.gpu_count > self.quota_gpus[metric]
 
     # ---- what is there
 
@@ -296,14 +323,7 @@ class GcpFake(RestFake):
     def _region(self, call: RestCall) -> dict[str, Any]:
         if call.parameters["region"] != catalogue.REGION:
             raise Rejected(self._error("notFound", f"region {call.parameters['region']} was not found"))
-        metrics = sorted(
-            {
-                metric
-                for kind in catalogue.KINDS.values()
-                for capacity_type in (CapacityType.ON_DEMAND, CapacityType.SPOT)
-                if (metric := quota_metric(kind, capacity_type)) is not None
-            }
-        )
+        metrics = catalogue.quota_metrics()
         quotas = [{"metric": one, "limit": self.quota_gpus.get(one, QUOTA_GPUS), "usage": 0.0} for one in metrics]
         return {"name": catalogue.REGION, "status": "UP", "quotas": quotas}
 
@@ -325,22 +345,8 @@ class GcpFake(RestFake):
         name = call.body["instanceProperties"]["machineType"]
         if name not in catalogue.KINDS:
             raise Rejected(self._error("invalid", f"machine type {name} has no history"))
-        usual = catalogue.spot_micro_usd(catalogue.KINDS[name], zone) * 1000
-        newest = round(usual * self.spot_ratio_of(f"{name}/{zone}/spot"))
-        days = [self.now() - timedelta(days=number) for number in range(3)]
-        intervals = [{"startTime": stamp(day - timedelta(days=1)), "endTime": stamp(day)} for day in days]
-        money = [
-            {"currencyCode": "USD", "units": str(price // 10**9), "nanos": price % 10**9}
-            for price in (newest, usual, usual)
-        ]
-        return {
-            "machineType": name,
-            "location": f"{BASE}/zones/{zone}",
-            "priceHistory": [
-                {"interval": one, "listPrice": price} for one, price in zip(intervals, money, strict=True)
-            ],
-            "preemptionHistory": [{"interval": one, "preemptionRate": 0.04} for one in intervals],
-        }
+        told = catalogue.capacity_history(name, zone, self.now(), self.spot_ratio_of(f"{name}/{zone}/spot"))
+        return {"machineType": name, "location": f"{BASE}/zones/{zone}", **told}
 
     # ---- the wire
 

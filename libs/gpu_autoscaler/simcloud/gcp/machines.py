@@ -307,6 +307,11 @@ class Machines:
             wanted.tried_at = now + timedelta(seconds=TRIED_AGAIN_SECONDS)
             self.record("insert", group.zone, target, ends_at=now, error=wanted.error)
             return
+        self.make(group, wanted, now)
+
+    def make(self, group: Group, wanted: Wanted, now: datetime) -> None:
+        """Make the instance of this name."""
+        target = f"{BASE}/zones/{group.zone}/instances/{wanted.name}"
         wanted.is_made, wanted.error = True, None
         self.launches_count += 1
         creator = f"projects/{PROJECT_NUMBER}/zones/{group.zone}/instanceGroupManagers/{group.name}"
@@ -346,13 +351,15 @@ def template_properties(name: str) -> dict[str, Any] | None:
     scheduling: dict[str, Any] = {"provisioningModel": "STANDARD", "onHostMaintenance": "TERMINATE"}
     if is_spot:
         scheduling |= {"provisioningModel": "SPOT", "preemptible": True, "instanceTerminationAction": "DELETE"}
-    found = {"machineType": machine_type, "scheduling": scheduling}
+    made: dict[str, Any] = {"machineType": machine_type, "scheduling": scheduling}
+    if not is_spot:
+        made["reservationAffinity"] = {"consumeReservationType": "NO_RESERVATION"}
     kind = KINDS[machine_type]
     if is_added(machine_type):
-        found["guestAccelerators"] = [
+        made["guestAccelerators"] = [
             {"acceleratorType": kind.accelerator, "acceleratorCount": kind.resources.gpu_count}
         ]
-    return found
+    return made
 
 
 def affinity_of(reservation: str) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+"""Resize requests of groups: so many instances all at once or none, tried again until somebody cancels it."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import msgspec
+
+from gpu_autoscaler.simcloud.gcp.machines import BASE, TRIED_AGAIN_SECONDS, Group, Machines, Wanted, stamp
+
+NEVER = datetime.max.replace(tzinfo=UTC)  # the group does not try one of them alone
+RUN_SECONDS = (600, 7 * 86400)  # Compute Engine, "About resize requests in a MIG": ten minutes to seven days
+
+
+class ResizeRequest(msgspec.Struct, kw_only=True):
+    """One request, as it stands."""
+
+    name: str
+    group: Group
+    instances: dict[str, dict[str, str]]  # metadata by name
+    run_seconds: int
+    created_at: datetime
+    tried_at: datetime
+    state: Literal["ACCEPTED", "SUCCEEDED", "CANCELLED"] = "ACCEPTED"
+    error: tuple[str, str] | None = None  # of the last attempt
+
+    def told(self) -> dict[str, Any]:
+        """The request as the API shows it."""
+        shown: dict[str, Any] = {
+            "name": self.name,
+            "zone": f"{BASE}/zones/{self.group.zone}",
+            "creationTimestamp": stamp(self.created_at),
+            "state": self.state,
+            "instances": [
+                {"name": name, "preservedState": {"metadata": metadata}} for name, metadata in self.instances.items()
+            ],
+            "requestedRunDuration": {"seconds": str(self.run_seconds)},
+            "status": {},
+        }
+        if self.state == "ACCEPTED" and self.error is not None:
+            error = {"code": self.error[0], "message": self.error[1]}
+            shown["status"] = {"lastAttempt": {"error": {"errors": [error]}}}
+        return shown
+
+
+class ResizeRequests:
+    """All of them, by zone, group and name."""
+
+    def __init__(self, machines: Machines, refusal_of: Callable[[str, int], str | None]) -> None:
+        """`refusal_of`: why so many machines of an offer cannot be made now, None where they can."""
+        self._machines = machines
+        self._refusal_of = refusal_of
+        self.waits_silently = False  # no attempt is made, and none is told
+        self.requests: dict[tuple[str, str, str], ResizeRequest] = {}
+
+    def of_group(self, group: Group) -> list[ResizeRequest]:
+        """All of the group."""
+        return [one for one in self.requests.values() if one.group is group]
+
+    def mistake_in(self, group: Group, verb: str, name: str, body: dict[str, Any] | None) -> tuple[str, str] | None:
+        """Return error and message for a call that cannot be taken."""
+        if verb == "insert":
+            return self._mistake_in_body(group, body or {})
+        known = self.requests.get((group.zone, group.name, name))
+        if known is None:
+            return "notFound", f"resize request {name} was not found"
+        if verb == "delete" and known.state == "ACCEPTED":
+            return "invalid", f"resize request {name} is active: cancel it first"
+        return None
+
+    def perform(self, group: Group, verb: str, name: str, body: dict[str, Any] | None, now: datetime) -> None:
+        """Do what has no mistake in it: insert, cancel or delete."""
+        if verb == "insert":
+            self._insert(group, body or {}, now)
+        elif verb == "cancel":
+            self._cancel(self.requests[group.zone, group.name, name])
+        else:
+            del self.requests[group.zone, group.name, name]
+
+    def _mistake_in_body(self, group: Group, body: dict[str, Any]) -> tuple[str, str] | None:
+        name, names = body.get("name", ""), body.get("instances", [])
+        seconds = int(body.get("requestedRunDuration", {}).get("seconds", 0))
+        if not name or len(name) > 63:
+            return "invalid", "Invalid value for field 'resource.name'"
+        if not names or "resizeBy" in body:
+            return "invalid", "Exactly one of 'instances' and 'resizeBy' is wanted; this fake takes names"
+        if not RUN_SECONDS[0] <= seconds <= RUN_SECONDS[1]:
+            return "invalid", "requestedRunDuration must be between 10 minutes and 7 days"
+        taken = [
+            one for one in names if one["name"] in group.wanted or (group.zone, one["name"]) in self._machines.machines
+        ]
+        if (group.zone, group.name, name) in self.requests or taken:
+            return "alreadyExists", f"The resource {name!r}, or one of its instances, already exists"
+        return None
+
+    def _insert(self, group: Group, body: dict[str, Any], now: datetime) -> None:
+        made = ResizeRequest(
+            name=body["name"],
+            group=group,
+            instances={one["name"]: one.get("preservedState", {}).get("metadata", {}) for one in body["instances"]},
+            run_seconds=int(body["requestedRunDuration"]["seconds"]),
+            created_at=now,
+            tried_at=now + timedelta(seconds=self._machines.decided_seconds),
+        )
+        self.requests[group.zone, group.name, made.name] = made
+        for name, metadata in made.instances.items():  # which are in the group from now on
+            group.wanted[name] = Wanted(name=name, metadata=metadata, tried_at=NEVER)
+        self.settle(now)
+
+    def _cancel(self, one: ResizeRequest) -> None:
+        if one.state == "ACCEPTED":  # one that is over stays as it is
+            one.state = "CANCELLED"
+            for name in one.instances:
+                one.group.wanted.pop(name, None)
+
+    def settle(self, now: datetime) -> None:
+        """Try what is due: all of a request, or nothing of it."""
+        for one in self.requests.values():
+            if one.state != "ACCEPTED" or now < one.tried_at or self.waits_silently:
+                continue
+            code = self._refusal_of(one.group.offer_key, len(one.instances))
+            if code is not None:
+                one.error = (code, f"{len(one.instances)} of {one.group.machine_type} cannot be made now.")
+                one.tried_at = now + timedelta(seconds=TRIED_AGAIN_SECONDS)
+                continue
+            one.state, one.error = "SUCCEEDED", None
+            for name in one.instances:
+                self._machines.make(one.group, one.group.wanted[name], now)

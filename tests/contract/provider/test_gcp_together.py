@@ -1,0 +1,283 @@
+"""Gangs of Google Cloud by resize requests: all instances of a request or none, under names of its orders."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from tests.contract.provider.contract import OURS, THEIRS, order
+from tests.contract.provider.test_gcp import GcpRig
+from tests.contract.provider.together import FIRST, TogetherContract, gang, listed, names
+from tests.support.gcp import Project, served_project
+
+from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.providers.gcp.capacity import GcpCapacity
+from gpu_autoscaler.providers.gcp.options import GcpOptions, see_options
+from gpu_autoscaler.providers.protocol import LaunchRefused
+from gpu_autoscaler.simcloud.faults import Fault
+
+pytestmark = pytest.mark.timeout(180)
+
+REQUESTS = "instanceGroupManagerResizeRequests"
+TOGETHER = ("europe-west4-a/g2-standard-4-on-demand=g2-standard-4",)
+
+
+class TogetherRig(GcpRig):
+    """The same project, where one group makes gangs all at once."""
+
+    ours: GcpCapacity
+    theirs: GcpCapacity
+
+    def __init__(self, project: Project) -> None:
+        super().__init__(project)
+        self.ours = self.fresh()
+        self.theirs = project.provider(THEIRS, together_groups=TOGETHER)
+
+    def fresh(self) -> GcpCapacity:
+        """A driver of ours that has just started."""
+        return self.project.provider(OURS, together_groups=TOGETHER)
+
+    async def leave_room(self, pattern: str, count: int) -> None:
+        """By the fake's own books."""
+        self.fake.room[pattern] = count
+
+    async def refuse_nothing(self) -> None:
+        """Room for everything as well."""
+        self.fake.room.clear()
+        await super().refuse_nothing()
+
+    async def lose_next_answer(self) -> None:
+        """Of a request."""
+        self.fake.faults.add(Fault(kind="lost", call=f"{REQUESTS}.insert", left_count=1))
+
+    def request_names(self) -> list[str]:
+        """What stands."""
+        return [name for _, _, name in self.fake.resizes.requests]
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[TogetherRig]:
+    """A project, and two installations that buy there."""
+    async with served_project() as project:
+        made = TogetherRig(project)
+        yield made
+        await made.ours.close()
+        await made.theirs.close()
+
+
+@pytest.mark.cloud(
+    "gcp",
+    calls=(
+        "instanceGroupManagerResizeRequests.insert",
+        "instanceGroupManagerResizeRequests.get",
+        "instanceGroupManagerResizeRequests.list",
+        "instanceGroupManagerResizeRequests.cancel",
+        "instanceGroupManagerResizeRequests.delete",
+    ),
+    errors=("resize request without room for all", "RESIZE_REQUEST_TIMED_OUT"),
+)
+class TestGcpTogether(TogetherContract):
+    """The inherited promises; the fixture is the module's."""
+
+
+async def test_a_request_names_its_instances_and_how_long_they_run(rig: TogetherRig) -> None:
+    """One call for all; each is marked as ours and its order's, and with its node's labels, from its first moment."""
+    wanted = await gang(rig)
+    made = await rig.ours.launch_together(FIRST, wanted)
+    (asked,) = rig.fake.asked_of(f"{REQUESTS}.insert")
+    asked_names = [one["name"] for one in asked.body["instances"]]
+    assert asked_names == [one.provider_id.rpartition("/")[2] for one in made]
+    assert asked.body["requestedRunDuration"] == {"seconds": "604800"}
+    assert not rig.fake.asked_of("instanceGroupManagers.createInstances")
+    marks = [machine.metadata for machine in rig.fake.machines.machines.values()]
+    assert [one["gpu-autoscaler-action-id"] for one in marks] == ["t1", "t2", "t3"]
+    assert {one["gpu-autoscaler-installation"] for one in marks} == {OURS}
+    assert {one["gpu-autoscaler-node-labels"] for one in marks} == {"team=vision"}
+
+
+async def test_what_ends_by_itself_is_sold_with_its_end(rig: TogetherRig) -> None:
+    """Work moves before it, as before the end of a capacity block."""
+    offers = {offer.key: offer for offer in await rig.ours.offers()}
+    sold = offers["g2-standard-4/europe-west4-a/on-demand"]
+    assert sold.paid_until is not None
+    assert 0 <= 604800 - (sold.paid_until - rig.now()).total_seconds() < 3600
+    assert offers["g2-standard-4/europe-west4-b/on-demand"].paid_until is None
+    assert rig.ours.makes_together("default", sold)
+    assert not rig.ours.makes_together("default", offers["g2-standard-4/europe-west4-b/on-demand"])
+    assert not rig.ours.makes_together("default", offers["g2-standard-4/europe-west4-a/spot"])
+
+
+async def test_a_refused_request_leaves_nothing_standing(rig: TogetherRig) -> None:
+    """Cancelled, read back and deleted before it is told: with room again nothing comes of it."""
+    await rig.leave_room("g2-standard-4/europe-west4-a/on-demand", 2)
+    with pytest.raises(LaunchRefused) as refused:
+        await rig.ours.launch_together(FIRST, await gang(rig))
+    assert refused.value.code == "ZONE_RESOURCE_POOL_EXHAUSTED"
+    assert rig.request_names() == []
+    assert not any(group.wanted for group in rig.fake.machines.groups.values())
+    await rig.refuse_nothing()
+    await rig.wait(600)
+    assert await listed(rig) == {}
+    assert rig.fake.machines.launches_count == 0
+
+
+async def test_a_request_that_waits_in_silence_is_given_up(rig: TogetherRig) -> None:
+    """No attempt fails and none succeeds: it is one request until its limit, and then a refusal for capacity."""
+    rig.project.call_seconds_max = 4.0  # of a try, and of each of its calls
+    hasty = rig.fresh()
+    wanted = await gang(rig)
+    await hasty.offers()
+    rig.fake.resizes.waits_silently = True
+    for _ in range(2):
+        with pytest.raises(TransientError):
+            await hasty.launch_together(FIRST, wanted)
+        await rig.wait(160)
+    assert len(rig.fake.asked_of(f"{REQUESTS}.insert")) == 1
+    with pytest.raises((LaunchRefused, TransientError)):
+        await hasty.launch_together(FIRST, wanted)
+    await hasty.close()
+    # Whoever asks next is told, if that one was too hasty to hear it.
+    rig.fake.resizes.waits_silently = False
+    await rig.leave_room(wanted[0].offer.key, 0)
+    with pytest.raises(LaunchRefused) as refused:
+        await rig.ours.launch_together(FIRST, wanted)
+    assert refused.value.kind == "capacity"
+    assert rig.request_names() == []
+    assert rig.fake.machines.launches_count == 0
+
+
+async def test_a_request_that_nobody_asks_about_any_more_is_cancelled(rig: TogetherRig) -> None:
+    """The gang was given back: with the next lists its request goes too, once it is too old."""
+    rig.project.call_seconds_max = 4.0  # of a try, and of each of its calls
+    hasty = rig.fresh()
+    wanted = await gang(rig)
+    await hasty.offers()
+    rig.fake.resizes.waits_silently = True
+    with pytest.raises(TransientError):
+        await hasty.launch_together(FIRST, wanted)
+    await hasty.instances(OURS)
+    assert [one.state for one in rig.fake.resizes.requests.values()] == ["ACCEPTED"]
+    await rig.wait(700)
+    await hasty.instances(OURS)
+    await hasty.close()
+    assert [one.state for one in rig.fake.resizes.requests.values()] == ["CANCELLED"]
+    assert not any(group.wanted for group in rig.fake.machines.groups.values())
+
+
+async def test_requests_that_are_long_over_are_deleted(rig: TogetherRig) -> None:
+    """With the next one; those of others stay, and one that cannot be deleted keeps nobody from buying."""
+    await rig.ours.launch_together(FIRST, await gang(rig))
+    await rig.theirs.launch_together(FIRST, await gang(rig, installation=THEIRS))
+    (ours, theirs) = rig.request_names()
+    await rig.wait(90000)
+    rig.fake.faults.add(Fault(kind="refused", call=f"{REQUESTS}.delete", code="backendError", left_count=1))
+    await rig.ours.launch_together(ActionId("t11"), await gang(rig, first=11))
+    assert ours in rig.request_names()
+    await rig.ours.launch_together(ActionId("t21"), await gang(rig, first=21))
+    assert ours not in rig.request_names()
+    assert theirs in rig.request_names()
+    assert len(rig.request_names()) == 3
+
+
+async def test_a_driver_that_has_just_started_finds_what_was_made(rig: TogetherRig) -> None:
+    """Whoever asked is gone; some of the orders are not wanted any more."""
+    wanted = await gang(rig)
+    await rig.lose_next_answer()
+    with pytest.raises(TransientError):
+        await rig.ours.launch_together(FIRST, wanted)
+    fresh = rig.fresh()
+    made = await fresh.launch_together(FIRST, wanted[2:])
+    told = names(list(await fresh.instances(OURS)))
+    await fresh.close()
+    assert sorted(told) == ["t1", "t2", "t3"]
+    assert told["t3"] == made[0].provider_id
+    assert len(rig.fake.asked_of(f"{REQUESTS}.insert")) == 1
+
+
+@pytest.mark.parametrize("kind", ["quota", "permission", "configuration"])
+async def test_a_request_is_refused_for_other_reasons_too(rig: TogetherRig, kind: str) -> None:
+    """Of its kind, told once for all, and nothing stands."""
+    wanted = await gang(rig)
+    code = {"quota": "QUOTA_EXCEEDED", "permission": "forbidden", "configuration": "invalid"}[kind]
+    rig.fake.faults.add(Fault(kind="refused", call=f"{REQUESTS}.insert", offer=wanted[0].offer.key, code=code))
+    with pytest.raises(LaunchRefused) as refused:
+        await rig.ours.launch_together(FIRST, wanted)
+    assert refused.value.kind == kind
+    assert rig.request_names() == []
+
+
+async def test_google_s_own_client_asks_the_fake_for_all_at_once(rig: TogetherRig) -> None:
+    """Insert, get, list, cancel and delete; every answer has the form that Google describes."""
+    from google.oauth2.credentials import Credentials  # noqa: PLC0415 - dev only, and slow to load
+    from googleapiclient.discovery import build  # noqa: PLC0415 - as above
+    from googleapiclient.errors import HttpError  # noqa: PLC0415 - as above
+
+    from gpu_autoscaler.simcloud.gcp.description import description  # noqa: PLC0415 - needs googleapiclient
+
+    group = {
+        "project": "fake-project",
+        "zone": "europe-west4-a",
+        "instanceGroupManager": "g2-standard-4-on-demand",
+    }
+
+    def drive() -> list[tuple[str, object]]:
+        api = build(
+            "compute",
+            "v1",
+            credentials=Credentials(token="fake"),  # type: ignore[no-untyped-call]
+            static_discovery=True,
+            client_options={"api_endpoint": f"{rig.project.url}/compute/v1/"},
+        )
+        requests, run = api.instanceGroupManagerResizeRequests(), {"seconds": "3600"}
+        body = {"name": "all", "requestedRunDuration": run, "instances": [{"name": "one"}, {"name": "two"}]}
+        one = {**group, "resizeRequest": "all"}
+        answers = [(f"{REQUESTS}.insert", requests.insert(**group, body=body).execute())]
+        for wrong, words in (({**body, "resizeBi": 2}, "Unknown name"), (body, "already exists")):
+            with pytest.raises(HttpError, match=words):
+                requests.insert(**group, body=wrong).execute()
+        with pytest.raises(HttpError, match="between 10 minutes and 7 days"):
+            requests.insert(**group, body={**body, "name": "b", "requestedRunDuration": {"seconds": "60"}}).execute()
+        with pytest.raises(HttpError, match="cancel it first"):
+            requests.delete(**one).execute()
+        answers += [
+            (f"{REQUESTS}.get", requests.get(**one).execute()),
+            (f"{REQUESTS}.list", requests.list(**group).execute()),
+            (f"{REQUESTS}.cancel", requests.cancel(**one).execute()),
+            (f"{REQUESTS}.delete", requests.delete(**one).execute()),
+        ]
+        with pytest.raises(HttpError, match="was not found"):
+            requests.get(**one).execute()
+        api.close()
+        return answers
+
+    await rig.leave_room("g2-standard-4/europe-west4-a/on-demand", 1)
+    answers = await asyncio.to_thread(drive)
+    for name, told in answers:
+        assert description().mistakes_in_answer(description().named(name), told) == [], name
+    assert rig.request_names() == []
+
+
+async def test_one_alone_is_made_of_the_group_as_ever(rig: TogetherRig) -> None:
+    """By name, without a request."""
+    made = await rig.ours.launch(await order(rig, "alone"))
+    assert made.action_id == ActionId("alone")
+    assert not rig.fake.asked_of(f"{REQUESTS}.insert")
+
+
+async def test_groups_that_cannot_be_asked_so_are_told(rig: TogetherRig) -> None:
+    """Of another type than the setting says, or of spot; settings that name no group or no type."""
+    wrong = (
+        "europe-west4-a/g2-standard-4-on-demand=a3-highgpu-8g",
+        "europe-west4-a/g2-standard-4-spot=g2-standard-4",
+    )
+    provider = rig.project.provider(OURS, together_groups=wrong)
+    told = " ".join(f"{one.subject}: {one.said}" for one in await provider.examine() if one.level == "fault")
+    await provider.close()
+    assert "gcp.groups europe-west4-a/g2-standard-4-on-demand: it makes g2-standard-4, and not a3-highgpu-8g" in told
+    assert "gcp.groups europe-west4-a/g2-standard-4-spot: resize requests take no spot" in told
+    options = GcpOptions(project="p", groups=("*=europe-west4-a/l4",), together_groups=("europe-west4-a/l4", "x/y=z"))
+    with pytest.raises(ConfigError) as mistakes:
+        see_options(options)
+    assert len(mistakes.value.mistakes) == 2
+    see_options(msgspec.structs.replace(options, together_groups=("europe-west4-a/l4=g2-standard-4",)))
