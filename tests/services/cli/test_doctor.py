@@ -181,7 +181,10 @@ def test_the_policy_is_that_of_the_calls(
     monkeypatch.setenv("GPU_AUTOSCALER_AWS_FLEETS", "true")
     run(["doctor", "--policy"])
     (fleets,) = json.loads(capsys.readouterr().out)["Statement"]
-    assert set(fleets["Action"]) - set(both["Action"]) == {"ec2:CreateFleet"} - set(both["Action"])
+    monkeypatch.setenv("GPU_AUTOSCALER_AWS_GROUP_MAXIMA", "gpu-workers=40")
+    run(["doctor", "--policy"])
+    (maxima,) = json.loads(capsys.readouterr().out)["Statement"]
+    assert set(maxima["Action"]) - set(fleets["Action"]) == {"autoscaling:UpdateAutoScalingGroup"}
     assert "ec2:CreateFleet" in fleets["Action"]
     assert "ec2:CreateFleet" not in alone["Action"]
     assert "ec2:RunInstances" in alone["Action"]

@@ -21,7 +21,9 @@ PRICE_LIST_REGION = "us-east-1"
 LAUNCHES_PER_SECOND, LAUNCHES_BURST = 2.0, 5
 ENDS_PER_SECOND, ENDS_BURST = 5.0, 50
 READS_PER_SECOND, READS_BURST = 10.0, 50
-_LAUNCHES = frozenset({"RunInstances", "CreateFleet", "LaunchInstances", "SetDesiredCapacity"})
+_LAUNCHES = frozenset(
+    {"RunInstances", "CreateFleet", "LaunchInstances", "SetDesiredCapacity", "UpdateAutoScalingGroup"}
+)
 _ENDS = frozenset({"TerminateInstances", "TerminateInstanceInAutoScalingGroup", "DetachInstances", "CreateTags"})
 
 

@@ -43,6 +43,8 @@ def ways_of(options: AwsOptions) -> list[Way]:
         ways.append("launches")
     if options.counted_groups:
         ways.append("counted")
+    if options.group_maxima:
+        ways.append("maxima")
     if options.capacity_reservations:
         ways.append("reservations")
     if options.placement_groups:
@@ -167,6 +169,7 @@ class Examination:
             if not group.problems:
                 said = f"sells {group.instance_type} as {group.capacity_type} in {', '.join(group.zones)}"
                 found.append(fine(subject, said))
+                found.append(self._groups.finding_of_maximum(group))
         found += [finding async for finding in self._adoptable({group.name for group in groups})]
         return groups
 

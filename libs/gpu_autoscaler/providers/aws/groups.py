@@ -19,9 +19,11 @@ from gpu_autoscaler.model.labels import CAPACITY_TYPE, INSTALLATION, INSTANCE_TY
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.calls import AwsCalls
 from gpu_autoscaler.providers.aws.counted import CountedGroups
+from gpu_autoscaler.providers.aws.maxima import GroupMaxima
 from gpu_autoscaler.providers.aws.node_template import LABEL, NodeTemplate, template_of
-from gpu_autoscaler.providers.aws.options import AwsOptions, names_by_pool
+from gpu_autoscaler.providers.aws.options import AwsOptions, maxima_by_group, names_by_pool
 from gpu_autoscaler.providers.aws.translate import failure, is_answered, tags_of
+from gpu_autoscaler.providers.findings import Finding
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.providers.tokens import token_of
 
@@ -43,6 +45,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     zones: tuple[str, ...]
     capacity_type: CapacityType
     is_counted: bool = False  # told a number
+    max_count: int = 0  # its MaxSize, when it was read
+    wanted_count: int = 0  # its DesiredCapacity, then
     template: NodeTemplate = NodeTemplate()  # what its tags say of its nodes
     problems: tuple[str, ...] = ()  # that stop purchases
     advice: tuple[str, ...] = ()  # that does not
@@ -66,6 +70,7 @@ class AwsGroups:
         self._counted_names = frozenset(counted.values())
         self._shared_names = frozenset(options.shared_groups)
         self._counted = CountedGroups(calls, installation)
+        self._maxima = GroupMaxima(calls, maxima_by_group(options.group_maxima))
         self._groups: Mapping[str, Group] = {}  # by name
         self._read_at: datetime | None = None
 
@@ -115,6 +120,7 @@ class AwsGroups:
                 kind="configuration",
                 scope="offer",
             )
+        await self._keep_maximum(group)
         if group.is_counted:
             return await self._counted.launch(order, group.name, now)
         answer = await self._calls.call(
@@ -136,6 +142,17 @@ class AwsGroups:
         # instances (`doctor` asks for our installation's tag there) says until then whose it is.
         await self._calls.call("CreateTags", Resources=made, Tags=tags_of(order))
         return made[0]
+
+    def finding_of_maximum(self, group: Group) -> Finding:
+        """Say how the group's MaxSize stands to the settings. Changes nothing."""
+        return self._maxima.finding(group.max_count, group.name, wanted=group.wanted_count)
+
+    async def _keep_maximum(self, group: Group) -> None:
+        """Have the maximum be ours where the settings say so, before anything is bought."""
+        most = self._maxima.of(group.name)
+        if most is not None and group.max_count != most:
+            kept = msgspec.structs.replace(group, max_count=await self._maxima.keep(group.name))
+            self._groups = {**self._groups, group.name: kept}
 
     async def terminate(self, instance_id: str) -> bool:
         """End the instance and want one less: the group makes no other. False for one that is in no group any more.
@@ -190,7 +207,7 @@ class AwsGroups:
         data = await self._template_data(told)
         types = types_of(told, data, tags)
         capacity_type, is_counted = capacity_type_of(told, data, tags), name in self._counted_names
-        problems, template = _problems(told, types, capacity_type), template_of(tags)
+        problems, template = _problems(told, types, capacity_type, self._maxima.of(name)), template_of(tags)
         policies = await self._own_policies(name)
         is_shared = name in self._shared_names
         return Group(
@@ -199,6 +216,8 @@ class AwsGroups:
             zones=tuple(sorted(told["AvailabilityZones"])),
             capacity_type=capacity_type or CapacityType.ON_DEMAND,
             is_counted=is_counted,
+            max_count=told["MaxSize"],
+            wanted_count=told["DesiredCapacity"],
             template=template,
             problems=(
                 *problems,
@@ -308,7 +327,9 @@ def _is_of_no_group(exc: TransientError) -> bool:
     return error.get("Code") == "ValidationError" and ("not found" in words or "not part of" in words)
 
 
-def _problems(told: Mapping[str, Any], types: Sequence[str], capacity_type: CapacityType | None) -> list[str]:
+def _problems(
+    told: Mapping[str, Any], types: Sequence[str], capacity_type: CapacityType | None, most: int | None
+) -> list[str]:
     found = []
     if not types:
         found.append(
@@ -325,7 +346,11 @@ def _problems(told: Mapping[str, Any], types: Sequence[str], capacity_type: Capa
         )
     if told.get("CapacityRebalance"):
         found.append("CapacityRebalance is on, so that AWS and we would both replace an instance; turn it off")
-    if told["MaxSize"] == 0:
+    if most is not None and told["MinSize"] > most:
+        found.append(
+            f"its MinSize of {told['MinSize']} is above its maximum of aws.group_maxima, {most}; lower MinSize"
+        )
+    if told["MaxSize"] == 0 and most is None:
         found.append("its MaxSize is 0, so that it makes nothing; raise it")
     if any(process["ProcessName"] == "Launch" for process in told.get("SuspendedProcesses", ())):
         found.append("its Launch process is suspended; resume it")

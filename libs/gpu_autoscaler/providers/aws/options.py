@@ -1,6 +1,6 @@
 """What the AWS driver is told: the settings under [aws], checked before anything is asked of the cloud."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 import msgspec
@@ -25,6 +25,8 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     counted_groups: tuple[str, ...] = ()
     # Names of those of `groups` that are bought from although policies of their own size them too: at the user's word.
     shared_groups: tuple[str, ...] = ()
+    # `group=instances` of those of both whose MaxSize is ours to write: so many, before anything is bought from them.
+    group_maxima: tuple[str, ...] = ()
     # Ids (cr-...) of capacity reservations and capacity blocks that are ours to use, beside the launch template.
     capacity_reservations: tuple[str, ...] = ()
     # `pool=name` of placement groups: instances of such a pool that come from the launch template are launched into it.
@@ -62,6 +64,8 @@ def see_options(options: AwsOptions) -> None:
         for name in options.shared_groups
         if name not in names_by_pool(options.groups).values()
     ]
+    ours = {*names_by_pool(options.groups).values(), *names_by_pool(options.counted_groups).values()}
+    mistakes += _in_maxima(options.group_maxima, ours)
     if not options.launch_template and not options.groups and not options.counted_groups:
         mistakes.append(
             "aws.launch_template: is needed where there are no aws.groups; name the template of your GPU nodes"
@@ -94,3 +98,24 @@ def see_options(options: AwsOptions) -> None:
 def names_by_pool(groups: Sequence[str]) -> dict[str, str]:
     """Return the group's name by pool."""
     return {pool.strip(): name.strip() for pool, _, name in (one.partition("=") for one in groups)}
+
+
+def maxima_by_group(maxima: Sequence[str]) -> dict[str, int]:
+    """Return how many instances each group may have at most, by its name; without those that are no such text."""
+    parts = ((name.strip(), count.strip()) for name, _, count in (one.rpartition("=") for one in maxima))
+    return {name: int(count) for name, count in parts if name and count.isdecimal() and int(count) > 0}
+
+
+def _in_maxima(maxima: Sequence[str], ours: Collection[str]) -> list[str]:
+    known = [maxima_by_group([one]) for one in maxima]
+    unread = [one for one, found in zip(maxima, known, strict=True) if not found]
+    names = [name for found in known for name in found]
+    return [
+        *(f"aws.group_maxima: {one!r} is not group=instances, e.g. gpu-workers=40" for one in unread),
+        *(
+            f"aws.group_maxima: {name!r} is none of aws.groups and aws.counted_groups"
+            for name in dict.fromkeys(names)
+            if name not in ours
+        ),
+        *(f"aws.group_maxima: {name!r} is named twice" for name in dict.fromkeys(names) if names.count(name) > 1),
+    ]

@@ -18,6 +18,7 @@ Way = Literal[
     "groups",
     "launches",
     "counted",
+    "maxima",
     "reservations",
     "scores",
     "placement",
@@ -170,6 +171,13 @@ CALLS: Mapping[str, Allowed] = {
             actions=("autoscaling:SetDesiredCapacity",),
             way="counted",
             without="nothing is bought from a group that is told a number",
+        ),
+        Allowed(
+            service="autoscaling",
+            operation="UpdateAutoScalingGroup",
+            actions=("autoscaling:UpdateAutoScalingGroup",),
+            way="maxima",
+            without="nothing is bought from a group of aws.group_maxima that has another MaxSize",
         ),
         Allowed(
             service="autoscaling",
