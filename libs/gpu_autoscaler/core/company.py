@@ -6,6 +6,7 @@ Kubernetes documentation, "Assigning Pods to Nodes" and "Pod Topology Spread Con
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import chain
 
 import msgspec
 
@@ -86,21 +87,35 @@ NO_RULES = Rules()
 def rules_of(pods: Mapping[PodUid, PodObserved]) -> Rules:
     """Return the rules of all pods that have not ended, each once, in order of their first pod's uid."""
     with_rules = [pod for pod in pods.values() if pod.neighbours is not None or pod.preferences is not None]
-    tallies: dict[Tally, None] = {}
-    for pod in sorted(with_rules, key=lambda each: each.pod_uid):
-        if pod.phase not in ("succeeded", "failed"):
-            own, liked = pod.neighbours or NeighbourDemands(), pod.preferences or Preferences()
-            tallies.update((Tally(each.group), None) for each in liked.spreads)
-            tallies.update((Tally(each.nearness.group), None) for each in (*liked.apart, *liked.together))
-            tallies.update((Tally(each.group), None) for each in own.spreads)
-            tallies.update((Tally(each.group), None) for each in (*own.apart, *own.together))
-            tallies.update((Tally(each.group, each.topology_key), None) for each in own.apart)
+    alive = (pod for pod in with_rules if pod.phase not in ("succeeded", "failed"))
+    in_order = sorted(alive, key=lambda each: each.pod_uid)
+    tallies = dict.fromkeys(chain.from_iterable(map(_tallies_of, in_order)))
     if not tallies:
         return NO_RULES
     by_label: dict[tuple[str, str] | None, list[tuple[int, Tally]]] = {}
     for number, tally in enumerate(tallies):
         by_label.setdefault(_label_of(tally.group), []).append((number, tally))
     return Rules({label: tuple(each) for label, each in by_label.items()})
+
+
+@remembered(8192)
+def _tallies_of(pod: PodObserved) -> tuple[Tally, ...]:
+    """Return what the pod's rules count, liked or demanded."""
+    own, liked = pod.neighbours or NeighbourDemands(), pod.preferences or Preferences()
+    tallies = (
+        *(Tally(each.group) for each in liked.spreads),
+        *(Tally(each.nearness.group) for each in (*liked.apart, *liked.together)),
+        *(Tally(each.group) for each in own.spreads),
+        *(Tally(each.group) for each in (*own.apart, *own.together)),
+        *(Tally(each.group, each.topology_key) for each in own.apart),
+    )
+    return tuple(map(_known, tallies))
+
+
+@lru_cache(maxsize=4096)
+def _known(tally: Tally) -> Tally:
+    """One object for all equal ones: those are found without being compared."""
+    return tally
 
 
 def _label_of(group: PodGroup) -> tuple[str, str] | None:
