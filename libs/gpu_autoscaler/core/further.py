@@ -5,7 +5,8 @@ of the same priority, so it takes no room, limit or money from them; and none is
 Asked by `core/demand.py`, the plan and the scheduler.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 
 from gpu_autoscaler.core.bins import bin_key
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
@@ -54,18 +55,31 @@ def only_further(demand: tuple[str, ...]) -> JobId | None:
 
 
 class Ordered:
-    """The bins that are on their way, by what they were bought for."""
+    """The bins that are on their way, and those that came, by what they were bought for."""
 
     def __init__(self, views: tuple[NodeView, ...]) -> None:
-        self._bins: dict[str, list[str]] = {}
+        self._views = views
+        self._bins: dict[str, list[str]] = {}  # that are on their way
         self._further: dict[JobId, list[str]] = {}
-        for view in views:
-            decision = None if view.order is None or not view.is_booting else view.order.decision
-            if decision is not None and isinstance(decision.reason, UnmetDemand | ReplacesDoomed):
-                for key in decision.reason.demand:
-                    self._bins.setdefault(key, []).append(bin_key(view))
-                    if (job_id := job_of_member(key)) is not None:
-                        self._further.setdefault(job_id, []).append(bin_key(view))
+        for key, bin_ in _bought_for(view for view in views if view.is_booting):
+            self._bins.setdefault(key, []).append(bin_)
+            if (job_id := job_of_member(key)) is not None:
+                self._further.setdefault(job_id, []).append(bin_)
+
+    @cached_property
+    def _came(self) -> dict[str, list[str]]:
+        """Those that are usable now: a pod is bound there a moment later, or as late as others that it waits for."""
+        found: dict[str, list[str]] = {}
+        for key, bin_ in _bought_for(view for view in self._views if view.is_usable):
+            found.setdefault(key, []).append(bin_)
+        return found
+
+    def own(self, item: DemandItem) -> str | None:
+        """The one bin that was bought for this single member, one on its way first; None: there is none, or several."""
+        if item.member_count > 1:
+            return None
+        keys = self._bins.get(item.key) or self._came.get(item.key) or []
+        return keys[0] if len(keys) == 1 else None
 
     def of(self, item: DemandItem) -> tuple[str, ...]:
         """Keys of the item's bins: its own, and for a pod those of its job, of the gang before those beyond it.
@@ -78,6 +92,15 @@ class Ordered:
         gang = self._bins.get(f"job/{item.job_id}", ())
         further = () if item.source is DemandSource.QUEUED_JOB else self._further.get(item.job_id, ())
         return (*own, *gang, *further)
+
+
+def _bought_for(views: Iterable[NodeView]) -> Iterator[tuple[str, str]]:
+    """What each of these nodes was bought for, with its bin."""
+    for view in views:
+        decision = None if view.order is None else view.order.decision
+        if decision is not None and isinstance(decision.reason, UnmetDemand | ReplacesDoomed):
+            for key in decision.reason.demand:
+                yield key, bin_key(view)
 
 
 @remembered(2)

@@ -1,5 +1,6 @@
 """Demand in lots: what is served together, in the order of service. Used by `core/scale_up.py`."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -7,6 +8,7 @@ import msgspec
 
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.domains import bound
+from gpu_autoscaler.core.further import Ordered
 from gpu_autoscaler.core.shapes import Shape
 from gpu_autoscaler.model.observed import Instant
 
@@ -69,3 +71,29 @@ def served_together(lots: tuple[Lot, ...]) -> Iterator[tuple[Lot, ...]]:
 
     for _, run in groupby(lots, key=alike):
         yield tuple(run)
+
+
+def shared_out(lot: Lot, placed: tuple[str, ...], kept: Ordered | None) -> Iterator[tuple[DemandItem, tuple[str, ...]]]:
+    """Yield each item of the lot with its places; the last ones have none where they are too few.
+
+    A pod has the place that was ordered for it, where that is among them; None: none was ordered for any.
+    """
+    own: dict[str, str] = {}
+    left = Counter(placed)
+    for item in lot.items:
+        key = None if kept is None else kept.own(item)
+        if key is not None and left[key]:
+            own[item.key] = key
+            left[key] -= 1
+    others: list[str] = []
+    for key in placed:
+        if left[key]:
+            left[key] -= 1
+            others.append(key)
+    position = 0
+    for item in lot.items:
+        if item.key in own:
+            yield item, (own[item.key],)
+            continue
+        yield item, tuple(others[position : position + item.member_count])
+        position += item.member_count

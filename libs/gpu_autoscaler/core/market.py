@@ -190,6 +190,9 @@ class Market:
         """Return the values of a label of all nodes that could be bought for the shape now; a new host has no name."""
         if key == labels.HOSTNAME:
             return frozenset({_ANY_NEW_HOST})
+        if key == labels.ZONE:
+            takes = self.members(shape) > 0
+            return frozenset(zone for zone, is_there in self.is_in_zone.items() if (takes & is_there).any())
         values = (self.sales[place].node.labels.get(key) for place in np.flatnonzero(self.members(shape)))
         return frozenset(value for value in values if value is not None)
 

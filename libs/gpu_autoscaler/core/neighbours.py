@@ -3,7 +3,7 @@
 Used by `core/placement.py`. Bins are known by their place in the room.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -80,6 +80,35 @@ class Neighbours:
             least = self._least(domains, sums, eligible & is_there, elsewhere(even.topology_key))
             own = even.tally in company.tallies
             right &= (domains.of_bin >= 0) & (sums[domains.of_bin] + own - least <= even.skew_count_max)
+        return right
+
+    def may_stay(
+        self,
+        company: Company,
+        eligible: Bools,
+        is_there: Bools,
+        elsewhere: Elsewhere,
+        open_counts: Mapping[Tally, int],
+    ) -> Bools:
+        """Return for each bin whether a pod of this company that stands there may, as pods stand now.
+
+        Pods of a tally that have no place yet, so many as `open_counts` says, may come where the fewest are.
+        """
+        right = is_there.copy()
+        for each in company.apart:
+            domains, sums = self._sums(each.topology_key, each.tally, is_there)
+            sums[-1] = 0
+            right &= sums[domains.of_bin] <= (each.tally in company.tallies)
+        for each in company.together:
+            domains, sums = self._sums(each.topology_key, each.tally, is_there)
+            own = int(each.tally in company.tallies)
+            is_alone = own > 0 and int(sums.sum()) <= own
+            right &= (domains.of_bin >= 0) & (is_alone | (sums[domains.of_bin] > own))
+        for even in company.evens:
+            domains, sums = self._sums(even.topology_key, even.tally, is_there)
+            least = self._least(domains, sums, eligible & is_there, elsewhere(even.topology_key))
+            skew_max = even.skew_count_max + open_counts.get(even.tally, 0)
+            right &= (domains.of_bin >= 0) & (sums[domains.of_bin] - least <= skew_max)
         return right
 
     def open_to_new(

@@ -3,7 +3,7 @@
 Pods of equal shape fit equally, so each question is about one shape and a count, never about single pods.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -181,6 +181,39 @@ class Room:
         """Place as many as fit on these bins alone, in their order; keys that are not in the room are passed over."""
         places = [self._places[key] for key in keys if key in self]
         return self._place(shape, count, _Fixed(places)) if places else ()
+
+    def keep_on(self, counts: Mapping[str, int], shape: Shape) -> tuple[str, ...]:
+        """Place so many on each of these bins, as far as they fit, and return the bins' keys in their order.
+
+        Who else stands near is not looked at, as those may be placed later: `misplaced` does, when all have come.
+        """
+        keys = [key for key in counts if key in self]
+        if not keys:
+            return ()
+        places = [self._places[key] for key in keys]
+        accepted = self._accepted(shape)[places]
+        members = members_that_fit(shape, self._free[places], accepted, self._kinds)
+        placed: list[str] = []
+        for key, place, fitting in zip(keys, places, members.tolist(), strict=True):
+            taken = min(counts[key], fitting)
+            if taken:
+                self._fill(place, shape, taken)
+                placed += [key] * taken
+        return tuple(placed)
+
+    def misplaced(self, keys: Iterable[str], shape: Shape, open_counts: Mapping[Tally, int]) -> tuple[str, ...]:
+        """Return the bins of these on which a member stands that may not, by the pods near it.
+
+        `open_counts` are pods of a tally that have no place yet: they may stand where they make it even.
+        """
+        stays = self._neighbours.may_stay(
+            shape.company,
+            self._accepted(shape),
+            self._is_there,
+            lambda key: self._elsewhere(shape, key),
+            open_counts,
+        )
+        return tuple(key for key in keys if not stays[self._places[key]])
 
     def take_back(self, keys: Iterable[str], shape: Shape) -> None:
         """Members that were placed on these bins, one for each key, are there no more."""

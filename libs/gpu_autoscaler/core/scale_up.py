@@ -4,6 +4,7 @@ Room is never waited for unless it is expected: how long running work takes is u
 What is certain to end within the wait that the policy allows is expected (`core/soon.py`).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -14,6 +15,7 @@ from gpu_autoscaler.core.basket import Basket
 from gpu_autoscaler.core.bins import node_bin
 from gpu_autoscaler.core.burst import Burst
 from gpu_autoscaler.core.choice import Lacking
+from gpu_autoscaler.core.company import Tally
 from gpu_autoscaler.core.cooling import cooling
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.domains import domains_for
@@ -22,7 +24,7 @@ from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.further import ordered
 from gpu_autoscaler.core.gangs import is_late, waits
 from gpu_autoscaler.core.keeping import callable_drain, is_cheaper_kept
-from gpu_autoscaler.core.lots import Lot, lots_of, served_together
+from gpu_autoscaler.core.lots import Lot, lots_of, served_together, shared_out
 from gpu_autoscaler.core.market import Market
 from gpu_autoscaler.core.parting import Want, parts_of
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -46,8 +48,7 @@ def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     market = Market(draft, state, policy)
     cover = _Cover(draft, state, policy, market)
     lots = tuple(lots_of(draft.demand))
-    for lot in lots:
-        cover.keep(lot)
+    cover.keep(lots)
     for together in served_together(lots):
         cover.serve(together)
     return msgspec.structs.replace(
@@ -81,11 +82,31 @@ class _Cover:
         drains = ((view, callable_drain(view)) for view in draft.views if view.drain is not None)
         self._callable_back = {drain.node_uid: (view, drain) for view, drain in drains if drain is not None}
 
-    def keep(self, lot: Lot) -> None:
-        """What is on its way for the lot stays its own, whoever comes meanwhile: else it would be bought for again."""
-        keys = dict.fromkeys(key for item in lot.items for key in self._ordered.of(item))
-        if lot.first.is_bought_for and keys:
-            self._kept[lot.first.key] = self._room.place_on(keys, lot.shape, lot.members_count)
+    def keep(self, lots: tuple[Lot, ...]) -> None:
+        """What was bought stays with whom it was bought for, whoever comes meanwhile: else it is bought for again.
+
+        Each pod keeps its own place first, as its plan had it, until it stands there: placed one lot after the other,
+        some would take what was meant for the next, or wait for each other to be even.
+        """
+        waiting = [lot for lot in lots if lot.first.is_bought_for]
+        own = {lot.first.key: Counter(key for item in lot.items if (key := self._ordered.own(item))) for lot in waiting}
+        self._kept = {lot.first.key: self._room.keep_on(own[lot.first.key], lot.shape) for lot in waiting}
+        open_counts: Counter[Tally] = Counter()
+        for lot in waiting:
+            lacking_count = lot.members_count - len(self._kept[lot.first.key])
+            open_counts.update(dict.fromkeys(lot.shape.company.tallies if lacking_count else (), lacking_count))
+        for lot in waiting:
+            kept = self._kept[lot.first.key]
+            if kept and not lot.shape.company.is_any:
+                wrong = self._room.misplaced(kept, lot.shape, open_counts)
+                self._room.take_back(wrong, lot.shape)
+                self._kept[lot.first.key] = tuple(key for key in kept if key not in wrong)
+        for lot in waiting:
+            kept = self._kept[lot.first.key]
+            keys = dict.fromkeys(key for item in lot.items for key in self._ordered.of(item))
+            if keys and len(kept) < lot.members_count:
+                more = self._room.place_on(keys, lot.shape, lot.members_count - len(kept))
+                self._kept[lot.first.key] = kept + more
 
     def serve(self, lots: tuple[Lot, ...]) -> None:
         """Place the lots on what is there, then on what can be called back, then on what can be bought."""
@@ -314,10 +335,8 @@ class _Cover:
 
     def _settle(self, lot: Lot, placed: tuple[str, ...], reason: HoldReason | None) -> None:
         """Note for each item where it counts on room, or why it has none."""
-        position = 0
-        for item in lot.items:
-            keys = placed[position : position + item.member_count]
-            position += item.member_count
+        kept = self._ordered if self._kept.get(lot.first.key) else None
+        for item, keys in shared_out(lot, placed, kept):
             bins = [self._room.as_put(key) for key in keys]
             self.claimed.update(keys)
             self.basket.assign(item, keys)
