@@ -74,6 +74,11 @@ class Ordered:
             found.setdefault(key, []).append(bin_)
         return found
 
+    @cached_property
+    def any(self) -> bool:
+        """False where nothing was bought for anybody that could still wait for it."""
+        return bool(self._bins or self._came)
+
     def own(self, item: DemandItem) -> str | None:
         """The one bin that was bought for this single member, one on its way first; None: there is none, or several."""
         if item.member_count > 1:

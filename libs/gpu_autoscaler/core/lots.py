@@ -79,21 +79,19 @@ def shared_out(lot: Lot, placed: tuple[str, ...], kept: Ordered | None) -> Itera
     A pod has the place that was ordered for it, where that is among them; None: none was ordered for any.
     """
     own: dict[str, str] = {}
-    left = Counter(placed)
-    for item in lot.items:
-        key = None if kept is None else kept.own(item)
-        if key is not None and left[key]:
-            own[item.key] = key
-            left[key] -= 1
-    others: list[str] = []
-    for key in placed:
-        if left[key]:
-            left[key] -= 1
-            others.append(key)
+    others = placed
+    if kept is not None:
+        left = Counter(placed)
+        for item in lot.items:
+            key = kept.own(item)
+            if key is not None and left[key]:
+                own[item.key] = key
+                left[key] -= 1
+        others = tuple(left.elements())
     position = 0
     for item in lot.items:
         if item.key in own:
             yield item, (own[item.key],)
             continue
-        yield item, tuple(others[position : position + item.member_count])
+        yield item, others[position : position + item.member_count]
         position += item.member_count

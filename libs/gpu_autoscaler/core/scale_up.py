@@ -88,7 +88,7 @@ class _Cover:
         Each pod keeps its own place first, as its plan had it, until it stands there: placed one lot after the other,
         some would take what was meant for the next, or wait for each other to be even.
         """
-        waiting = [lot for lot in lots if lot.first.is_bought_for]
+        waiting = [lot for lot in lots if lot.first.is_bought_for] if self._ordered.any else []
         own = {lot.first.key: Counter(key for item in lot.items if (key := self._ordered.own(item))) for lot in waiting}
         self._kept = {lot.first.key: self._room.keep_on(own[lot.first.key], lot.shape) for lot in waiting}
         open_counts: Counter[Tally] = Counter()
