@@ -48,8 +48,8 @@ def worthwhile_offers(problem: FleetProblem) -> Ints:
     first_class, _ = distinct_rows(problem.accepts)
     accepted = np.ascontiguousarray(problem.accepts[first_class].T)
     first_offer, kind_of = distinct_rows(accepted)
-    kinds = accepted[first_offer]
-    covers = np.array([[not (small & ~large).any() for small in kinds] for large in kinds], dtype=np.bool_)
+    kinds = np.packbits(accepted[first_offer], axis=1)  # by eights: of all pairs each is looked at
+    covers = np.array([~(kinds & ~large).any(axis=1) for large in kinds], dtype=np.bool_)
     left = np.lexsort((np.arange(problem.cost.size), problem.cost))
     # Of those that are left, cheapest first: who may use each, and its room, column by column.
     kinds_left, rooms_left = kind_of[left], list(problem.capacity[left].T.copy())
