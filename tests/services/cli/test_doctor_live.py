@@ -91,7 +91,7 @@ def test_faults_of_the_set_up_come_first(
 
 async def test_ctrl_c_in_the_middle_ends_it(fake: "AwsFake") -> None:
     """A process that waits for its instance to be listed is interrupted: it ends the instance, then itself with 130."""
-    fake.machines.shown_after_seconds = 15.0
+    fake.machines.shown_after_seconds = 30.0
     walk = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gpu_autoscaler_services.cli.main", *LIVE, "--yes"),
         env=os.environ,
