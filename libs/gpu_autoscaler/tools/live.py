@@ -226,7 +226,7 @@ class LiveCheck:
             return (
                 None
                 if self._bought.keys() - self._over
-                else f"{self._seconds_since(began):.0f} s after its end was asked"
+                else f"{self._seconds_since(began):.0f} s after its end was asked for"
             )
 
         return await self._waited(look, self._limits.ended_seconds_max, "it is not told as ended")
