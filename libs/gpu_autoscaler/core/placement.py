@@ -27,6 +27,7 @@ from gpu_autoscaler.core.neighbours import Neighbours
 from gpu_autoscaler.core.ranking import DEFAULT_PLACEMENT, Ranking
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.shapes import Bin, Shape
+from gpu_autoscaler.model.offers import CapacityType
 
 
 class _Columns(NamedTuple):
@@ -36,6 +37,7 @@ class _Columns(NamedTuple):
     free: Ints
     standing: Ints
     has_gpus: Bools
+    is_on_demand: Bools
     acceptance: Acceptance
 
     @classmethod
@@ -46,6 +48,7 @@ class _Columns(NamedTuple):
             free=rows((entry.free for entry in bins), kinds),
             standing=np.array([int(entry.standing) for entry in bins], dtype=np.int64),
             has_gpus=np.array([entry.has_gpus for entry in bins], dtype=np.bool_),
+            is_on_demand=np.array([entry.capacity_type is CapacityType.ON_DEMAND for entry in bins], dtype=np.bool_),
             acceptance=Acceptance(bins),
         )
 
@@ -80,6 +83,7 @@ class Room:
         self._free = np.empty((0, FIRST_SLICE), dtype=np.int64)
         self._standing = np.empty(0, dtype=np.int64)
         self._has_gpus = np.empty(0, dtype=np.bool_)
+        self._is_on_demand = np.empty(0, dtype=np.bool_)
         self._is_there = np.empty(0, dtype=np.bool_)
         self._ranks: Ints | None = None  # of the keys; None: a bin came since
         self._acceptances: list[Acceptance] = []  # of bins as they were put together
@@ -123,6 +127,7 @@ class Room:
         self._free = np.concatenate((self._free, free))
         self._standing = np.concatenate((self._standing, columns.standing))
         self._has_gpus = np.concatenate((self._has_gpus, columns.has_gpus))
+        self._is_on_demand = np.concatenate((self._is_on_demand, columns.is_on_demand))
         self._is_there = np.append(self._is_there, np.ones(len(added), dtype=np.bool_))
         self._acceptances.append(columns.acceptance)
         self._neighbours.stand_in(self._bins)
@@ -294,13 +299,18 @@ class Room:
 
     def _best_first(self, shape: Shape, members: Ints) -> list[int]:
         """Places that take a member, as the policy has it: what is real before what is coming, nodes whose GPUs nobody
-        asks for last, and what the shape likes before what it does not."""
+        asks for last, and what the shape likes before what it does not.
+
+        Of what it likes as much, work that may be on spot leaves on-demand nodes for last: they are dearer, and one
+        that new work always comes to never empties.
+        """
         fitting = np.flatnonzero(members)
         if self._ranks is None:
             order = sorted(range(len(self._bins)), key=lambda place: self._bins[place].key)
             self._ranks = np.empty(len(order), dtype=np.int64)
             self._ranks[order] = np.arange(len(order))
         is_blocked = self._has_gpus[fitting] & (not shape.resources.has_gpus)  # GPUs that would wait for nothing
+        is_dear = self._is_on_demand[fitting] & shape.is_spot_allowed
         keys = self._ranking.keys(
             shape,
             self._free[fitting],
@@ -308,7 +318,7 @@ class Room:
             lambda: [self._bins[place].key for place in fitting],
         )
         liked = self._liked(shape, fitting)
-        ranked = np.lexsort((self._ranks[fitting], *keys, *liked, is_blocked, self._standing[fitting]))
+        ranked = np.lexsort((self._ranks[fitting], *keys, is_dear, *liked, is_blocked, self._standing[fitting]))
         return [int(place) for place in fitting[ranked]]
 
     def _liked(self, shape: Shape, places: Ints) -> tuple[Ints, ...]:
@@ -338,6 +348,7 @@ class Room:
         del self._bins[first:]
         self._free, self._standing = self._free[:first].copy(), self._standing[:first].copy()
         self._has_gpus, self._is_there = self._has_gpus[:first].copy(), self._is_there[:first].copy()
+        self._is_on_demand = self._is_on_demand[:first].copy()
         self._acceptances.pop()
         self._neighbours.stand_in(self._bins)
         self._ranks = None

@@ -156,6 +156,27 @@ def test_work_without_gpus_leaves_gpu_nodes_alone_where_it_can() -> None:
     assert room.place_gang(shape(gpus=0), 2) == ("plain", "gpu")
 
 
+def test_work_that_may_be_on_spot_leaves_on_demand_for_last() -> None:
+    """Be the on-demand node the fuller one: it empties, and goes. What may not be on spot has no choice."""
+    bins = (
+        bin_("stand-in", gpus=1, capacity_type=CapacityType.ON_DEMAND),
+        bin_("spot", gpus=8, capacity_type=CapacityType.SPOT),
+    )
+
+    assert Room(bins).place_most(shape(gpus=1), 9) == ("spot",) * 8 + ("stand-in",)
+    assert Room(bins).place_most(shape(gpus=1, is_spot_allowed=False), 9) == ("stand-in",)
+
+
+def test_what_is_ready_is_filled_before_an_on_demand_node_is_spared() -> None:
+    """A spot node that is still coming is no reason to wait."""
+    bins = (
+        bin_("stand-in", gpus=8, capacity_type=CapacityType.ON_DEMAND),
+        bin_("spot", gpus=8, capacity_type=CapacityType.SPOT, standing=Standing.COMING),
+    )
+
+    assert Room(bins).place_most(shape(gpus=8), 1) == ("stand-in",)
+
+
 def test_what_is_ready_is_filled_before_what_is_coming() -> None:
     """A tighter node that still boots comes second."""
     room = Room([bin_("coming", 1, standing=Standing.COMING), bin_("ready")])
