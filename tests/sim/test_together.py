@@ -1,0 +1,37 @@
+"""A cloud that makes a gang's nodes all at once or not at all, with real services that die anywhere."""
+
+from collections import defaultdict
+
+import pytest
+
+from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingNodeLaunched, ScalingPlanMade
+from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.sim.world import Setting, World
+from gpu_autoscaler_services.simulation import ROLES
+
+KINDS = (
+    "launched_together", "launch_refused", "launch_answer_lost", "launch_slow", "launch_throttled", "two_scalers",
+    "killed_in_call", "killed_before_publish", "killed_before_ack", "message_repeated", "instance_visible_late",
+)  # fmt: skip
+
+
+@pytest.mark.timeout(600)
+def test_no_gang_is_made_in_part() -> None:
+    """Refused whole, lost and asked again, killed between call and publish: each transaction has one word of the cloud,
+    and every instance is one that was ordered."""
+    world = World(Setting(seed=8, hours=1.0, kinds=KINDS, faults_times=6.0, jobs_per_hour=40.0), ROLES)
+    assert world.run().broken == ()
+    facts = [each.fact for each in world.record.order]
+    transactions: dict[str, set[str]] = defaultdict(set)
+    for made in facts:
+        for decision in made.plan.decisions if isinstance(made, ScalingPlanMade) else ():
+            if isinstance(decision, BuyNode) and decision.transaction is not None:
+                transactions[decision.transaction].add(decision.action_id)
+    launched = {fact.action_id for fact in facts if isinstance(fact, ScalingNodeLaunched)}
+    refused = {fact.action_id for fact in facts if isinstance(fact, ScalingLaunchRefused)}
+    words = [(len(orders), len(orders & launched), len(orders & refused)) for orders in transactions.values()]
+    assert any(count == launched_count for count, launched_count, _ in words)
+    assert any(count == refused_count for count, _, refused_count in words)
+    assert all(0 in (launched_count, refused_count) for _, launched_count, refused_count in words)
+    bought = [machine.order.action_id for machine in world.cloud.machines]
+    assert len(bought) == len(set(bought))
