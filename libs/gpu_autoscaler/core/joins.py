@@ -331,10 +331,10 @@ class Joins:
         self.is_closed = self.index.is_closed
 
     def read(self) -> tuple[object, ...]:
-        """All of the state that views are made from: while each is the same object, so is what is said of each node."""
+        """All of the state that views are made from, but for the cloud's lists (`core/rows.py: missing`): while each is
+        the same object, so is what is said of each node."""
         state = self._state
-        seen = (state.instances_seen_at, state.instances_listed_at)
-        return (self.index, self.pods, state.usable, state.busy_until, state.telemetry, *seen)
+        return (self.index, self.pods, state.usable, state.busy_until, state.telemetry)
 
     def said_usable(self, node_uid: NodeUid) -> Usable | None:
         """Return what was seen when the node was first usable, whatever had been promised."""

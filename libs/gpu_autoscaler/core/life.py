@@ -15,7 +15,7 @@ from gpu_autoscaler.core.joins import Joined, Joins
 from gpu_autoscaler.core.phases import BOOTING_PHASES, LEAVING_PHASES
 from gpu_autoscaler.core.phases import NodePhase as NodePhase  # noqa: PLC0414 - named here for all
 from gpu_autoscaler.core.remembered import Kept, changed
-from gpu_autoscaler.core.rows import Row, rows_at
+from gpu_autoscaler.core.rows import Row, missing, rows_at
 from gpu_autoscaler.core.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Usable
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
@@ -96,7 +96,7 @@ def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
     until something is said of a node, or a deadline passes: all that time does to a view is in the deadlines.
     """
     joins = Joins(state)
-    read = joins.read()
+    read = (*joins.read(), missing(joins, state))
     key = (*map(id, read), joins.index.deadlines_passed_count(as_of))
     kept = _pictures.get(key)
     if kept is None:

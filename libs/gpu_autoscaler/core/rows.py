@@ -6,6 +6,7 @@ very same records (`core/remembered.py`).
 
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ from gpu_autoscaler.core.phases import NodePhase, is_counted, phase_of
 from gpu_autoscaler.core.remembered import Kept, remembered
 from gpu_autoscaler.core.state import ClusterState, DrainRecord, Usable
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
+
+# Nodes whose instances the cloud's lists have left out for too long, by provider id and the action that bought them.
+Missing = frozenset[tuple[ProviderId | None, ActionId | None]]
 
 
 class Row(NamedTuple):
@@ -34,8 +38,7 @@ class _Evidence(NamedTuple):
     """What is said beside a node's own records and may tell its phase. The very same while it says the same."""
 
     drains: Mapping[ActionId, DrainRecord]
-    seen_at: Mapping[ProviderId, datetime]
-    listed_at: datetime | None
+    missing: Missing
     providers_without_node: frozenset[ProviderId]
 
 
@@ -48,6 +51,7 @@ class _Judged(NamedTuple):
     row: Row
 
 
+_missing: Kept[tuple[tuple[object, ...], Missing]] = Kept(4)
 _evidence: Kept[_Evidence] = Kept(4)
 _judged: Kept[_Judged] = Kept(8192)
 _row: Kept[Row] = Kept(8192)
@@ -56,11 +60,12 @@ _rows: Kept[tuple[tuple[object, ...], tuple[Row, ...]]] = Kept(4)
 
 def rows_at(joins: Joins, state: ClusterState, as_of: datetime) -> tuple[Row, ...]:
     """Return all that have a view at this instant, sorted by name; the very same tuple while nothing changes them."""
-    read = (joins.index, state.usable, state.instances_seen_at, state.instances_listed_at)
+    gone = missing(joins, state)
+    read = (joins.index, state.usable, gone)
     key = (*map(id, read), joins.index.deadlines_passed_count(as_of))
     kept = _rows.get(key)
     if kept is None:
-        evidence = _evidence_of(joins.index, state)
+        evidence = _evidence_of(joins.index, state, gone)
         rows = [_judge(joined, joins, evidence, as_of).row for joined in _standing(joins.index)]
         there = (row for row in rows if row.phase is not NodePhase.GONE)
         kept = (read, tuple(sorted(there, key=attrgetter("name"))))
@@ -68,9 +73,28 @@ def rows_at(joins: Joins, state: ClusterState, as_of: datetime) -> tuple[Row, ..
     return kept[1]
 
 
-def _evidence_of(index: Index, state: ClusterState) -> _Evidence:
-    now = _Evidence(state.drains, state.instances_seen_at, state.instances_listed_at, index.providers_without_node)
-    key = tuple(map(id, now[:3]))
+def missing(joins: Joins, state: ClusterState) -> Missing:
+    """Return what lists have left out for too long. The very same until that changes, whatever else lists say: a list
+    comes every few seconds, and most often says that all is as before."""
+    read = (joins.index, state.instances_seen_at, state.instances_listed_at)
+    key = tuple(map(id, read))
+    kept = _missing.get(key)
+    if kept is None:
+        found = (each for each in _standing(joins.index) if joins.is_missing(each))
+        kept = (read, _same(frozenset((each.provider_id, each.action_id) for each in found)))
+        _missing.put(key, kept)
+    return kept[1]
+
+
+@lru_cache(16)
+def _same(found: Missing) -> Missing:
+    """One object for all that are equal."""
+    return found
+
+
+def _evidence_of(index: Index, state: ClusterState, gone: Missing) -> _Evidence:
+    now = _Evidence(state.drains, gone, index.providers_without_node)
+    key = tuple(map(id, now[:2]))
     kept = _evidence.get(key)
     if kept is None or kept.providers_without_node != now.providers_without_node:
         kept = now

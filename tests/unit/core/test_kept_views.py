@@ -1,6 +1,7 @@
 """The picture of all nodes is kept while nothing is said of one, and never longer."""
 
 import random
+from datetime import datetime
 
 from tests.support.stories import (
     EPOCH,
@@ -8,6 +9,7 @@ from tests.support.stories import (
     MINUTE,
     SECOND,
     T0,
+    Story,
     Told,
     bought,
     given,
@@ -22,8 +24,9 @@ from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.life import NodePhase, node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.views import pods_by_node
+from gpu_autoscaler.events.node import NodeInstanceListed
 from gpu_autoscaler.events.pod import PodGone
-from gpu_autoscaler.model.ids import PodUid
+from gpu_autoscaler.model.ids import PodUid, ProviderId
 
 
 def test_a_pod_that_waits_leaves_the_picture_as_it_was() -> None:
@@ -54,6 +57,25 @@ def test_a_deadline_that_passes_is_seen_though_nothing_is_said() -> None:
 
     assert phases[0] is not NodePhase.FAILED
     assert phases == [phases[0], phases[0], NodePhase.FAILED, NodePhase.FAILED, phases[0]]
+
+
+def test_a_list_of_the_cloud_that_says_nothing_new_leaves_the_picture_as_it_was() -> None:
+    """One comes every few seconds. That it leaves an instance out for too long is seen, and that it has it again."""
+    before = given(node("n1"), node("n2"))
+    ids = tuple(view.provider_id for view in node_views(before, T0) if view.provider_id is not None)
+
+    def listed(at: datetime, provider_ids: tuple[ProviderId, ...]) -> Story:
+        return (Told(NodeInstanceListed(provider_ids=provider_ids, listed_at=at), at),)
+
+    state = fold(before, record(listed(T0 + SECOND, ids)))
+    again = fold(state, record(listed(T0 + MINUTE, ids)))
+    without = fold(again, record(listed(T0 + HOUR, ids[:1])))
+    back = fold(without, record(listed(T0 + HOUR + SECOND, ids)))
+
+    assert len(ids) == 2
+    assert node_views(again, T0) is node_views(state, T0)
+    assert [view.phase for view in node_views(without, T0)] == [NodePhase.READY, NodePhase.LOST]
+    assert node_views(back, T0) == node_views(state, T0)
 
 
 def test_what_is_put_together_anew_in_parts_is_the_whole() -> None:
