@@ -67,6 +67,7 @@ KNOWN_MISSES = frozenset(
         "P1 200 pods, all bound",
         "P1 1,000 pods, all bound",
         "V5 nodes cost",
+        "V5 diverse one more",
         "V6 default packing at 100 %",
         "V6 default packing at 130 %",
         "V6 default least-fragments at 100 %",
