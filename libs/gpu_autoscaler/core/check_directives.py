@@ -8,7 +8,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.directives import AnyDirective, Freeze, Override, PausePool
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import NodeDeleted, SpotReclaim
+from gpu_autoscaler.model.reasons import MoneyExhausted, NodeDeleted, SpotReclaim
 
 
 def directive_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
@@ -74,7 +74,8 @@ def _below(
     views: list[NodeView],
     going: set[NodeUid],
 ) -> Iterator[str]:
-    removed = {each.node_uid for each in chosen}
+    # A hard limit of money goes before a least, of a pool as of all nodes: nobody can have what nothing pays for.
+    removed = {each.node_uid for each in chosen if not isinstance(each.reason, MoneyExhausted)}
     there = [view for view in views if _takes(override, view.pool, view.gpu_model)]
     if not any(view.node_uid in removed for view in there):
         return

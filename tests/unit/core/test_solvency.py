@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 
+from msgspec.structs import replace
 from tests.support.money import USD, charged, clusters, ledger, spent
 from tests.support.money_world import MoneyWorld
 from tests.support.stories import HOUR, MINUTE, T0, Story, bought, given, instance, job, node, on_sale, pod, purchase
@@ -9,6 +10,7 @@ from tests.unit.core.test_company import WEB, apart, web
 from tests.unit.core.test_cover_demand import purchases
 
 from gpu_autoscaler.core.check import check
+from gpu_autoscaler.core.life import node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.sentences import held_back_sentence, sentence
@@ -97,6 +99,16 @@ def test_all_go_when_the_money_is_only_enough_for_their_way_out() -> None:
     state = given(ledger(left(4.1)), working("a", priority=900), working("b", priority=100))
 
     assert leaving(planned(state, clusters(day=100.0))) == ["b", "a"]
+
+
+def test_a_pools_least_is_not_kept_without_money() -> None:
+    """The second opinion refused such plans, and all ran on past the limit."""
+    state = given(ledger(left(4.1)), working("a", priority=900), working("b", priority=100))
+    rules = clusters(day=100.0)
+    rules = replace(rules, pools=tuple(replace(pool, nodes_count_min=1) for pool in rules.pools))
+    assert all(view.pool in {pool.name for pool in rules.pools} for view in node_views(state, T0))
+
+    assert leaving(planned(state, rules)) == ["b", "a"]
 
 
 def test_dear_work_keeps_what_is_promised_to_it() -> None:
