@@ -22,6 +22,8 @@ def directive_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -
     bought = [each for each in plan.decisions if isinstance(each, BuyNode)]
     drains = [each for each in plan.decisions if isinstance(each, DrainNode)]
     chosen = [each for each in drains if not isinstance(each.reason, SpotReclaim | NodeDeleted)]
+    # A hard limit of money goes before a least, of a pool as of all nodes: nobody can have what nothing pays for.
+    unforced = [each for each in chosen if not isinstance(each.reason, MoneyExhausted)]
     views = [view for view in node_views(state, plan.as_of) if view.is_ours and view.is_counted]
     going = {each.node_uid for each in drains}
     for directive, given_by in given:
@@ -32,11 +34,12 @@ def directive_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -
             case PausePool(pool=pool):
                 touched = [one.offer.key for one in bought if one.pool == pool]
                 pool_of = {view.node_uid: view.pool for view in views}
-                touched += [one.node_name for one in chosen if pool_of.get(one.node_uid) == pool]
+                # What goes for want of money goes by nobody's choice.
+                touched += [one.node_name for one in unforced if pool_of.get(one.node_uid) == pool]
                 yield from (f"{one} is bought or removed in pool {pool}, which {given_by} paused" for one in touched)
             case Override() as override:
                 yield from _beyond(override, override.key, bought, views)
-                yield from _below(override, override.key, bought, chosen, views, going)
+                yield from _below(override, override.key, bought, unforced, views, going)
 
 
 def _of_pools(policy: ScalingPolicy, said: list[AnyDirective]) -> Iterator[tuple[AnyDirective, str]]:
@@ -74,8 +77,7 @@ def _below(
     views: list[NodeView],
     going: set[NodeUid],
 ) -> Iterator[str]:
-    # A hard limit of money goes before a least, of a pool as of all nodes: nobody can have what nothing pays for.
-    removed = {each.node_uid for each in chosen if not isinstance(each.reason, MoneyExhausted)}
+    removed = {each.node_uid for each in chosen}
     there = [view for view in views if _takes(override, view.pool, view.gpu_model)]
     if not any(view.node_uid in removed for view in there):
         return

@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 
+import pytest
 from msgspec.structs import replace
 from tests.support.money import USD, charged, clusters, ledger, spent
 from tests.support.money_world import MoneyWorld
@@ -101,11 +102,12 @@ def test_all_go_when_the_money_is_only_enough_for_their_way_out() -> None:
     assert leaving(planned(state, clusters(day=100.0))) == ["b", "a"]
 
 
-def test_a_pools_least_is_not_kept_without_money() -> None:
+@pytest.mark.parametrize("bound", [{"nodes_count_min": 1}, {"is_paused": True}])
+def test_neither_a_pools_least_nor_its_pause_holds_what_nothing_pays_for(bound: dict[str, int]) -> None:
     """The second opinion refused such plans, and all ran on past the limit."""
     state = given(ledger(left(4.1)), working("a", priority=900), working("b", priority=100))
     rules = clusters(day=100.0)
-    rules = replace(rules, pools=tuple(replace(pool, nodes_count_min=1) for pool in rules.pools))
+    rules = replace(rules, pools=tuple(replace(pool, **bound) for pool in rules.pools))
     assert all(view.pool in {pool.name for pool in rules.pools} for view in node_views(state, T0))
 
     assert leaving(planned(state, rules)) == ["b", "a"]
