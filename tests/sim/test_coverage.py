@@ -19,6 +19,8 @@ from gpu_autoscaler_services.simulate import run_one
         ("operator_marks_node", "node_protected", 7, 2.0, 1.0),
         # Often, as one freeze may fall into a time in which a limit holds everything back already.
         ("operator_overrules", "frozen", 1, 1.0, 10.0),
+        ("operator_lowers_money", "money_exhausted", 1, 1.0, 4.0),
+        ("operator_lowers_money", "money_crossed", 1, 1.0, 4.0),
         ("capacity_gone", "offers_refused", 14, 1.0, 1.0),
         ("price_missing", "price_unknown", 3, 2.0, 1.0),
         ("worn_gpu", "node_sick", 3, 2.0, 1.0),

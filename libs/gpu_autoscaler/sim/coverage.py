@@ -15,7 +15,7 @@ from gpu_autoscaler.sim.timeline import VirtualLoop
 LOOKED_SECONDS = 300.0  # between two looks at the queue: the scheduler's own answers are not told
 LOST_SECONDS = 3.0  # after a job lost its place, while its last pods go
 # Why a swarm may not come to these; whoever reads the report need not look for it.
-_RESERVED = "what is bought reserves all that it may cost, so money runs out only where prices or clocks outran that"
+_RESERVED = "what is bought reserves all that it may cost, so money runs out where people lower a limit, in few worlds"
 SELDOM: Mapping[str, str] = {
     "money_crossed": f"{_RESERVED}, and protected work runs on",
     "money_exhausted": _RESERVED,

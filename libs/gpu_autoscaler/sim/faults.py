@@ -108,6 +108,8 @@ KINDS: Mapping[str, Kind] = {
         Kind("operator_edits_policy", per_hour=0.1, place=PROCESS, is_newer=True),
         Kind("operator_edits_documents", per_hour=0.5, is_newer=True),
         Kind("operator_marks_node", per_hour=0.3),
+        # While it is tight nothing is bought, and the fleet shrinks: on in few runs.
+        Kind("operator_lowers_money", per_hour=0.4, place=PROCESS, is_newer=True, share_max=0.25),
         Kind("operator_overrules", per_hour=0.6, is_newer=True),
         Kind("user_cancels", ratio=0.08),
         Kind("user_asks_again", ratio=0.08),

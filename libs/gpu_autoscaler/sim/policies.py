@@ -189,6 +189,19 @@ class Policies:
         self._own = replace(self._own, pools=tuple(pools))
         self._change(is_frozen=self.now.is_frozen)
 
+    def lower_money(self, day_micro_usd_max: int) -> None:
+        """No more than this is to be spent today, of all that runs; hard. Other limits of the cluster are put aside."""
+        self._change_money(MoneyPolicy(day_micro_usd_max=day_micro_usd_max))
+
+    def restore_money(self) -> None:
+        """The cluster's limits are again what they were in the beginning."""
+        self._change_money(self._files[0].limits.money)
+
+    def _change_money(self, money: MoneyPolicy) -> None:
+        if money != self._own.limits.money:
+            self._own = replace(self._own, limits=replace(self._own.limits, money=money))
+            self._change(is_frozen=self.now.is_frozen)
+
     def lift_money(self) -> None:
         """Let there be money for all that waits: what is spent of a day is spent until the next one."""
         if caps(self._own):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from gpu_autoscaler.core.money_policy import MoneyPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.protocol import NODES
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, JobId
@@ -16,6 +17,7 @@ from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import MoneyExhausted
 from gpu_autoscaler.sim.cloud import Cloud, Machine
+from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.timeline import VirtualLoop
 from gpu_autoscaler.store.protocol import JobRow
@@ -26,6 +28,8 @@ LOOKED_SECONDS = 60.0
 EXCUSED_SECONDS = 3600.0
 # A pod that came so shortly before its node was told to go was not known to everybody.
 NEW_SECONDS = 60.0
+# From a lowered limit that is passed to the last node's being closed to new work, where nothing keeps that: some plans.
+RUNS_ON_SECONDS = 300.0
 
 
 class Cap(NamedTuple):
@@ -56,6 +60,7 @@ class Purse:
         self,
         loop: VirtualLoop,
         cloud: Cloud,
+        cluster: Kubernetes,
         policies: Policies,
         jobs: Mapping[JobId, JobRow],
         breaks: Callable[[str, str], None],
@@ -64,6 +69,7 @@ class Purse:
     ) -> None:
         self._loop = loop
         self._cloud = cloud
+        self._cluster = cluster
         self._policies = policies
         self._jobs = jobs
         self._breaks = breaks
@@ -72,8 +78,10 @@ class Purse:
         self._told_to_go_at: dict[str, datetime] = {}  # by node name: for want of money
         self._machines: dict[ActionId, Machine] = {}
         self._on_order: dict[ActionId, BuyNode] = {}
-        if any(caps(policies.now)):
-            loop.call_later(LOOKED_SECONDS, self._look)
+        self._known = {each[:2]: each for each in caps(policies.now)}
+        self._lowered: set[tuple[str, str]] = set()
+        self._open_since: dict[tuple[str, str], dict[str, float]] = {}  # by limit and name of the node
+        loop.call_later(LOOKED_SECONDS, self._look)
 
     def planned(self, plan: Plan, *, is_calm: bool) -> None:
         """Nothing is bought while a limit of its is passed, or would be by what is promised; who goes for want of
@@ -132,16 +140,52 @@ class Purse:
 
     def _look(self) -> None:
         now = self._loop.time()
+        self._see_lowered()
         for cap in caps(self._policies.now):
             machines = [each for each in self._cloud.machines if each.is_alive and self._is_of(cap, each)]
             marked = any(self._is_marked(pod) for machine in machines for pod in self._cloud.pods_on(machine))
             if marked or self._policies.now.is_frozen:
                 self._excused_at[cap.owner] = now
             since = max(self._excused_at.get(cap.owner, 0.0), self._calm_since())
-            if cap.is_hard and now - since > EXCUSED_SECONDS and self._bill(cap) > cap.micro_usd_max:
+            if not cap.is_hard:
+                continue
+            if cap[:2] in self._lowered:
+                if (machine := self._runs_on(cap, machines)) is not None:
+                    self._breaks(PROMISE, f"{machine.node_name} runs on, and {self._said(cap)}")
+                    return
+            elif now - since > EXCUSED_SECONDS and self._bill(cap) > cap.micro_usd_max:
                 self._breaks(PROMISE, self._said(cap))
                 return
         self._loop.call_later(LOOKED_SECONDS, self._look)
+
+    def _see_lowered(self) -> None:
+        """Where people tightened a limit, what is spent says little: what was bought before may have passed it."""
+        now = {each[:2]: each for each in caps(self._policies.now)}
+        for key, cap in now.items():
+            before = self._known.get(key)
+            if before is None or not before.is_hard or cap.micro_usd_max < before.micro_usd_max:
+                self._lowered.add(key)
+        self._known = now
+
+    def _runs_on(self, cap: Cap, machines: list[Machine]) -> Machine | None:
+        """Return a node that is still open to work long after a lowered limit was passed, and that nothing keeps."""
+        is_passed = not self._policies.now.is_frozen and self._bill(cap) > cap.micro_usd_max
+        free = [each for each in machines if self._may_go(each)] if is_passed else []
+        known = self._open_since.get(cap[:2], {})
+        now = self._loop.time()
+        self._open_since[cap[:2]] = open_since = {each.node_name: known.get(each.node_name, now) for each in free}
+        late = (each for each in free if now - open_since[each.node_name] > RUNS_ON_SECONDS)
+        return next(late, None) if now - self._calm_since() > RUNS_ON_SECONDS else None
+
+    def _may_go(self, machine: Machine) -> bool:
+        """True where nobody has told the node to go, and all that it holds is work that may be done again."""
+        node = self._cluster.find(NODES, "", machine.node_name)
+        if node is None or node.spec.unschedulable or node.metadata.annotations or machine.notice is not None:
+            return False
+        if node.metadata.deletion_timestamp is not None or not machine.is_usable:
+            return False
+        pods = self._cloud.pods_on(machine)
+        return all(pod.metadata.labels.get(labels.JOB_ID) in self._jobs and not self._is_marked(pod) for pod in pods)
 
     def _bill(self, cap: Cap) -> int:
         """What the cloud asks for up to now, of the limit's period."""

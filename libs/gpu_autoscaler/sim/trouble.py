@@ -18,6 +18,7 @@ from gpu_autoscaler.sim.documents import Documents
 from gpu_autoscaler.sim.events import Events
 from gpu_autoscaler.sim.faults import BROKER, CLOUD, KUBERNETES, RECORD, STORE, Faults
 from gpu_autoscaler.sim.kube import WatchTrouble
+from gpu_autoscaler.sim.lowering import LOWERS_MONEY, Lowering
 from gpu_autoscaler.sim.overruling import KIND as OVERRULES
 from gpu_autoscaler.sim.overruling import Overrulers
 from gpu_autoscaler.sim.policies import Policies
@@ -86,6 +87,7 @@ class Trouble:
         self._documents = stage.documents
         self._events = stage.events
         self._overrulers = Overrulers(stage.loop, stage.record, stage.policies, stage.faults)
+        self._savers = Lowering(stage.loop, stage.cloud, stage.policies, stage.faults)
         self._acts: Mapping[str, Callable[[], None]] = {
             "streams_overtaking": self._lag,
             "broker_away": self._lose_broker,
@@ -117,6 +119,7 @@ class Trouble:
             "launches_held": self._hold_launches,
             "operator_freezes": self._freeze,
             "operator_edits_policy": self._policies.edit,
+            LOWERS_MONEY: self._savers.lower,
             EDITS_DOCUMENTS: self._documents.edit,
             "operator_marks_node": self._mark,
             OVERRULES: self._overrulers.overrule,
@@ -163,7 +166,7 @@ class Trouble:
     def _has_victim(self, name: str) -> bool:
         if name.startswith(("notice_", "storm_")) or name in ("reclaimed_without_notice", "rebalance_hint"):
             return bool(self._cloud.spot())
-        if name in ("node_vanished", "operator_marks_node") or name.startswith(("telemetry_", "worn_")):
+        if name in ("node_vanished", "operator_marks_node", LOWERS_MONEY) or name.startswith(("telemetry_", "worn_")):
             return any(machine.is_usable for machine in self._cloud.alive())
         if name == EDITS_DOCUMENTS:
             return bool(self._policies.documents)

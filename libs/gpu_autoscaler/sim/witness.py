@@ -104,7 +104,7 @@ class Witness:
         self._left_by_choice: set[str] = set()  # names of nodes that once drained without a notice
         self._thrift = Thrift(workloads, cloud, policies, jobs, self.breaks)
         self._ceilings = Ceilings(cloud, policies, self.breaks)
-        self._purse = Purse(loop, cloud, policies, jobs, self.breaks, calm_since=calm_since)
+        self._purse = Purse(loop, cloud, workloads.cluster, policies, jobs, self.breaks, calm_since=calm_since)
         self._goings = Goings(cloud, policies, self.breaks)
         self._permission = Permission(workloads, cloud, self.breaks)
         self._wholeness = Wholeness(jobs, cloud, self.breaks)
