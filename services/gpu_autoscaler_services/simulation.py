@@ -6,15 +6,15 @@ The simulator imports no service; it is handed ROLES.
 from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime, timedelta
 
-from gpu_autoscaler.core.deleted import guards_due
+from gpu_autoscaler.core.buying.sparing import is_to_leave_spot
 from gpu_autoscaler.core.foresight import Foresight
-from gpu_autoscaler.core.job_budgets import outlays
-from gpu_autoscaler.core.leftovers import leftovers
-from gpu_autoscaler.core.money import counted_at
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.queueing.job_budgets import outlays
+from gpu_autoscaler.core.queueing.scoring import is_to_be_scored
 from gpu_autoscaler.core.remembered import Kept, remembered
-from gpu_autoscaler.core.scoring import is_to_be_scored
-from gpu_autoscaler.core.sparing import is_to_leave_spot
+from gpu_autoscaler.core.removing.deleted import guards_due
+from gpu_autoscaler.core.removing.leftovers import leftovers
+from gpu_autoscaler.core.spending.money import counted_at
 from gpu_autoscaler.core.state import ClusterState, JobRecord, Tombstone
 from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.events.pod import PodObserved

@@ -12,7 +12,7 @@ from tests.bench.line import Line
 from tests.bench.peers.case import OVERHEAD_USD_PER_HOUR, Case, made, missing, pod_story, state_of
 from tests.support.stories import T0, planned, policy, record
 
-from gpu_autoscaler.core.burst import planned_again_seconds
+from gpu_autoscaler.core.buying.burst import planned_again_seconds
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode

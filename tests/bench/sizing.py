@@ -18,7 +18,7 @@ import msgspec
 from tests.bench.frontier import Frontier, Point, picture
 from tests.bench.line import Line
 
-from gpu_autoscaler.core.ahead_policy import ForecastPolicy
+from gpu_autoscaler.core.policies.ahead import ForecastPolicy
 from gpu_autoscaler.core.rises import (
     EMPTY_HISTORY,
     Forecast,

@@ -11,10 +11,10 @@ from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import pod
 from tests.support.kube_policies import defined
 
-from gpu_autoscaler.core.checkpoints import can_save
 from gpu_autoscaler.core.documents import judge
 from gpu_autoscaler.core.pod_groups import group_of
 from gpu_autoscaler.core.policy import DEFAULT_POLICY
+from gpu_autoscaler.core.removing.checkpoints import can_save
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.kube.protocol import PODS, POLICIES
 from gpu_autoscaler.kube.translate.pod import pod_observed

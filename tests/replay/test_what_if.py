@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.policies.removal import RemovalPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.events.policy import PolicyDocumentsAccepted
 from gpu_autoscaler.model.errors import ConfigError

@@ -81,7 +81,7 @@ _REMOVALS = (
     Planted(
         "disruption budgets are ignored",
         3,
-        f"{_CORE}/protection.py",
+        f"{_CORE}/removing/protection.py",
         "        if budget.namespace == pod.namespace\n",
         "        if budget.namespace == pod.name\n",
         world="services",
@@ -91,7 +91,7 @@ _REMOVALS = (
     Planted(
         "work that would start over is moved",
         3,
-        f"{_CORE}/protection.py",
+        f"{_CORE}/removing/protection.py",
         'if pod.owner_kind == "Job" and not can_save(',
         'if pod.owner_kind == "Nobody" and not can_save(',
         world="calm",
@@ -100,7 +100,7 @@ _REMOVALS = (
     Planted(
         "silence is taken for idle",
         3,
-        f"{_CORE}/life.py",
+        f"{_CORE}/nodes/life.py",
         "    if any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):\n",
         "    sensed = state.telemetry.get(node.node_uid)\n"
         "    is_busy = sensed is not None and any(gpu.utilization_ratio_mean for gpu in sensed.gpus)\n"
@@ -145,7 +145,7 @@ _REMOVALS = (
     Planted(
         "the minimum is passed by one",
         3,
-        f"{_CORE}/pace.py",
+        f"{_CORE}/removing/pace.py",
         "    if staying_count <= policy.nodes_count_min:\n",
         "    if staying_count < policy.nodes_count_min:\n",
         world="quiet",
@@ -203,7 +203,7 @@ _MONEY = (
     Planted(
         "the cents of a span are lost",
         5,
-        f"{_CORE}/accrual.py",
+        f"{_CORE}/spending/accrual.py",
         "to_at - launched_at) - charged_micro_usd",
         "to_at - launched_at) - charged_micro_usd - 1",
         world="calm",
@@ -219,7 +219,7 @@ _MONEY = (
     Planted(
         "more is used than was allocated",
         5,
-        f"{_CORE}/accrual.py",
+        f"{_CORE}/spending/accrual.py",
         "min(1.0, used_units / mean_units_held)",
         "used_units / mean_units_held",
         world="calm",
@@ -256,7 +256,7 @@ _RECORDS = (
     Planted(
         "an older word about an object overrules a newer one",
         6,
-        f"{_CORE}/batch.py",
+        f"{_CORE}/folding/batch.py",
         "            if (known.epoch, known.version) >= (entity.epoch, entity.version):\n",
         "            if (known.epoch, known.version) == (entity.epoch, entity.version):\n",
         world="calm",
@@ -265,7 +265,7 @@ _RECORDS = (
     Planted(
         "what is gone comes back when it is said again",
         6,
-        f"{_CORE}/batch.py",
+        f"{_CORE}/folding/batch.py",
         "            if stone.version >= version_of(entity):\n                return False\n",
         "",
         world="messages",

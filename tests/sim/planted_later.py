@@ -52,7 +52,7 @@ _SENSORS = (
     Planted(
         "a fleet that reads all zero is idle",
         8,
-        f"{_CORE}/life.py",
+        f"{_CORE}/nodes/life.py",
         "    if any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):\n",
         "    sensed = state.telemetry.get(node.node_uid)\n"
         "    reads_zero = sensed is not None and not any(gpu.utilization_ratio_mean for gpu in sensed.gpus)\n"
@@ -78,7 +78,7 @@ _PARTS = (
     Planted(
         "a zone's limit is not counted",
         2,
-        f"{_CORE}/ledger.py",
+        f"{_CORE}/folding/ledger.py",
         '(("pool", pool), ("zone", zone), ("project", project))',
         '(("pool", pool), ("project", project))',
         world="busy",
@@ -87,7 +87,7 @@ _PARTS = (
     Planted(
         "a project's limit is not counted",
         2,
-        f"{_CORE}/ledger.py",
+        f"{_CORE}/folding/ledger.py",
         '(("pool", pool), ("zone", zone), ("project", project))',
         '(("pool", pool), ("zone", zone))',
         world="busy",
@@ -100,7 +100,7 @@ _GOINGS = (
     Planted(
         "a budget of removals holds at no time",
         3,
-        f"{_CORE}/pace.py",
+        f"{_CORE}/removing/pace.py",
         "        elif budget.holds_at(as_of):\n",
         "        elif False:\n",
         world="operators",
@@ -109,7 +109,7 @@ _GOINGS = (
     Planted(
         "one node more goes than the pace allows",
         3,
-        f"{_CORE}/pace.py",
+        f"{_CORE}/removing/pace.py",
         "    if len(going) >= going_count_max:\n",
         "    if len(going) > going_count_max:\n",
         world="operators",
@@ -118,7 +118,7 @@ _GOINGS = (
     Planted(
         "a node that is too old goes with force at once",
         3,
-        f"{_CORE}/renewal.py",
+        f"{_CORE}/removing/renewal.py",
         "is_forced=is_overdue(reason, policy))",
         "is_forced=True)",
         world="operators",
@@ -136,7 +136,7 @@ _GOINGS = (
     Planted(
         "a node drains before its replacement is there",
         3,
-        f"{_CORE}/renewal.py",
+        f"{_CORE}/removing/renewal.py",
         "    if not places.homeless and not places.coming:\n",
         "    if True:\n",
         world="editors",

@@ -16,7 +16,7 @@ LAUNCHES = (
     Planted(
         "orders in flight are forgotten",
         2,
-        f"{_CORE}/phases.py",
+        f"{_CORE}/nodes/phases.py",
         "    return joined.order is None or joined.order.refused is None\n",
         "    return False\n",
         world="busy",
@@ -60,7 +60,7 @@ LAUNCHES = (
     Planted(
         "an instance that ends counts no more",
         2,
-        f"{_CORE}/phases.py",
+        f"{_CORE}/nodes/phases.py",
         '        return joined.instance.state != "terminated"\n',
         '        return joined.instance.state in ("pending", "running")\n',
         world="busy",
@@ -81,7 +81,7 @@ LAUNCHES = (
     Planted(
         "an instance shown after its order was closed is forgotten",
         2,
-        f"{_CORE}/joins.py",
+        f"{_CORE}/nodes/joins.py",
         '        is_refuted = joined.instance is not None and joined.instance.state != "terminated"\n',
         "        is_refuted = False\n",
         world="late launches",
@@ -108,7 +108,7 @@ LAUNCHES = (
     Planted(
         "a gang is bought in part",
         2,
-        f"{_CORE}/basket.py",
+        f"{_CORE}/buying/basket.py",
         "buyer.member_count > 1:\n            for key in bought:\n                self._take",
         "buyer.member_count > 99:\n            for key in bought:\n                self._take",
         world="busy",
@@ -124,7 +124,7 @@ LAUNCHES = (
     Planted(
         "what is on its way is bought once more",
         2,
-        f"{_CORE}/phases.py",
+        f"{_CORE}/nodes/phases.py",
         "BOOTING_PHASES = frozenset({NodePhase.PLANNED, NodePhase.ORDERED, NodePhase.LAUNCHED, ",
         "BOOTING_PHASES = frozenset({",
         world="calm",
@@ -132,7 +132,7 @@ LAUNCHES = (
     Planted(
         "what was refused is asked for again at once",
         2,
-        f"{_CORE}/refusals.py",
+        f"{_CORE}/buying/refusals.py",
         "if as_of < refusal.until\n",
         "if as_of < refusal.refused_at\n",
         world="refusals",
@@ -140,7 +140,7 @@ LAUNCHES = (
     Planted(
         "a cordoned node counts as room",
         2,
-        f"{_CORE}/life.py",
+        f"{_CORE}/nodes/life.py",
         "        return self.phase is NodePhase.READY\n",
         "        return self.phase in (NodePhase.READY, NodePhase.CORDONED)\n",
         world="cordons",

@@ -21,7 +21,7 @@ _MONEY = (
     Planted(
         "a limit of the day or the month is no limit",
         5,
-        f"{_CORE}/money.py",
+        f"{_CORE}/spending/money.py",
         "        if self.spent[cap] + reserved + needed_micro_usd <= cap.micro_usd_max:\n",
         "        if True:\n",
         "busy",
@@ -30,7 +30,7 @@ _MONEY = (
     Planted(
         "a limit of the month is forgotten",
         5,
-        f"{_CORE}/money.py",
+        f"{_CORE}/spending/money.py",
         "    if money.month_micro_usd_max is not None:\n",
         "    if False:\n",
         "busy",
@@ -39,7 +39,7 @@ _MONEY = (
     Planted(
         "what is promised to nodes is forgotten",
         5,
-        f"{_CORE}/money.py",
+        f"{_CORE}/spending/money.py",
         "        reserved = self.promised[cap] + promised_micro_usd\n",
         "        reserved = promised_micro_usd\n",
         "busy",
@@ -48,7 +48,7 @@ _MONEY = (
     Planted(
         "purchases of one plan are not added up",
         5,
-        f"{_CORE}/money.py",
+        f"{_CORE}/spending/money.py",
         "                self._more[cap] += count * self._needed(cap, offer, customer)\n",
         "                self._more[cap] += 0\n",
         "busy",
@@ -155,18 +155,18 @@ _BURSTS = (
     Planted(
         "a burst is never over",
         1,
-        f"{_CORE}/burst.py",
+        f"{_CORE}/buying/burst.py",
         "        late_at = self._as_of - self._longest\n",
         "        late_at = self._as_of - 90 * self._longest\n",
         "busy",
         also=(
             (
-                f"{_CORE}/burst.py",
+                f"{_CORE}/buying/burst.py",
                 "self._until is None or any(self._longest <= age < self._longest + self._quiet for age in ages):",
                 "self._until is None:",
             ),
             (
-                f"{_CORE}/burst.py",
+                f"{_CORE}/buying/burst.py",
                 "        self._until: Instant | None = None\n",
                 "        self._until: Instant | None = draft.as_of + self._quiet\n",
             ),
@@ -179,7 +179,7 @@ _BUDGETS = (
     Planted(
         "of a job's budget only what is not charged yet counts",
         5,
-        f"{_CORE}/job_budgets.py",
+        f"{_CORE}/queueing/job_budgets.py",
         "    spent = soon = 0 if known is None else known.micro_usd\n",
         "    spent = soon = 0\n",
         "busy",

@@ -42,14 +42,14 @@ _HELD = (
     Planted(
         "a node that was deleted by hand is let go at once",
         3,
-        f"{_CORE}/deleted.py",
+        f"{_CORE}/removing/deleted.py",
         "is_wanted = view.node.is_guarded and is_wanted and not _has_ended(view, state)",
         "is_wanted = False",
         world="deleters",
     ),
 )
 
-_LEFT = f"{_CORE}/leftovers.py"
+_LEFT = f"{_CORE}/removing/leftovers.py"
 _REMOVES = "services/gpu_autoscaler_services/scaler/leftovers.py"
 
 # 3: nodes whose instance is gone are removed, and no others
@@ -89,7 +89,7 @@ _PLACED = (
     Planted(
         "a gang that belongs together is placed apart",
         2,
-        f"{_CORE}/schedule.py",
+        f"{_CORE}/queueing/schedule.py",
         "    if item.within is None:\n        return room.place_gang",
         "    if True:\n        return room.place_gang",
         "busy",

@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 from tests.support.purchases import provider_id
 from tests.support.told import T0, Story, Told
 
-from gpu_autoscaler.core.limits_policy import LimitsPolicy
-from gpu_autoscaler.core.money_policy import MoneyPolicy
+from gpu_autoscaler.core.policies.limits import LimitsPolicy
+from gpu_autoscaler.core.policies.money import MoneyPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostLedgerTold, CostShare, Spent
 from gpu_autoscaler.model.ids import JobId

@@ -12,11 +12,9 @@ from difflib import get_close_matches
 
 import msgspec
 
-from gpu_autoscaler.core.pod_marks import LABEL_KEY, LABEL_VALUE, mark_mistakes
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.pools import allows
-from gpu_autoscaler.core.runtimes import runtime_mistakes
-from gpu_autoscaler.core.share_asked import (
+from gpu_autoscaler.core.admitting.pod_marks import LABEL_KEY, LABEL_VALUE, mark_mistakes
+from gpu_autoscaler.core.admitting.runtimes import runtime_mistakes
+from gpu_autoscaler.core.admitting.share_asked import (
     is_share,
     memory_min,
     memory_to_ask_for,
@@ -24,6 +22,8 @@ from gpu_autoscaler.core.share_asked import (
     part_mistakes,
     share_for,
 )
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.pools import allows
 from gpu_autoscaler.core.slicing import Share, shares_of, shares_on
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.job import JobRequested

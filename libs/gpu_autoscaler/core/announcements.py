@@ -11,12 +11,12 @@ from typing import Literal
 import msgspec
 
 from gpu_autoscaler.core.headline import Sight, is_ordered_for, view_line, waiting_pod_line
-from gpu_autoscaler.core.life import NodeView
-from gpu_autoscaler.core.protection import exhausted_budget
-from gpu_autoscaler.core.sentences import sentence
+from gpu_autoscaler.core.nodes.life import NodeView
+from gpu_autoscaler.core.removing.protection import exhausted_budget
 from gpu_autoscaler.core.state import DrainRecord
 from gpu_autoscaler.core.views import counts_for_idleness, pods_by_node
-from gpu_autoscaler.core.wording import counted, instant, named
+from gpu_autoscaler.core.words.sentences import sentence
+from gpu_autoscaler.core.words.wording import counted, instant, named
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.scaling import ScalingPodEvicted
 from gpu_autoscaler.model import reasons

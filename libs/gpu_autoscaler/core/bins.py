@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.nodes.life import NodeView
+from gpu_autoscaler.core.placing.shapes import Bin, Standing
 from gpu_autoscaler.core.policy import NodePool
 from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.shapes import Bin, Standing
 from gpu_autoscaler.core.slicing import sharing_labels, slices_of
 from gpu_autoscaler.core.views import is_workload
 from gpu_autoscaler.events.pod import PodObserved

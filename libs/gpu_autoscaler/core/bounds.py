@@ -11,7 +11,7 @@ import msgspec
 
 from gpu_autoscaler.core.directives import InForce
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.nodes.life import NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven

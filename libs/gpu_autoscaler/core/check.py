@@ -10,20 +10,20 @@ from datetime import timedelta
 
 import msgspec
 
-from gpu_autoscaler.core.check_burst import burst_mistakes
-from gpu_autoscaler.core.check_choice import choice_mistakes
-from gpu_autoscaler.core.check_cooling import hurried_purchases
-from gpu_autoscaler.core.check_directives import directive_mistakes
-from gpu_autoscaler.core.check_further import further_mistakes
-from gpu_autoscaler.core.check_likes import like_mistakes
-from gpu_autoscaler.core.check_money import unpaid
-from gpu_autoscaler.core.check_neighbours import neighbour_mistakes
-from gpu_autoscaler.core.check_pods import pods_read
-from gpu_autoscaler.core.check_refusals import is_refused
-from gpu_autoscaler.core.check_removals import removal_mistakes
-from gpu_autoscaler.core.check_together import together_mistakes
-from gpu_autoscaler.core.check_use import use_mistakes
-from gpu_autoscaler.core.check_waits import wait_mistakes
+from gpu_autoscaler.core.checks.burst import burst_mistakes
+from gpu_autoscaler.core.checks.choice import choice_mistakes
+from gpu_autoscaler.core.checks.cooling import hurried_purchases
+from gpu_autoscaler.core.checks.directives import directive_mistakes
+from gpu_autoscaler.core.checks.further import further_mistakes
+from gpu_autoscaler.core.checks.likes import like_mistakes
+from gpu_autoscaler.core.checks.money import unpaid
+from gpu_autoscaler.core.checks.neighbours import neighbour_mistakes
+from gpu_autoscaler.core.checks.pods import pods_read
+from gpu_autoscaler.core.checks.refusals import is_refused
+from gpu_autoscaler.core.checks.removals import removal_mistakes
+from gpu_autoscaler.core.checks.together import together_mistakes
+from gpu_autoscaler.core.checks.use import use_mistakes
+from gpu_autoscaler.core.checks.waits import wait_mistakes
 from gpu_autoscaler.core.cron import schedule
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState

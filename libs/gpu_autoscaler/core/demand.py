@@ -10,15 +10,15 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.core.alike import with_their_like
-from gpu_autoscaler.core.company import Rules, company_of, rules_of
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.further import further_members
-from gpu_autoscaler.core.life import NodeView
-from gpu_autoscaler.core.likes import likes_of, likes_of_job
+from gpu_autoscaler.core.nodes.life import NodeView
+from gpu_autoscaler.core.placing.company import Rules, company_of, rules_of
+from gpu_autoscaler.core.placing.likes import likes_of, likes_of_job
+from gpu_autoscaler.core.placing.shapes import Shape
 from gpu_autoscaler.core.pod_groups import in_groups
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.reports import spec_of
-from gpu_autoscaler.core.shapes import Shape
 from gpu_autoscaler.core.state import ClusterState, JobRecord, WishRecord
 from gpu_autoscaler.core.views import NO_HURRY, counts_for_idleness, is_waiting, is_workload, pods_by_node
 from gpu_autoscaler.events.pod import PodObserved

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_autoscaler.core.shapes import Shape
+from gpu_autoscaler.core.placing.shapes import Shape
 from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons import HoldReason, OverrideWants, WantedAhead

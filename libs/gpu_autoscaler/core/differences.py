@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import replace
 
-from gpu_autoscaler.core.sentences import decision_sentence, held_back_sentence
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.words.sentences import decision_sentence, held_back_sentence
 from gpu_autoscaler.model.decisions import (
     AnyDecision,
     BuyNode,

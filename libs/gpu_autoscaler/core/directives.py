@@ -1,7 +1,7 @@
 """What people overrule for a while: whether it can be meant, how it is kept, and what of it is in force at an instant.
 
 Called by `fold`, which keeps nothing that cannot be meant, by the gateway, which says what is wrong, and by the plan
-(`core/overriding.py`). The second opinion reads the records by itself (`core/check_directives.py`).
+(`core/buying/overriding.py`). The second opinion reads the records by itself (`core/checks/directives.py`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpu_autoscaler.core.batch import Batch
-from gpu_autoscaler.core.pruning import is_outlived
+from gpu_autoscaler.core.folding.batch import Batch
+from gpu_autoscaler.core.folding.pruning import is_outlived
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.state import DirectiveRecord
 from gpu_autoscaler.events.catalogue import PolicyFact

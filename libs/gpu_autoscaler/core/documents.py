@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import msgspec
 
+from gpu_autoscaler.core.policies.spot import MixPolicy
 from gpu_autoscaler.core.policy import DEFAULT_POLICY, NodePool, ScalingPolicy
 from gpu_autoscaler.core.policy_check import mistakes
 from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.spot_policy import MixPolicy
 from gpu_autoscaler.events.policy import PolicyDocumentsAccepted
 from gpu_autoscaler.model.gpu import GPU_MODELS
 from gpu_autoscaler.model.offers import CapacityType

@@ -14,7 +14,7 @@ from gpu_autoscaler.core.bins import current_bins
 from gpu_autoscaler.core.demand import demand
 from gpu_autoscaler.core.demand_items import DemandItem
 from gpu_autoscaler.core.directives import NOTHING_IN_FORCE, InForce, in_force
-from gpu_autoscaler.core.life import NodeView, node_views
+from gpu_autoscaler.core.nodes.life import NodeView, node_views
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.core.pool_bounds import with_pools

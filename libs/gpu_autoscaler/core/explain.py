@@ -10,8 +10,8 @@ from typing import assert_never
 
 from gpu_autoscaler.core.admission import job_id_of
 from gpu_autoscaler.core.further import job_of_member
-from gpu_autoscaler.core.sentences import decision_sentence, held_back_sentence, sentence
-from gpu_autoscaler.core.telling import Teller
+from gpu_autoscaler.core.words.sentences import decision_sentence, held_back_sentence, sentence
+from gpu_autoscaler.core.words.telling import Teller
 from gpu_autoscaler.events import job, node, pod, scaling, spot
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded

@@ -12,14 +12,14 @@ from typing import assert_never, cast
 from msgspec.structs import replace
 
 from gpu_autoscaler.core.admission import job_id_of
-from gpu_autoscaler.core.batch import Batch, version_of
 from gpu_autoscaler.core.directives import keep_directive
+from gpu_autoscaler.core.folding.batch import Batch, version_of
+from gpu_autoscaler.core.folding.ledger import remember_money
+from gpu_autoscaler.core.folding.pruning import forget_pod, is_long_idle, is_outlived, notice_ended_at, prune
+from gpu_autoscaler.core.folding.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
+from gpu_autoscaler.core.folding.remembering import keep_wish, remember_demand, remember_given_up
 from gpu_autoscaler.core.hours import hour, hour_end
 from gpu_autoscaler.core.interruptions import place_of, with_end
-from gpu_autoscaler.core.ledger import remember_money
-from gpu_autoscaler.core.pruning import forget_pod, is_long_idle, is_outlived, notice_ended_at, prune
-from gpu_autoscaler.core.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
-from gpu_autoscaler.core.remembering import keep_wish, remember_demand, remember_given_up
 from gpu_autoscaler.core.shortfalls import came_of
 from gpu_autoscaler.core.state import (
     ClusterState,

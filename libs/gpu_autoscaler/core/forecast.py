@@ -8,16 +8,16 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from gpu_autoscaler.core.basket import Basket
+from gpu_autoscaler.core.buying.basket import Basket
+from gpu_autoscaler.core.buying.market import Market
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.demand_levels import ANY_KIND
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.hours import hour
-from gpu_autoscaler.core.market import Market
+from gpu_autoscaler.core.placing.shapes import Shape
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.rises import confidence_ratio, foresee, free_wanted, peak_count
-from gpu_autoscaler.core.shapes import Shape
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import HeldBack
 from gpu_autoscaler.model.reasons import ForecastUnsure, HoldReason, WantedAhead

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from gpu_autoscaler.core.hours import hour
-from gpu_autoscaler.core.life import node_views
+from gpu_autoscaler.core.nodes.life import node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.rises import confidence_ratio, foresee
 from gpu_autoscaler.core.state import ClusterState

@@ -10,9 +10,9 @@ from functools import cached_property
 
 from gpu_autoscaler.core.bins import bin_key
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
-from gpu_autoscaler.core.life import NodeView
+from gpu_autoscaler.core.nodes.life import NodeView
+from gpu_autoscaler.core.placing.shapes import Shape
 from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.shapes import Shape
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.observed import Instant

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpu_autoscaler.core.health_policy import GpuHealthPolicy
+from gpu_autoscaler.core.policies.health import GpuHealthPolicy
 from gpu_autoscaler.core.trails import GAP_SECONDS_MAX, GpuTrail, NodeTrail, since_at_most
 from gpu_autoscaler.model.observed import Instant
 

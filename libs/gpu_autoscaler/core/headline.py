@@ -11,15 +11,15 @@ import msgspec
 from gpu_autoscaler.core.bounds import frozen_by
 from gpu_autoscaler.core.directives import in_force
 from gpu_autoscaler.core.further import waiting_further
-from gpu_autoscaler.core.leftovers import leftovers
-from gpu_autoscaler.core.life import NodeView, node_views
+from gpu_autoscaler.core.nodes.life import NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.remedies import remedy
-from gpu_autoscaler.core.schedule import schedule
-from gpu_autoscaler.core.sentences import sentence
+from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.core.removing.leftovers import leftovers
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import counts_for_idleness, is_waiting, job_pods, pods_by_node
-from gpu_autoscaler.core.wording import counted, instant, named, thing
+from gpu_autoscaler.core.words.remedies import remedy
+from gpu_autoscaler.core.words.sentences import sentence
+from gpu_autoscaler.core.words.wording import counted, instant, named, thing
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.decisions import Plan

@@ -7,13 +7,13 @@ not each GPU was seen all the time, or whose node reads nothing at all: an idle 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from gpu_autoscaler.core.life import node_views
+from gpu_autoscaler.core.nodes.life import node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.trails import GpuTrail, since_at_most
 from gpu_autoscaler.core.use import Use, use_of
 from gpu_autoscaler.core.views import is_finished, pods_by_node
-from gpu_autoscaler.core.wording import percent, span
+from gpu_autoscaler.core.words.wording import percent, span
 from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels

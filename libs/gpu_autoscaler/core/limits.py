@@ -14,11 +14,11 @@ from gpu_autoscaler.core.bounds import Headcount, bought_gpu_count, frozen_by
 from gpu_autoscaler.core.demand_items import Customer
 from gpu_autoscaler.core.directives import NOTHING_IN_FORCE, InForce
 from gpu_autoscaler.core.draft import Draft, Purchase, is_chosen
-from gpu_autoscaler.core.ledger import CLUSTER, owners_of
-from gpu_autoscaler.core.life import NodeView
-from gpu_autoscaler.core.money import Books, Promises, books_of, caps
+from gpu_autoscaler.core.folding.ledger import CLUSTER, owners_of
+from gpu_autoscaler.core.nodes.life import NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.spending.money import Books, Promises, books_of, caps
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, HeldBack, ReleaseInstance
 from gpu_autoscaler.model.offers import Offer

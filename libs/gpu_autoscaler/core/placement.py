@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from gpu_autoscaler.core.acceptance import Acceptance, members_that_fit
-from gpu_autoscaler.core.amounts import (
+from gpu_autoscaler.core.placing.acceptance import Acceptance, members_that_fit
+from gpu_autoscaler.core.placing.amounts import (
     FIRST_SLICE,
     Bools,
     Ints,
@@ -21,12 +21,12 @@ from gpu_autoscaler.core.amounts import (
     row,
     rows,
 )
-from gpu_autoscaler.core.company import Tally
-from gpu_autoscaler.core.liking import is_all_one, of_bins
-from gpu_autoscaler.core.neighbours import Neighbours
-from gpu_autoscaler.core.ranking import DEFAULT_PLACEMENT, Ranking
+from gpu_autoscaler.core.placing.company import Tally
+from gpu_autoscaler.core.placing.liking import is_all_one, of_bins
+from gpu_autoscaler.core.placing.neighbours import Neighbours
+from gpu_autoscaler.core.placing.ranking import DEFAULT_PLACEMENT, Ranking
+from gpu_autoscaler.core.placing.shapes import Bin, Shape
 from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.shapes import Bin, Shape
 from gpu_autoscaler.model.offers import CapacityType
 
 

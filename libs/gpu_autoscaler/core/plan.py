@@ -2,22 +2,11 @@
 
 from datetime import datetime
 
-from gpu_autoscaler.core import (
-    bounds,
-    cheaper,
-    deleted,
-    forecast,
-    limits,
-    overriding,
-    renewal,
-    scale_down,
-    scale_up,
-    solvency,
-    spot,
-    use,
-)
+from gpu_autoscaler.core import bounds, forecast, limits, scale_down, scale_up, spot, use
+from gpu_autoscaler.core.buying import overriding
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.removing import cheaper, deleted, renewal, solvency
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import Plan
 

@@ -8,17 +8,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gpu_autoscaler.core.ahead_policy import ForecastPolicy, Headroom, Size
-from gpu_autoscaler.core.burst_policy import BurstPolicy
-from gpu_autoscaler.core.gang_policy import GangPolicy
-from gpu_autoscaler.core.limits_policy import LimitsPolicy
-from gpu_autoscaler.core.money_policy import MoneyPolicy
-from gpu_autoscaler.core.price_policy import PricePolicy
-from gpu_autoscaler.core.ranges import Count, MicroUsdPerHour, Ratio, Seconds
-from gpu_autoscaler.core.removal_policy import RemovalPolicy
+from gpu_autoscaler.core.policies.ahead import ForecastPolicy, Headroom, Size
+from gpu_autoscaler.core.policies.burst import BurstPolicy
+from gpu_autoscaler.core.policies.gang import GangPolicy
+from gpu_autoscaler.core.policies.limits import LimitsPolicy
+from gpu_autoscaler.core.policies.money import MoneyPolicy
+from gpu_autoscaler.core.policies.price import PricePolicy
+from gpu_autoscaler.core.policies.ranges import Count, MicroUsdPerHour, Ratio, Seconds
+from gpu_autoscaler.core.policies.removal import RemovalPolicy
+from gpu_autoscaler.core.policies.spot import SpotPolicy
+from gpu_autoscaler.core.policies.use import IdleJobsPolicy, UtilizationPolicy, UtilizationTrigger
 from gpu_autoscaler.core.slicing import GpuSharing
-from gpu_autoscaler.core.spot_policy import SpotPolicy
-from gpu_autoscaler.core.use_policy import IdleJobsPolicy, UtilizationPolicy, UtilizationTrigger
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 

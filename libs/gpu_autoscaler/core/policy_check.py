@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from gpu_autoscaler.core.ahead_policy import Timed
-from gpu_autoscaler.core.money_policy import money_mistakes
+from gpu_autoscaler.core.policies.ahead import Timed
+from gpu_autoscaler.core.policies.money import money_mistakes
+from gpu_autoscaler.core.policies.removal import budget_mistakes
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.pools import allows
-from gpu_autoscaler.core.removal_policy import budget_mistakes
 from gpu_autoscaler.core.slicing import sharing_mistakes
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.gpu import GPU_MODELS

@@ -1,7 +1,7 @@
 """What a policy's pools want always, in the words of what people want for a while: a pause, at least so many nodes.
 
 Called by `core/draft.py`, so that whatever asks about directives knows of them. The second opinion reads the policy by
-itself (`core/check_directives.py`).
+itself (`core/checks/directives.py`).
 """
 
 from collections.abc import Iterator

@@ -10,10 +10,10 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from gpu_autoscaler.core.life import NodePhase, node_views
 from gpu_autoscaler.core.limits import Account, customer_of
-from gpu_autoscaler.core.money import books_of, caps
+from gpu_autoscaler.core.nodes.life import NodePhase, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.spending.money import books_of, caps
 from gpu_autoscaler.core.state import ClusterState, OrderRecord
 from gpu_autoscaler.core.views import counts_for_idleness, pods_by_node
 from gpu_autoscaler.events.scaling import ScalingPlanMade

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpu_autoscaler.core.ahead_policy import ForecastPolicy
+from gpu_autoscaler.core.policies.ahead import ForecastPolicy
 from gpu_autoscaler.model.forecasts import Score
 
 SOON_MINUTES = 5  # about what a GPU node takes to come (S167)

@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from gpu_autoscaler.core.bins import bin_key, requested_ratio
-from gpu_autoscaler.core.booting import boot_timed_out, holds_work
 from gpu_autoscaler.core.bounds import beyond
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.further import only_further
-from gpu_autoscaler.core.idling import idle_seconds_allowed
-from gpu_autoscaler.core.life import NodePhase, NodeView
-from gpu_autoscaler.core.moving import moving_pods, place_elsewhere, protected_node, protected_pod
-from gpu_autoscaler.core.pace import too_many_go
-from gpu_autoscaler.core.patience import stake_gpu_seconds
+from gpu_autoscaler.core.nodes.booting import boot_timed_out, holds_work
+from gpu_autoscaler.core.nodes.life import NodePhase, NodeView
+from gpu_autoscaler.core.policies.removal import RemovalCause
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.removal_policy import RemovalCause
+from gpu_autoscaler.core.removing.idling import idle_seconds_allowed
+from gpu_autoscaler.core.removing.moving import moving_pods, place_elsewhere, protected_node, protected_pod
+from gpu_autoscaler.core.removing.pace import too_many_go
+from gpu_autoscaler.core.removing.patience import stake_gpu_seconds
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.use import little_used, too_soon_again
 from gpu_autoscaler.core.views import counts_for_idleness

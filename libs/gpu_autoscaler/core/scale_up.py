@@ -1,7 +1,7 @@
 """Step `cover_demand`: waiting work gets room that is there or coming, else room that is bought.
 
 Room is never waited for unless it is expected: how long running work takes is unknown, so nothing is gained by hoping.
-What is certain to end within the wait that the policy allows is expected (`core/soon.py`).
+What is certain to end within the wait that the policy allows is expected (`core/buying/soon.py`).
 """
 
 from collections import Counter
@@ -10,27 +10,27 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gpu_autoscaler.core.acceptance import fits
-from gpu_autoscaler.core.basket import Basket
 from gpu_autoscaler.core.bins import node_bin
-from gpu_autoscaler.core.burst import Burst
-from gpu_autoscaler.core.choice import Lacking
-from gpu_autoscaler.core.company import Tally
-from gpu_autoscaler.core.cooling import cooling
+from gpu_autoscaler.core.buying.basket import Basket
+from gpu_autoscaler.core.buying.burst import Burst
+from gpu_autoscaler.core.buying.choice import Lacking
+from gpu_autoscaler.core.buying.cooling import cooling
+from gpu_autoscaler.core.buying.domains import domains_for
+from gpu_autoscaler.core.buying.gangs import is_late, waits
+from gpu_autoscaler.core.buying.keeping import callable_drain, is_cheaper_kept
+from gpu_autoscaler.core.buying.lots import Lot, lots_of, served_together, shared_out
+from gpu_autoscaler.core.buying.market import Market
+from gpu_autoscaler.core.buying.parting import Want, parts_of
+from gpu_autoscaler.core.buying.soon import Soon
+from gpu_autoscaler.core.buying.sparing import awaits_spot
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
-from gpu_autoscaler.core.domains import domains_for
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.further import ordered
-from gpu_autoscaler.core.gangs import is_late, waits
-from gpu_autoscaler.core.keeping import callable_drain, is_cheaper_kept
-from gpu_autoscaler.core.lots import Lot, lots_of, served_together, shared_out
-from gpu_autoscaler.core.market import Market
-from gpu_autoscaler.core.parting import Want, parts_of
+from gpu_autoscaler.core.placing.acceptance import fits
+from gpu_autoscaler.core.placing.company import Tally
+from gpu_autoscaler.core.placing.shapes import Bin, Standing
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.shapes import Bin, Standing
-from gpu_autoscaler.core.soon import Soon
-from gpu_autoscaler.core.sparing import awaits_spot
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, HeldBack
 from gpu_autoscaler.model.ids import JobId

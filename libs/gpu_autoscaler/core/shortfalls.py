@@ -1,8 +1,8 @@
 """Nodes that went again with less than was promised: what their offer is taken to be for a while.
 
-A node that is there speaks for its offer itself (`core/market.py`). One that never offered what was promised is given
-back, and would be bought again at once for the same pod, had nobody remembered it. Part of `fold`: what a node had is
-said by its own stream alone, whatever was promised is for the reader to compare.
+A node that is there speaks for its offer itself (`core/buying/market.py`). One that never offered what was promised is
+given back, and would be bought again at once for the same pod, had nobody remembered it. Part of `fold`: what a node
+had is said by its own stream alone, whatever was promised is for the reader to compare.
 """
 
 from collections.abc import Mapping

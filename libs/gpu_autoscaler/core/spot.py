@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpu_autoscaler.core.bins import bin_key
+from gpu_autoscaler.core.buying.sparing import off_spot_if_worn
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.life import NodePhase, NodeView
+from gpu_autoscaler.core.nodes.life import NodePhase, NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.sparing import off_spot_if_worn
+from gpu_autoscaler.core.removing.wear import hinted
 from gpu_autoscaler.core.state import ClusterState, NoticeRecord
-from gpu_autoscaler.core.wear import hinted
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons import NoticeWithdrawn, SpotReclaim

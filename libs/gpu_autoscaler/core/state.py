@@ -1,7 +1,7 @@
 """What is known of the cluster, each stream's word in fields of that stream's own.
 
 Nothing here is computed across streams: a node's phase, a job's state, a pod's need are computed when read
-(`core/life.py`, `core/views.py`). That is what makes `fold` indifferent to the order in which streams arrive.
+(`core/nodes/life.py`, `core/views.py`). That is what makes `fold` indifferent to the order in which streams arrive.
 Structs are frozen; the mappings are replaced by `fold`, never changed in place, and readers must not change them.
 """
 
@@ -188,7 +188,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
 
     # POD
     pods: Mapping[PodUid, PodObserved] = {}
-    pods_gone: Mapping[int, Mapping[PodUid, Tombstone]] = {}  # by hour since 1970; `core/graves.py` reads it
+    pods_gone: Mapping[int, Mapping[PodUid, Tombstone]] = {}  # by hour since 1970; `core/folding/graves.py` reads it
     pods_synced: Synced | None = None
     budgets: Mapping[str, PodBudgetObserved] = {}
     budgets_gone: Mapping[int, Mapping[str, Tombstone]] = {}  # the same

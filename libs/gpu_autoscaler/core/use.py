@@ -10,17 +10,17 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpu_autoscaler.core.basket import Basket
+from gpu_autoscaler.core.buying.basket import Basket
+from gpu_autoscaler.core.buying.market import Market
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
-from gpu_autoscaler.core.life import NodePhase, NodeView
-from gpu_autoscaler.core.market import Market
+from gpu_autoscaler.core.nodes.life import NodePhase, NodeView
+from gpu_autoscaler.core.placing.shapes import Shape
+from gpu_autoscaler.core.policies.use import UtilizationPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.shapes import Shape
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.trails import NodeTrail, since_at_most
-from gpu_autoscaler.core.use_policy import UtilizationPolicy
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import DrainNode, HeldBack

@@ -1,4 +1,4 @@
-"""What the state means for pods and jobs, computed when read. Nodes are read in `core/life.py`."""
+"""What the state means for pods and jobs, computed when read. Nodes are read in `core/nodes/life.py`."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

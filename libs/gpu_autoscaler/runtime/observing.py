@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
-from gpu_autoscaler.core.life import NodePhase, NodeView, node_views
-from gpu_autoscaler.core.price_ages import oldest_seconds
+from gpu_autoscaler.core.buying.price_ages import oldest_seconds
+from gpu_autoscaler.core.nodes.life import NodePhase, NodeView, node_views
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.envelope import Recorded

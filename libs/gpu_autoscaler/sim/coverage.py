@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.events.envelope import Recorded

@@ -16,9 +16,9 @@ from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.gpu_health import gpu_evidence, is_suspect
 from gpu_autoscaler.core.hours import hour
 from gpu_autoscaler.core.idle_jobs import idle_jobs_cancelled
-from gpu_autoscaler.core.life import node_views
-from gpu_autoscaler.core.money import caps, slot
+from gpu_autoscaler.core.nodes.life import node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.spending.money import caps, slot
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.trails import since_at_most
 from gpu_autoscaler.core.use import use_of

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from math import ceil
 
+from gpu_autoscaler.core.policies.removal import RemovalCause
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
-from gpu_autoscaler.core.removal_policy import RemovalCause
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons import NodeDrifted, NodeExpired, NodeIdle, NodeUnderused

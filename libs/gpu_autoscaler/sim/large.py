@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
-from gpu_autoscaler.core.money_policy import MoneyPolicy
+from gpu_autoscaler.core.policies.limits import LimitsPolicy, PartLimit
+from gpu_autoscaler.core.policies.money import MoneyPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.sim.documents import DOCUMENTED, documents_of
 from gpu_autoscaler.sim.faults import swarm

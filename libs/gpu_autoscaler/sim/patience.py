@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from gpu_autoscaler.core.money import caps
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.spending.money import caps
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from gpu_autoscaler.core.documents import merged
-from gpu_autoscaler.core.gang_policy import GangPolicy
-from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
-from gpu_autoscaler.core.money import caps
-from gpu_autoscaler.core.money_policy import MoneyPolicy
+from gpu_autoscaler.core.policies.gang import GangPolicy
+from gpu_autoscaler.core.policies.limits import LimitsPolicy, PartLimit
+from gpu_autoscaler.core.policies.money import MoneyPolicy
+from gpu_autoscaler.core.policies.spot import MixPolicy, SpotPolicy
+from gpu_autoscaler.core.policies.use import IdleJobsPolicy
 from gpu_autoscaler.core.policy import NodePool, PlacementName, ScalingPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
-from gpu_autoscaler.core.spot_policy import MixPolicy, SpotPolicy
-from gpu_autoscaler.core.use_policy import IdleJobsPolicy
+from gpu_autoscaler.core.spending.money import caps
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.policy_documents import PolicyDocument
 from gpu_autoscaler.model.scheduling import Taint

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from gpu_autoscaler.core.money_policy import MoneyPolicy
+from gpu_autoscaler.core.policies.money import MoneyPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import NODES

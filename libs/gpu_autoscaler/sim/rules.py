@@ -5,9 +5,9 @@ Each part is drawn by itself, so that a new one leaves the seeds that were kept 
 
 import random
 
-from gpu_autoscaler.core.ahead_policy import ForecastPolicy, Headroom, Size
-from gpu_autoscaler.core.health_policy import GpuHealthPolicy
-from gpu_autoscaler.core.removal_policy import RemovalBudget, RemovalCause, RemovalPolicy
+from gpu_autoscaler.core.policies.ahead import ForecastPolicy, Headroom, Size
+from gpu_autoscaler.core.policies.health import GpuHealthPolicy
+from gpu_autoscaler.core.policies.removal import RemovalBudget, RemovalCause, RemovalPolicy
 
 _WEEK_SECONDS = 7 * 24 * 3600.0
 _BUDGETS: tuple[tuple[RemovalBudget, ...], ...] = (

@@ -30,7 +30,7 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     write_seconds_min: float = SAVE_SECONDS
     write_seconds_max: float = SAVE_SECONDS
     is_told: bool = True  # it saves when the annotation asks for it
-    answers: bool = False  # it says when it has saved, as `core/checkpoints.py` reads
+    answers: bool = False  # it says when it has saved, as `core/removing/checkpoints.py` reads
     saves_at_end: bool = True  # it saves when its pod is told to end, where the grace period is long enough
 
     def write_seconds(self, job_id: str) -> float:

@@ -8,18 +8,19 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
-from gpu_autoscaler.core.gangs import tried_again_at
+from gpu_autoscaler.core.buying.gangs import tried_again_at
+from gpu_autoscaler.core.buying.refusals import refusals_of
+from gpu_autoscaler.core.buying.soon import turns as ends_of_work
 from gpu_autoscaler.core.gpu_health import is_suspect
-from gpu_autoscaler.core.idling import idle_seconds_allowed
-from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
-from gpu_autoscaler.core.life import NodeView, node_views
-from gpu_autoscaler.core.patience import expected_end, left_alone
+from gpu_autoscaler.core.nodes.joins import INSTANCE_MISSING_SECONDS_MAX
+from gpu_autoscaler.core.nodes.life import NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.protection import protected_until
-from gpu_autoscaler.core.refusals import refusals_of
 from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.removing.idling import idle_seconds_allowed
+from gpu_autoscaler.core.removing.patience import expected_end, left_alone
+from gpu_autoscaler.core.removing.protection import protected_until
+from gpu_autoscaler.core.removing.wear import expires_at
 from gpu_autoscaler.core.shortfalls import REMEMBERED_SECONDS, Came
-from gpu_autoscaler.core.soon import turns as ends_of_work
 from gpu_autoscaler.core.state import (
     ClusterState,
     DirectiveRecord,
@@ -32,7 +33,6 @@ from gpu_autoscaler.core.state import (
 )
 from gpu_autoscaler.core.trails import GAP_SECONDS_MAX, GpuTrail, NodeTrail, since_at_most
 from gpu_autoscaler.core.views import counts_for_idleness, is_waiting
-from gpu_autoscaler.core.wear import expires_at
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.spot import SpotOffersSampled

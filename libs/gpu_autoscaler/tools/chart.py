@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_autoscaler.core.wording import instant
+from gpu_autoscaler.core.words.wording import instant
 from gpu_autoscaler.tools.whatif import WhatIf
 
 WIDTH, PANEL_HEIGHT, LEFT, RIGHT, TOP, GAP, BOTTOM = 960, 210, 56, 24, 84, 54, 46

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.wording import counted
+from gpu_autoscaler.core.words.wording import counted
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.events.node import NodeGone, NodeObserved
 from gpu_autoscaler.events.pod import PodGone, PodObserved

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from gpu_autoscaler.core.wording import counted, instant, span
+from gpu_autoscaler.core.words.wording import counted, instant, span
 from gpu_autoscaler.tools.retrace import Found, Retraced
 
 EXAMPLES_COUNT_MAX = 5  # of one kind of difference

@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.wording import counted, instant
+from gpu_autoscaler.core.words.wording import counted, instant
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.errors import ConfigError

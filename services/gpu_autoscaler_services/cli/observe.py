@@ -17,8 +17,8 @@ from cyclopts import Parameter
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.sentences import decision_sentence, held_back_sentence
 from gpu_autoscaler.core.state import EMPTY_STATE
+from gpu_autoscaler.core.words.sentences import decision_sentence, held_back_sentence
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.kube.client import KubeClient, read_only
 from gpu_autoscaler.kube.connection import from_environment

@@ -5,8 +5,8 @@ from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.accrual import Holding, Owner
-from gpu_autoscaler.core.graves import stone_of
+from gpu_autoscaler.core.folding.graves import stone_of
+from gpu_autoscaler.core.spending.accrual import Holding, Owner
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.views import is_finished, is_workload
 from gpu_autoscaler.events.envelope import Recorded

@@ -10,8 +10,8 @@ from typing import ClassVar
 import structlog
 from prometheus_client import Gauge
 
-from gpu_autoscaler.core.accrual import busy_gpus, marks_crossed, span_micro_usd, split
-from gpu_autoscaler.core.ledger import period_start
+from gpu_autoscaler.core.folding.ledger import period_start
+from gpu_autoscaler.core.spending.accrual import busy_gpus, marks_crossed, span_micro_usd, split
 from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostBudgetCrossed, CostLedgerTold, SpentByJob
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_autoscaler.core.wording import named
+from gpu_autoscaler.core.words.wording import named
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from gpu_autoscaler.core.reports import mistakes_of
-from gpu_autoscaler.core.sentences import sentence
+from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler_services.gateway import wire
 from gpu_autoscaler_services.gateway.api_jobs import BODY_PROBLEMS, read_body

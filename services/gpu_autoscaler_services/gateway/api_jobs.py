@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from gpu_autoscaler.core.admission import admit, job_id_of, supply
-from gpu_autoscaler.core.job_budgets import too_little
+from gpu_autoscaler.core.queueing.job_budgets import too_little
 from gpu_autoscaler.core.views import job_state, queue
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.ids import JobId

@@ -5,12 +5,12 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from gpu_autoscaler.core.life import node_views
-from gpu_autoscaler.core.money import books_of
-from gpu_autoscaler.core.price_ages import is_stale, priced_at
-from gpu_autoscaler.core.refusals import reaches, standing
-from gpu_autoscaler.core.sentences import sentence
+from gpu_autoscaler.core.buying.price_ages import is_stale, priced_at
+from gpu_autoscaler.core.buying.refusals import reaches, standing
+from gpu_autoscaler.core.nodes.life import node_views
+from gpu_autoscaler.core.spending.money import books_of
 from gpu_autoscaler.core.views import pods_by_node
+from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler_services.gateway.reading import READ_MODEL

@@ -4,9 +4,9 @@ from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.estimates import Estimates
 from gpu_autoscaler.core.headline import Sight, job_line
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.queueing.estimates import Estimates
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import is_preempted, queue
 from gpu_autoscaler.model.estimates import Estimate

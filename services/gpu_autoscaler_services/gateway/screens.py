@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from statistics import fmean
 
-from gpu_autoscaler.core import life, views
+from gpu_autoscaler.core import views
 from gpu_autoscaler.core.explain import sentence
+from gpu_autoscaler.core.nodes import life
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.pod import PodObserved

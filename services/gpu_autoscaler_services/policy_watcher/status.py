@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from gpu_autoscaler.core.ledger import Period, period_name
-from gpu_autoscaler.core.life import NodeView, node_views
+from gpu_autoscaler.core.folding.ledger import Period, period_name
+from gpu_autoscaler.core.nodes.life import NodeView, node_views
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.kube.wire_policy import PolicyCondition, PolicySpec, PolicyStatus, PoolStatus
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD

@@ -8,10 +8,10 @@ from datetime import datetime
 
 import structlog
 
-from gpu_autoscaler.core.checkpoints import can_save
-from gpu_autoscaler.core.protection import pod_protection
+from gpu_autoscaler.core.removing.checkpoints import can_save
+from gpu_autoscaler.core.removing.protection import pod_protection
 from gpu_autoscaler.core.state import DrainRecord
-from gpu_autoscaler.core.wording import counted
+from gpu_autoscaler.core.words.wording import counted
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
     ScalingCheckpointRequested,
@@ -145,7 +145,7 @@ class Drains:
     async def _request_checkpoints(
         self, pods: Sequence[wire.Pod], decision: DrainNode, plan_id: PlanId, now: datetime
     ) -> ScalingCheckpointRequested:
-        """Tell the pods until when they can save; how they answer, `core/checkpoints.py` says."""
+        """Tell the pods until when they can save; how they answer, `core/removing/checkpoints.py` says."""
         deadline = {labels.CHECKPOINT_REQUESTED: decision.deadline_at.isoformat()}
         for pod in pods:
             await self._kube.annotate_pod(pod, deadline)

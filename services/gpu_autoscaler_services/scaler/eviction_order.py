@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from gpu_autoscaler.core.checkpoints import can_save, checkpointed_at, has_answered
+from gpu_autoscaler.core.removing.checkpoints import can_save, checkpointed_at, has_answered
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES

@@ -1,6 +1,6 @@
 """The executor's word to pods whose node Karpenter ends: save your work. It stops nothing and empties nothing.
 
-What is due `core/departures.py` finds; each pod is looked at before it is told, so that nobody is told twice.
+What is due `core/removing/departures.py` finds; each pod is looked at before it is told, so that nobody is told twice.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from gpu_autoscaler.core.departures import Departure, departures, is_told
+from gpu_autoscaler.core.removing.departures import Departure, departures, is_told
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.hooks import Hooks

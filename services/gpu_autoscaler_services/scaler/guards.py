@@ -1,4 +1,4 @@
-"""The executor's hand on the finalizer of our nodes: what `core/deleted.py` finds due is written, and nothing else.
+"""The executor's hand on the finalizer of our nodes: what `core/removing/deleted.py` finds due is written, no more.
 
 It looks before it writes, with the version that it saw: other people's finalizers stay as they are. Whoever begins with
 the state as it is goes on where another one stopped, so nothing of this is on record.
@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from gpu_autoscaler.core.deleted import Guard, guards_due
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.removing.deleted import Guard, guards_due
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.kube.protocol import NODES, Conflict, KubeApi, NotFound
 from gpu_autoscaler.model import labels

@@ -1,4 +1,4 @@
-"""The executor's hand on nodes whose instance is gone: what `core/leftovers.py` finds due goes, and nothing else.
+"""The executor's hand on nodes whose instance is gone: what `core/removing/leftovers.py` finds due goes, no more.
 
 It looks before it deletes. The cloud is asked for that very instance, and has to say twice, some time apart, that it
 is gone; the node has to be the one that was meant, still silent, and is deleted in the very version that was seen.
@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from gpu_autoscaler.core.leftovers import Leftover, leftovers
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.removing.leftovers import Leftover, leftovers
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.scaling import ScalingNodeRemoved
 from gpu_autoscaler.kube import wire

@@ -7,9 +7,8 @@ from typing import ClassVar, Protocol
 import msgspec
 import structlog
 
-from gpu_autoscaler.core.burst import planned_again_seconds
+from gpu_autoscaler.core.buying.burst import planned_again_seconds
 from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.deleted import is_karpenters
 from gpu_autoscaler.core.demand_levels import sample_due
 from gpu_autoscaler.core.documents import policy_in_force
 from gpu_autoscaler.core.foresight import Foresight, foresight
@@ -17,6 +16,7 @@ from gpu_autoscaler.core.idle_jobs import idle_jobs_cancelled
 from gpu_autoscaler.core.interruptions import is_taken
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.removing.deleted import is_karpenters
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.demand import DemandReported

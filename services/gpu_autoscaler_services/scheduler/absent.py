@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from datetime import datetime
 
+from gpu_autoscaler.core.buying.sparing import is_to_leave_spot
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.sparing import is_to_leave_spot
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import is_waiting, job_pods
 from gpu_autoscaler.events.job import JobListed, JobQueued

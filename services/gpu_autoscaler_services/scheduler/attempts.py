@@ -1,10 +1,13 @@
-"""How a placed job's attempts end. Pure; README.md says it in words, `core/schedule.py` how the next one begins."""
+"""How a placed job's attempts end.
+
+Pure; README.md says it in words, `core/queueing/schedule.py` how the next one begins.
+"""
 
 from collections.abc import Iterable
 from datetime import datetime
 
 from gpu_autoscaler.core.demand import is_member
-from gpu_autoscaler.core.graves import all_stones
+from gpu_autoscaler.core.folding.graves import all_stones
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import is_preempted, job_pods

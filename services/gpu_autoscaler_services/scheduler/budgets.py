@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from gpu_autoscaler.core.job_budgets import SAVING_SECONDS, Outlay, outlays
+from gpu_autoscaler.core.queueing.job_budgets import SAVING_SECONDS, Outlay, outlays
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.core.wording import money
+from gpu_autoscaler.core.words.wording import money
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import JobId

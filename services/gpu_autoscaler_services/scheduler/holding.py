@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 import structlog
 
+from gpu_autoscaler.core.buying.sparing import is_to_leave_spot
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.sparing import is_to_leave_spot
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.model.errors import PermanentError, TransientError

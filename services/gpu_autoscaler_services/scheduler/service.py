@@ -8,13 +8,13 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.core.admission import admit, supply
+from gpu_autoscaler.core.buying.sparing import is_to_leave_spot
 from gpu_autoscaler.core.documents import policy_in_force
-from gpu_autoscaler.core.job_budgets import too_little
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.queueing.job_budgets import too_little
+from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.core.queueing.scoring import estimates_due
 from gpu_autoscaler.core.reports import mistakes_of
-from gpu_autoscaler.core.schedule import schedule
-from gpu_autoscaler.core.scoring import estimates_due
-from gpu_autoscaler.core.sparing import is_to_leave_spot
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.core.views import is_waiting, queue
 from gpu_autoscaler.events.catalogue import FACTS

@@ -12,10 +12,10 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.kube_objects import node
 from tests.support.stories import Told, policy, record
 
-from gpu_autoscaler.core.deleted import guards_due
 from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.policies.removal import RemovalPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.removal_policy import RemovalPolicy
+from gpu_autoscaler.core.removing.deleted import guards_due
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeInstanceObserved

@@ -13,7 +13,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.kube_objects import node
 from tests.support.stories import Told, given, offer, policy
 
-from gpu_autoscaler.core.leftovers import LEFT_SECONDS
+from gpu_autoscaler.core.removing.leftovers import LEFT_SECONDS
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeInstanceObserved

@@ -12,11 +12,11 @@ from tests.support.purchases import bought, purchase
 from tests.support.stories import EPOCH, MINUTE, T0, Story, Told, given, job, offer, on_sale, policy
 
 from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.life import NodePhase, node_views
+from gpu_autoscaler.core.nodes.life import NodePhase, node_views
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.schedule import schedule
-from gpu_autoscaler.core.sentences import sentence
+from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection

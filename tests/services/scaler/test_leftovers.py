@@ -10,7 +10,7 @@ from tests.support.cluster import RunningCluster, running_cluster
 from tests.support.kube_objects import Json
 from tests.support.stories import Story, Told, given, offer, policy, purchase
 
-from gpu_autoscaler.core.leftovers import LEFT_SECONDS
+from gpu_autoscaler.core.removing.leftovers import LEFT_SECONDS
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.events.scaling import ScalingNodeRemoved

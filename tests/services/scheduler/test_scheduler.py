@@ -25,7 +25,7 @@ from tests.support.stories import (
     synced,
 )
 
-from gpu_autoscaler.core.graves import stone_of
+from gpu_autoscaler.core.folding.graves import stone_of
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (

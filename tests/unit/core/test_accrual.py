@@ -5,7 +5,7 @@ from datetime import timedelta
 from hypothesis import given, strategies
 from tests.support.told import HOUR, MINUTE, SECOND, T0
 
-from gpu_autoscaler.core.accrual import Holding, Owner, busy_gpus, marks_crossed, span_micro_usd, split
+from gpu_autoscaler.core.spending.accrual import Holding, Owner, busy_gpus, marks_crossed, span_micro_usd, split
 from gpu_autoscaler.events.gpu import GpuNodeSummarised, GpuSummary
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.money import cost_micro_usd

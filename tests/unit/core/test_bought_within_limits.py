@@ -3,8 +3,8 @@
 from tests.support.stories import MINUTE, SECOND, T0, Story, bought, given, job, offer, on_sale, pod, policy
 
 from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policies.limits import LimitsPolicy, PartLimit
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.reasons import GpusLimit, HoldReason

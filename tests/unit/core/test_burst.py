@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from tests.support.stories import SECOND, T0, Story, given, job, node, offer, on_sale, pod, policy
 
-from gpu_autoscaler.core.burst import planned_again_seconds
-from gpu_autoscaler.core.burst_policy import BurstPolicy
+from gpu_autoscaler.core.buying.burst import planned_again_seconds
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policies.burst import BurstPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.sentences import sentence
+from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.model.decisions import BuyNode, HeldBack, Plan
 from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.offers import CapacityType, Offer

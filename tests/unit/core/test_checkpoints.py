@@ -3,7 +3,7 @@
 import pytest
 from tests.support.stories import MINUTE, SECOND, T0
 
-from gpu_autoscaler.core.checkpoints import can_save, checkpointed_at, has_answered
+from gpu_autoscaler.core.removing.checkpoints import can_save, checkpointed_at, has_answered
 from gpu_autoscaler.model import labels
 
 

@@ -10,10 +10,10 @@ from tests.support.stories import T0, Story, given, job, node, notice, offer, on
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policies.spot import MixPolicy, SpotPolicy
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.policy_check import mistakes
-from gpu_autoscaler.core.sentences import sentence
-from gpu_autoscaler.core.spot_policy import MixPolicy, SpotPolicy
+from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.passed import PassedBecause, PassedOver

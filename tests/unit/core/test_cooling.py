@@ -5,8 +5,8 @@ from tests.support.stories import MINUTE, T0, Story, bought, given, job, node, n
 from tests.unit.core.test_cover_demand import held, purchases
 
 from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.limits_policy import LimitsPolicy
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policies.limits import LimitsPolicy
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.reasons import Cooldown, UnmetDemand
 

@@ -7,11 +7,11 @@ import pytest
 from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, node, notice, on_sale, pod, policy
 
 from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.deleted import guards_due
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policies.removal import RemovalPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.removal_policy import RemovalPolicy
-from gpu_autoscaler.core.sentences import sentence
+from gpu_autoscaler.core.removing.deleted import guards_due
+from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, DrainNode

@@ -18,7 +18,7 @@ from tests.support.stories import (
 
 from gpu_autoscaler.core.demand import demand, job_shape
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
-from gpu_autoscaler.core.life import node_views
+from gpu_autoscaler.core.nodes.life import node_views
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import JobId

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from tests.support.stories import MINUTE, SECOND, T0, Story, given, node, pod
 
-from gpu_autoscaler.core.departures import Departure, departures, is_told
+from gpu_autoscaler.core.removing.departures import Departure, departures, is_told
 from gpu_autoscaler.model.labels import CHECKPOINT_REQUESTED, KARPENTER_REGISTERED
 
 KARPENTERS = {KARPENTER_REGISTERED: "true"}

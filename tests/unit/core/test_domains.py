@@ -8,7 +8,7 @@ from tests.support.stories import T0, Story, given, job, node, offer, on_sale, p
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import NodePool
-from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.shape_reasons import NoDomainFits

@@ -29,7 +29,7 @@ from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.headline import Sight, job_line
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.job import JobFinished, JobPreempted
 from gpu_autoscaler.events.pod import PodGone

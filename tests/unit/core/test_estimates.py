@@ -20,9 +20,9 @@ from tests.support.stories import (
     purchase,
 )
 
-from gpu_autoscaler.core.estimates import START_SECONDS, Estimates
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.scoring import estimates_due
+from gpu_autoscaler.core.queueing.estimates import START_SECONDS, Estimates
+from gpu_autoscaler.core.queueing.scoring import estimates_due
 from gpu_autoscaler.events.job import JobEstimated, JobEstimateScored, JobFinished, JobStarted
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.model.estimates import Estimate

@@ -23,8 +23,8 @@ from tests.support.stories import (
 )
 
 from gpu_autoscaler.core.explain import decision_sentence, held_back_sentence, sentence, why_job, why_node, why_pod
-from gpu_autoscaler.core.sentences import AnyReason
-from gpu_autoscaler.core.wording import counted, money, named, price, span, thing
+from gpu_autoscaler.core.words.sentences import AnyReason
+from gpu_autoscaler.core.words.wording import counted, money, named, price, span, thing
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobFinished, JobPreempted
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated, ScalingPlanMade, ScalingPodEvicted

@@ -27,7 +27,7 @@ from tests.support.stories import (
 
 from gpu_autoscaler.core.admission import job_id_of
 from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.pruning import TOMBSTONE_HOURS
+from gpu_autoscaler.core.folding.pruning import TOMBSTONE_HOURS
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.examples import examples

@@ -4,13 +4,13 @@ from datetime import UTC, datetime
 
 from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, node, notice, offer, on_sale, pod, policy
 
-from gpu_autoscaler.core.ahead_policy import ForecastPolicy, Headroom, Size
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.demand_levels import sample_due
 from gpu_autoscaler.core.foresight import Foresight, foresight
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.sentences import sentence
+from gpu_autoscaler.core.policies.ahead import ForecastPolicy, Headroom, Size
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.forecasts import Score

@@ -25,9 +25,9 @@ from tests.support.stories import (
 )
 
 from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.gang_policy import GangPolicy
 from gpu_autoscaler.core.headline import Sight, job_line
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policies.gang import GangPolicy
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated

@@ -7,8 +7,8 @@ from tests.support.stories import T0, Story, Told, given, job, node, offer, on_s
 from gpu_autoscaler.core.admission import admit
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.schedule import schedule
-from gpu_autoscaler.core.telling import Teller
+from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.core.words.telling import Teller
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.jobs import GpuRequirements, JobSpec
 from gpu_autoscaler.model.offers import CapacityType

@@ -6,7 +6,7 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.graves import Graves, all_stones, stone_of
+from gpu_autoscaler.core.folding.graves import Graves, all_stones, stone_of
 from gpu_autoscaler.core.hours import hour
 from gpu_autoscaler.core.state import EMPTY_STATE, Tombstone
 from gpu_autoscaler.events.envelope import Envelope, Recorded

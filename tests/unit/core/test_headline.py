@@ -25,7 +25,7 @@ from tests.support.stories import (
 from gpu_autoscaler.core.headline import Sight, job_line, node_line, pod_line
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.remedies import remedy
+from gpu_autoscaler.core.words.remedies import remedy
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.model.reasons import (

@@ -15,8 +15,8 @@ from tests.support.stories import provider_id as id_of
 from tests.support.telemetry import minute
 from tests.unit.core.test_back_and_forth import STEP, CalmWorld
 
+from gpu_autoscaler.core.policies.removal import RemovalPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.removal_policy import RemovalPolicy
 from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode
 from gpu_autoscaler.model.ids import PodUid

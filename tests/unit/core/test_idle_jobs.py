@@ -8,7 +8,7 @@ from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, job, nod
 from tests.support.telemetry import minutes
 
 from gpu_autoscaler.core.idle_jobs import idle_jobs_cancelled
-from gpu_autoscaler.core.use_policy import IdleJobsPolicy
+from gpu_autoscaler.core.policies.use import IdleJobsPolicy
 from gpu_autoscaler.events.job import JobCancelRequested
 
 NOW = T0 + HOUR

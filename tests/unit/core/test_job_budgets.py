@@ -21,8 +21,8 @@ from tests.support.stories import (
     purchase,
 )
 
-from gpu_autoscaler.core.job_budgets import SAVING_SECONDS, Outlay, outlays, too_little
-from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.queueing.job_budgets import SAVING_SECONDS, Outlay, outlays, too_little
+from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec

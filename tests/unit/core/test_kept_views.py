@@ -21,7 +21,7 @@ from tests.support.stories import (
 )
 
 from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.life import NodePhase, node_views
+from gpu_autoscaler.core.nodes.life import NodePhase, node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.views import pods_by_node
 from gpu_autoscaler.events.node import NodeInstanceListed

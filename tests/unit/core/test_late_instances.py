@@ -21,7 +21,7 @@ from tests.support.stories import (
 )
 
 from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.life import node_views
+from gpu_autoscaler.core.nodes.life import node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated
 from gpu_autoscaler.model.decisions import BuyNode, ReleaseInstance

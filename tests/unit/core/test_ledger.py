@@ -11,7 +11,7 @@ from tests.support.stories import HOUR, MINUTE, T0, provider_id, record
 from tests.support.told import Story
 
 from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.ledger import period_end, period_name, period_start, spent_in
+from gpu_autoscaler.core.folding.ledger import period_end, period_name, period_start, spent_in
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, Told, given, node, policy, provider_id, synced
 
-from gpu_autoscaler.core.leftovers import LEFT_SECONDS, leftovers
 from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.removing.leftovers import LEFT_SECONDS, leftovers
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved, NodeListed, NodeObserved

@@ -25,8 +25,8 @@ from tests.support.stories import (
     purchase,
 )
 
-from gpu_autoscaler.core.joins import INSTANCE_MISSING_SECONDS_MAX
-from gpu_autoscaler.core.life import NodePhase, NodeView, node_views
+from gpu_autoscaler.core.nodes.joins import INSTANCE_MISSING_SECONDS_MAX
+from gpu_autoscaler.core.nodes.life import NodePhase, NodeView, node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.node import NodeGone, NodeInstanceListed

@@ -9,7 +9,7 @@ from tests.support.stories import T0, given, node, offer, policy, purchase
 from gpu_autoscaler.core.demand_items import Customer
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.limits import Account, trim
-from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
+from gpu_autoscaler.core.policies.limits import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.policy import NodePool
 from gpu_autoscaler.model.reasons import BudgetLimit, GpusLimit, NodesLimit, PriceUnknown, UnmetDemand
 

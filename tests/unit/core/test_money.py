@@ -25,12 +25,12 @@ from tests.support.stories import (
 from tests.unit.core.test_cover_demand import held, purchases
 
 from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policies.limits import LimitsPolicy, PartLimit
+from gpu_autoscaler.core.policies.removal import RemovalCause
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
-from gpu_autoscaler.core.removal_policy import RemovalCause
-from gpu_autoscaler.core.sentences import sentence
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons import MoneyLimit, PriceUnknown, ReplacesNodes, WatchStale

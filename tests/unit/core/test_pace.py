@@ -7,8 +7,8 @@ from tests.support.stories import HOUR, T0, given, node, notice, on_sale, pod, p
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policies.removal import RemovalBudget, RemovalCause, RemovalPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.removal_policy import RemovalBudget, RemovalCause, RemovalPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import DrainNode
 from gpu_autoscaler.model.reasons import DisruptionBudget

@@ -9,11 +9,11 @@ from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, given, job, n
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.headline import Sight, node_line
-from gpu_autoscaler.core.patience import stake_gpu_seconds
-from gpu_autoscaler.core.patience_policy import PatiencePolicy
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policies.patience import PatiencePolicy
+from gpu_autoscaler.core.policies.removal import RemovalPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.removal_policy import RemovalPolicy
+from gpu_autoscaler.core.removing.patience import stake_gpu_seconds
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels, reasons
 from gpu_autoscaler.model.decisions import DrainNode, Plan

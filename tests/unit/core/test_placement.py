@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from tests.support.stories import resources
 
-from gpu_autoscaler.core.acceptance import fits
-from gpu_autoscaler.core.matching import tolerates
 from gpu_autoscaler.core.placement import Room
-from gpu_autoscaler.core.shapes import Bin, Shape, Standing
+from gpu_autoscaler.core.placing.acceptance import fits
+from gpu_autoscaler.core.placing.matching import tolerates
+from gpu_autoscaler.core.placing.shapes import Bin, Shape, Standing
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import (
     LabelRequirement,

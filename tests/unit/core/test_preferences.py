@@ -12,11 +12,11 @@ from tests.support.stories import T0, Story, given, node, offer, on_sale, pod, p
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.demand import demand
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.life import node_views
-from gpu_autoscaler.core.limits_policy import LimitsPolicy, PartLimit
+from gpu_autoscaler.core.nodes.life import node_views
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policies.limits import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
-from gpu_autoscaler.core.sentences import sentence
+from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.offers import CapacityType, Offer

@@ -8,10 +8,10 @@ from tests.support.stories import HOUR, T0, Story, given, job, node, offer, on_s
 from tests.unit.core.test_preferences import A, B, bought, dropped, even, likes_zone, liking, near, place_of
 
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.moving import place_elsewhere
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import NodePool
-from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.core.removing.moving import place_elsewhere
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from tests.support.stories import HOUR, MINUTE, T0, given, job, offer, on_sale, policy
 
+from gpu_autoscaler.core.buying.price_ages import oldest_seconds
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.price_ages import oldest_seconds
-from gpu_autoscaler.core.price_policy import PricePolicy
-from gpu_autoscaler.core.sentences import sentence
+from gpu_autoscaler.core.policies.price import PricePolicy
+from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import HoldReason, PriceUnknown, WatchStale

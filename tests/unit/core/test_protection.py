@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from tests.support.stories import HOUR, MINUTE, T0, Story, budget, node, pod
 
-from gpu_autoscaler.core.protection import node_protection, pod_protection
+from gpu_autoscaler.core.removing.protection import node_protection, pod_protection
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
 from gpu_autoscaler.model import labels

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tests.support.stories import T0, given, job, node, offer, policy
 
-from gpu_autoscaler.core.ranking import BY_NAME
-from gpu_autoscaler.core.schedule import schedule
-from gpu_autoscaler.core.sharing import WHOLE, PackingPolicy, PodShares, Popular, Scores
+from gpu_autoscaler.core.placing.ranking import BY_NAME
+from gpu_autoscaler.core.placing.sharing import WHOLE, PackingPolicy, PodShares, Popular, Scores
+from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.model.ids import JobId
 
 SMALL = offer("small", gpus=4, cpu=32, memory_gib=128)

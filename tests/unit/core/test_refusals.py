@@ -20,9 +20,9 @@ from tests.support.stories import (
 )
 from tests.unit.core.test_cover_demand import held, purchases
 
+from gpu_autoscaler.core.buying.refusals import Refusal, standing
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.refusals import Refusal, standing
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.model.offers import Bar, Offer
 from gpu_autoscaler.model.reasons import OffersRefused

@@ -10,8 +10,8 @@ from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, job, nod
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.reports import SOURCES_COUNT_MAX, mistakes_of
-from gpu_autoscaler.core.schedule import schedule
 from gpu_autoscaler.core.state import EMPTY_STATE
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan

@@ -22,7 +22,7 @@ from tests.support.stories import (
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.life import NodePhase, node_views
+from gpu_autoscaler.core.nodes.life import NodePhase, node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.restoring import open_decisions

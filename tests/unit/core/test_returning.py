@@ -25,7 +25,7 @@ from tests.support.stories import (
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.events.spot import SpotRebalanceRecommended

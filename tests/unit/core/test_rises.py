@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_autoscaler.core.ahead_policy import ForecastPolicy
+from gpu_autoscaler.core.policies.ahead import ForecastPolicy
 from gpu_autoscaler.core.rises import (
     EMPTY_HISTORY,
     DemandHistory,

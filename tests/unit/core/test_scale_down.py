@@ -29,7 +29,7 @@ from tests.support.stories import (
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.removal_policy import RemovalPolicy
+from gpu_autoscaler.core.policies.removal import RemovalPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels, reasons

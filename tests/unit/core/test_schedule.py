@@ -18,8 +18,8 @@ from tests.support.stories import (
 )
 
 from gpu_autoscaler.core.demand import demand
-from gpu_autoscaler.core.life import node_views
-from gpu_autoscaler.core.schedule import Schedule, schedule
+from gpu_autoscaler.core.nodes.life import node_views
+from gpu_autoscaler.core.queueing.schedule import Schedule, schedule
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.views import queue
 from gpu_autoscaler.events.job import JobPreempted

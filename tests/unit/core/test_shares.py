@@ -13,7 +13,7 @@ from gpu_autoscaler.core.demand import job_shape
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import NodePool
 from gpu_autoscaler.core.policy_check import mistakes
-from gpu_autoscaler.core.schedule import schedule
+from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.slicing import GpuSharing, gpu_units
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan

@@ -5,7 +5,7 @@ import random
 import pytest
 from tests.bench import packing
 
-from gpu_autoscaler.core.sharing import Packer, PackingPolicy, PodShares, Popular, Scores
+from gpu_autoscaler.core.placing.sharing import Packer, PackingPolicy, PodShares, Popular, Scores
 
 GIB = 2**30
 SHARE = PodShares(cpu_milli=1000, memory_bytes=GIB, gpu_count=1, gpu_milli=400)

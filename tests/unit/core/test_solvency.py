@@ -11,11 +11,11 @@ from tests.unit.core.test_company import WEB, apart, web
 from tests.unit.core.test_cover_demand import purchases
 
 from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.life import node_views
+from gpu_autoscaler.core.nodes.life import node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.sentences import held_back_sentence, sentence
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.words.sentences import held_back_sentence, sentence
 from gpu_autoscaler.events.cost import Spent
 from gpu_autoscaler.model.decisions import DrainNode, HeldBack, Plan, ReleaseInstance
 from gpu_autoscaler.model.labels import DO_NOT_DISRUPT, HOSTNAME

@@ -21,12 +21,12 @@ from tests.support.stories import (
     purchase,
 )
 
+from gpu_autoscaler.core.buying.sparing import is_to_leave_spot
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policies.spot import SpotPolicy
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
-from gpu_autoscaler.core.schedule import schedule
-from gpu_autoscaler.core.sparing import is_to_leave_spot
-from gpu_autoscaler.core.spot_policy import SpotPolicy
+from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.events.job import JobPreempted
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import JobId

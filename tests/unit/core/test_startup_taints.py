@@ -7,7 +7,7 @@ import pytest
 from tests.support.stories import HOUR, T0, Story, Told, given, node, on_sale, pod, policy
 
 from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.life import NodePhase, node_views
+from gpu_autoscaler.core.nodes.life import NodePhase, node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved

@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 from tests.support.stories import T0, offer, purchase
 
-from gpu_autoscaler.core.check_together import together_mistakes
+from gpu_autoscaler.core.checks.together import together_mistakes
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.together import bought_together

@@ -25,8 +25,8 @@ from tests.support.telemetry import minutes
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.sentences import sentence
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.model import reasons, use_reasons
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.reasons import NodeUnderused

@@ -7,7 +7,7 @@ from tests.support.stories import bought, drained, instance, job, node, notice, 
 from tests.support.told import EPOCH, HOUR, MINUTE, T0, Told, record
 
 from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.pruning import BUSY_HOURS
+from gpu_autoscaler.core.folding.pruning import BUSY_HOURS
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.events.node import NodeGone, NodeInstanceListed

@@ -9,8 +9,8 @@ from tests.support.told import Told
 from tests.unit.services.test_spot_watcher import DEADLINE, facts_of
 
 from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.policies.spot import SpotPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.spot_policy import SpotPolicy
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn, SpotOffersSampled
 from gpu_autoscaler.providers.fake import FakeCapacity

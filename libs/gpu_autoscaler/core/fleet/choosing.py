@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpu_autoscaler.core.amounts import Floats, Ints
 from gpu_autoscaler.core.fleet.filling import Filler, Filling
 from gpu_autoscaler.core.fleet.folding import Folding, Slots
 from gpu_autoscaler.core.fleet.problem import Fleet, FleetNode, FleetProblem, usable_offers
 from gpu_autoscaler.core.fleet.worth import worth, worthwhile_offers
+from gpu_autoscaler.core.placing.amounts import Floats, Ints
 
 # Rounds in which groups may be in each other's way; each leaves a small part of the one before.
 _ROUNDS_OF_GROUPS = 8

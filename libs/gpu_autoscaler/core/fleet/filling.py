@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_autoscaler.core.amounts import CPU, GPU, MEMORY, Bools, Floats, Ints, gpu_parts
 from gpu_autoscaler.core.fleet.problem import FleetProblem
 from gpu_autoscaler.core.fleet.worth import Worth
+from gpu_autoscaler.core.placing.amounts import CPU, GPU, MEMORY, Bools, Floats, Ints, gpu_parts
 
 # Bounds between tiers, as worth over cost on the offer. Found by trial on pods drawn from the openb trace; their
 # neighbours do as well within one per cent.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpu_autoscaler.core.amounts import Bools, Floats, Ints
 from gpu_autoscaler.core.fleet.problem import NO_GROUP, FleetProblem, distinct_rows
+from gpu_autoscaler.core.placing.amounts import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

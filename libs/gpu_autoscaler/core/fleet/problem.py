@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_autoscaler.core.amounts import Bools, Floats, Ints
+from gpu_autoscaler.core.placing.amounts import Bools, Floats, Ints
 
 NO_GROUP = -1
 

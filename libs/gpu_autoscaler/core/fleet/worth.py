@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_autoscaler.core.amounts import Bools, Floats, Ints
 from gpu_autoscaler.core.fleet.problem import FleetProblem, distinct_rows
+from gpu_autoscaler.core.placing.amounts import Bools, Floats, Ints
 
 # Small problems can afford to come closer; large ones are near enough after the least of rounds.
 _ROUNDS_MIN, _ROUNDS_MAX = 40, 400

@@ -1,0 +1,1 @@
+"""What a request must be to become a job. Called by `core/admission.py`."""

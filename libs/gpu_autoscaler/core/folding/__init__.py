@@ -1,0 +1,1 @@
+"""What facts make of the state. Called by `core/fold.py`; nothing here decides."""

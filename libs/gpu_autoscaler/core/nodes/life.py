@@ -1,0 +1,219 @@
+"""What is known of each node, side by side, from the decision to buy it to the cloud's word that it is gone.
+
+A view is never stored: it is computed from what each stream said (order, instance, Kubernetes node, drain), so it is
+the same in whichever order the streams arrived. Its phase, and what counts as room: `core/nodes/phases.py`.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from operator import is_
+from typing import NamedTuple
+
+import msgspec
+
+from gpu_autoscaler.core.nodes.joins import Joined, Joins
+from gpu_autoscaler.core.nodes.phases import BOOTING_PHASES, LEAVING_PHASES
+from gpu_autoscaler.core.nodes.phases import NodePhase as NodePhase  # noqa: PLC0414 - named here for all
+from gpu_autoscaler.core.nodes.rows import Row, missing, rows_at
+from gpu_autoscaler.core.remembered import Kept, changed
+from gpu_autoscaler.core.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Usable
+from gpu_autoscaler.core.views import counts_for_idleness
+from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.resources import NO_RESOURCES, Resources
+from gpu_autoscaler.model.scheduling import Taint
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of one node: order, instance, Kubernetes node, drain, notice and telemetry side by side.
+
+    None means unknown, or that this part is not there (yet, or any more).
+    """
+
+    name: str  # the node's name; before it registers, the action id (or provider id) that it goes by
+    phase: NodePhase
+    is_ours: bool  # bought by a decision of ours: only those are ever removed
+    is_counted: bool  # against limits and money: the cloud has not confirmed that it is gone or never was
+    allocatable: Resources  # the node's own once it is usable; until then what the offer promises
+    labels: Mapping[str, str]  # the node's own; before it is usable also those that it will carry
+    taints: tuple[Taint, ...]
+    pool: str | None = None
+    node_uid: NodeUid | None = None
+    provider_id: ProviderId | None = None
+    action_id: ActionId | None = None  # the decision that bought it
+    instance_type: str | None = None
+    zone: str | None = None
+    capacity_type: CapacityType | None = None
+    gpu_model: str | None = None
+    gpu_memory_bytes: int | None = None  # of one GPU
+    price_micro_usd_per_hour: int | None = None
+    expected_at: Instant | None = None  # when the order is expected to be usable; None once it is
+    usable_by: Instant | None = None  # not usable by then: failed. None: no deadline is known
+    usable_since: Instant | None = None  # None: never was
+    empty_since: Instant | None = None  # None: pods that count are here, or it never was usable
+    reclaim_at: Instant | None = None  # earliest deadline of its notices; None also for one without deadline
+    notice: NoticeRecord | None = None  # the standing notice with the earliest deadline
+    order: OrderRecord | None = None
+    instance: NodeInstanceObserved | None = None
+    node: NodeObserved | None = None
+    has_lost_node: bool = False  # Kubernetes had a node of the instance, and has it no more
+    drain: DrainRecord | None = None  # decided and not cancelled
+    telemetry: GpuNodeSummarised | None = None
+
+    @property
+    def is_booting(self) -> bool:
+        """True while it is on its way to being usable, before its deadline."""
+        return self.phase in BOOTING_PHASES
+
+    @property
+    def is_usable(self) -> bool:
+        """True when new pods can land on it now."""
+        return self.phase is NodePhase.READY
+
+    @property
+    def is_room(self) -> bool:
+        """True when work may be planned onto it: usable or booting, and the cloud has not given notice."""
+        return (self.is_usable or self.is_booting) and self.notice is None
+
+    @property
+    def is_leaving(self) -> bool:
+        """True when a drain is decided or the instance is being ended."""
+        return self.phase in LEAVING_PHASES or self.drain is not None
+
+
+# All views, with what they were read from.
+_pictures: Kept[tuple[tuple[object, ...], tuple[NodeView, ...]]] = Kept(2)
+
+
+def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
+    """Return every node that is planned, there, or not yet written off, sorted by name. What is gone has no view.
+
+    Each Kubernetes node, each open order and each of our instances appears exactly once. It is the very same tuple
+    until something is said of a node, or a deadline passes: all that time does to a view is in the deadlines.
+    """
+    joins = Joins(state)
+    read = (*joins.read(), missing(joins, state))
+    key = (*map(id, read), joins.index.deadlines_passed_count(as_of))
+    kept = _pictures.get(key)
+    if kept is None:
+        kept = (read, _views_at(joins, state, as_of))
+        _pictures.put(key, kept)
+    return kept[1]
+
+
+class _Drawn(NamedTuple):
+    """The last views of the same rows."""
+
+    rows: tuple[Row, ...]
+    pods: Mapping[str, object]
+    busy_until: Mapping[str, object]
+    telemetry: Mapping[NodeUid, object]
+    views: tuple[NodeView, ...]
+
+
+_drawn: Kept[_Drawn] = Kept(4)
+
+
+def _views_at(joins: Joins, state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
+    """As above; of nodes of which nothing new was said the view is not even looked for."""
+    rows = rows_at(joins, state, as_of)
+    last = _drawn.get((id(rows),))
+    if last is None:
+        views = tuple(_view_of(row, joins, state) for row in rows)
+    else:
+        names = changed(last.pods, joins.pods) | changed(last.busy_until, state.busy_until)
+        uids = changed(last.telemetry, state.telemetry)
+        views = tuple(
+            _view_of(row, joins, state) if row.node_name in names or row.node_uid in uids else view
+            for row, view in zip(rows, last.views, strict=True)
+        )
+        views = last.views if all(map(is_, views, last.views)) else views
+    _drawn.put((id(rows),), _Drawn(rows, joins.pods, state.busy_until, state.telemetry, views))
+    return views
+
+
+class _Read(NamedTuple):
+    """A view, and all that it was read from."""
+
+    read: tuple[object, ...]
+    view: NodeView
+
+
+_views: Kept[_Read] = Kept(8192)
+
+
+def _view_of(row: Row, joins: Joins, state: ClusterState) -> NodeView:
+    """The view; the very same one while nothing that was said of the node has changed."""
+    name, uid = row.node_name, row.node_uid
+    read = (
+        row,
+        joins.notice_of(row.joined),
+        None if name is None else joins.pods.get(name),
+        None if name is None else state.busy_until.get(name),
+        None if uid is None else state.telemetry.get(uid),
+    )
+    key = tuple(map(id, read))
+    kept = _views.get(key)
+    if kept is None:
+        kept = _Read(read, _view(row, joins, state))
+        _views.put(key, kept)
+    return kept.view
+
+
+def _view(row: Row, joins: Joins, state: ClusterState) -> NodeView:
+    joined, phase, node = row.joined, row.phase, row.joined.node
+    usable, notice = joins.usable_of(joined), joins.notice_of(joined)
+    own_labels = {} if node is None else dict(node.labels)
+    allocatable, taints = _room(joined, is_usable=usable is not None)
+    return NodeView(
+        name=joined.name,
+        phase=phase,
+        is_ours=joined.action_id is not None,
+        is_counted=row.is_counted,
+        allocatable=allocatable,
+        labels=own_labels if usable is not None else {**joined.promised_labels, **own_labels},
+        taints=taints,
+        pool=joined.pool or own_labels.get(labels.POOL),
+        node_uid=None if node is None else node.node_uid,
+        provider_id=joined.provider_id,
+        action_id=joined.action_id,
+        instance_type=joined.instance_type,
+        zone=joined.zone,
+        capacity_type=joined.capacity_type,
+        gpu_model=joined.gpu_model,
+        gpu_memory_bytes=joined.gpu_memory_bytes,
+        price_micro_usd_per_hour=joined.price_micro_usd_per_hour,
+        expected_at=None if usable is not None else joined.expected_at,
+        usable_by=joined.deadline_at,
+        usable_since=None if usable is None else usable.since,
+        empty_since=_empty_since(node, usable, joins, state),
+        reclaim_at=None if notice is None else notice.notice.reclaim_at,
+        notice=notice,
+        order=joined.order,
+        instance=joined.instance,
+        node=node,
+        has_lost_node=row.has_lost_node,
+        drain=row.drain,
+        telemetry=None if node is None else state.telemetry.get(node.node_uid),
+    )
+
+
+def _room(joined: Joined, *, is_usable: bool) -> tuple[Resources, tuple[Taint, ...]]:
+    """The node's own word once it was usable; until then the order's, as start-up taints and missing GPUs will pass."""
+    own = (NO_RESOURCES, ()) if joined.node is None else (joined.node.allocatable, joined.node.taints)
+    if is_usable or joined.promised is None:
+        return own
+    taints = joined.promised_taints
+    return joined.promised, own[1] if taints is None else taints
+
+
+def _empty_since(node: NodeObserved | None, usable: Usable | None, joins: Joins, state: ClusterState) -> Instant | None:
+    if node is None or usable is None:
+        return None
+    if any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):
+        return None
+    return max(usable.since, state.busy_until.get(node.name, usable.since))

@@ -1,0 +1,1 @@
+"""What fits where, by conditions, amounts and company. Asked through `core/placement.py`."""

@@ -1,0 +1,59 @@
+"""What work would like of its node and of the pods near it: data of a shape, as placement reads it.
+
+This is never a condition: what is liked is kept where that costs nothing, else dropped, in the order told in
+`core/placing/liking.py`.
+"""
+
+import msgspec
+
+from gpu_autoscaler.core.placing.company import Even, Near, Tally
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.model.scheduling import NearPreference, NodePreference
+
+
+class LikedNear(msgspec.Struct, frozen=True):
+    """Pods of a tally that are near, and how much that counts for or against a node."""
+
+    weight: int
+    near: Near
+
+
+class Likes(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a shape would like."""
+
+    gpu_models: tuple[str, ...] = ()  # of those that will do, the best first; empty: all the same
+    nodes: tuple[NodePreference, ...] = ()
+    evens: tuple[Even, ...] = ()
+    apart: tuple[LikedNear, ...] = ()
+    together: tuple[LikedNear, ...] = ()
+
+    @property
+    def minds_pods(self) -> bool:
+        """True where each pod that is placed may change what the next one likes."""
+        return bool(self.evens or self.apart or self.together)
+
+
+NO_LIKES = Likes()
+
+
+def likes_of_job(spec: JobSpec) -> Likes:
+    """Return what members of a job would like. What their pods say is what we wrote there, of one placement."""
+    return Likes(gpu_models=spec.models) if len(spec.models) > 1 else NO_LIKES
+
+
+def likes_of(pod: PodObserved) -> Likes:
+    """Return what a pod would like."""
+    said = pod.preferences
+    if said is None:
+        return NO_LIKES
+    return Likes(
+        nodes=said.nodes,
+        evens=tuple(Even(each.topology_key, Tally(each.group), each.skew_count_max) for each in said.spreads),
+        apart=tuple(map(_liked, said.apart)),
+        together=tuple(map(_liked, said.together)),
+    )
+
+
+def _liked(said: NearPreference) -> LikedNear:
+    return LikedNear(said.weight, Near(said.nearness.topology_key, Tally(said.nearness.group)))

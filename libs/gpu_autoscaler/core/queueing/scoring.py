@@ -1,0 +1,85 @@
+"""What is said of estimates: once for each job that waits, and once more when it starts. Asked by the scheduler.
+
+Facts of the past score themselves: what was expected is read from the record, never computed again.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+
+from gpu_autoscaler.core.nodes.life import NodeView, node_views
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.queueing.estimates import Estimates
+from gpu_autoscaler.core.state import ClusterState, JobRecord
+from gpu_autoscaler.core.views import is_waiting
+from gpu_autoscaler.events.job import JobEstimated, JobEstimateScored
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.model.money import cost_micro_usd
+
+SAID_AT_ONCE_MAX = 500  # of one tick; the rest comes with the next one
+
+
+def estimates_due(
+    state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> tuple[JobEstimated | JobEstimateScored, ...]:
+    """Return the first estimate of each job that waits, and the score of each that has started since."""
+    new = [job_id for job_id, job in state.jobs.items() if is_waiting(job) and job.estimated is None]
+    said: list[JobEstimated | JobEstimateScored] = []
+    if new and state.pods_synced is not None and state.nodes_synced is not None:
+        found = Estimates(state, policy, as_of)
+        for job_id in new[:SAID_AT_ONCE_MAX]:
+            estimate = found.of(job_id)
+            if estimate is not None:
+                said.append(JobEstimated(job_id=job_id, estimate=estimate, estimated_at=as_of))
+    return (*said, *_scores(state, as_of))
+
+
+def is_to_be_scored(job: JobRecord) -> bool:
+    """True for a job that has started, and of which something was expected that nobody has looked at again."""
+    return job.estimated is not None and job.started is not None and job.scored is None
+
+
+def _scores(state: ClusterState, as_of: datetime) -> Iterator[JobEstimateScored]:
+    started = [(job_id, job) for job_id, job in state.jobs.items() if is_to_be_scored(job)]
+    views = {view.name: view for view in node_views(state, as_of)} if started else {}
+    for job_id, job in started[:SAID_AT_ONCE_MAX]:
+        yield _score(job_id, job, views, as_of)
+
+
+def _score(job_id: JobId, job: JobRecord, views: Mapping[str, NodeView], as_of: datetime) -> JobEstimateScored:
+    assert job.estimated is not None, "only what was estimated is scored"  # noqa: S101 - as it says
+    assert job.started is not None, "only what has started is scored"  # noqa: S101 - as it says
+    expected, started_at = job.estimated.estimate, job.started.started_at
+    low, high = expected.start_at_earliest, expected.start_at_latest
+    has_range = low is not None and high is not None
+    return JobEstimateScored(
+        job_id=job_id,
+        basis=expected.basis,
+        start_error_seconds=None if expected.start_at is None else (started_at - expected.start_at).total_seconds(),
+        was_within=low <= started_at <= high if has_range and low is not None and high is not None else None,
+        cost_error_micro_usd=_cost_error(job, views),
+        scored_at=as_of,
+    )
+
+
+def _cost_error(job: JobRecord, views: Mapping[str, NodeView]) -> int | None:
+    """What its nodes cost more than was expected, for the time that was reckoned with; None: a price is not known."""
+    expected = None if job.estimated is None else job.estimated.estimate
+    if expected is None or expected.cost_micro_usd is None or expected.run_seconds is None:
+        return None
+    if job.queued is None or job.placed is None or not job.placed.node_names:
+        return None
+    spec, hourly = job.queued.spec, 0
+    for name in job.placed.node_names:
+        share = _share(views.get(name), spec)
+        if share is None:
+            return None
+        hourly += share
+    return cost_micro_usd(hourly, timedelta(seconds=expected.run_seconds)) - expected.cost_micro_usd
+
+
+def _share(view: NodeView | None, spec: JobSpec) -> int | None:
+    if view is None or view.price_micro_usd_per_hour is None:
+        return None
+    wanted, there = spec.member_resources.gpu_count, view.allocatable.gpu_count
+    return -(-view.price_micro_usd_per_hour * wanted // there) if wanted and there else view.price_micro_usd_per_hour

@@ -1,0 +1,99 @@
+"""Step `empty_deleted`: a node that somebody deleted by hand is emptied as Kubernetes would have it, by a deadline.
+
+And the finalizer that makes this possible: on which nodes it is missing, and from which it may be taken away, last of
+all. The executor puts it and takes it (`scaler/guards.py`); it chooses nothing.
+"""
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.nodes.joins import INSTANCE_MISSING_SECONDS_MAX, Index, index_of
+from gpu_autoscaler.core.nodes.life import NodeView, node_views
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import DrainNode, ReleaseInstance
+from gpu_autoscaler.model.reasons import NodeDeleted
+
+
+class Guard(NamedTuple):
+    """What is to be done about the finalizer of a node: put it there, or take it away."""
+
+    view: NodeView
+    is_wanted: bool
+
+
+def guards_due(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[Guard, ...]:
+    """Return each node of ours whose finalizer is not as it is to be, by name. Nodes of others never carry it, nor do
+    those that Karpenter makes for us: it holds them by its own, empties them, and waits for no other."""
+    if not _is_any_amiss(index_of(state), policy):
+        return ()
+    due = []
+    for view in node_views(state, as_of):
+        if view.node is None or not view.is_ours:
+            continue
+        is_wanted = policy.removal.is_guard_on and not is_karpenters(view.node)
+        if view.node.deleting_since is not None:
+            # It cannot be put any more. What it waits for is the end of the instance.
+            is_wanted = view.node.is_guarded and is_wanted and not _has_ended(view, state)
+        if is_wanted != view.node.is_guarded:
+            due.append(Guard(view, is_wanted))
+    return tuple(due)
+
+
+@remembered(4)
+def _is_any_amiss(index: Index, policy: ScalingPolicy) -> bool:
+    """False where no node's finalizer can have to change: most often, and for as long as nodes say the same."""
+    is_on = policy.removal.is_guard_on
+    ours = (joined.node for joined in index.joined if joined.node is not None and joined.action_id is not None)
+    return any(
+        node.deleting_since is not None or node.is_guarded != (is_on and not is_karpenters(node)) for node in ours
+    )
+
+
+def is_karpenters(node: NodeObserved) -> bool:
+    """True from the first moment on: the taint goes when the label comes."""
+    is_new = any(taint.key == labels.KARPENTER_UNREGISTERED_TAINT for taint in node.taints)
+    return is_new or any(key == labels.KARPENTER_REGISTERED for key, _ in node.labels)
+
+
+def empty_deleted(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Every node of ours that is held on its way out drains, with force at the end: its user has decided."""
+    drains = (_drain(view, draft, state, policy) for view in draft.views)
+    return draft.adding(removals=[drain for drain in drains if drain is not None])
+
+
+def _drain(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> DrainNode | None:
+    node = view.node
+    if node is None or node.deleting_since is None or not node.is_guarded or not view.is_ours:
+        return None
+    if _has_ended(view, state) or (view.drain is not None and view.drain.drained is not None):
+        return None
+    # Nobody may have been here for a while; what can save has a moment all the same.
+    deadline_at = max(
+        node.deleting_since + timedelta(seconds=policy.drain_seconds_max),
+        draft.as_of + timedelta(seconds=policy.notice_seconds_default),
+    )
+    if view.reclaim_at is not None:  # the cloud takes it at the same time, and does not wait
+        deadline_at = min(deadline_at, view.reclaim_at)
+    decided = None if view.drain is None else view.drain.decision
+    if isinstance(decided, ReleaseInstance):
+        return None
+    if isinstance(decided, DrainNode) and not decided.is_voluntary and decided.deadline_at <= deadline_at:
+        return None
+    return draft.drain(view, NodeDeleted(deleted_at=node.deleting_since), deadline_at=deadline_at, is_voluntary=False)
+
+
+def _has_ended(view: NodeView, state: ClusterState) -> bool:
+    """The cloud has confirmed the end of the instance, or its lists since the deletion have left it out for long."""
+    if not view.is_counted:
+        return True
+    node, listed_at = view.node, state.instances_listed_at
+    if node is None or node.deleting_since is None or listed_at is None:
+        return False
+    seen_at = None if view.provider_id is None else state.instances_seen_at.get(view.provider_id)
+    last_seen_at = node.deleting_since if seen_at is None else max(seen_at, node.deleting_since)
+    return (listed_at - last_seen_at).total_seconds() > INSTANCE_MISSING_SECONDS_MAX

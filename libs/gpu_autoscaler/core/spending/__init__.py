@@ -1,0 +1,1 @@
+"""Money that was spent, that is claimed, and that is left."""

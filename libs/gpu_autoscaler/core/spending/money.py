@@ -1,0 +1,202 @@
+"""Money by day and month: what is spent, what is promised, and whether one more purchase would pass a limit.
+
+Spent is what the ledger charged, and the price of all time since that it has not charged yet. Promised is, for every
+node from the plan that buys it on, its price for as long as it may still run: the longest remaining time of its work
+and what it takes to remove it, to the end of the period at most. Unknown time is the rest of the period. So what is
+within a limit when it is bought stays within it, whatever happens later.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+
+import msgspec
+
+from gpu_autoscaler.core.bins import PodsByNode
+from gpu_autoscaler.core.demand_items import Customer
+from gpu_autoscaler.core.folding.ledger import CLUSTER, Period, period_end, period_name, period_start
+from gpu_autoscaler.core.nodes.life import NodeView
+from gpu_autoscaler.core.policies.money import MoneyPolicy
+from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.remembered import remembered
+from gpu_autoscaler.core.spending.claims import Claim, claims_of, cost_rounded_up, tail_seconds
+from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.reasons import MoneyLimit, PriceUnknown, WatchStale
+
+# A span is charged once a minute, when the cloud's list confirms it; a ledger so far behind is not at work, and what it
+# will say of the time since may be something else than we think.
+LEDGER_SECONDS_MAX = 900.0
+# Money is counted to the end of the half minute that it is asked in: a little ahead, and the same for all of it.
+SLOT_SECONDS = 30
+
+
+class Cap(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit of the policy."""
+
+    owner: str  # cluster, pool/<name>, zone/<name> or project/<name>
+    period: Period
+    micro_usd_max: int
+    is_hard: bool
+
+
+@remembered(4)
+def caps(policy: ScalingPolicy) -> tuple[Cap, ...]:
+    """Every limit of cumulative money; the cluster's first."""
+    owned = [(CLUSTER, policy.limits.money)]
+    owned += [(f"pool/{pool.name}", pool.money) for pool in policy.pools]
+    owned += [(f"zone/{zone.name}", zone.money) for zone in policy.limits.zones]
+    owned += [(f"project/{project.name}", project.money) for project in policy.limits.projects]
+    return tuple(cap for owner, money in owned for cap in _caps_of(owner, money))
+
+
+def _caps_of(owner: str, money: MoneyPolicy) -> Iterator[Cap]:
+    if money.day_micro_usd_max is not None:
+        yield Cap(owner=owner, period="day", micro_usd_max=money.day_micro_usd_max, is_hard=money.is_hard)
+    if money.month_micro_usd_max is not None:
+        yield Cap(owner=owner, period="month", micro_usd_max=money.month_micro_usd_max, is_hard=money.is_hard)
+
+
+def slot(as_of: datetime) -> int:
+    """The number of the half minute, since 1970: while it lasts, what is spent and promised changes by facts alone."""
+    return int(as_of.timestamp()) // SLOT_SECONDS
+
+
+def counted_at(as_of: datetime) -> datetime:
+    """The end of the half minute: the very same instant for all of it."""
+    return _slot_end(slot(as_of))
+
+
+@lru_cache(16)
+def _slot_end(number: int) -> datetime:
+    return datetime.fromtimestamp((number + 1) * SLOT_SECONDS, UTC)
+
+
+class Books:
+    """What every limited owner has spent and promised at one instant. Read only."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        views: tuple[NodeView, ...],
+        pods: PodsByNode,
+        policy: ScalingPolicy,
+        as_of: datetime,
+    ) -> None:
+        self.caps = caps(policy)
+        self.counted_at = counted_at(as_of)
+        self._ends = {cap: period_end(cap.period, as_of) for cap in self.caps}
+        self._needed: dict[tuple[datetime, int, float | None], int] = {}  # of each price, as offers share few
+        self._claims = claims_of(state, views, pods, policy, self.counted_at) if self.caps else ()
+        self._ledger_behind = _ledger_behind(state, self._claims, as_of)
+        self._boot_seconds_max = policy.boot_seconds_max
+        self._tail_seconds = tail_seconds(policy)
+        self._doubts = {cap: self._doubt(cap) for cap in self.caps}
+        self.spent: dict[Cap, int] = {}  # charged, and what is to be charged for time that is over
+        self.promised: dict[Cap, int] = {}
+        for cap in self.caps:
+            charged = state.spent.get(period_name(cap.period, as_of), {}).get(cap.owner, 0)
+            since, now = period_start(cap.period, as_of), min(self.counted_at, self.end(cap))
+            self.spent[cap] = charged + sum(claim.micro_usd(since, now) for claim in self.claims(cap))
+            self.promised[cap] = sum(self.rest(claim, cap) for claim in self.claims(cap))
+
+    def claims(self, cap: Cap) -> list[Claim]:
+        """The claims that count against this limit."""
+        return [claim for claim in self._claims if cap.owner in claim.owners]
+
+    def rest(self, claim: Claim, cap: Cap) -> int:
+        """What the claim may still cost in the limit's period."""
+        return claim.micro_usd(self.counted_at, self.end(cap))
+
+    def end(self, cap: Cap) -> datetime:
+        """When the limit's period is over, and the next begins with nothing spent."""
+        return self._ends[cap]
+
+    def doubt(self, cap: Cap) -> WatchStale | PriceUnknown | None:
+        """Why nobody can say what the owner has spent; None: it is known."""
+        return self._doubts[cap]
+
+    def _doubt(self, cap: Cap) -> WatchStale | PriceUnknown | None:
+        unpriced = sorted(claim.name for claim in self.claims(cap) if claim.price_micro_usd_per_hour is None)
+        return PriceUnknown(offers=tuple(unpriced)) if unpriced else self._ledger_behind
+
+    def needed(self, cap: Cap, price_micro_usd_per_hour: int, work_seconds_max: float | None) -> int:
+        """What a node that is bought now may cost in the rest of the limit's period."""
+        asked = (self.end(cap), price_micro_usd_per_hour, work_seconds_max)
+        if asked not in self._needed:
+            self._needed[asked] = self._cost_from_now(*asked)
+        return self._needed[asked]
+
+    def _cost_from_now(self, end: datetime, price_micro_usd_per_hour: int, work_seconds_max: float | None) -> int:
+        begin = self.counted_at - timedelta(seconds=SLOT_SECONDS)
+        if work_seconds_max is not None and self._tail_seconds is not None:
+            seconds = self._boot_seconds_max + work_seconds_max + self._tail_seconds
+            end = min(end, self.counted_at + timedelta(seconds=seconds))
+        return cost_rounded_up(price_micro_usd_per_hour, begin, end)
+
+    def passed(self, cap: Cap, needed_micro_usd: int, promised_micro_usd: int) -> MoneyLimit | None:
+        """Return the limit where a purchase that needs so much passes it; the plan promises so much besides."""
+        reserved = self.promised[cap] + promised_micro_usd
+        if self.spent[cap] + reserved + needed_micro_usd <= cap.micro_usd_max:
+            return None
+        return MoneyLimit(
+            owner=cap.owner,
+            period=cap.period,
+            spent_micro_usd=self.spent[cap],
+            reserved_micro_usd=reserved,
+            needed_micro_usd=needed_micro_usd,
+            limit_micro_usd=cap.micro_usd_max,
+            until=self.end(cap),
+        )
+
+
+books_of = remembered(2)(Books)
+
+
+class Promises:
+    """What a plan in the making promises besides what the books say. A scratch pad."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._more: Counter[Cap] = Counter()
+
+    def add(self, owners: tuple[str, ...], offer: Offer, customer: Customer, count: int) -> None:
+        """Promise the time of so many nodes; a negative count takes it back."""
+        for cap in self._books.caps:
+            if cap.owner in owners:
+                self._more[cap] += count * self._needed(cap, offer, customer)
+
+    def excess(
+        self, owners: tuple[str, ...], offer: Offer, customer: Customer
+    ) -> MoneyLimit | WatchStale | PriceUnknown | None:
+        """Return the limit that one more node would pass, or why nobody knows; None: it may be bought."""
+        for cap in self._books.caps:
+            if cap.owner not in owners:
+                continue
+            if (doubt := self._books.doubt(cap)) is not None:
+                return doubt
+            if offer.price_micro_usd_per_hour is None:
+                return PriceUnknown(offers=(offer.key,))
+            limit = self._books.passed(cap, self._needed(cap, offer, customer), self._more[cap])
+            if limit is not None:
+                return limit
+        return None
+
+    def _needed(self, cap: Cap, offer: Offer, customer: Customer) -> int:
+        return self._books.needed(cap, offer.price_micro_usd_per_hour or 0, customer.work_seconds_max)
+
+
+def _ledger_behind(state: ClusterState, claims: tuple[Claim, ...], as_of: datetime) -> WatchStale | None:
+    """How far the ledger is behind what it could have charged, where that is too far; None: it is at work."""
+    if state.ledger_told_at is None:
+        return WatchStale(source="ledger", age_seconds=None, age_seconds_max=LEDGER_SECONDS_MAX)
+    worst_seconds = 0.0
+    for claim in claims:
+        seen_at = None if claim.provider_id is None else state.instances_seen_at.get(claim.provider_id)
+        if seen_at is not None:
+            until_at = min(seen_at, as_of, claim.until_at or as_of)
+            worst_seconds = max(worst_seconds, (until_at - claim.from_at).total_seconds())
+    if worst_seconds <= LEDGER_SECONDS_MAX:
+        return None
+    return WatchStale(source="ledger", age_seconds=worst_seconds, age_seconds_max=LEDGER_SECONDS_MAX)
