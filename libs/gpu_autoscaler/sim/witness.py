@@ -39,6 +39,7 @@ from gpu_autoscaler.sim.permission import Permission
 from gpu_autoscaler.sim.pictures import Pictures
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.purse import Purse
+from gpu_autoscaler.sim.recalls import Recalls
 from gpu_autoscaler.sim.shelter import Shelter
 from gpu_autoscaler.sim.thrift import Thrift
 from gpu_autoscaler.sim.timeline import VirtualLoop
@@ -55,7 +56,6 @@ CALM_SECONDS = 60.0  # without a fault before: what was late because of one has 
 # is no excuse.
 NOTICE_PATH = (BROKER, RECORD, KUBERNETES, STORE, "notices", "prices", "pod_watcher", "scaler", "scaler-2")
 WITHDRAWN_SECONDS = 60.0  # until everybody has heard that a notice no longer stands
-HEARD_SECONDS = 20.0  # until the scaler has, in calm times: a poll, a tick and a step
 ORDERED_SECONDS = 180.0  # from the plan that buys a machine to its launch, at most
 AT_WORK_SECONDS = 90.0  # a pod that has run for so long in calm times is known to everybody
 
@@ -99,7 +99,6 @@ class Witness:
         self._launched: set[ActionId] = set()
         self._decided: set[ActionId] = set()
         self._last_plan_sequence = 0
-        self._withdrawn_at: dict[str, float] = {}  # by node name
         self._read_at: dict[str, float] = {}  # by node name: when its notice was first read
         self._left_by_choice: set[str] = set()  # names of nodes that once drained without a notice
         self._thrift = Thrift(workloads, cloud, policies, jobs, self.breaks)
@@ -114,6 +113,7 @@ class Witness:
         self._pictures = Pictures(policies, self.breaks)
         self._obedience = Obedience(cloud, policies, self.breaks)
         self._courtesy = Courtesy(self.breaks)
+        self._recalls = Recalls(loop, cloud, self.breaks, calm_since=calm_since)
         self._hearing = Hearing(workloads, cloud, self.breaks, self._was_calm_on_notices_path)
         self.lost_listeners += [self._obedience.lost, self._courtesy.lost, self._pictures.lost]
         cloud.launch_listeners.append(self.launched)
@@ -149,7 +149,7 @@ class Witness:
 
     def withdrawn(self, machine: Machine) -> None:
         """The cloud took a notice back."""
-        self._withdrawn_at[machine.node_name] = self._loop.time()
+        self._recalls.withdrawn(machine)
 
     def disturbed(self, pod: wire.Pod, *, is_forced: bool) -> None:
         """Somebody asks for the pod's eviction, or deletes it against all budgets."""
@@ -203,7 +203,7 @@ class Witness:
             return True  # somebody deleted it by hand
         if machine.notice is not None or machine.has_broken_gpu or self._is_overdue(machine) or self._is_dud(machine):
             return True  # be it the second notice, after a first that was taken back
-        withdrawn_at = self._withdrawn_at.get(machine.node_name)
+        withdrawn_at = self._recalls.withdrawn_at(machine.node_name)
         if withdrawn_at is None:
             return False
         # Whoever has not heard of it yet acts on the notice in good faith; troubles make that take longer.
@@ -260,6 +260,7 @@ class Witness:
                 f"plan #{sequence} knows #{plan.parent_sequence}, not #{self._last_plan_sequence}",
             )
         self._last_plan_sequence = sequence
+        self._recalls.planned(plan)
         is_calm = self._was_calm_since(self._loop.time())
         self._thrift.planned(plan, is_calm=is_calm)
         self._wholeness.planned(plan)
@@ -312,8 +313,8 @@ class Witness:
             self._left_by_choice.add(recorded.fact.node_name)
         if isinstance(recorded.fact, ScalingNodeDrained | ScalingDrainCancelled):
             self._goings.over(recorded.fact.node_name)
-        if isinstance(recorded.fact, ScalingNodeDrained):
-            self._see_drained(recorded.fact.node_name)
+        if isinstance(recorded.fact, ScalingNodeDrained) and recorded.fact.node_name not in self._left_by_choice:
+            self._recalls.drained(recorded.fact)
         if isinstance(recorded.fact, SpotNoticeReceived):
             self._hearing.read(recorded.fact)
             self._see_answered(recorded.fact)
@@ -331,16 +332,6 @@ class Witness:
             left_seconds = (machine.notice.reclaim_at - self._loop.now()).total_seconds()
             if left_seconds >= DRAINED_SECONDS_MIN:
                 self._loop.call_later(left_seconds - 1.0, self._see_emptied, machine, read_at)
-
-    def _see_drained(self, node_name: str) -> None:
-        machine, withdrawn_at = self._cloud.of_node(node_name), self._withdrawn_at.get(node_name)
-        if machine is None or not machine.is_alive or withdrawn_at is None:
-            return
-        if machine.notice is not None or machine.has_broken_gpu:
-            return
-        known_seconds = self._loop.time() - max(withdrawn_at, self._calm_since())
-        if node_name not in self._left_by_choice and known_seconds > HEARD_SECONDS:
-            self.breaks("a notice is answered", f"{node_name} was drained on, its notice taken back long ago")
 
     def _see_cordoned(self, machine: Machine, read_at: float) -> None:
         """Soon after it is read nothing new lands there, and what runs there is told."""
