@@ -65,7 +65,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
     "scaler": (
         WHICH_CLUSTER,
         # Deleted are those of ours whose instance is gone, where no cloud controller does it.
-        Right(verbs=("get", "patch", "delete"), resource="nodes"),
+        Right(verbs=("get", "list", "patch", "delete"), resource="nodes"),
         Right(verbs=("list",), resource="volumeattachments", group="storage.k8s.io"),
         Right(verbs=("list", "patch", "delete"), resource="pods"),
         Right(verbs=("create",), resource="pods/eviction"),

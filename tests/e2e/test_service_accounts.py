@@ -23,6 +23,7 @@ from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS, POLICIES
 from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.labels import ACTION_ID
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.gateway.auth import TokenReviews
 from gpu_autoscaler_services.registry import SERVICES
@@ -51,6 +52,7 @@ NOT_PLAYED = {
     "scaler": {  # only at a deadline, and where a Lease is asked for (tests/integration/kube)
         ("delete", "pods", ""),
         ("delete", "nodes", ""),  # only where no cloud controller does it
+        ("list", "nodes", ""),  # only before the end of an instance whose node nobody has heard of
         ("patch", "pods/status", ""),
         *((verb, "leases", "coordination.k8s.io") for verb in ("create", "get", "patch")),
     },
@@ -147,6 +149,15 @@ async def test_the_scaler_may_remove_a_node(plane: ControlPlane, kubeconfigs: Ma
             while not await kube.delete_node(await kube.get(NODES, "", "left")):  # controllers write it as well
                 await asyncio.sleep(0.1)
         await users.until("/api/v1/nodes/left", lambda body: not body)
+
+
+async def test_the_scaler_may_look_for_the_node_of_what_it_gives_back(
+    plane: ControlPlane, kubeconfigs: Mapping[str, Path]
+) -> None:
+    """By the label that says for which order it came up."""
+    async with everybody_else(plane) as users, acting_as(kubeconfigs["scaler"]) as kube:
+        await users.made("/api/v1/nodes", node("came-up", labels={ACTION_ID: "a"}))
+        assert [one.metadata.name for one in await kube.nodes_labelled(f"{ACTION_ID}=a")] == ["came-up"]
 
 
 async def test_the_scheduler_may_take_a_job_back(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:

@@ -20,7 +20,7 @@ from gpu_autoscaler.core.words.wording import counted, instant, named
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.scaling import ScalingPodEvicted
 from gpu_autoscaler.model import reasons
-from gpu_autoscaler.model.decisions import DrainNode
+from gpu_autoscaler.model.decisions import DrainNode, ReleaseInstance
 from gpu_autoscaler.model.waits import BurstArriving
 
 # What happened is told for so long: an announcer that was away a moment still tells it. Source: our own.
@@ -149,7 +149,8 @@ def _of_failure(drain: DrainRecord, sight: Sight) -> Announcement | None:
     if (over := drain.cancelled) is not None:
         if not over.given_up_because or sight.as_of - over.cancelled_at > TOLD_FOR:
             return None
-        said = f"Its drain was given up, as {over.given_up_because}. It takes pods again."
+        what = "It is not given back" if isinstance(drain.decision, ReleaseInstance) else "Its drain was given up"
+        said = f"{what}, as {over.given_up_because}. It takes pods again."
         return _failed(over.node_name, over.node_uid, said, is_once=True)
     begun = drain.started
     if begun is None or drain.drained is not None or drain.terminated is not None or drain.cancel is not None:

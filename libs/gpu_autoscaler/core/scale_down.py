@@ -16,7 +16,13 @@ from gpu_autoscaler.core.nodes.life import NodePhase, NodeView
 from gpu_autoscaler.core.policies.removal import RemovalCause
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removing.idling import idle_seconds_allowed
-from gpu_autoscaler.core.removing.moving import moving_pods, place_elsewhere, protected_node, protected_pod
+from gpu_autoscaler.core.removing.moving import (
+    moving_pods,
+    place_elsewhere,
+    protected_node,
+    protected_pod,
+    too_soon,
+)
 from gpu_autoscaler.core.removing.pace import too_many_go
 from gpu_autoscaler.core.removing.patience import stake_gpu_seconds
 from gpu_autoscaler.core.state import ClusterState
@@ -148,11 +154,25 @@ def _dearness(view: NodeView, draft: Draft, policy: ScalingPolicy) -> tuple[floa
 
 def _give_back(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Purchases that missed their deadline or their gang, and instances that no decision stands behind."""
-    unready = (view for view in draft.views if view.phase is not NodePhase.READY)
-    undone = [_late(view, draft, policy) or _without_gang(view, draft) for view in unready]
-    draft = draft.adding(removals=[each for each in undone if each is not None])
+    unready = [view for view in draft.views if view.phase is not NodePhase.READY]
+    undone = [(view, _late(view, draft, policy) or _without_gang(view, draft)) for view in unready]
+    # Where work was found at the last look, what is known here may still be older than that.
+    waits = {view.name: too_soon(view, state, policy, draft.as_of) for view, release in undone if release is not None}
+    draft = draft.adding(
+        removals=[each for view, each in undone if each is not None and waits[view.name] is None],
+        held_back=[
+            HeldBack(step=_RELEASE, subject=f"order/{view.action_id}", reason=wait)
+            for view in unready
+            if (wait := waits.get(view.name)) is not None
+        ],
+    )
     nobodys = (view for view in draft.views if view.order is None and _is_unused(view, draft))
-    orphans = [view for view in nobodys if _orphaned_seconds(view, draft) > policy.boot_seconds_max]
+    orphans = [
+        view
+        for view in nobodys
+        if _orphaned_seconds(view, draft) > policy.boot_seconds_max
+        and too_soon(view, state, policy, draft.as_of) is None
+    ]
     if not orphans:
         return draft
     stale = stale_instances(state, policy, draft.as_of)

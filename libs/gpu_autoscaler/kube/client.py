@@ -115,14 +115,21 @@ class KubeClient:
 
     async def pods_on(self, node_name: str) -> Sequence[wire.Pod]:
         """Return the pods bound to this node."""
-        pods: list[wire.Pod] = []
-        query = {"fieldSelector": f"spec.nodeName={node_name}"}
+        return await self._selected(PODS, {"fieldSelector": f"spec.nodeName={node_name}"})
+
+    async def nodes_labelled(self, label_selector: str) -> Sequence[wire.Node]:
+        """Return the nodes with these labels."""
+        return await self._selected(NODES, {"labelSelector": label_selector})
+
+    async def _selected(self, kind: Kind[ObjectT], query: Mapping[str, str]) -> Sequence[ObjectT]:
+        found: list[ObjectT] = []
+        asked = dict(query)
         while True:
-            page = await self.list_page(PODS, query)
-            pods += [PODS.decode(item, "list") for item in page.items or ()]
+            page = await self.list_page(kind, asked)
+            found += [kind.decode(item, "list") for item in page.items or ()]
             if not page.metadata.continue_:
-                return pods
-            query = {**query, "continue": page.metadata.continue_}
+                return found
+            asked["continue"] = page.metadata.continue_
 
     async def volumes_on(self, node_name: str) -> Sequence[str]:
         """Return the volumes that are attached to this node. The server cannot select by node: all are listed."""

@@ -180,6 +180,10 @@ class KubeApi(Protocol):
         """Return the pods bound to this node, as the server knows them now, finished ones included."""
         ...
 
+    async def nodes_labelled(self, label_selector: str) -> Sequence[wire.Node]:
+        """Return the nodes with these labels (`key=value`), as the server knows them now."""
+        ...
+
     async def volumes_on(self, node_name: str) -> Sequence[str]:
         """Return the volumes that are attached to this node, by name; none where the server knows no attachments."""
         ...

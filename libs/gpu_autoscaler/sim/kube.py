@@ -146,6 +146,12 @@ class SimKube:
         await self._leave()
         return [pod for pod in self._cluster.all(PODS) if pod.spec.node_name == node_name]
 
+    async def nodes_labelled(self, label_selector: str) -> Sequence[wire.Node]:
+        """Return the nodes with these labels."""
+        await self._leave()
+        key, _, value = label_selector.partition("=")
+        return [node for node in self._cluster.all(NODES) if node.metadata.labels.get(key) == value]
+
     async def volumes_on(self, node_name: str) -> Sequence[str]:  # noqa: ARG002 - nothing is attached in this world
         """Return the volumes that are attached to this node."""
         await self._leave()

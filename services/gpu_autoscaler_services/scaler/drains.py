@@ -13,6 +13,7 @@ from gpu_autoscaler.core.removing.protection import pod_protection
 from gpu_autoscaler.core.state import DrainRecord
 from gpu_autoscaler.core.words.wording import counted
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.scaling import (
     ScalingCheckpointRequested,
     ScalingDrainCancelled,
@@ -25,10 +26,10 @@ from gpu_autoscaler.kube.hooks import Hooks
 from gpu_autoscaler.kube.protocol import NODES, Conflict, KubeApi, NotFound
 from gpu_autoscaler.kube.translate.pod import pod_observed
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
+from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid
-from gpu_autoscaler.model.reasons import GangGivenUp, NodeIdle
+from gpu_autoscaler.model.reasons import BootTimedOut, GangGivenUp, NodeIdle, NodeLost
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
@@ -49,6 +50,7 @@ class Drains:
         self._hooks = hooks
         self._kube = kube
         self._clock = clock
+        self._cleared: set[ActionId] = set()  # releases that may go on; after a restart it is looked once more
 
     async def start(self, decision: DrainNode, plan_id: PlanId) -> list[Fact]:
         """Cordon the node; tell its pods to save their work. Raises TransientError.
@@ -129,6 +131,29 @@ class Drains:
             return Outcome(again_after_seconds=self._pass_wall_seconds())
         return Outcome(facts=(self._drained(started, started.plan_id),))
 
+    async def spare(self, decision: ReleaseInstance, plan_id: PlanId) -> list[Fact] | None:
+        """Look once more before an instance is ended that was given back as no use yet; None where it may end.
+
+        Its node may have come up since, and taken work: what was decided on is as old as the last word of the watch.
+        So the node is cordoned, if there is one, and where work is there it stays, and its pods are let onto it again.
+        Raises TransientError.
+        """
+        record = self._record(decision.action_id)
+        if record is not None and record.cancelled:
+            return []
+        if decision.action_id in self._cleared:
+            return None  # it ends, and takes a while for it
+        node = await self._node_of(decision)
+        if node is not None and (why := await self._work_on(node, decision)):
+            return [self._spared(node, decision, plan_id, why)]
+        if node is not None and not node.spec.unschedulable:
+            name, uid = node.metadata.name, NodeUid(node.metadata.uid)
+            if await self._cordon(name, uid, is_cordoned=True) and (why := await self._work_on(node, decision)):
+                await self._cordon(name, uid, is_cordoned=False)
+                return [self._spared(node, decision, plan_id, why)]
+        self._cleared.add(decision.action_id)
+        return None
+
     async def cancel(self, decision: CancelDrain, plan_id: PlanId) -> list[Fact]:
         """Uncordon the node, unless it was drained before: an empty node on its way out is not called back.
 
@@ -141,6 +166,47 @@ class Drains:
         return await self._keep(decision, plan_id, decision.drain_action_id, "")
 
     # ---- steps
+
+    async def _node_of(self, decision: ReleaseInstance) -> wire.Node | None:
+        """The node as it is now, known to the record or not; None: there is none, or none that says whose it is."""
+        known = next((one for one in self._view.state.nodes.values() if _is_of(one, decision)), None)
+        if known is not None:
+            try:
+                node = await self._kube.get(NODES, "", known.name)
+            except NotFound:
+                return None
+            return node if node.metadata.uid == known.node_uid else None
+        try:
+            found = await self._kube.nodes_labelled(f"{labels.ACTION_ID}={decision.order_action_id}")
+        except PermanentError as exc:
+            log.warning("nodes not readable, what the record knows of them counts", error=str(exc))
+            return None
+        return next(iter(found), None)
+
+    async def _work_on(self, node: wire.Node, decision: ReleaseInstance) -> str:
+        """Why the node must not end unasked; empty where nothing speaks against it.
+
+        Where its time to boot is over, or it was lost, only what can run there counts: a node that is not ready runs
+        nothing, and would be waited for without end.
+        """
+        is_ready = any(each.type == "Ready" and each.status == "True" for each in node.status.conditions)
+        if not is_ready and isinstance(decision.reason, BootTimedOut | NodeLost):
+            return ""
+        pods = eviction_order.leaving(await self._kube.pods_on(node.metadata.name))
+        here = next((pod.metadata for pod in pods if pod.metadata.deletion_timestamp is None), None)
+        return "" if here is None else f"pod {here.namespace}/{here.name} has come: it is in use"
+
+    def _spared(self, node: wire.Node, decision: ReleaseInstance, plan_id: PlanId, why: str) -> ScalingDrainCancelled:
+        log.info("instance not given back, its node stays", node=node.metadata.name, reason=why)
+        return ScalingDrainCancelled(
+            action_id=decision.action_id,
+            plan_id=plan_id,
+            drain_action_id=decision.action_id,
+            node_uid=NodeUid(node.metadata.uid),
+            node_name=node.metadata.name,
+            cancelled_at=self._clock.now(),
+            given_up_because=why,
+        )
 
     async def _request_checkpoints(
         self, pods: Sequence[wire.Pod], decision: DrainNode, plan_id: PlanId, now: datetime
@@ -280,3 +346,8 @@ class Drains:
 
     def _pass_wall_seconds(self) -> float:
         return max(self._clock.wall_seconds(PASS_SECONDS), PASS_WALL_SECONDS_MIN)
+
+
+def _is_of(node: NodeObserved, release: ReleaseInstance) -> bool:
+    is_its_instance = node.provider_id is not None and node.provider_id == release.provider_id
+    return is_its_instance or node.action_id == release.order_action_id

@@ -119,6 +119,7 @@ class Executor:
             case CancelDrain():
                 return await self._drains.cancel(decision, plan_id)
             case ReleaseInstance():
-                return await self._purchases.release(decision, plan_id)
+                spared = await self._drains.spare(decision, plan_id)
+                return await self._purchases.release(decision, plan_id) if spared is None else spared
             case _:
                 assert_never(decision)

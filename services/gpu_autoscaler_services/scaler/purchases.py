@@ -265,12 +265,14 @@ def _said_of_each(records: Iterable[tuple[OrderRecord, BuyNode]], said: ScalingL
 
 
 def release_of(state: ClusterState, order_action_id: ActionId) -> DrainRecord | None:
-    """Return the decision to give this order back, None where there is none."""
+    """Return the decision to give this order back, None where there is none, or its node was spared."""
     return next(
         (
             drain
             for drain in state.drains.values()
-            if isinstance(drain.decision, ReleaseInstance) and drain.decision.order_action_id == order_action_id
+            if isinstance(drain.decision, ReleaseInstance)
+            and drain.decision.order_action_id == order_action_id
+            and drain.cancelled is None
         ),
         None,
     )

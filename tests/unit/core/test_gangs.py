@@ -1,16 +1,20 @@
 """A gang that is bought in part: completed elsewhere while anything is on sale, given back when nothing is."""
 
+import msgspec
+import pytest
 from tests.support.stories import (
     MINUTE,
     SECOND,
     T0,
     Story,
+    Told,
     bought,
     given,
     job,
     node,
     offer,
     on_sale,
+    planned,
     pod,
     policy,
     provider_id,
@@ -21,9 +25,11 @@ from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.events.scaling import ScalingDrainCancelled
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import GangGivenUp
+from gpu_autoscaler.model.reasons import Cooldown, GangGivenUp
 
 SPOT = offer()
 ON_DEMAND = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
@@ -91,6 +97,44 @@ def ready_member() -> Story:
     story = node("ready", SPOT, at=T0)
     order = purchase("buy-ready", SPOT, gang=GANG, at=T0)
     return (*bought(order), story[-1])
+
+
+@pytest.mark.parametrize("is_node_known", [False, True])
+def test_what_was_found_at_work_is_not_given_back_again_at_once(*, is_node_known: bool) -> None:
+    """The last look found work there, of which nothing is heard yet: no plan after the other asks for the same."""
+    order = purchase("member-0", SPOT, gang=GANG)
+    release = ReleaseInstance(
+        action_id=ActionId("release-0"),
+        provider_id=provider_id("member-0"),
+        order_action_id=ActionId("member-0"),
+        reason=GIVEN_UP,
+    )
+    over = ScalingDrainCancelled(
+        action_id=release.action_id,
+        plan_id=PlanId("plan-1"),
+        drain_action_id=release.action_id,
+        node_uid=NodeUid("uid-member-0"),
+        node_name="member-0",
+        cancelled_at=NOW - SECOND,
+        given_up_because="pod default/other has come: it is in use",
+    )
+    boots = msgspec.structs.replace(node("member-0", SPOT, gpus_allocatable=0)[-1].fact, action_id=order.action_id)
+    story = (
+        job("train", gpus=8, members=4),
+        bought(order),
+        bought(purchase("member-1", SPOT, gang=GANG), is_refused=True),
+        (Told(boots, T0),) if is_node_known else (),
+        planned(release, plan_id="plan-1", at=NOW - 2 * SECOND),
+        (Told(over, NOW - SECOND),),
+        on_sale(SPOT),
+    )
+    made = checked(given(*story, as_of=NOW))
+
+    assert releases(made) == []
+    (wait,) = [each.reason for each in made.held_back if each.subject == "order/member-0"]
+    assert wait == Cooldown(remaining_seconds=299.0)
+    hasty = policy(removal={**msgspec.to_builtins(policy().removal), "retry_seconds": 1.0})
+    assert [one for one, _ in releases(checked(given(*story, as_of=NOW), hasty))] == [provider_id("member-0")]
 
 
 def test_a_node_that_is_ready_drains_without_waiting_to_idle() -> None:

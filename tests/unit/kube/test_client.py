@@ -11,6 +11,7 @@ from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS, Conflict, NotFound
 from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.labels import ACTION_ID
 from gpu_autoscaler.simcluster.faults import Refusal
 
 
@@ -104,6 +105,14 @@ async def test_pods_are_listed_by_node(here: RunningCluster) -> None:
     here.add("pods", pod("nowhere", gpus=99))
     assert [one.metadata.name for one in await here.kube.pods_on("gpu-a")] == ["here"]
     assert await here.kube.pods_on("gpu-b") == []
+
+
+async def test_nodes_are_listed_by_label(here: RunningCluster) -> None:
+    """Only those that carry it with this value."""
+    for name, action_id in (("gpu-a", "a"), ("gpu-b", "b")):
+        here.add_node(name, labels={ACTION_ID: action_id})
+    assert [one.metadata.name for one in await here.kube.nodes_labelled(f"{ACTION_ID}=b")] == ["gpu-b"]
+    assert await here.kube.nodes_labelled(f"{ACTION_ID}=c") == []
 
 
 async def test_a_job_is_made_once_and_deleted_with_its_pods(here: RunningCluster) -> None:

@@ -23,9 +23,10 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.removing.patience import left_alone
 from gpu_autoscaler.core.removing.protection import covering_budgets, node_protection, pod_protection
-from gpu_autoscaler.core.state import ClusterState, OrderRecord
+from gpu_autoscaler.core.state import ClusterState, DrainRecord, OrderRecord
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.decisions import ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons import (
@@ -146,14 +147,20 @@ def _replacements(orders: Mapping[ActionId, OrderRecord]) -> Mapping[NodeUid, Re
 
 
 def too_soon(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Cooldown | None:
-    """Return how long a node is left alone whose drain was given up lately; None: it may be tried."""
+    """Return how long a node is left alone whose drain or release was given up lately; None: it may be tried."""
     ends = (
         record.cancelled.cancelled_at + timedelta(seconds=policy.removal.retry_seconds)
         for record in state.drains.values()
-        if record.cancelled is not None and record.cancelled.node_uid == view.node_uid
+        if record.cancelled is not None and (record.cancelled.node_uid == view.node_uid or _gave_back(record, view))
     )
     remaining_seconds = (max(ends, default=as_of) - as_of).total_seconds()
     return Cooldown(remaining_seconds=remaining_seconds) if remaining_seconds > 0 else None
+
+
+def _gave_back(record: DrainRecord, view: NodeView) -> bool:
+    """True for the release of this very order; its node came up, and may not be known yet."""
+    released = record.decision
+    return isinstance(released, ReleaseInstance) and released.order_action_id == view.action_id
 
 
 def replacement_bought(
