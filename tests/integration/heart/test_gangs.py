@@ -1,5 +1,6 @@
-"""A gang whose purchase is refused in part, on the running line: completed elsewhere, or given back."""
+"""A gang whose purchase is refused, in part or whole, on the running line: completed elsewhere, or given back."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from gpu_autoscaler.model.decisions import ReleaseInstance
 from gpu_autoscaler.model.jobs import GpuRequirements, ResourceRequest
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import GangGivenUp
+from gpu_autoscaler.providers.sim.capacity import SimCapacity
 from gpu_autoscaler.simcluster.cloud import RefusalRule
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -50,6 +52,13 @@ def of(pool: NodePool) -> ScalingPolicy:
     return policy(pools=(pool,), idle_seconds_max=IDLE_SECONDS_MAX, disruption_ratio_max=1.0)
 
 
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cloud that makes its machines one after the other, as most do."""
+    monkeypatch.setattr(SimCapacity, "makes_together", lambda *_: False)
+
+
+@pytest.mark.usefixtures("one_by_one")
 async def test_a_gang_that_is_refused_in_part_is_completed_elsewhere(tmp_path: Path) -> None:
     """Two of four launches find no capacity: the missing two are bought of another offer, and the gang runs."""
     small = NodePool(name="default", instance_types=("g4dn.xlarge",))
@@ -64,6 +73,22 @@ async def test_a_gang_that_is_refused_in_part_is_completed_elsewhere(tmp_path: P
         assert later
 
 
+async def test_a_gang_that_cannot_be_made_whole_has_nothing_launched(tmp_path: Path) -> None:
+    """Two of four find no capacity where the cloud makes all or none: each is refused, and nothing has to go back."""
+    async with running_line(tmp_path, of(ONE_OFFER)) as line:
+        await ask_for_gang(line, refused_count=2)
+        async with asyncio.timeout(60):
+            while len(refused := await line.said(ScalingLaunchRefused)) < 4:
+                await asyncio.sleep(0.05)
+        assert len({one.action_id for one in refused}) == 4
+        assert line.here.cloud.machines == ()
+        assert await line.said(ScalingNodeLaunched) == []
+        plans = await line.said(ScalingPlanMade)
+        assert not [each for made in plans for each in made.plan.decisions if isinstance(each, ReleaseInstance)]
+        assert await line.dead_letters() == []
+
+
+@pytest.mark.usefixtures("one_by_one")
 async def test_a_gang_that_nothing_can_complete_gives_back_what_was_launched(tmp_path: Path) -> None:
     """Two of four launches find no capacity, and nothing else is on sale: the other two go at once, with the reason."""
     async with running_line(tmp_path, of(ONE_OFFER)) as line:
