@@ -151,6 +151,7 @@ class Drains:
             if await self._cordon(name, uid, is_cordoned=True) and (why := await self._work_on(node, decision)):
                 await self._cordon(name, uid, is_cordoned=False)
                 return [self._spared(node, decision, plan_id, why)]
+        self._cleared &= self._view.state.drains.keys()  # what is forgotten there is over
         self._cleared.add(decision.action_id)
         return None
 
