@@ -75,7 +75,7 @@ How a figure is made:
   length as likely as its double.
 - **one storm**: the share of the GPU-hours bought that was spot of one type in one zone, the place of each moment that
   had most: what one storm could have taken. Ours keeps it to half where a fleet has more than 64 GPUs
-  (`spot.storm_gpu_ratio_max`), and pays for the zones that are dearer.
+  (`spot.capacity_pool_gpu_ratio_max`), and pays for the zones that are dearer.
 - **ended**: jobs that completed. Others failed, or had not ended a day after the last arrival.
 
 What speaks for the baselines here: they never crash, their calls never fail, the members of a gang start one by one and

@@ -7,9 +7,9 @@ from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.buying.sparing import is_to_leave_spot
-from gpu_autoscaler.core.foresight import Foresight
+from gpu_autoscaler.core.foresight import ForecastGauges
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.queueing.job_budgets import outlays
+from gpu_autoscaler.core.queueing.job_budgets import job_spends
 from gpu_autoscaler.core.queueing.scoring import is_to_be_scored
 from gpu_autoscaler.core.remembered import Kept, remembered
 from gpu_autoscaler.core.removing.deleted import guards_due
@@ -67,11 +67,11 @@ class _Figures:
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
 
-    def tell_plan_refused(self) -> None:
+    def count_refused_plan(self) -> None:
         """A plan was refused."""
         self._ring()
 
-    def tell_foresight(self, foresight: Foresight) -> None:
+    def set_forecast(self, foresight: ForecastGauges) -> None:
         """Take it in."""
 
 
@@ -159,7 +159,7 @@ def _is_nearly_spent(state: ClusterState, slot_end: datetime) -> bool:
     key = tuple(map(id, read))
     kept = _spent.get(key)
     if kept is None:
-        kept = (read, any(each.is_nearly_spent for each in outlays(state, slot_end - _MOMENT)))
+        kept = (read, any(each.is_nearly_spent for each in job_spends(state, slot_end - _MOMENT)))
         _spent.put(key, kept)
     return kept[1]
 

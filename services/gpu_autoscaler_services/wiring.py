@@ -21,7 +21,7 @@ from gpu_autoscaler.runtime.config import KubeSettings, NatsSettings, Settings
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.following import PolicyFile, Use, following
 from gpu_autoscaler.runtime.lease import Lease
-from gpu_autoscaler.runtime.process import Compose, Workplace
+from gpu_autoscaler.runtime.process import Compose, ProcessContext
 from gpu_autoscaler.runtime.runner import instance_name
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.runtime.snapshots import Snapshots, keeping
@@ -31,7 +31,7 @@ from gpu_autoscaler_services.gateway.auth import Authenticator
 from gpu_autoscaler_services.spot_watcher.events import CloudEvents
 
 
-async def pod_watcher(place: Workplace) -> tuple[Service, Bus]:
+async def pod_watcher(place: ProcessContext) -> tuple[Service, Bus]:
     """Kubernetes -> facts."""
     from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 
@@ -39,7 +39,7 @@ async def pod_watcher(place: Workplace) -> tuple[Service, Bus]:
     return PodWatcher(kube, cluster), await _bus(place, PodWatcher)
 
 
-async def dcgm_ingest(place: Workplace) -> tuple[Service, Bus]:
+async def dcgm_ingest(place: ProcessContext) -> tuple[Service, Bus]:
     """Exporters -> facts."""
     from gpu_autoscaler.dcgm.scrape import Scraper
     from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
@@ -57,7 +57,7 @@ async def dcgm_ingest(place: Workplace) -> tuple[Service, Bus]:
     return service, await _bus(place, DcgmIngest)
 
 
-async def spot_watcher(place: Workplace) -> tuple[Service, Bus]:
+async def spot_watcher(place: ProcessContext) -> tuple[Service, Bus]:
     """Metadata or provider -> facts, by role."""
     from gpu_autoscaler.cloudmeta.opening import metadata_opener
     from gpu_autoscaler_services.spot_watcher.offers import CentralOffers
@@ -65,11 +65,11 @@ async def spot_watcher(place: Workplace) -> tuple[Service, Bus]:
     from gpu_autoscaler_services.spot_watcher.service import SpotWatcher, Watch
 
     def tell_deaf(deaf: Mapping[str, str]) -> None:
-        place.metrics.notices_unreadable.set(len(deaf))
+        place.metrics.metadata_unreachable_nodes.set(len(deaf))
         if not deaf:
             place.readiness.clear("notices")
         elif sensing.role == "node":  # a pod that is not ready shows on which node notices are missed
-            place.readiness.hold("notices", "; ".join(deaf.values()))
+            place.readiness.block("notices", "; ".join(deaf.values()))
 
     sensing = place.settings.sensing
     watch: Watch
@@ -91,7 +91,7 @@ async def spot_watcher(place: Workplace) -> tuple[Service, Bus]:
     return SpotWatcher(watch, events), await _bus(place, SpotWatcher)
 
 
-def _cloud_events(place: Workplace) -> CloudEvents | None:
+def _cloud_events(place: ProcessContext) -> CloudEvents | None:
     """The cloud's queue of events, where the settings name one."""
     from gpu_autoscaler.providers.aws.queue import AwsQueue
 
@@ -100,10 +100,10 @@ def _cloud_events(place: Workplace) -> CloudEvents | None:
         return None
     queue = AwsQueue(aws, url=provider.url, call_seconds_max=provider.call_seconds_max, now=place.clock.now)
     place.closing.push_async_callback(queue.close)
-    return CloudEvents(place.view, queue, place.metrics.events_unread.inc)
+    return CloudEvents(place.view, queue, place.metrics.unparsed_queue_messages.inc)
 
 
-async def scaler(place: Workplace) -> tuple[Service, Bus]:
+async def scaler(place: ProcessContext) -> tuple[Service, Bus]:
     """State -> plan -> effect. It folds all that is decided by, so it is the one that keeps snapshots."""
     from gpu_autoscaler.kube.leases import ShownLease, showing
     from gpu_autoscaler_services.scaler.drains import Drains
@@ -149,7 +149,7 @@ async def scaler(place: Workplace) -> tuple[Service, Bus]:
     return service, bus
 
 
-async def scheduler(place: Workplace) -> tuple[Service, Bus]:
+async def scheduler(place: ProcessContext) -> tuple[Service, Bus]:
     """Requests -> queue -> placements -> Kubernetes Jobs."""
     from gpu_autoscaler_services.scheduler.binder import Binder
     from gpu_autoscaler_services.scheduler.service import Scheduler
@@ -164,7 +164,7 @@ async def scheduler(place: Workplace) -> tuple[Service, Bus]:
     return service, bus
 
 
-async def shadow(place: Workplace) -> tuple[Service, Bus]:
+async def shadow(place: ProcessContext) -> tuple[Service, Bus]:
     """State -> what another policy would decide. No executor, no provider, no Kubernetes."""
     from gpu_autoscaler_services.shadow.service import Digests, Shadow
 
@@ -181,7 +181,7 @@ async def shadow(place: Workplace) -> tuple[Service, Bus]:
     return service, await _bus(place, Shadow)
 
 
-async def announcer(place: Workplace) -> tuple[Service, Bus]:
+async def announcer(place: ProcessContext) -> tuple[Service, Bus]:
     """State -> Kubernetes Events."""
     from gpu_autoscaler.kube.announcing import EventWriter
     from gpu_autoscaler_services.announcer.service import Announcer
@@ -193,7 +193,7 @@ async def announcer(place: Workplace) -> tuple[Service, Bus]:
     return service, await _bus(place, Announcer)
 
 
-async def policy_watcher(place: Workplace) -> tuple[Service, Bus]:
+async def policy_watcher(place: ProcessContext) -> tuple[Service, Bus]:
     """Policies as objects -> what is in force of them."""
     from gpu_autoscaler.kube.announcing import EventWriter
     from gpu_autoscaler_services.policy_watcher.service import PolicyWatcher
@@ -206,13 +206,13 @@ async def policy_watcher(place: Workplace) -> tuple[Service, Bus]:
         kube,
         EventWriter(kube),
         provider=place.settings.provider.name,
-        say=lambda words: place.readiness.say("policies", words),
+        say=lambda words: place.readiness.note("policies", words),
     )
     await _follow(place, policies, service.use_policy)
     return service, await _bus(place, PolicyWatcher)
 
 
-async def cost_tracker(place: Workplace) -> tuple[Service, Bus]:
+async def cost_tracker(place: ProcessContext) -> tuple[Service, Bus]:
     """Instances and pods -> money."""
     from gpu_autoscaler_services.cost_tracker.service import CostTracker
 
@@ -222,7 +222,7 @@ async def cost_tracker(place: Workplace) -> tuple[Service, Bus]:
     return service, await _bus(place, CostTracker)
 
 
-async def gateway(place: Workplace) -> tuple[Service, Bus]:
+async def gateway(place: ProcessContext) -> tuple[Service, Bus]:
     """The record -> people and programs, and their wishes -> facts."""
     from gpu_autoscaler.runtime.publisher import Publisher
     from gpu_autoscaler_services.gateway.ledger import Ledger
@@ -257,7 +257,7 @@ async def gateway(place: Workplace) -> tuple[Service, Bus]:
     return Gateway(store), bus
 
 
-async def _authenticators(place: Workplace) -> list[Authenticator]:
+async def _authenticators(place: ProcessContext) -> list[Authenticator]:
     from gpu_autoscaler_services.gateway.auth import SharedTokens, TokenReviews
 
     found: list[Authenticator] = []
@@ -285,7 +285,7 @@ COMPOSE: Mapping[str, Compose] = {
 # ---- adapters, each closed when the process ends
 
 
-async def _bus(place: Workplace, service: type[Service]) -> NatsBus:
+async def _bus(place: ProcessContext, service: type[Service]) -> NatsBus:
     """The broker, with everything that this service needs made or found to be as declared."""
     bus = await _connected(
         place.settings.nats,
@@ -325,7 +325,7 @@ async def _connected(
     )
 
 
-async def _kube(place: Workplace, before_write: Callable[[], None] = lambda: None) -> tuple[KubeClient, Cluster]:
+async def _kube(place: ProcessContext, before_write: Callable[[], None] = lambda: None) -> tuple[KubeClient, Cluster]:
     kube = place.settings.kube
     guard = read_only if kube.is_read_only else before_write
     client = KubeClient(connection_of(kube), now=place.clock.now, before_write=guard)
@@ -333,7 +333,7 @@ async def _kube(place: Workplace, before_write: Callable[[], None] = lambda: Non
     return client, await client.cluster()
 
 
-def _hooks(place: Workplace) -> Hooks:
+def _hooks(place: ProcessContext) -> Hooks:
     hooks = Hooks()
     place.closing.push_async_callback(hooks.close)
     return hooks
@@ -350,7 +350,7 @@ def connection_of(kube: KubeSettings) -> Connection:
     return Connection(base_url=kube.url.rstrip("/"), credentials=FixedToken(kube.token), source="kube.token")
 
 
-async def _provider(place: Workplace) -> tuple[CapacityProvider, str]:
+async def _provider(place: ProcessContext) -> tuple[CapacityProvider, str]:
     """The provider, and the installation whose instances it makes."""
     from gpu_autoscaler.providers.registry import ProviderOptions, open_provider
 
@@ -374,13 +374,13 @@ async def _provider(place: Workplace) -> tuple[CapacityProvider, str]:
     return opened, cluster.installation
 
 
-async def _store(place: Workplace) -> Store:
+async def _store(place: ProcessContext) -> Store:
     store = await open_store(place.settings.store.url)
     place.closing.push_async_callback(store.close)
     return store
 
 
-async def _resumed(place: Workplace, service: type[Service], store: Store, bus: Bus) -> Snapshots:
+async def _resumed(place: ProcessContext, service: type[Service], store: Store, bus: Bus) -> Snapshots:
     """The view begins where the last snapshot ends, if one can be used; the runner reads on from there."""
     snapshots = Snapshots(
         service, place.view, store, bus, clock=place.clock, metrics=place.metrics, core_digest=core_digest()
@@ -393,7 +393,7 @@ def _path(settings: Settings) -> Path | None:
     return None if settings.policy.path is None else Path(settings.policy.path)
 
 
-async def _follow(place: Workplace, policies: PolicyFile, use: Use, *, condition: str = "policy") -> None:
+async def _follow(place: ProcessContext, policies: PolicyFile, use: Use, *, condition: str = "policy") -> None:
     """Give the service every policy that the file comes to hold, for as long as it runs."""
     follows = following(policies, use, place.readiness, place.metrics, condition=condition)
     await place.closing.enter_async_context(follows)

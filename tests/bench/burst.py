@@ -16,7 +16,7 @@ from gpu_autoscaler.core.buying.burst import planned_again_seconds
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode
-from gpu_autoscaler.runtime.urgency import QuietWindow, Urgency
+from gpu_autoscaler.runtime.urgency import BatchWindow, Urgency
 
 PODS_COUNT = 1_000
 BURST_SECONDS = (0.5, 5.0)
@@ -51,7 +51,7 @@ def measure() -> list[Line]:
 def _bought_during(case: Case, seconds: float) -> tuple[float, int]:
     """What is bought in the end, and by how many plans, where the pods come evenly over this time."""
     arrivals = [number * seconds / PODS_COUNT for number in range(PODS_COUNT)]
-    state, urgency = state_of({**case, "pods": []}), Urgency(QuietWindow())
+    state, urgency = state_of({**case, "pods": []}), Urgency(BatchWindow())
     again_at: float | None = None  # as the last plan wants it
     now, arrived, plans_count, usd_per_hour = 0.0, 0, 0, 0.0
     while arrived < PODS_COUNT or urgency.due_at is not None or again_at is not None:
@@ -64,7 +64,7 @@ def _bought_during(case: Case, seconds: float) -> tuple[float, int]:
             continue
         assert due_at is not None
         now = max(now, due_at)
-        urgency.tick_began(now)
+        urgency.start_tick(now)
         made = plan(state, _POLICY, T0 + timedelta(seconds=now))
         state = fold(state, record(planned(*made.decisions, plan_id=f"plan-{plans_count}", at=made.as_of)))
         again_seconds = planned_again_seconds(made, REGULAR_SECONDS)
@@ -74,10 +74,10 @@ def _bought_during(case: Case, seconds: float) -> tuple[float, int]:
             usd_per_hour + _usd_per_hour(made.decisions),
             now + PLAN_SECONDS,
         )
-        urgency.tick_ended(now)
+        urgency.end_tick(now)
     return usd_per_hour, plans_count
 
 
 def _usd_per_hour(decisions: tuple[AnyDecision, ...]) -> float:
-    prices = [each.offer.price_micro_usd_per_hour for each in decisions if isinstance(each, BuyNode)]
+    prices = [decision.offer.price_micro_usd_per_hour for decision in decisions if isinstance(decision, BuyNode)]
     return sum((price or 0) / 1e6 + OVERHEAD_USD_PER_HOUR for price in prices)

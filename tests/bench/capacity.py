@@ -90,7 +90,7 @@ def _of_plan(name: str, kind: str, case: Case, peer: scheduler.Answer | None) ->
     made_plan, seconds, cpu_seconds = _timed(lambda: plan(state, _POLICY, T0))
     nodes = _bought(case, made_plan)
     placed = {told["name"] for _, _, pods in nodes for told in pods}
-    assert len(placed) + len(made_plan.held_back) == len(case["pods"]), "each pod is bought for, or its room is named"
+    assert len(placed) + len(made_plan.deferred) == len(case["pods"]), "each pod is bought for, or its room is named"
     remaining = {**case, "pods": [told for told in case["pods"] if told["name"] in placed]}
     assert not mistakes(remaining, nodes), mistakes(remaining, nodes)[:5]
     mistakes_told, _, opinion_seconds = _timed(lambda: check(made_plan, state, _POLICY))
@@ -141,7 +141,7 @@ def _of_one_more(name: str, case: Case, nodes: list[Node], peer: scheduler.Answe
     for number in range(ONE_MORE_RUNS_COUNT):
         state = fold(ground, record(pod(f"one-more-{number}", gpus=8, cpu=4)))
         made_plan, _, cpu_seconds = _timed(partial(plan, state, _POLICY, T0))
-        assert sum(isinstance(each, BuyNode) for each in made_plan.decisions) == 1, "one pod, one node"
+        assert sum(isinstance(decision, BuyNode) for decision in made_plan.decisions) == 1, "one pod, one node"
         times.append(cpu_seconds)
     median = sorted(times)[len(times) // 2]
     if peer is None:

@@ -42,7 +42,7 @@ def picture(told: Frontier) -> str:
     )
     parts = [head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>', *_axes(), *_bounds(told)]
     for points, colour, dash in ((told.reactive, _REACTIVE, "6 3"), (told.ours, _OURS, "")):
-        allowed = [each for each in points if each.scale_ups_a_day <= told.scale_ups_a_day_max]
+        allowed = [point for point in points if point.scale_ups_a_day <= told.scale_ups_a_day_max]
         parts += [_dot(each, colour, 2, 0.35) for each in allowed if _is_seen(each)]
         parts.append(_line(frontier(allowed), colour, dash))
     parts += [_dot(told.rival, _REACTIVE, 5, 1.0), _dot(told.chosen, _OURS, 5, 1.0)]
@@ -105,7 +105,7 @@ def _dot(point: Point, colour: str, radius: int, opacity: float) -> str:
 
 def _line(points: Iterable[Point], colour: str, dash: str) -> str:
     places = " ".join(
-        f"{_x(each.node_hours_ratio):.1f},{_y(each.short_node_hours):.1f}" for each in points if _is_seen(each)
+        f"{_x(point.node_hours_ratio):.1f},{_y(point.short_node_hours):.1f}" for point in points if _is_seen(point)
     )
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
     return f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="2"{dashed}/>'

@@ -55,7 +55,7 @@ class _Seen:
                 shown = item.objects if isinstance(item, Listed) else [item.object] if isinstance(item, Changed) else []
                 for node in shown:
                     assert isinstance(node, Node)
-                    if any(one.type == "Ready" and one.status == "True" for one in node.status.conditions):
+                    if any(condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions):
                         self.ready.add(node.metadata.name)
                     if node.spec.unschedulable:
                         self.cordoned_at.setdefault(node.metadata.name, time.time())
@@ -121,7 +121,7 @@ async def _buy(here: Ground, kube: KubeClient) -> None:
     installation = (await kube.cluster()).installation
     provider = SimCapacity(here.simcluster_url, installation=installation)
     try:
-        offer = next(one for one in await provider.offers() if one.capacity_type is CapacityType.SPOT)
+        offer = next(offer for offer in await provider.offers() if offer.capacity_type is CapacityType.SPOT)
         for number in range(NODES_COUNT):
             action_id = ActionId(f"bench-{number}")
             await provider.launch(

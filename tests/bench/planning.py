@@ -71,7 +71,7 @@ def _plan_ms(ground: ClusterState, number: int) -> float:
     as_of = T0 + timedelta(seconds=number)
     made = []
     milliseconds = _cpu_ms(lambda: made.append(plan(state, _POLICY, as_of)))
-    bought = sum(isinstance(each, BuyNode) for each in made[0].decisions)
+    bought = sum(isinstance(decision, BuyNode) for decision in made[0].decisions)
     assert bought == MEMBERS_COUNT, f"the gang needs {MEMBERS_COUNT} nodes, the plan buys {bought}"
     return milliseconds
 

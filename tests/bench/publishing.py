@@ -90,8 +90,8 @@ async def _stock(url: str, publications: list[Publication]) -> float:
     stream = client.jetstream(publish_async_max_pending=STOCK_PENDING_COUNT_MAX)
     began = time.perf_counter()
     futures = [
-        await stream.publish_async(one.subject, one.payload, headers={"Nats-Msg-Id": one.message_id})
-        for one in publications
+        await stream.publish_async(publication.subject, publication.payload, headers={"Nats-Msg-Id": publication.message_id})
+        for publication in publications
     ]
     await stream.publish_async_completed()
     assert len({future.result().seq for future in futures}) == len(publications)

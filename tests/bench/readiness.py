@@ -62,7 +62,7 @@ async def _measure(folder: Path) -> tuple[Start, Start]:
         # Ten pods a second would take longer than tombstones live: let the day be as dense as they are kept.
         envelopes = history(PODS_COUNT)
         first = envelopes[0].time
-        dense = [msgspec.structs.replace(one, time=first + (one.time - first) * 0.9) for one in envelopes]
+        dense = [msgspec.structs.replace(envelope, time=first + (envelope.time - first) * 0.9) for envelope in envelopes]
         del envelopes
         tail = int(len(dense) * TAIL_RATIO)
         await here.install()

@@ -40,7 +40,7 @@ PODS_PER_NODE = 10
 READY_SECONDS_MAX = 300.0
 _CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 POLICY = """nodes_count_max = 1000000
-watch_seconds_max = 3600.0
+watch_age_seconds_max = 3600.0
 idle_seconds_max = 3600.0
 [removal]
 waiting_micro_usd_per_hour = 1_000_000_000_000
@@ -70,7 +70,7 @@ class Ground:
         """Publish facts; those of this process have ids of their own."""
         self._tellings_count += 1
         own = f"bench-{self._tellings_count}"
-        await publish_all(self.bus, [msgspec.structs.replace(one, id=f"{own}/{one.id}") for one in envelopes(story)])
+        await publish_all(self.bus, [msgspec.structs.replace(envelope, id=f"{own}/{envelope.id}") for envelope in envelopes(story)])
 
     async def install(self) -> None:
         """Give services their bytecode, as an installation does: here it may be that none is written, or none yet."""

@@ -23,8 +23,8 @@ from gpu_autoscaler.core.rises import (
     EMPTY_HISTORY,
     Forecast,
     confidence_ratio,
-    foresee,
-    free_wanted,
+    forecast_rises,
+    free_target,
     peak_count,
     sampled,
     score,
@@ -82,7 +82,7 @@ def measure() -> list[Line]:
         for soon in SOON_RATIOS
         for ahead in AHEAD_RATIOS
         for wanted in [
-            foreseen(trace, ForecastPolicy(lookback_hours=LOOKBACK_HOURS, soon_ratio=soon, ahead_ratio=ahead))
+            foreseen(trace, ForecastPolicy(lookback_hours=LOOKBACK_HOURS, short_rise_quantile_ratio=soon, long_rise_quantile_ratio=ahead))
         ]
         for hold in OUR_HOLDS_MINUTES
         for rule in [_with_hold(wanted, highest(trace.active, hold))]
@@ -177,16 +177,16 @@ def foreseen(trace: Trace, policy: ForecastPolicy) -> Wanted:
         if minute // 60 != hour or history.hours is not hours:
             scores.extend(
                 found
-                for each in history.hours[-4:]
-                if (not hours or each.hour > hours[-1].hour)
-                and (found := score(history, each.hour, policy)) is not None
+                for hour in history.hours[-4:]
+                if (not hours or hour.hour > hours[-1].hour)
+                and (found := score(history, hour.hour, policy)) is not None
             )
             hour, hours = minute // 60, history.hours
             confidence = confidence_ratio(scores, hour, policy)
             is_trusted = confidence is not None and confidence >= policy.confidence_ratio_min
-            forecast = foresee(hours, hour, policy) if is_trusted else None
-        free = free_wanted(forecast, active, peak_count(history))
-        wanted.append((active + free.least_count, active + free.enough_count))
+            forecast = forecast_rises(hours, hour, policy) if is_trusted else None
+        free = free_target(forecast, active, peak_count(history))
+        wanted.append((active + free.min_count, active + free.target_count))
     return wanted
 
 

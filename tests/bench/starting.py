@@ -77,7 +77,7 @@ async def _measure(folder: Path) -> tuple[int, float, float, float]:
         keep_seconds = time.perf_counter() - began
         await publish_all(bus, envelopes[-tail:])
         _, resumed_seconds = await _start(bus, store, len(envelopes))
-        await store.forget_snapshots([row.number for row in await store.snapshots()])
+        await store.delete_snapshots([row.number for row in await store.snapshots()])
         _, whole_seconds = await _start(bus, store, len(envelopes))
     return len(envelopes), whole_seconds, resumed_seconds, keep_seconds
 
@@ -87,8 +87,8 @@ async def publish_all(bus: NatsBus, envelopes: list[Envelope]) -> None:
     for start in range(0, len(envelopes), PUBLISHED_AT_ONCE):
         await bus.publish_many(
             [
-                Publication(subject=one.fact.subject(), payload=encode(one), message_id=one.id)
-                for one in envelopes[start : start + PUBLISHED_AT_ONCE]
+                Publication(subject=envelope.fact.subject(), payload=encode(envelope), message_id=envelope.id)
+                for envelope in envelopes[start : start + PUBLISHED_AT_ONCE]
             ]
         )
 

@@ -60,9 +60,9 @@ def _storm_seconds(ground: ClusterState, number: int) -> float:
     began = time.process_time()
     made = plan(state, _POLICY, T0)
     seconds = time.process_time() - began
-    drains = [each for each in made.decisions if isinstance(each, DrainNode)]
-    assert {each.node_name for each in drains} == set(taken), "the plan drains what is taken, and nothing else"
-    assert any(isinstance(each, BuyNode) for each in made.decisions), "the plan buys for what has to go"
+    drains = [decision for decision in made.decisions if isinstance(decision, DrainNode)]
+    assert {drain.node_name for drain in drains} == set(taken), "the plan drains what is taken, and nothing else"
+    assert any(isinstance(decision, BuyNode) for decision in made.decisions), "the plan buys for what has to go"
     assert check(made, state, _POLICY) == (), "the second opinion agrees"
     return seconds
 

@@ -8,7 +8,7 @@ from tests.chart.charting import of_kind, rendered, template
 from tests.chart.test_rendering import processes
 
 from gpu_autoscaler.providers.aws.advisor import bands_of
-from gpu_autoscaler.providers.aws.options import see_options
+from gpu_autoscaler.providers.aws.options import validate_options
 
 
 def test_google_cloud_s_groups_reach_whoever_buys_there() -> None:
@@ -38,7 +38,7 @@ def test_what_spot_costs_and_how_often_it_is_taken_reach_whoever_buys_on_aws(tmp
     told = {name: settings.aws for name, _, settings in processes(found) if settings.provider.name == "aws"}
     assert "gpu-autoscaler-controller" in told
     for one in told.values():
-        see_options(one)
+        validate_options(one)
         assert (one.spot_ceilings, one.placement_score_count) == (("g5.*=0.6", "p5.48xlarge=40"), 8)
         assert one.spot_advisor_path == "/etc/gpu-autoscaler-cloud/spot-advisor.json"
     path = tmp_path / "spot-advisor.json"

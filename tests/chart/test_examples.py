@@ -11,7 +11,7 @@ from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import pod
 from tests.support.kube_policies import defined
 
-from gpu_autoscaler.core.documents import judge
+from gpu_autoscaler.core.documents import resolve_documents
 from gpu_autoscaler.core.pod_groups import group_of
 from gpu_autoscaler.core.policy import DEFAULT_POLICY
 from gpu_autoscaler.core.removing.checkpoints import can_save
@@ -148,7 +148,7 @@ async def test_a_policy(plane: ControlPlane, kube: KubeHttp) -> None:
     defined(plane)
     plane.kubectl("apply", "--validate=strict", "--filename", str(EXAMPLES["autoscaling-policy"]))
     found = POLICIES.decode(json.dumps(await kube.read(POLICIES.path(name="research"))).encode(), "get")
-    judgement = judge([document(found, spec_of(found), 1)], (), DEFAULT_POLICY, "aws")
+    judgement = resolve_documents([document(found, spec_of(found), 1)], (), DEFAULT_POLICY, "aws")
     assert judgement.refused == {}
     assert [each.name for each in judgement.accepted] == ["research"]
 

@@ -207,10 +207,10 @@ def test_values_become_the_policy(tmp_path: Path) -> None:
     assert (policy.nodes_count_min, policy.nodes_count_max) == (1, 50)
     mix = policy.spot.mix
     assert (mix.spot_ratio, mix.on_demand_ratio, mix.reserved_ratio) == (0.4, 0.6, 0)
-    assert policy.spot.storm_gpu_ratio_max == 1
+    assert policy.spot.capacity_pool_gpu_ratio_max == 1
     forecast = policy.forecast
     assert (forecast.is_on, forecast.lookback_hours, forecast.confidence_ratio_min) == (True, 28 * 24, 0.8)
-    assert forecast.ahead_ratio == 0.6
+    assert forecast.long_rise_quantile_ratio == 0.6
     first, paid, rest = policy.pools
     assert [pool.nodes_count_min for pool in policy.pools] == [2, 0, 0]
     assert (first.name, first.priority, first.nodes_count_max, first.gpu_models) == ("spot-a100", 10, 20, ("A100",))
@@ -260,7 +260,7 @@ def test_a_cloud_s_values_reach_whoever_buys_there() -> None:
     assert "gpu-autoscaler-controller" in told
     for settings in told.values():
         assert settings.aws.region == "eu-west-1"
-        assert (settings.aws.groups, settings.aws.counted_groups) == (("training=p4d",), ("old=g4",))
+        assert (settings.aws.groups, settings.aws.desired_capacity_groups) == (("training=p4d",), ("old=g4",))
         assert (settings.aws.placement_groups, settings.aws.shared_groups) == (("near=p",), ("p4d",))
         assert (settings.aws.launch_template, settings.aws.subnets) == ("gpu", ("subnet-1",))
         assert (settings.aws.spot_ceilings, settings.aws.spot_advisor_path) == ((), None)

@@ -108,7 +108,7 @@ def _registered(machine: Json) -> Json:
 
 def _is_ready(node: Json) -> bool:
     conditions = node["status"].get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def _key(item: Json) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from gpu_autoscaler_services.demo.run import DEMO_POLICY
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 SHADOW_POLICY = """
-watch_seconds_max = 300.0
+watch_age_seconds_max = 300.0
 idle_seconds_max = 15.0
 scale_down_cooldown_seconds = 0.0
 disruption_ratio_max = 1.0
@@ -58,7 +58,7 @@ async def test_a_shadow_that_would_remove_idle_nodes_sooner_is_seen_and_does_not
         async with asyncio.timeout(60):
             while not (found := await _found(cluster)):
                 await asyncio.sleep(0.1)
-        assert {(one["real"]["what"], one["real"]["reason"]) for one in found} == {("held_back", "not_yet_idle")}
+        assert {(one["real"]["what"], one["real"]["reason"]) for one in found} == {("deferred", "not_yet_idle")}
         assert {(one["shadow"]["what"], one["shadow"]["reason"]) for one in found} == {("drain_node", "node_idle")}
         assert all(one["name"].startswith("node/g4dn") for one in found)
         assert (await _shown(cluster))["is_compared_with_scaler"] is True

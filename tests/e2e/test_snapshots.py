@@ -14,7 +14,7 @@ from tests.support.running import Running, running
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobPlaced, JobQueued, JobStarted
-from gpu_autoscaler.runtime.snapshot_codec import Label, read_label, unseal
+from gpu_autoscaler.runtime.snapshot_codec import Label, decode_label, decode_snapshot
 from gpu_autoscaler_services.scaler.service import Scaler
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
@@ -58,9 +58,9 @@ async def freeze_at_rest(cluster: Running, folder: Path) -> None:
 def last_kept(folder: Path) -> tuple[Label, ClusterState]:
     """The last snapshot."""
     sealed, body = asked(folder, "SELECT label, body FROM snapshots ORDER BY number DESC LIMIT 1")[0]
-    label = read_label(sealed)
+    label = decode_label(sealed)
     assert isinstance(label, Label)
-    state = unseal(label, body)
+    state = decode_snapshot(label, body)
     assert isinstance(state, ClusterState)
     return label, state
 

@@ -28,7 +28,7 @@ from gpu_autoscaler.events.scaling import (
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotOffersSampled
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import BudgetLimit
+from gpu_autoscaler.model.reasons import HourlyPriceLimit
 from gpu_autoscaler_services.demo.record import Record
 from gpu_autoscaler_services.local.system import CloudName, Elsewhere
 
@@ -95,7 +95,7 @@ def zones_by_likeness(record: Record, used: set[str]) -> list[str]:
 def held_for_money(record: Record) -> set[str]:
     """What was not bought for as the fleet would have cost too much an hour."""
     plans = (fact.plan for fact, _ in record.of(ScalingPlanMade))
-    return {held.subject for plan in plans for held in plan.held_back if isinstance(held.reason, BudgetLimit)}
+    return {held.subject for plan in plans for held in plan.deferred if isinstance(held.reason, HourlyPriceLimit)}
 
 
 async def notice(cluster: Running, nodes: list[str], within_seconds: float = 0.0) -> None:

@@ -17,9 +17,9 @@ from gpu_autoscaler.runtime.snapshot_codec import (
     Refusal,
     StreamMark,
     part_of,
-    read_label,
+    decode_label,
     seal,
-    unseal,
+    decode_snapshot,
 )
 
 History = tuple[Recorded, ...]
@@ -38,9 +38,9 @@ _SETTINGS = settings(
 def stored(state: ClusterState) -> ClusterState:
     """The state as another process reads it."""
     sealed, body = seal(LABEL, state)
-    label = read_label(sealed)
+    label = decode_label(sealed)
     assert isinstance(label, Label)
-    found = unseal(label, body)
+    found = decode_snapshot(label, body)
     assert isinstance(found, ClusterState)
     return found
 
@@ -72,7 +72,7 @@ def test_every_part_of_the_state_has_its_stream() -> None:
 
 def test_a_label_says_the_cut_that_it_stands_for() -> None:
     """Also after it was stored."""
-    label = read_label(seal(LABEL, EMPTY_STATE)[0])
+    label = decode_label(seal(LABEL, EMPTY_STATE)[0])
 
     assert isinstance(label, Label)
     assert (label.cut.last_sequences, label.cut.set_aside) == ((("JOB", 7),), (("JOB", 3),))
@@ -96,7 +96,7 @@ def test_a_flipped_bit_of_the_body_is_noticed(position: int) -> None:
         (b'"core_digest":"c"', b'"core_digest":"d"', "corrupt"),
         (b'"core_digest"', b'"core_digesd"', "corrupt"),
         (b"{", b"", "corrupt"),
-        (b'"format_version":1', b'"format_version":2', "other_format"),
+        (b'"format_version":1', b'"format_version":2', "format_changed"),
     ],
 )
 def test_a_label_that_was_changed_is_noticed(old: bytes, new: bytes, reason: str) -> None:
@@ -108,7 +108,7 @@ def test_a_label_that_was_changed_is_noticed(old: bytes, new: bytes, reason: str
 
 
 def _reason(sealed: bytes, body: bytes) -> Any:  # noqa: ANN401 - compared with a word
-    label = read_label(sealed)
-    found = label if isinstance(label, Refusal) else unseal(label, body)
+    label = decode_label(sealed)
+    found = label if isinstance(label, Refusal) else decode_snapshot(label, body)
     assert isinstance(found, Refusal)
     return found.reason

@@ -112,7 +112,7 @@ _REMOVALS = (
         "nodes are removed on an old picture",
         3,
         f"{_CORE}/freshness.py",
-        "age_seconds is not None and age_seconds <= policy.watch_seconds_max",
+        "age_seconds is not None and age_seconds <= policy.watch_age_seconds_max",
         "age_seconds is not None",
         world="blind",
         where=lambda policy: policy.idle_seconds_max >= 300.0,

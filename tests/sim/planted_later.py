@@ -104,7 +104,7 @@ _GOINGS = (
         "        elif budget.holds_at(as_of):\n",
         "        elif False:\n",
         world="operators",
-        where=lambda policy: policy.removal.budgets,
+        where=lambda policy: policy.removal.disruption_budgets,
     ),
     Planted(
         "one node more goes than the pace allows",

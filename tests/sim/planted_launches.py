@@ -100,7 +100,7 @@ LAUNCHES = (
         "a node that came too late is ended under its pods",
         2,
         f"{_CORE}/scale_down.py",
-        " or holds_work(view, draft.pods):\n        return None\n",
+        " or has_workload_pods(view, draft.pods):\n        return None\n",
         ":\n        return None\n",
         world="lost duds",
         hours=1.0,

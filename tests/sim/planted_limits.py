@@ -13,7 +13,7 @@ _CORE = "libs/gpu_autoscaler/core"
 
 
 def _has_limit_of_money(policy: ScalingPolicy) -> bool:
-    return policy.limits.money.day_micro_usd_max is not None or policy.limits.money.month_micro_usd_max is not None
+    return policy.limits.spend.day_micro_usd_max is not None or policy.limits.spend.month_micro_usd_max is not None
 
 
 # 5: no purchase passes a limit of money, and a job ends with its budget
@@ -34,7 +34,7 @@ _MONEY = (
         "    if money.month_micro_usd_max is not None:\n",
         "    if False:\n",
         "busy",
-        lambda policy: policy.limits.money.month_micro_usd_max is not None,
+        lambda policy: policy.limits.spend.month_micro_usd_max is not None,
     ),
     Planted(
         "what is promised to nodes is forgotten",
@@ -70,7 +70,7 @@ _AHEAD = (
         "headroom that is on its way is bought once more",
         2,
         f"{_CORE}/forecast.py",
-        "placed = draft.room.place_most(shape, want.enough_count - shared_count) if want.doubt is None else ()",
+        "placed = draft.room.place_most(shape, want.target_count - shared_count) if want.doubt is None else ()",
         "placed: tuple[str, ...] = ()",
         "calm",
         lambda policy: policy.headrooms,

@@ -66,8 +66,8 @@ _LEFT_OVER = (
             (_LEFT, "LEFT_SECONDS = 120.0", "LEFT_SECONDS = 0.0"),
             (
                 _LEFT,
-                "state.amiss_since.get(node.node_uid), state",
-                "state.amiss_since.get(node.node_uid, node.created_at), state",
+                "state.unhealthy_since.get(node.node_uid), state",
+                "state.unhealthy_since.get(node.node_uid, node.created_at), state",
             ),
             (_REMOVES, "ASKED_AGAIN_SECONDS = 60.0", "ASKED_AGAIN_SECONDS = 0.0"),
             (_REMOVES, 'return instance is None or instance.state == "terminated"', "return True"),

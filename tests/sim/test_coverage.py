@@ -19,12 +19,12 @@ from gpu_autoscaler_services.simulate import run_one
         ("operator_marks_node", "node_protected", 7, 2.0, 1.0),
         # Often, as one freeze may fall into a time in which a limit holds everything back already.
         ("operator_overrules", "frozen", 1, 1.0, 10.0),
-        ("operator_lowers_money", "money_exhausted", 1, 1.0, 4.0),
-        ("operator_lowers_money", "money_crossed", 1, 1.0, 4.0),
-        ("capacity_gone", "offers_refused", 14, 1.0, 1.0),
+        ("operator_lowers_money", "spend_exhausted", 1, 1.0, 4.0),
+        ("operator_lowers_money", "spend_enforcement_blocked", 1, 1.0, 4.0),
+        ("capacity_gone", "offers_unavailable", 14, 1.0, 1.0),
         ("price_missing", "price_unknown", 3, 2.0, 1.0),
-        ("worn_gpu", "node_sick", 3, 2.0, 1.0),
-        ("telemetry_silent", "telemetry_unsure", 3, 2.0, 1.0),
+        ("worn_gpu", "node_unhealthy", 3, 2.0, 1.0),
+        ("telemetry_silent", "telemetry_unreliable", 3, 2.0, 1.0),
     ],
 )
 def test_a_fault_brings_its_reason(kind: str, reason: str, seed: int, hours: float, times: float) -> None:
@@ -45,7 +45,7 @@ def test_what_was_never_reached_is_named() -> None:
     assert "node_orphaned" in summary.reasons_never_given
     told = StringIO()
     tell(summary, Console(file=told, width=4000))
-    assert f"money_crossed ({SELDOM['money_crossed']})" in told.getvalue()
+    assert f"spend_enforcement_blocked ({SELDOM['spend_enforcement_blocked']})" in told.getvalue()
 
 
 def test_only_reasons_that_there_are_are_called_seldom() -> None:
@@ -57,4 +57,4 @@ def test_a_large_world_that_foresees_demand_says_that_it_is_not_sure_yet() -> No
     """Its record has a day before, of which a forecast is made that nothing has scored."""
     result = run_one(Setting(seed=9, hours=0.6, ends_at_hours=0.6, kinds=(), is_large=True))
     assert result.broken == ()
-    assert result.reasons.get("forecast_unsure")
+    assert result.reasons.get("forecast_uncertain")

@@ -17,7 +17,7 @@ def test_limits_of_a_large_world_bind_where_ten_nodes_stand() -> None:
     assert all(policy.nodes_count_max >= 14 and (policy.gpu_count_max or 40) >= 40 for policy in policies)
     assert all((policy.price_micro_usd_per_hour_max or 40_000_000) >= 40_000_000 for policy in policies)
     assert sum(policy.nodes_count_max == 14 for policy in policies) > 20
-    assert sum(policy.limits.money.day_micro_usd_max is not None for policy in policies) > 20
+    assert sum(policy.limits.spend.day_micro_usd_max is not None for policy in policies) > 20
 
 
 def test_something_is_amiss_in_every_large_world() -> None:

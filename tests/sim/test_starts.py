@@ -19,5 +19,5 @@ def test_a_start_goes_on_from_a_snapshot_and_throws_spoilt_ones_away() -> None:
     with capture_logs() as logs:
         result = world.run()
     assert result.broken == ()
-    assert {"corrupt", "other_format", "other_stream"} <= {one.get("reason") for one in logs}
+    assert {"corrupt", "format_changed", "stream_changed"} <= {one.get("reason") for one in logs}
     assert "started from a snapshot" in {one["event"] for one in logs}

@@ -17,7 +17,7 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished
 from gpu_autoscaler.model.ids import FactId, JobId
 from gpu_autoscaler.runtime.config import load_settings
-from gpu_autoscaler.runtime.process import Workplace, run_process
+from gpu_autoscaler.runtime.process import ProcessContext, run_process
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outputs, Service
 
@@ -71,7 +71,7 @@ def consumers() -> tuple[ConsumerSpec, ...]:
     return tuple(msgspec.structs.replace(spec, ack_wait_seconds=1.0) for spec in specs)
 
 
-async def compose(place: Workplace) -> tuple[Service, Bus]:
+async def compose(place: ProcessContext) -> tuple[Service, Bus]:
     """The ender on the broker that the environment names."""
     nats = place.settings.nats
     bus = await NatsBus.connect(

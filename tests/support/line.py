@@ -20,7 +20,7 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler.runtime.reading import read_message
+from gpu_autoscaler.runtime.reading import decode_message
 from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.store.sqlite import SqliteStore
@@ -71,8 +71,8 @@ class Line:
         for spec in streams():
             for sequence in range(1, await self._bus.last_sequence(spec.name) + 1):
                 message = await self._bus.message_at(spec.name, sequence)
-                if message is not None and spec.name not in ("DEAD", "TRIAL", "ADVISORY"):
-                    said.append(read_message(message, self.here.clock))
+                if message is not None and spec.name not in ("DEAD", "ATTEMPT", "ADVISORY"):
+                    said.append(decode_message(message, self.here.clock))
         return said
 
     async def said(self, kind: type[FactT], holds: Callable[[FactT], object] = lambda _: True) -> list[FactT]:

@@ -6,7 +6,7 @@ from tests.support.purchases import provider_id
 from tests.support.told import T0, Story, Told
 
 from gpu_autoscaler.core.policies.limits import LimitsPolicy
-from gpu_autoscaler.core.policies.money import MoneyPolicy
+from gpu_autoscaler.core.policies.money import SpendPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostLedgerTold, CostShare, Spent
 from gpu_autoscaler.model.ids import JobId
@@ -64,9 +64,9 @@ def charged(
     return (Told(fact, to_at),)
 
 
-def at_most(*, day: float | None = None, month: float | None = None, is_hard: bool = True) -> MoneyPolicy:
+def at_most(*, day: float | None = None, month: float | None = None, is_hard: bool = True) -> SpendPolicy:
     """Limits in USD."""
-    return MoneyPolicy(
+    return SpendPolicy(
         day_micro_usd_max=None if day is None else round(day * USD),
         month_micro_usd_max=None if month is None else round(month * USD),
         is_hard=is_hard,
@@ -75,4 +75,4 @@ def at_most(*, day: float | None = None, month: float | None = None, is_hard: bo
 
 def clusters(**limits: float | bool | None) -> ScalingPolicy:
     """A policy with these limits for the whole cluster, in USD."""
-    return ScalingPolicy(limits=LimitsPolicy(money=at_most(**limits)))  # type: ignore[arg-type]
+    return ScalingPolicy(limits=LimitsPolicy(spend=at_most(**limits)))  # type: ignore[arg-type]

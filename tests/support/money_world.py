@@ -24,7 +24,7 @@ from gpu_autoscaler.events.scaling import ScalingNodeDrained, ScalingNodeTermina
 from gpu_autoscaler.model.decisions import BuyNode, Cut, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.ids import JobId, NodeUid, PlanId, PodUid
 from gpu_autoscaler.model.money import cost_micro_usd
-from gpu_autoscaler.model.reasons import MoneyExhausted
+from gpu_autoscaler.model.reasons import SpendExhausted
 
 STEP = timedelta(seconds=55)
 
@@ -214,7 +214,7 @@ class MoneyWorld:
         elif isinstance(decision, DrainNode):
             machine = next(each for each in self._machines if f"uid-{each.name}" == decision.node_uid)
             machine.drain = decision
-            self.gone_count += isinstance(decision.reason, MoneyExhausted)
+            self.gone_count += isinstance(decision.reason, SpendExhausted)
             patience = (decision.deadline_at - self.now).total_seconds() if machine.job_id is not None else 0.0
             seconds = self._chance.uniform(0, patience) + self._chance.uniform(0, 110)
             machine.ends_at = self.now + timedelta(seconds=seconds)

@@ -30,7 +30,7 @@ QUICK = Limits(
     heartbeat_seconds=0.2,
     lag_seconds=0.2,
     stream_watch_seconds=0.2,
-    given_up_seconds=0.2,
+    max_deliveries_poll_seconds=0.2,
     fold_seconds_max=1.0,
     shutdown_seconds_max=1.0,
     backoff=Backoff(first_seconds=0.01, seconds_max=0.05),

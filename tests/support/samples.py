@@ -5,11 +5,11 @@ from typing import get_args
 import msgspec
 from tests.support.told import T0
 
-from gpu_autoscaler.model.directives import Word
-from gpu_autoscaler.model.passed import DroppedPreference, PassedBecause, PassedOver
+from gpu_autoscaler.model.directives import Attribution
+from gpu_autoscaler.model.passed import DroppedPreference, RejectionCause, RejectedOffer
 from gpu_autoscaler.model.reason import Reason
 
-_PASSED_OVER = PassedOver(offer="a/b/spot", price_micro_usd_per_hour=3, because=PassedBecause.NEVER_ON_SPOT)
+_PASSED_OVER = RejectedOffer(offer="a/b/spot", price_micro_usd_per_hour=3, because=RejectionCause.SPOT_NOT_ALLOWED)
 
 _DROPPED = DroppedPreference(preference="zone zone-b", kept_by="a/zone-b/spot", price_micro_usd_per_hour=4)
 
@@ -19,9 +19,9 @@ def sample(reason: type[Reason]) -> Reason:
     values: dict[str, object] = {}
     for field in msgspec.structs.fields(reason):
         kind = str(field.type)
-        if "Word" in kind:
-            values[field.name] = Word(key="override/pool/gpu-7", by="ada", why="upkeep", until=T0)
-        elif "PassedOver" in kind:
+        if "Attribution" in kind:
+            values[field.name] = Attribution(key="override/pool/gpu-7", by="ada", why="upkeep", until=T0)
+        elif "RejectedOffer" in kind:
             values[field.name] = _PASSED_OVER
         elif "DroppedPreference" in kind:
             values[field.name] = (_DROPPED,)
@@ -33,7 +33,7 @@ def sample(reason: type[Reason]) -> Reason:
             values[field.name] = get_args(field.type)[0]
         elif "float" in kind:
             values[field.name] = 0.5 if field.name.endswith(("ratio", "ratio_min")) else 700.0
-        elif field.name == "fault":
+        elif field.name == "error":
             values[field.name] = "silent"
         elif field.type is bool:
             values[field.name] = True

@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from gpu_autoscaler.bus.protocol import Ack, Bus, EffectConsumer, Message, microseconds_of
-from gpu_autoscaler.bus.streams import DEAD, GIVEN_UP
+from gpu_autoscaler.bus.streams import DEAD, MAX_DELIVERIES_CONSUMER
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import derive_id
 
@@ -63,7 +63,7 @@ class Resubmitted(msgspec.Struct, frozen=True, kw_only=True):
     ack: Ack
 
 
-class GivenUp(msgspec.Struct, frozen=True):
+class MaxDeliveriesAdvisory(msgspec.Struct, frozen=True):
     """The server's word that it no longer delivers a message to a consumer.
 
     Source: NATS documentation, "JetStream / Monitoring / Advisories" (read 2026-11-21).
@@ -156,24 +156,24 @@ class DeadLetters:
             after_sequence = page[-1].sequence
         return sent
 
-    async def collect_given_up(self, *, at: datetime, wait_seconds_max: float = 1.0) -> Sequence[GivenUp]:
+    async def collect_max_deliveries(self, *, at: datetime, wait_seconds_max: float = 1.0) -> Sequence[MaxDeliveriesAdvisory]:
         """Make dead letters of messages that the server stopped delivering; returns which those were.
 
-        Needs the consumer `GIVEN_UP` among the declared ones. A message that has aged out meanwhile still leaves a
+        Needs the consumer `MAX_DELIVERIES_CONSUMER` among the declared ones. A message that has aged out meanwhile still leaves a
         letter, with an empty payload: that something was lost is said. A word that names no message is set aside too.
         """
         if self._given_up is None:
-            self._given_up = await self._bus.effect_consumer(GIVEN_UP.durable)
+            self._given_up = await self._bus.effect_consumer(MAX_DELIVERIES_CONSUMER.durable)
         deliveries = await self._given_up.fetch(PAGE_COUNT_MAX // 10, wait_seconds_max)
         given_up = []
         for delivery in deliveries:
             try:
-                advice = msgspec.json.decode(delivery.message.payload, type=GivenUp)
+                advice = msgspec.json.decode(delivery.message.payload, type=MaxDeliveriesAdvisory)
                 message = await self._bus.message_at(advice.stream, advice.stream_seq)
             except (msgspec.MsgspecError, PermanentError) as exc:  # not of the server, or of a stream that is gone
                 await self.set_aside(
                     delivery.message,
-                    service=GIVEN_UP.durable.partition("-")[0],
+                    service=MAX_DELIVERIES_CONSUMER.durable.partition("-")[0],
                     reason=f"names no message that was given up: {exc}",
                     error_kind=type(exc).__name__,
                     delivered_count=delivery.delivered_count,
@@ -232,7 +232,7 @@ class DeadLetters:
             await projection.close()
 
 
-def _aged_out(advice: GivenUp, at: datetime) -> Message:
+def _aged_out(advice: MaxDeliveriesAdvisory, at: datetime) -> Message:
     return Message(
         subject=f"{advice.stream.lower()}.aged_out",
         payload=b"",

@@ -9,7 +9,7 @@ import msgspec
 import nats.errors
 import structlog
 
-from gpu_autoscaler.bus.nats_link import ApiError, NatsLink, Unanswered
+from gpu_autoscaler.bus.nats_link import ApiError, NatsLink, RequestTimedOut
 from gpu_autoscaler.bus.nats_pull import Pull
 from gpu_autoscaler.bus.nats_read import NO_STREAM, message, place
 from gpu_autoscaler.bus.nats_wire import Frame
@@ -86,7 +86,7 @@ class NatsDelivery:
                     self._reply, verdict, STALE_ANSWER_SECONDS_MAX if is_stale else ANSWER_SECONDS_MAX
                 )
             except TransientError as exc:
-                if isinstance(exc, Unanswered) or loop.time() + PAUSE_SECONDS > deadline:
+                if isinstance(exc, RequestTimedOut) or loop.time() + PAUSE_SECONDS > deadline:
                     raise TransientError(
                         f"{verdict[:4].decode()} of {self._message.stream} {self._message.sequence} was not confirmed: "
                         f"{exc}; the message will come again"

@@ -47,11 +47,11 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True):
     no_stream_seconds_max: float = 5.0  # a cluster that elects a leader says for about 4 s that there is no stream
 
 
-class NoAnswerer(TransientError):
+class NoResponders(TransientError):
     """Nobody listens on the subject now: no such stream or consumer, or JetStream is not up yet."""
 
 
-class Unanswered(TransientError):
+class RequestTimedOut(TransientError):
     """The connection stands, but no answer came in time."""
 
 
@@ -254,7 +254,7 @@ class NatsLink:
             raise TransientError(f"the broker at {self._server()} is away: {exc}") from exc
 
     async def request(self, subject: str, payload: bytes, seconds_max: float | None = None) -> Frame:
-        """Return the answer. Raises Unanswered, NoAnswerer, or another TransientError when the connection breaks."""
+        """Return the answer. Raises RequestTimedOut, NoResponders, or another TransientError when the connection breaks."""
         await self.wait_until_up()
         answer = await self.ask(subject, payload)
         try:
@@ -263,25 +263,25 @@ class NatsLink:
         except TimeoutError as exc:
             if await self.is_silent(answer.done):
                 self.doubt()
-                raise Unanswered(f"the broker did not answer on {subject} in time") from exc
+                raise RequestTimedOut(f"the broker did not answer on {subject} in time") from exc
             message = answer.result()
         finally:
             answer.cancel()
         if message.status[0] == NO_RESPONDERS:
-            raise NoAnswerer(f"nobody answers on {subject}: no such stream or consumer, or JetStream is not up")
+            raise NoResponders(f"nobody answers on {subject}: no such stream or consumer, or JetStream is not up")
         return message
 
     async def call(
         self, operation: str, body: Mapping[str, Any] | None = None, *, seconds_max: float | None = None
     ) -> dict[str, Any]:
-        """Ask the JetStream API, e.g. `STREAM.INFO.JOB`. Raises ApiError, NoAnswerer, TransientError."""
+        """Ask the JetStream API, e.g. `STREAM.INFO.JOB`. Raises ApiError, NoResponders, TransientError."""
         payload = b"" if body is None else msgspec.json.encode(body)
         message = await self.request(f"$JS.API.{operation}", payload, seconds_max)
         answer: dict[str, Any] = msgspec.json.decode(message.payload)
         error = answer.get("error")
         if error:
             if error.get("code") == 503:
-                raise NoAnswerer(f"JetStream is not ready: {error.get('description')}")
+                raise NoResponders(f"JetStream is not ready: {error.get('description')}")
             raise ApiError(int(error.get("err_code", 0)), str(error.get("description", "no reason given")))
         return answer
 

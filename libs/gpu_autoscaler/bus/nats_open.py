@@ -7,7 +7,7 @@ from typing import Any
 
 import nats.errors
 
-from gpu_autoscaler.bus.nats_link import RECONNECT_SECONDS, UNSENT_BYTES_MAX, ApiError, NatsLink, NoAnswerer, Waits
+from gpu_autoscaler.bus.nats_link import RECONNECT_SECONDS, UNSENT_BYTES_MAX, ApiError, NatsLink, NoResponders, Waits
 from gpu_autoscaler.bus.nats_wire import tapped_client
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import ConfigError, TransientError
@@ -101,7 +101,7 @@ async def _inspect(link: NatsLink, addresses: str) -> None:
     try:
         # Without JetStream nobody at all answers this question.
         await link.call("INFO")
-    except (NoAnswerer, ApiError) as exc:
+    except (NoResponders, ApiError) as exc:
         if link.client.connected_url is not None and not _says_jetstream(link):
             mistakes.append(
                 f"the NATS server at {addresses} has no JetStream ({exc}); start it with `-js` or a `jetstream` block"

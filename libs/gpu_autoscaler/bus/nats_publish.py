@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, NatsLink, NoAnswerer
+from gpu_autoscaler.bus.nats_link import NO_RESPONDERS, NatsLink, NoResponders
 from gpu_autoscaler.bus.nats_read import MESSAGE_ID, stored_message
 from gpu_autoscaler.bus.nats_wire import Frame, command, header_block, is_header, is_subject
 from gpu_autoscaler.bus.protocol import Ack, Publication
@@ -106,7 +106,7 @@ class NatsPublisher:
             if len(flight.acks) > count:
                 started, pause = loop.time(), PAUSE_SECONDS_MIN
             waited = loop.time() - started
-            if isinstance(cause, NoAnswerer) and waited >= self._link.waits.no_stream_seconds_max:
+            if isinstance(cause, NoResponders) and waited >= self._link.waits.no_stream_seconds_max:
                 await self._refuse_without_stream(publications[todo[0]].subject)
             if waited + pause > self._link.waits.publish_seconds_max:
                 first = publications[todo[0]]
@@ -202,7 +202,7 @@ class NatsPublisher:
 
     async def _read(self, publication: Publication, message: Frame) -> Ack:
         if message.headers and message.status[0] == NO_RESPONDERS:
-            raise NoAnswerer(f"no stream takes {publication.subject} now")
+            raise NoResponders(f"no stream takes {publication.subject} now")
         stored = _decoder.decode(message.payload)
         if stored.error is None:
             return Ack(stream=stored.stream, sequence=stored.seq, is_duplicate=stored.duplicate)

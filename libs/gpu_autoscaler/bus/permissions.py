@@ -14,7 +14,7 @@ from gpu_autoscaler.bus.streams import (
     DEAD,
     LEASES,
     STREAMS,
-    TRIAL,
+    ATTEMPT,
     ConsumerSpec,
     consumers_of_process,
     subject_filter,
@@ -65,7 +65,7 @@ def of_service(
             written,
             _making(),
             _reading(read),
-            (f"{_API}.STREAM.MSG.GET.{stream}" for stream in {*looked_at, *reads, TRIAL, LEASES.stream}),
+            (f"{_API}.STREAM.MSG.GET.{stream}" for stream in {*looked_at, *reads, ATTEMPT, LEASES.stream}),
             chain.from_iterable(map(_working, own)),
             (f"$JS.ACK.{spec.stream}.{spec.durable}.>" for spec in own),
             (f"_INBOX_{name}.>",),  # to itself, to prove that a connection carries something

@@ -21,7 +21,7 @@ SERVER_PAYLOAD_BYTES_MAX = 8 * MEBIBYTE
 MESSAGE_BYTES_MAX = SERVER_PAYLOAD_BYTES_MAX - 64 * 1024
 
 DEAD = "DEAD"  # what was set aside, and what was sent again
-TRIAL = "TRIAL"  # messages that may end the process which handles them
+ATTEMPT = "ATTEMPT"  # messages that may end the process which handles them
 ADVISORY = "ADVISORY"  # the server's own word on messages that it no longer delivers
 ADVISORY_ROOT = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"  # then .<stream>.<consumer>
 
@@ -233,7 +233,7 @@ STREAMS: tuple[StreamSpec, ...] = (
         message_bytes_max=-1,  # a message at its limit, and the headers that say why it is here
     ),
     StreamSpec(
-        name=TRIAL,
+        name=ATTEMPT,
         subjects=("trial.>",),
         description="How often a message was begun by a process that did not survive it",
         max_age_seconds=6 * 3600,  # a supervisor may wait minutes before it starts a process again
@@ -290,13 +290,13 @@ def consumers_for(service_name: str, consumed: Iterable[type[Fact]]) -> tuple[Co
 
 
 # Reads ADVISORY into DEAD. Shared by all services that consume, so that each word of the server is handled once.
-GIVEN_UP = ConsumerSpec(durable="dead_letters-advisory-act", stream=ADVISORY, subjects=(f"{ADVISORY_ROOT}.>",))
+MAX_DELIVERIES_CONSUMER = ConsumerSpec(durable="dead_letters-advisory-act", stream=ADVISORY, subjects=(f"{ADVISORY_ROOT}.>",))
 
 
 def consumers_of_process(service_name: str, consumed: Iterable[type[Fact]]) -> tuple[ConsumerSpec, ...]:
-    """What the process of a service declares: its own consumers and, where it has any, GIVEN_UP."""
+    """What the process of a service declares: its own consumers and, where it has any, MAX_DELIVERIES_CONSUMER."""
     own = consumers_for(service_name, consumed)
-    return (*own, GIVEN_UP) if own else ()
+    return (*own, MAX_DELIVERIES_CONSUMER) if own else ()
 
 
 def differences(thing: str, declared: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
@@ -325,7 +325,7 @@ def streams_document(services: Mapping[str, Iterable[type[Fact]]]) -> dict[str, 
     consumers = [spec for name in sorted(services) for spec in consumers_for(name, services[name])]
     return {
         "streams": msgspec.to_builtins(STREAMS),
-        "consumers": msgspec.to_builtins([*consumers, GIVEN_UP]),
+        "consumers": msgspec.to_builtins([*consumers, MAX_DELIVERIES_CONSUMER]),
         "buckets": msgspec.to_builtins(BUCKETS),
         "server": {"max_payload": SERVER_PAYLOAD_BYTES_MAX, "version_min": "2.15"},
     }

@@ -17,13 +17,13 @@ from gpu_autoscaler.core.admitting.runtimes import runtime_mistakes
 from gpu_autoscaler.core.admitting.share_asked import (
     is_share,
     memory_min,
-    memory_to_ask_for,
-    models_asked,
-    part_mistakes,
+    replica_memory_bytes,
+    requested_models,
+    share_violations,
     share_for,
 )
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.pools import allows
+from gpu_autoscaler.core.pools import pool_allows
 from gpu_autoscaler.core.slicing import Share, shares_of, shares_on
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.job import JobRequested
@@ -83,7 +83,7 @@ def supply(state: ClusterState, policy: ScalingPolicy) -> Supply:
         share
         for pool, how in sharing
         for offer in state.offers.offers
-        if allows(pool, offer)
+        if pool_allows(pool, offer)
         for share in shares_of(how, offer)
     ]
     parts += [share for node in state.nodes.values() for share in shares_on(node)]
@@ -132,7 +132,7 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
     default_hours = min(policy.job_duration_hours_default, policy.job_duration_hours_max)
     hours = default_hours if request.max_duration_hours is None else request.max_duration_hours
     priority, share = request.priority, share_for(gpus, known.shares) if is_share(gpus) else None
-    models = models_asked(gpus)
+    models = requested_models(gpus)
     return JobSpec(
         job_id=job_id_of(request.job_id, event_id),
         job_name=request.job_name,
@@ -150,7 +150,7 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         ),
         gpu_model=models[0] if len(models) == 1 else None,
         gpu_models=models if len(models) > 1 else (),
-        gpu_memory_bytes_min=memory_min(gpus.gpu_memory_gb) if share is None else memory_to_ask_for(share),
+        gpu_memory_bytes_min=memory_min(gpus.gpu_memory_gb) if share is None else replica_memory_bytes(share),
         image=request.container.image,
         command=request.container.command,
         env=request.container.env,
@@ -210,7 +210,7 @@ def _gpus(request: JobRequested, policy: ScalingPolicy, known: Supply) -> Iterat
         total = gpus.gpu_count * members
         yield Mistake(field, f"times {members} members is {total} GPUs; a job may have {policy.max_gpus_per_job}")
     if is_share(gpus):
-        yield from part_mistakes(gpus, known.shares)
+        yield from share_violations(gpus, known.shares)
     if len(gpus.gpu_types) > _MODELS_COUNT_MAX:
         most = f"at most {_MODELS_COUNT_MAX} can be named; leave the type out where any will do"
         yield Mistake("gpu_requirements.gpu_type", f"has {len(gpus.gpu_types)} models; {most}")
@@ -220,7 +220,7 @@ def _gpus(request: JobRequested, policy: ScalingPolicy, known: Supply) -> Iterat
     if gpus.gpu_type == ():
         yield Mistake("gpu_requirements.gpu_type", "is an empty list; name the models that will do, or leave it out")
     elif not unknown and gpus.gpu_memory_gb is not None:
-        yield from _gpu_memory(gpus.gpu_memory_gb, [*models_asked(gpus)] or sorted(models))
+        yield from _gpu_memory(gpus.gpu_memory_gb, [*requested_models(gpus)] or sorted(models))
 
 
 def _gpu_memory(memory_gib: float, models: list[str]) -> Iterator[Mistake]:

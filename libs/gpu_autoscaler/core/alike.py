@@ -8,7 +8,7 @@ import msgspec
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 
 
-def with_their_like(items: list[DemandItem]) -> list[DemandItem]:
+def infer_unschedulable(items: list[DemandItem]) -> list[DemandItem]:
     """Pods of which Kubernetes has not spoken want room as well where it found none for one that asks for the same.
 
     Members of groups and of jobs are spoken of one by one.
@@ -17,7 +17,7 @@ def with_their_like(items: list[DemandItem]) -> list[DemandItem]:
     if not refused:
         return items
     return [
-        msgspec.structs.replace(item, source=DemandSource.PENDING_POD, is_unspoken=True)
+        msgspec.structs.replace(item, source=DemandSource.PENDING_POD, is_inferred_unschedulable=True)
         if item.source is DemandSource.ARRIVING_POD and item.job_id is None and _asked(item) in refused
         else item
         for item in items

@@ -21,7 +21,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.scaling import ScalingPodEvicted
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.decisions import DrainNode, ReleaseInstance
-from gpu_autoscaler.model.waits import BurstArriving
+from gpu_autoscaler.model.waits import BatchWindowOpen
 
 # What happened is told for so long: an announcer that was away a moment still tells it. Source: our own.
 TOLD_FOR = timedelta(minutes=5)
@@ -73,7 +73,7 @@ def announcements(sight: Sight) -> Iterator[Announcement]:
 def _of_pod(pod: PodObserved, sight: Sight) -> Announcement | None:
     held = sight.planned.get(f"pod/{pod.pod_uid}")
     is_coming = is_ordered_for(pod, sight)
-    if isinstance(held, BurstArriving):
+    if isinstance(held, BatchWindowOpen):
         return None  # over in a moment
     if held is None and not is_coming:
         return None  # no plan has spoken of it: its own scheduler has said what there is to say
@@ -89,13 +89,13 @@ def _of_pod(pod: PodObserved, sight: Sight) -> Announcement | None:
     )
 
 
-def _of_hold(held: reasons.HoldReason) -> str:
+def _of_hold(held: reasons.DeferReason) -> str:
     match held:
-        case reasons.RoomExpected():
+        case reasons.CapacityExpected():
             return "ScaleUpTriggered"
-        case reasons.BudgetLimit() | reasons.MoneyLimit():
+        case reasons.HourlyPriceLimit() | reasons.SpendLimit():
             return "BudgetExceeded"
-        case reasons.NoOfferFits() | reasons.OffersRefused() | reasons.PriceUnknown():
+        case reasons.NoOfferFits() | reasons.OffersUnavailable() | reasons.PriceUnknown():
             return "InsufficientCapacity"
         case _:
             return "ScaleUpBlocked"

@@ -9,15 +9,15 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from gpu_autoscaler.core.directives import InForce
+from gpu_autoscaler.core.directives import ActiveDirectives
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.nodes.life import NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven
-from gpu_autoscaler.model.directives import Override, Word
+from gpu_autoscaler.model.directives import Override, Attribution
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.reasons import BeyondOverride, Frozen, KeptByOverride, OverrideReached, PoolPaused
+from gpu_autoscaler.model.reasons import AboveOverride, Frozen, KeptByOverride, OverrideReached, PoolPaused
 
 Kind = tuple[str | None, str | None]  # pool and GPU model
 Unit = Literal["node", "GPU"]
@@ -34,24 +34,24 @@ class Bound(NamedTuple):
     """One side of an override, in one unit."""
 
     override: Override
-    word: Word
+    word: Attribution
     unit: Unit
     limit: int
 
 
-def word_of(given: PolicyDirectiveGiven) -> Word:
+def word_of(given: PolicyDirectiveGiven) -> Attribution:
     """Who said it, why, and until when."""
-    return Word(key=given.directive.key, by=given.given_by, why=given.reason, until=given.until)
+    return Attribution(key=given.directive.key, by=given.given_by, why=given.reason, until=given.until)
 
 
-def frozen_by(directives: InForce, policy: ScalingPolicy) -> Frozen | None:
+def frozen_by(directives: ActiveDirectives, policy: ScalingPolicy) -> Frozen | None:
     """Return who wants nothing to be changed; None: nobody does."""
     if directives.freeze is not None:
-        return Frozen(said=word_of(directives.freeze))
+        return Frozen(attribution=word_of(directives.freeze))
     return Frozen() if policy.is_frozen else None
 
 
-def most(directives: InForce) -> Iterator[Bound]:
+def most(directives: ActiveDirectives) -> Iterator[Bound]:
     """Every most that holds."""
     for override, given in directives.overrides:
         if override.nodes_count_max is not None:
@@ -60,7 +60,7 @@ def most(directives: InForce) -> Iterator[Bound]:
             yield Bound(override, word_of(given), "GPU", override.gpu_count_max)
 
 
-def least(directives: InForce) -> Iterator[Bound]:
+def least(directives: ActiveDirectives) -> Iterator[Bound]:
     """Every least that holds."""
     for override, given in directives.overrides:
         if override.nodes_count_min is not None:
@@ -69,7 +69,7 @@ def least(directives: InForce) -> Iterator[Bound]:
             yield Bound(override, word_of(given), "GPU", override.gpu_count_min)
 
 
-def takes_in(override: Override, kind: Kind) -> bool:
+def applies_to(override: Override, kind: Kind) -> bool:
     """True when nodes of this pool and GPU model are in the override's scope."""
     pool, gpu_model = kind
     return override.pool in (None, pool) and override.gpu_model in (None, gpu_model)
@@ -102,10 +102,10 @@ def count_of(views: Iterable[NodeView]) -> Mapping[Kind, Count]:
     return {kind: Count(nodes[kind], gpus[kind]) for kind in nodes}
 
 
-class Headcount:
+class OverrideUsage:
     """Nodes and GPUs by pool and model while a plan buys: a scratch pad, asked what somebody's most leaves."""
 
-    def __init__(self, views: tuple[NodeView, ...], directives: InForce) -> None:
+    def __init__(self, views: tuple[NodeView, ...], directives: ActiveDirectives) -> None:
         self._paused = directives.paused
         self._most = tuple(most(directives))
         self._counts = dict(counted(views)) if directives.overrides else {}
@@ -120,19 +120,19 @@ class Headcount:
     def excess(self, pool: str, offer: Offer) -> PoolPaused | OverrideReached | None:
         """Return what stands against one more node of the offer; None: nothing."""
         if (pause := self._paused.get(pool)) is not None:
-            return PoolPaused(pool=pool, said=word_of(pause))
+            return PoolPaused(pool=pool, attribution=word_of(pause))
         for bound in self._most:
             more = 1 if bound.unit == "node" else offer.resources.gpu_count
             count = in_scope(bound, self._counts)
             # A node without GPUs passes no limit of GPUs, not even one that is passed already.
-            if more and takes_in(bound.override, (pool, offer.gpu_model)) and count + more > bound.limit:
-                return OverrideReached(said=bound.word, unit=bound.unit, count=count, count_max=bound.limit)
+            if more and applies_to(bound.override, (pool, offer.gpu_model)) and count + more > bound.limit:
+                return OverrideReached(attribution=bound.word, unit=bound.unit, count=count, count_max=bound.limit)
         return None
 
 
 def in_scope(bound: Bound, counts: Mapping[Kind, Count]) -> int:
     """How many nodes or GPUs the override counts among these."""
-    within = (count for kind, count in counts.items() if takes_in(bound.override, kind))
+    within = (count for kind, count in counts.items() if applies_to(bound.override, kind))
     return sum(count.nodes if bound.unit == "node" else count.gpus for count in within)
 
 
@@ -152,31 +152,31 @@ def with_purchases(before: Mapping[Kind, Count], draft: Draft) -> Mapping[Kind, 
     return counts
 
 
-def keeper(view: NodeView, draft: Draft) -> PoolPaused | KeptByOverride | None:
+def protecting_directive(view: NodeView, draft: Draft) -> PoolPaused | KeptByOverride | None:
     """Return the directive for which the node is not to go by our choice; None: none keeps it."""
     if (pause := draft.directives.paused.get(view.pool or "")) is not None:
-        return PoolPaused(pool=view.pool or "", said=word_of(pause))
+        return PoolPaused(pool=view.pool or "", attribution=word_of(pause))
     for bound in least(draft.directives):
-        if not takes_in(bound.override, kind_of(view)):
+        if not applies_to(bound.override, kind_of(view)):
             continue
         count = in_scope(bound, staying(draft))
         less = 1 if bound.unit == "node" else bought_gpu_count(view)
         if less and count - less < bound.limit:
-            return KeptByOverride(said=bound.word, unit=bound.unit, count=count, count_min=bound.limit)
+            return KeptByOverride(attribution=bound.word, unit=bound.unit, count=count, count_min=bound.limit)
     return None
 
 
-def beyond(view: NodeView, draft: Draft) -> BeyondOverride | None:
+def beyond(view: NodeView, draft: Draft) -> AboveOverride | None:
     """Return the most that there is more than while this node stays; None: none is passed."""
     for bound in most(draft.directives):
-        if takes_in(bound.override, kind_of(view)) and (bound.unit == "node" or bought_gpu_count(view)):
+        if applies_to(bound.override, kind_of(view)) and (bound.unit == "node" or bought_gpu_count(view)):
             count = in_scope(bound, staying(draft))
             if count > bound.limit:
-                return BeyondOverride(said=bound.word, unit=bound.unit, count=count, count_max=bound.limit)
+                return AboveOverride(attribution=bound.word, unit=bound.unit, count=count, count_max=bound.limit)
     return None
 
 
-def overruled(policy: ScalingPolicy, directives: InForce) -> ScalingPolicy:
+def cap_minimum(policy: ScalingPolicy, directives: ActiveDirectives) -> ScalingPolicy:
     """Return the policy with its least number of nodes no higher than the most that somebody allows in all."""
     of_all = (each for each in most(directives) if each.override.key == Override().key)
     bounds = [each.limit for each in of_all if each.unit == "node"]

@@ -31,7 +31,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.ids import JobId, ProviderId
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.reasons import HoldReason, RoomExpected
+from gpu_autoscaler.model.reasons import DeferReason, CapacityExpected
 from gpu_autoscaler.model.resources import Resources
 
 _MINIMA = {*labels.POD_GROUP_MIN_AVAILABLE, labels.POD_GROUP_TOTAL_COUNT}
@@ -96,7 +96,7 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
         if offer.paid_from is not None and plan.as_of < offer.paid_from:
             yield f"{offer.key} is bought before its paid period begins"
         if offer.paid_until is not None and plan.as_of >= offer.paid_until - timedelta(
-            seconds=policy.paid_drain_seconds
+            seconds=policy.reservation_drain_seconds
         ):
             yield f"{offer.key} is bought when its paid period is over, or nearly"
         if offer.price_micro_usd_per_hour is None:
@@ -124,7 +124,7 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
 
 
 def _old_price(offer: Offer, plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    if policy.prices.is_stale_bought or state.offers is None:
+    if policy.prices.is_stale_price_allowed or state.offers is None:
         return
     heard_at = min(offer.priced_at or state.offers.sampled_at, state.offers.sampled_at)
     if (plan.as_of - heard_at).total_seconds() > policy.prices.age_seconds_max:
@@ -228,12 +228,12 @@ def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
 def _nodes_max(plan: Plan, policy: ScalingPolicy) -> int:
     """The policy's own bound, or a lower one that a schedule of it has begun."""
     bounds = [policy.nodes_count_max]
-    for size in policy.sizes:
+    for size in policy.scheduled_limits:
         if size.nodes_count_max is None:
             continue
         if size.schedule is not None and size.duration_seconds is not None:
             since = plan.as_of - timedelta(seconds=size.duration_seconds)
-            if schedule(size.schedule, size.time_zone).last_begun(plan.as_of, since) is None:
+            if schedule(size.schedule, size.time_zone).last_start(plan.as_of, since) is None:
                 continue
         bounds.append(size.nodes_count_max)
     return min(bounds)
@@ -282,7 +282,7 @@ def _domain_of(gang: str, state: ClusterState) -> str | None:
 def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Part of a gang is never bought: with what is bought, and whatever is there, every member has room."""
     bought = _bought(plan)
-    held = {one.subject: one.reason for one in plan.held_back if not isinstance(one.reason, RoomExpected)}
+    held = {one.subject: one.reason for one in plan.deferred if not isinstance(one.reason, CapacityExpected)}
     for key in sorted({decision.gang for decision in bought if decision.gang is not None}):
         if key.startswith("group/"):
             yield from _group(key, state, held)
@@ -301,7 +301,7 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
             yield f"gang {key} of {least} would have room for {places}: part of a gang is never bought"
 
 
-def _group(key: str, state: ClusterState, held: Mapping[str, HoldReason]) -> Iterator[str]:
+def _group(key: str, state: ClusterState, held: Mapping[str, DeferReason]) -> Iterator[str]:
     """Of a group for which nodes are bought as many pods have room as it needs; all of them where it does not say."""
     _, namespace, name = key.split("/", 2)
     names = {*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION}
@@ -358,7 +358,7 @@ def _places(member: Resources, room: Resources) -> int:
 
 def _everything_accounted(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Work that waits is bought for or held back with a reason: nothing is passed over in silence."""
-    spoken_for = {held.subject for held in plan.held_back}
+    spoken_for = {held.subject for held in plan.deferred}
     for decision in _bought(plan):
         spoken_for.update(getattr(decision.reason, "demand", ()))
     with_pods = {pod.job_id for pod in state.pods.values()} if state.jobs else set()

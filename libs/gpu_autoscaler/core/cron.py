@@ -44,19 +44,19 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     is_any_weekday: bool
     zone: tzinfo
 
-    def begins_on(self, day: date) -> bool:
+    def starts_on(self, day: date) -> bool:
         """True when it begins at some time of this day; two restricted kinds of day hold one for the other."""
         if day.month not in self.months:
             return False
         by_day, by_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays
         return by_day and by_weekday if self.is_any_day or self.is_any_weekday else by_day or by_weekday
 
-    def last_begun(self, as_of: datetime, since: datetime) -> datetime | None:
+    def last_start(self, as_of: datetime, since: datetime) -> datetime | None:
         """Return the last beginning up to `as_of`; None where there was none after `since`."""
         wall = as_of.astimezone(self.zone).replace(tzinfo=None)
         day, first = (wall + _SHIFT).date(), (since.astimezone(self.zone).replace(tzinfo=None) - _SHIFT).date()
         while day >= first:
-            if self.begins_on(day):
+            if self.starts_on(day):
                 for begins in self._beginnings(day, not_after=wall + _SHIFT):
                     # A time that does not exist is moved to after the gap; of two the first one counts.
                     at = begins.replace(tzinfo=self.zone).astimezone(UTC)

@@ -9,25 +9,25 @@ from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.alike import with_their_like
+from gpu_autoscaler.core.alike import infer_unschedulable
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
-from gpu_autoscaler.core.further import further_members
+from gpu_autoscaler.core.further import elastic_members
 from gpu_autoscaler.core.nodes.life import NodeView
 from gpu_autoscaler.core.placing.company import Rules, company_of, rules_of
 from gpu_autoscaler.core.placing.likes import likes_of, likes_of_job
 from gpu_autoscaler.core.placing.shapes import Shape
-from gpu_autoscaler.core.pod_groups import in_groups
+from gpu_autoscaler.core.pod_groups import group_into_gangs
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.reports import spec_of
-from gpu_autoscaler.core.state import ClusterState, JobRecord, WishRecord
-from gpu_autoscaler.core.views import NO_HURRY, counts_for_idleness, is_waiting, is_workload, pods_by_node
+from gpu_autoscaler.core.state import ClusterState, JobRecord, ReportedDemandRecord
+from gpu_autoscaler.core.views import NO_START_DEADLINE, counts_for_idleness, is_waiting, is_workload, pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT, PRIORITY_NAMES, JobSpec
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.model.scheduling import NO_DEMANDS, LabelRequirement, NodeDemands, NodeSelectorTerm, Toleration
-from gpu_autoscaler.model.shape_reasons import DevicesUnread, VolumeNotReady
+from gpu_autoscaler.model.shape_reasons import DeviceClaimsUnsupported, VolumeNotReady
 
 # Kubernetes reserves priorities from here on for critical system pods
 # (Kubernetes documentation, "Pod Priority and Preemption", read 2026-11-21).
@@ -49,22 +49,22 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
     pods = (*unbound, *(pod for name in leaving for pod in bound.get(name, ())))
     sources = ((pod, _source(pod, leaving)) for pod in pods)
     items = [_pod_item(pod, source, state, leaving) for pod, source in sources if source is not None]
-    items = with_their_like(in_groups(items, unbound, state.pods))
+    items = infer_unschedulable(group_into_gangs(items, unbound, state.pods))
     items.extend(_job_items(state, pods_per_job))
-    wishes = (each for each in state.wishes.values() if as_of < each.reported.until)
+    wishes = (each for each in state.reported_demand.values() if as_of < each.reported.until)
     items.extend(item for each in wishes for item in _wished(each))
     return tuple(sorted(items, key=_as_served))
 
 
 def _as_served(item: DemandItem) -> tuple[bool, bool, int, bool, datetime, datetime, str, str]:
-    is_wish, is_further = item.source is DemandSource.REPORTED, item.source is DemandSource.FURTHER_MEMBER
-    hurry = item.start_by_at or NO_HURRY
+    is_wish, is_further = item.source is DemandSource.REPORTED, item.source is DemandSource.ELASTIC_MEMBER
+    hurry = item.start_by_at or NO_START_DEADLINE
     who = item.gang or item.key
     return item.is_bought_for, is_wish, -item.priority, is_further, hurry, item.since, who, item.key
 
 
 @remembered(256)
-def _wished(record: WishRecord) -> tuple[DemandItem, ...]:
+def _wished(record: ReportedDemandRecord) -> tuple[DemandItem, ...]:
     """One item for each member that is wished for: they are wanted each for itself."""
     wish, spec = record.reported, spec_of(record.reported)
     shape = job_shape(spec)
@@ -178,7 +178,7 @@ def _source(pod: PodObserved, leaving: Mapping[str, NodeView]) -> DemandSource |
     # A bare pod does not come back, so it needs no other place.
     if view is None or pod.owner_kind is None or not is_workload(pod):
         return None
-    return DemandSource.DOOMED_POD if view.notice is not None else DemandSource.MOVING_POD
+    return DemandSource.AT_RISK_POD if view.notice is not None else DemandSource.MOVING_POD
 
 
 def _pod_item(
@@ -205,9 +205,9 @@ def _pod_item(
     )
 
 
-def _blocked(pod: PodObserved) -> VolumeNotReady | DevicesUnread | None:
+def _blocked(pod: PodObserved) -> VolumeNotReady | DeviceClaimsUnsupported | None:
     if pod.device_trouble:
-        return DevicesUnread(detail=pod.device_trouble)
+        return DeviceClaimsUnsupported(detail=pod.device_trouble)
     return VolumeNotReady(detail=pod.volume_trouble) if pod.volume_trouble else None
 
 
@@ -239,7 +239,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
         if is_queued or is_unbound(job):
             placed_count = 0 if is_queued or job.placed is None else len(job.placed.node_uids)
             there_count = max(placed_count, pods_per_job.get(job_id, 0))
-            yield from further_members(spec, job_shape(spec), job.queued.queued_at, there_count)
+            yield from elastic_members(spec, job_shape(spec), job.queued.queued_at, there_count)
 
 
 def _placed_on(job: JobRecord | None) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import msgspec
 from gpu_autoscaler.core.placing.shapes import Shape
 from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.reasons import HoldReason, OverrideWants, WantedAhead
+from gpu_autoscaler.model.reasons import DeferReason, BelowOverride, CapacityBuffer
 from gpu_autoscaler.model.use_reasons import UtilizationHigh
 
 
@@ -16,9 +16,9 @@ class DemandSource(enum.StrEnum):
     """Where an item comes from, which says whether nodes are bought for it."""
 
     QUEUED_JOB = "queued_job"  # waits for a place
-    FURTHER_MEMBER = "further_member"  # beyond the gang of a job that starts, or has a place, without it
+    ELASTIC_MEMBER = "elastic_member"  # beyond the gang of a job that starts, or has a place, without it
     PENDING_POD = "pending_pod"  # Kubernetes found no node for it
-    DOOMED_POD = "doomed_pod"  # runs on a node that the cloud takes; comes back as another pod
+    AT_RISK_POD = "at_risk_pod"  # runs on a node that the cloud takes; comes back as another pod
     PLACED_JOB = "placed_job"  # released, but its pods do not exist yet
     ARRIVING_POD = "arriving_pod"  # new: Kubernetes has not said yet whether it fits
     MOVING_POD = "moving_pod"  # runs on a node that we drain by choice
@@ -31,15 +31,15 @@ class DemandSource(enum.StrEnum):
 _BOUGHT_FOR = frozenset(
     {
         DemandSource.QUEUED_JOB,
-        DemandSource.FURTHER_MEMBER,
+        DemandSource.ELASTIC_MEMBER,
         DemandSource.PENDING_POD,
-        DemandSource.DOOMED_POD,
+        DemandSource.AT_RISK_POD,
         DemandSource.REPORTED,
     }
 )
 
 
-class Customer(NamedTuple):
+class BillingScope(NamedTuple):
     """Whom a node is bought for, as far as limits mind."""
 
     project: str | None = None
@@ -56,7 +56,7 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     priority: int  # 0..1000, higher goes first
     since: Instant
     created_at: Instant | None = None  # of a pod
-    is_unspoken: bool = False  # Kubernetes found no node for one that asks for the same, and has not come to this one
+    is_inferred_unschedulable: bool = False  # Kubernetes found no node for one that asks for the same, and has not come to this one
     job_id: JobId | None = None
     project: str | None = None
     work_seconds_max: float | None = None  # None: nobody knows
@@ -65,8 +65,8 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     within: str | None = None  # label of nodes whose value all members of the gang share; None: they may be apart
     leaves: NodeUid | None = None  # the doomed or drained node that it has to leave
     prefers: tuple[str, ...] = ()  # keys of the bins that it was released for
-    ahead: WantedAhead | OverrideWants | UtilizationHigh | None = None  # why nodes are bought before anybody waits
-    blocked: HoldReason | None = None  # why no node would help: it takes no room, and none is bought for it
+    ahead: CapacityBuffer | BelowOverride | UtilizationHigh | None = None  # why nodes are bought before anybody waits
+    blocked: DeferReason | None = None  # why no node would help: it takes no room, and none is bought for it
 
     @property
     def is_bought_for(self) -> bool:
@@ -74,17 +74,17 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
         return self.source in _BOUGHT_FOR
 
     @property
-    def came(self) -> Instant:
+    def first_seen_at(self) -> Instant:
         """When it was first heard of, whatever was said of it since."""
         return self.created_at or self.since
 
     @property
-    def customer(self) -> Customer:
+    def customer(self) -> BillingScope:
         """As limits see it."""
-        return Customer(self.project, self.work_seconds_max)
+        return BillingScope(self.project, self.work_seconds_max)
 
 
-def longest_of(customer: Customer, item: DemandItem) -> Customer:
+def longest_scope(customer: BillingScope, item: DemandItem) -> BillingScope:
     """The same customer, for as long as the item's work takes as well; nobody knows where that of one is unknown."""
     if customer.work_seconds_max is None or item.work_seconds_max is None:
         return customer._replace(work_seconds_max=None)

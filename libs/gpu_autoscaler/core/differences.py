@@ -17,13 +17,13 @@ from gpu_autoscaler.model.decisions import (
     CancelDrain,
     Difference,
     DrainNode,
-    HeldBack,
+    Deferred,
     Plan,
     ReleaseInstance,
     Side,
 )
 from gpu_autoscaler.model.ids import ActionId, NodeUid
-from gpu_autoscaler.model.reasons import BelowMinimum, ReplacesDoomed, ReplacesNodes
+from gpu_autoscaler.model.reasons import BelowMinimum, ReplacesAtRiskNode, ReplacesNodes
 
 CLUSTER = "cluster"
 SENTENCES_COUNT_MAX = 3  # of one side; a gang of a hundred nodes is told by its first few
@@ -33,12 +33,12 @@ class _Said(msgspec.Struct):
     """Everything that a plan says about one subject."""
 
     decisions: list[AnyDecision] = []
-    held_back: list[HeldBack] = []
+    deferred: list[Deferred] = []
 
     def weight(self) -> tuple[str, ...]:
         """What is compared. Amounts in reasons move with every second and are no difference."""
         decided = tuple(sorted(f"{_tag(one)}/{one.reason.tag()}/{_choice(one)}" for one in self.decisions))
-        return decided or tuple(sorted(f"{one.step}/{one.reason.tag()}" for one in self.held_back))
+        return decided or tuple(sorted(f"{one.step}/{one.reason.tag()}" for one in self.deferred))
 
 
 def differences(made: Plan, other: Plan, state: ClusterState) -> tuple[Difference, ...]:
@@ -64,8 +64,8 @@ def _by_subject(plan: Plan) -> dict[str, _Said]:
     for decision in plan.decisions:
         for subject in _subjects(decision):
             found[subject].decisions.append(decision)
-    for held in plan.held_back:
-        found[held.subject].held_back.append(held)
+    for held in plan.deferred:
+        found[held.subject].deferred.append(held)
     return dict(found)
 
 
@@ -73,7 +73,7 @@ def _subjects(decision: AnyDecision) -> Iterator[str]:
     match decision:
         case BuyNode(reason=BelowMinimum()):
             yield CLUSTER
-        case BuyNode(reason=ReplacesDoomed() as reason):
+        case BuyNode(reason=ReplacesAtRiskNode() as reason):
             yield f"node/{reason.node_uid}"
         case BuyNode(reason=ReplacesNodes() as reason):
             yield from (f"node/{node_uid}" for node_uid in reason.node_uids)
@@ -109,11 +109,11 @@ def _side(said: _Said | None, about_cluster: _Said | None, state: ClusterState) 
         )
     # What holds the whole cluster back holds this back too.
     for held in (said, about_cluster):
-        if held is not None and held.held_back:
+        if held is not None and held.deferred:
             return Side(
-                what="held_back",
-                reason=held.held_back[0].reason.tag(),
-                sentence=_told([held_back_sentence(_readable(one, state)) for one in held.held_back]),
+                what="deferred",
+                reason=held.deferred[0].reason.tag(),
+                sentence=_told([held_back_sentence(_readable(one, state)) for one in held.deferred]),
             )
     return Side(what="nothing")
 
@@ -127,7 +127,7 @@ def _tag(decision: AnyDecision) -> str:
     return str(decision.__struct_config__.tag)
 
 
-def _readable(held: HeldBack, state: ClusterState) -> HeldBack:
+def _readable(held: Deferred, state: ClusterState) -> Deferred:
     return replace(held, subject=_named(held.subject, state))
 
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpu_autoscaler.core.folding.batch import Batch
-from gpu_autoscaler.core.folding.pruning import is_outlived
+from gpu_autoscaler.core.folding.pruning import is_past_retention
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.state import DirectiveRecord
 from gpu_autoscaler.events.catalogue import PolicyFact
@@ -32,7 +32,7 @@ DIRECTIVES_COUNT_MAX = 256
 _COUNT_MAX = 1_000_000
 
 
-class InForce(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class ActiveDirectives(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What holds now. Overrides come by key."""
 
     freeze: PolicyDirectiveGiven | None = None
@@ -40,23 +40,23 @@ class InForce(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     overrides: tuple[tuple[Override, PolicyDirectiveGiven], ...] = ()
 
 
-NOTHING_IN_FORCE = InForce()
+NO_ACTIVE_DIRECTIVES = ActiveDirectives()
 
 
-def standing(records: Iterable[DirectiveRecord], as_of: datetime) -> tuple[PolicyDirectiveGiven, ...]:
+def active_facts(records: Iterable[DirectiveRecord], as_of: datetime) -> tuple[PolicyDirectiveGiven, ...]:
     """Return the directives that are neither lifted nor over, by key."""
     found = (each.given for each in records if each.lifted is None and as_of < each.given.until)
     return tuple(sorted(found, key=lambda given: given.directive.key))
 
 
-def in_force(records: Mapping[str, DirectiveRecord], as_of: datetime) -> InForce:
+def active_directives(records: Mapping[str, DirectiveRecord], as_of: datetime) -> ActiveDirectives:
     """Return what holds at this instant."""
-    return _sorted_out(standing(records.values(), as_of)) if records else NOTHING_IN_FORCE
+    return _sorted_out(active_facts(records.values(), as_of)) if records else NO_ACTIVE_DIRECTIVES
 
 
 @remembered(4)
-def _sorted_out(given: tuple[PolicyDirectiveGiven, ...]) -> InForce:
-    return InForce(
+def _sorted_out(given: tuple[PolicyDirectiveGiven, ...]) -> ActiveDirectives:
+    return ActiveDirectives(
         freeze=next((each for each in given if isinstance(each.directive, Freeze)), None),
         paused={each.directive.pool: each for each in given if isinstance(each.directive, PausePool)},
         overrides=tuple((each.directive, each) for each in given if isinstance(each.directive, Override)),
@@ -119,7 +119,7 @@ def _of_bounds(fact: PolicyDirectiveGiven) -> Iterator[Mistake]:
 # ---- keeping
 
 
-def keep_directive(batch: Batch, fact: PolicyFact) -> None:
+def fold_directive(batch: Batch, fact: PolicyFact) -> None:
     """Put a word into the batch: of one key the newest counts; what is older, or cannot be meant, changes nothing."""
     records = batch.directives
     match fact:
@@ -155,7 +155,7 @@ def _forget_old(batch: Batch) -> None:
     """Forget what was over so long ago that no repeat of it comes any more. They are few: all are looked at."""
     newest = batch.newest.get("policy")
     if newest is not None:
-        batch.directives.forget(lambda record: is_outlived(_over_at(record), newest))
+        batch.directives.forget(lambda record: is_past_retention(_over_at(record), newest))
 
 
 def _over_at(record: DirectiveRecord) -> datetime:

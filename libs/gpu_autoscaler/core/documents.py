@@ -1,7 +1,7 @@
 """Policies kept as documents, merged under the policy file: what is in force, and which document cannot be.
 
 The file's word stands for the whole cluster; a document adds pools, and says thresholds that the file then does not.
-Called by whoever decides (`policy_in_force`) and by the policy watcher (`judge`). Every document that was accepted
+Called by whoever decides (`effective_policy`) and by the policy watcher (`resolve_documents`). Every document that was accepted
 merges into a policy that can be followed, whatever the file comes to say: where they contradict each other the file's
 limits are the narrower ones, and a pool of both is the document's.
 """
@@ -39,13 +39,13 @@ _OF_THE_CLUSTER: Mapping[str, str] = {
 
 
 @remembered(8)
-def policy_in_force(policy: ScalingPolicy, accepted: PolicyDocumentsAccepted | None) -> ScalingPolicy:
+def effective_policy(policy: ScalingPolicy, accepted: PolicyDocumentsAccepted | None) -> ScalingPolicy:
     """Return the policy file with the documents merged into it; the very same one where there is none."""
     documents = () if accepted is None else accepted.documents
-    return merged(policy, documents) if documents else policy
+    return merge_documents(policy, documents) if documents else policy
 
 
-def merged(policy: ScalingPolicy, documents: Sequence[PolicyDocument]) -> ScalingPolicy:
+def merge_documents(policy: ScalingPolicy, documents: Sequence[PolicyDocument]) -> ScalingPolicy:
     """Return the file's policy with the documents' pools and thresholds."""
     ordered = sorted(documents, key=lambda each: each.age_key)
     kept = _file_pools(policy, ordered)
@@ -151,16 +151,16 @@ def _mix(mix: MixPolicy, documents: Sequence[PolicyDocument], most: int) -> MixP
 # ---- which documents can be in force
 
 
-class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+class DocumentResolution(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be in force, by age, and why the newest word of some documents is not."""
 
     accepted: tuple[PolicyDocument, ...]
     refused: Mapping[str, tuple[str, ...]]  # uid -> sentences
 
 
-def judge(
+def resolve_documents(
     documents: Sequence[PolicyDocument], before: Iterable[PolicyDocument], policy: ScalingPolicy, provider: str
-) -> Judgement:
+) -> DocumentResolution:
     """Return which of the documents that are there are in force, each at its newest generation that can be.
 
     `before` is what was in force. That stays so until a newer generation can take its place; of two new ones that
@@ -174,7 +174,7 @@ def judge(
         left = []
         for each in waiting:
             others = [one for uid, one in in_force.items() if uid != each.uid]
-            refused[each.uid] = tuple(objections(each, others, policy, provider))
+            refused[each.uid] = tuple(document_violations(each, others, policy, provider))
             if refused[each.uid]:
                 left.append(each)
             else:
@@ -182,13 +182,13 @@ def judge(
         if len(left) == len(waiting):
             break
         waiting = left  # one that took its place may have made room for another
-    return Judgement(
+    return DocumentResolution(
         accepted=tuple(sorted(in_force.values(), key=lambda each: each.age_key)),
         refused={uid: sentences for uid, sentences in refused.items() if sentences},
     )
 
 
-def objections(
+def document_violations(
     document: PolicyDocument, others: Sequence[PolicyDocument], policy: ScalingPolicy, provider: str
 ) -> Iterator[str]:
     """Yield why the document cannot be in force beside the others, with what is to be changed; nothing: it can."""
@@ -217,7 +217,7 @@ def objections(
     wanted = sum(_least(pool, each) for each in (document, *others) for pool in each.pools)
     if wanted > policy.nodes_count_max:
         yield f"minSize: all pools want {wanted} nodes at least, and the cluster may have {policy.nodes_count_max}"
-    alone = merged(msgspec.structs.replace(DEFAULT_POLICY, nodes_count_max=policy.nodes_count_max), [document])
+    alone = merge_documents(msgspec.structs.replace(DEFAULT_POLICY, nodes_count_max=policy.nodes_count_max), [document])
     yield from mistakes(alone)
 
 

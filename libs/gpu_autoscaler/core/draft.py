@@ -13,16 +13,16 @@ import msgspec
 from gpu_autoscaler.core.bins import current_bins
 from gpu_autoscaler.core.demand import demand
 from gpu_autoscaler.core.demand_items import DemandItem
-from gpu_autoscaler.core.directives import NOTHING_IN_FORCE, InForce, in_force
+from gpu_autoscaler.core.directives import NO_ACTIVE_DIRECTIVES, ActiveDirectives, active_directives
 from gpu_autoscaler.core.nodes.life import NodeView, node_views
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
-from gpu_autoscaler.core.pool_bounds import with_pools
+from gpu_autoscaler.core.pool_bounds import with_pool_directives
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.core.together import bought_together
+from gpu_autoscaler.core.together import assign_launch_groups
 from gpu_autoscaler.core.views import pods_by_node
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, Deferred, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid, derive_id
 from gpu_autoscaler.model.reasons import DrainReason, NodeDeleted, SpotReclaim
 
@@ -45,11 +45,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     pods: Mapping[str, tuple[PodObserved, ...]]  # unfinished, by node name
     demand: tuple[DemandItem, ...]  # in the order in which it is served
     room: Room
-    directives: InForce = NOTHING_IN_FORCE
+    directives: ActiveDirectives = NO_ACTIVE_DIRECTIVES
     removals: tuple[DrainNode | ReleaseInstance, ...] = ()
     returns: tuple[CancelDrain, ...] = ()
     purchases: tuple[Purchase, ...] = ()
-    held_back: tuple[HeldBack, ...] = ()
+    deferred: tuple[Deferred, ...] = ()
     claimed: frozenset[str] = frozenset()  # keys of the bins on which waiting work is counted
     ahead: Mapping[str, str] = {}  # by key of each bin that is kept for what may come: headroom/<name>, forecast/<kind>
     is_demand_met: bool = True  # False where work waits for nodes, bought just now or held back
@@ -68,7 +68,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             pods=pods,
             demand=wanted,
             room=Room(current_bins(views, pods), policy.placement, [item.shape for item in wanted]),
-            directives=with_pools(in_force(state.directives, as_of), policy),
+            directives=with_pool_directives(active_directives(state.directives, as_of), policy),
         )
 
     def next_action_id(self) -> ActionId:
@@ -96,7 +96,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         removals: Iterable[DrainNode | ReleaseInstance] = (),
         returns: Iterable[CancelDrain] = (),
         purchases: Iterable[Purchase] = (),
-        held_back: Iterable[HeldBack] = (),
+        deferred: Iterable[Deferred] = (),
     ) -> "Draft":
         """The draft with more in it."""
         return msgspec.structs.replace(
@@ -104,7 +104,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             removals=(*self.removals, *removals),
             returns=(*self.returns, *returns),
             purchases=(*self.purchases, *purchases),
-            held_back=(*self.held_back, *held_back),
+            deferred=(*self.deferred, *deferred),
         )
 
     def leaving(self) -> frozenset[str]:
@@ -133,11 +133,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         """The plan: what saves nodes first, then what replaces and adds, then what removes."""
         decisions: tuple[AnyDecision, ...] = (
             *self.returns,
-            *bought_together(purchase.decision for purchase in self.purchases),
+            *assign_launch_groups(purchase.decision for purchase in self.purchases),
             *self.removals,
         )
         return Plan(
-            as_of=self.as_of, parent_sequence=self.parent_sequence, decisions=decisions, held_back=self.held_back
+            as_of=self.as_of, parent_sequence=self.parent_sequence, decisions=decisions, deferred=self.deferred
         )
 
 

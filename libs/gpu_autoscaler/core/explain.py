@@ -17,7 +17,7 @@ from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
-from gpu_autoscaler.model.reasons import DemandReturned, ReplacesDoomed, ReplacesNodes, UnmetDemand
+from gpu_autoscaler.model.reasons import DemandReturned, ReplacesAtRiskNode, ReplacesNodes, UnmetDemand
 
 __all__ = ["decision_sentence", "held_back_sentence", "sentence", "why_job", "why_node", "why_pod"]
 
@@ -105,7 +105,7 @@ def _is_about(recorded: Recorded, keys: frozenset[str]) -> bool:
         return any(f"action/{past.decision.action_id}" in keys for past in fact.past)
     if isinstance(fact, scaling.ScalingPlanMade):
         return any(f"action/{decision.action_id}" in keys for decision in fact.plan.decisions) or any(
-            held.subject in keys for held in fact.plan.held_back
+            held.subject in keys for held in fact.plan.deferred
         )
     if isinstance(fact, scaling.ScalingPodEvicted) and f"action/{fact.action_id}" in keys:
         return True  # the pod's own word, and a step of the drain
@@ -119,7 +119,7 @@ def _is_beginning(recorded: Recorded, causes: frozenset[str], demand: frozenset[
     """
     fact = recorded.fact
     if isinstance(fact, scaling.ScalingPlanMade):
-        return any(held.subject in demand for held in fact.plan.held_back)
+        return any(held.subject in demand for held in fact.plan.deferred)
     if _entity(recorded) not in causes:
         return False
     return (
@@ -148,7 +148,7 @@ def _decisions(history: Iterable[Recorded]) -> Iterator[AnyDecision]:
 
 def _demand(decision: AnyDecision) -> frozenset[str]:
     reason = decision.reason
-    kinds = UnmetDemand | ReplacesDoomed | ReplacesNodes | DemandReturned
+    kinds = UnmetDemand | ReplacesAtRiskNode | ReplacesNodes | DemandReturned
     keys = reason.demand if isinstance(reason, kinds) else ()
     # The members of a wish are numbered; what was said is one word for all of them.
     named = frozenset(key.rpartition("/")[0] if key.startswith("demand/") else key for key in keys)
@@ -181,7 +181,7 @@ def _causes(history: Sequence[Recorded], keys: frozenset[str]) -> frozenset[str]
         if f"action/{decision.action_id}" not in keys:
             continue
         causes |= _demand(decision)
-        if isinstance(decision.reason, ReplacesDoomed):
+        if isinstance(decision.reason, ReplacesAtRiskNode):
             doomed = _connected(history, frozenset({f"node/{decision.reason.node_uid}"}))
             causes |= {key for key in doomed if key.startswith("instance/")}
         if isinstance(decision, DrainNode) and decision.provider_id is not None:

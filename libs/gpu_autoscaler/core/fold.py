@@ -12,15 +12,15 @@ from typing import assert_never, cast
 from msgspec.structs import replace
 
 from gpu_autoscaler.core.admission import job_id_of
-from gpu_autoscaler.core.directives import keep_directive
+from gpu_autoscaler.core.directives import fold_directive
 from gpu_autoscaler.core.folding.batch import Batch, version_of
-from gpu_autoscaler.core.folding.ledger import remember_money
-from gpu_autoscaler.core.folding.pruning import forget_pod, is_long_idle, is_outlived, notice_ended_at, prune
+from gpu_autoscaler.core.folding.ledger import fold_cost
+from gpu_autoscaler.core.folding.pruning import prune_pod, is_long_idle, is_past_retention, notice_ended_at, prune
 from gpu_autoscaler.core.folding.records import drain_after, job_after, notice_after, notice_withdrawn, order_after
-from gpu_autoscaler.core.folding.remembering import keep_wish, remember_demand, remember_given_up
+from gpu_autoscaler.core.folding.remembering import fold_reported_demand, fold_demand_history, fold_abandoned_gang
 from gpu_autoscaler.core.hours import hour, hour_end
 from gpu_autoscaler.core.interruptions import place_of, with_end
-from gpu_autoscaler.core.shortfalls import came_of
+from gpu_autoscaler.core.shortfalls import observed_allocatable_of
 from gpu_autoscaler.core.state import (
     ClusterState,
     DrainRecord,
@@ -94,13 +94,13 @@ class _Folding:
             self._advance("spot", at)
             self._spot(fact)
         elif isinstance(fact, DemandFact):
-            keep_wish(self._batch, fact, at, recorded.sequence)
+            fold_reported_demand(self._batch, fact, at, recorded.sequence)
         elif isinstance(fact, PolicyFact):
             self._advance("policy", at)
-            keep_directive(self._batch, fact)
+            fold_directive(self._batch, fact)
         elif isinstance(fact, CostFact):
             self._advance("cost", at)
-            remember_money(self._batch, fact, at)
+            fold_cost(self._batch, fact, at)
         elif not isinstance(fact, ShadowFact):  # what another policy would do never leads to state
             assert_never(fact)
 
@@ -124,7 +124,7 @@ class _Folding:
     def _ended(self, domain: str, at: datetime) -> None:
         """Forget at once what ended so long ago that it is not kept at all."""
         newest = self._batch.newest.get(domain)
-        if newest is not None and is_outlived(at, newest):
+        if newest is not None and is_past_retention(at, newest):
             prune(self._batch, domain, newest)
 
     # ---- pods
@@ -139,12 +139,12 @@ class _Folding:
                 known = pods.living.get(fact.pod_uid)
                 lost = fact if fact.job_id is not None and fact.phase != "succeeded" else None
                 if pods.end(fact.pod_uid, Tombstone(version_of(fact), at, lost=lost)):
-                    forget_pod(self._batch, fact.pod_uid, at)
+                    prune_pod(self._batch, fact.pod_uid, at)
                     self._pod_left(known, fact.node_name, at)
             case pod.PodListed():
                 for uid, absent in pods.list(fact.pod_uids, version_of(fact), fact.listed_at):
                     pods.end(uid, Tombstone(version_of(fact), fact.listed_at))
-                    forget_pod(self._batch, uid, fact.listed_at)
+                    prune_pod(self._batch, uid, fact.listed_at)
                     self._pod_left(absent, absent.node_name, fact.listed_at)
             case pod.PodWatched():
                 pods.watch(version_of(fact), fact.watched_at)
@@ -216,18 +216,18 @@ class _Folding:
         gpus = fact.allocatable.gpus  # cut otherwise than before they are neither more nor less
         is_less = fact.is_starting if known is None else gpus != known.gpus and gpus.gpus_fit_in(known.gpus)
         if not fact.is_ready or is_less:
-            if fact.node_uid not in self._batch.amiss_since.now:
-                self._batch.amiss_since.set(fact.node_uid, at)
+            if fact.node_uid not in self._batch.unhealthy_since.now:
+                self._batch.unhealthy_since.set(fact.node_uid, at)
             return
-        self._batch.amiss_since.remove(fact.node_uid)
+        self._batch.unhealthy_since.remove(fact.node_uid)
         if known is None or gpus != known.gpus:
             self._batch.usable.set(fact.node_uid, Usable(gpus, at))
 
     def _forget_node(self, node_uid: NodeUid, known: node.NodeObserved | None, at: datetime) -> None:
-        if (came := came_of(known, at)) is not None:
-            self._batch.came.set(*came)
+        if (came := observed_allocatable_of(known, at)) is not None:
+            self._batch.observed_allocatable.set(*came)
         self._batch.usable.remove(node_uid)
-        self._batch.amiss_since.remove(node_uid)
+        self._batch.unhealthy_since.remove(node_uid)
 
     def _instance(self, fact: node.NodeInstanceObserved, at: datetime) -> None:
         self._seen(fact.provider_id, at)
@@ -241,10 +241,10 @@ class _Folding:
     def _spot_ended(self, fact: node.NodeInstanceObserved, ended_at: datetime) -> None:
         """Count the end once: one of so long ago that a repeat of it would not be known is left out."""
         newest = self._batch.newest.get("node")
-        if newest is not None and not is_outlived(ended_at, newest):
+        if newest is not None and not is_past_retention(ended_at, newest):
             place = place_of(fact.instance_type, fact.zone)
-            known = self._batch.spot_ends.get(place)
-            self._batch.spot_ends.set(place, with_end(known, ended_at, is_taken=fact.is_taken))
+            known = self._batch.spot_terminations.get(place)
+            self._batch.spot_terminations.set(place, with_end(known, ended_at, is_taken=fact.is_taken))
 
     def _seen(self, provider_id: ProviderId, at: datetime) -> None:
         seen_at = self._batch.instances_seen_at.get(provider_id)
@@ -309,9 +309,9 @@ class _Folding:
                 if known is not None:  # without a notice there is nothing to take back
                     self._keep_notice(notice_withdrawn(known, fact))
             case spot.SpotRebalanceRecommended():
-                known_at = self._batch.hints.get(fact.provider_id)
+                known_at = self._batch.rebalance_recommended_at.get(fact.provider_id)
                 if known_at is None or fact.noticed_at > known_at:
-                    self._batch.hints.set(fact.provider_id, fact.noticed_at)
+                    self._batch.rebalance_recommended_at.set(fact.provider_id, fact.noticed_at)
                 self._ended("spot", fact.noticed_at)
             case spot.SpotOffersSampled():
                 known_offers = self._batch.offers
@@ -350,7 +350,7 @@ class _Folding:
             case scaling.ScalingNodeTerminated():
                 self._terminated(fact)
             case scaling.ScalingDemandSampled() | scaling.ScalingForecastScored():
-                remember_demand(self._batch, fact)
+                fold_demand_history(self._batch, fact)
             case _:
                 assert_never(fact)
 
@@ -378,7 +378,7 @@ class _Folding:
                 drain = self._drain(decision.action_id, plan_id)
                 if drain.decision is None:
                     self._batch.drains.set(decision.action_id, replace(drain, decision=decision, planned_at=planned_at))
-                    remember_given_up(self._batch, decision.reason, planned_at)
+                    fold_abandoned_gang(self._batch, decision.reason, planned_at)
             case CancelDrain():
                 drain = self._drain(decision.drain_action_id, plan_id)
                 if drain.cancel is None and drain.drained is None:  # which of both stands first in the stream holds

@@ -17,10 +17,10 @@ from gpu_autoscaler.core.freshness import stale_watch
 from gpu_autoscaler.core.hours import hour
 from gpu_autoscaler.core.placing.shapes import Shape
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.rises import confidence_ratio, foresee, free_wanted, peak_count
+from gpu_autoscaler.core.rises import confidence_ratio, forecast_rises, free_target, peak_count
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.model.decisions import HeldBack
-from gpu_autoscaler.model.reasons import ForecastUnsure, HoldReason, WantedAhead
+from gpu_autoscaler.model.decisions import Deferred
+from gpu_autoscaler.model.reasons import ForecastUncertain, DeferReason, CapacityBuffer
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import NodeDemands, Toleration
 
@@ -38,18 +38,18 @@ class _Want(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     gpu_model: str | None
-    least_count: int
-    enough_count: int
-    doubt: ForecastUnsure | None = None  # why it is told and not acted on
+    min_count: int
+    target_count: int
+    doubt: ForecastUncertain | None = None  # why it is told and not acted on
 
 
-def in_force(policy: ScalingPolicy, as_of: datetime) -> ScalingPolicy:
+def apply_scheduled_limits(policy: ScalingPolicy, as_of: datetime) -> ScalingPolicy:
     """Return the policy with the bounds of the hour: of all that hold, the narrowest; a most goes before a least."""
-    if not policy.sizes:
+    if not policy.scheduled_limits:
         return policy
     most = [policy.nodes_count_max]
     least = [policy.nodes_count_min]
-    for size in policy.sizes:
+    for size in policy.scheduled_limits:
         if size.nodes_count_max is not None and size.holds(as_of):
             most.append(size.nodes_count_max)
         if size.nodes_count_min is not None and size.holds(as_of, timedelta(seconds=size.lead_seconds)):
@@ -80,47 +80,47 @@ def _keep_nodes(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
         priority=0,
         since=draft.as_of,
     )
-    reason: HoldReason | None = stale_watch(state, policy, draft.as_of)
+    reason: DeferReason | None = stale_watch(state, policy, draft.as_of)
     for _ in range(missing_count):
         if reason is None:
             _, reason = basket.buy(item, 1)
-    held = [] if reason is None else [HeldBack(step=_STEP, subject=item.key, reason=reason)]
-    return draft.adding(purchases=basket.purchases(), held_back=held)
+    held = [] if reason is None else [Deferred(step=_STEP, subject=item.key, reason=reason)]
+    return draft.adding(purchases=basket.purchases(), deferred=held)
 
 
 def _keep_free(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Free room is set aside for each want, and bought where too little is there or on its way."""
     wants = [want for want in (*_headroom(policy, draft.as_of), *_foreseen(state, policy, draft.as_of))
-             if want.enough_count > 0]  # fmt: skip
+             if want.target_count > 0]  # fmt: skip
     if not wants:
         return draft
     basket = Basket(draft, Market(draft, state, policy), policy)
     stale = stale_watch(state, policy, draft.as_of)
-    held: list[HeldBack] = []
+    held: list[Deferred] = []
     ahead: dict[str, str] = {}
     kept_counts: dict[str | None, int] = {}  # by model: a forecast may use the headroom of its kind
     for want in wants:
         shape = msgspec.structs.replace(_ANY_GPU_NODE, gpu_models=() if want.gpu_model is None else (want.gpu_model,))
         shared_count = kept_counts.get(want.gpu_model, 0)
-        placed = draft.room.place_most(shape, want.enough_count - shared_count) if want.doubt is None else ()
+        placed = draft.room.place_most(shape, want.target_count - shared_count) if want.doubt is None else ()
         free_count = shared_count + len(placed)
         if want.doubt is not None:
-            free_count = shared_count + draft.room.count_places(shape, want.enough_count - shared_count)
+            free_count = shared_count + draft.room.count_places(shape, want.target_count - shared_count)
         ahead |= dict.fromkeys((key for key in placed if key not in ahead), want.key)
-        reason: HoldReason | None = None
-        if free_count < want.least_count:
-            why = WantedAhead(demand=(want.key,), free_gpu_count=free_count, wanted_gpu_count=want.enough_count)
+        reason: DeferReason | None = None
+        if free_count < want.min_count:
+            why = CapacityBuffer(demand=(want.key,), free_gpu_count=free_count, wanted_gpu_count=want.target_count)
             reason = want.doubt or stale
             if reason is None:
-                covered, reason = basket.buy(_item(want, shape, why, draft), want.enough_count - free_count)
+                covered, reason = basket.buy(_item(want, shape, why, draft), want.target_count - free_count)
                 bought = draft.room.place_most(shape, covered)
                 ahead |= dict.fromkeys((key for key in bought if key not in ahead), want.key)
                 free_count += len(bought)
         if reason is not None:
-            held.append(HeldBack(step=_STEP, subject=want.key, reason=reason))
+            held.append(Deferred(step=_STEP, subject=want.key, reason=reason))
         if want.doubt is None:
             kept_counts[want.gpu_model] = free_count
-    bought_more = draft.adding(purchases=basket.purchases(), held_back=held)
+    bought_more = draft.adding(purchases=basket.purchases(), deferred=held)
     return msgspec.structs.replace(bought_more, ahead={**draft.ahead, **ahead})
 
 
@@ -130,8 +130,8 @@ def _headroom(policy: ScalingPolicy, as_of: datetime) -> Iterator[_Want]:
             yield _Want(
                 key=f"headroom/{room.name}",
                 gpu_model=room.gpu_model,
-                least_count=room.free_gpu_count,
-                enough_count=room.free_gpu_count,
+                min_count=room.free_gpu_count,
+                target_count=room.free_gpu_count,
             )
 
 
@@ -142,21 +142,21 @@ def _foreseen(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> It
     for kind, history in sorted(state.demand_history.items()):
         if not history.levels or as_of - _at(history.levels[-1][0]) > _SAMPLE_AGE_MAX:
             continue
-        forecast = foresee(history.hours, hour(as_of), policy.forecast)
-        free = free_wanted(forecast, history.levels[-1][1], peak_count(history))
+        forecast = forecast_rises(history.hours, hour(as_of), policy.forecast)
+        free = free_target(forecast, history.levels[-1][1], peak_count(history))
         confidence = confidence_ratio(state.forecast_scores.get(kind, ()), hour(as_of), policy.forecast)
         least = policy.forecast.confidence_ratio_min
         is_sure = confidence is not None and confidence >= least
         yield _Want(
             key=f"forecast/{kind}",
             gpu_model=None if kind == ANY_KIND else kind,
-            least_count=free.least_count,
-            enough_count=free.enough_count,
-            doubt=None if is_sure else ForecastUnsure(confidence_ratio=confidence, confidence_ratio_min=least),
+            min_count=free.min_count,
+            target_count=free.target_count,
+            doubt=None if is_sure else ForecastUncertain(confidence_ratio=confidence, confidence_ratio_min=least),
         )
 
 
-def _item(want: _Want, shape: Shape, why: WantedAhead, draft: Draft) -> DemandItem:
+def _item(want: _Want, shape: Shape, why: CapacityBuffer, draft: Draft) -> DemandItem:
     return DemandItem(
         key=want.key,
         source=DemandSource.AHEAD,

@@ -23,6 +23,6 @@ def stale_instances(state: ClusterState, policy: ScalingPolicy, as_of: datetime)
 
 def _stale(source: str, seen_at: datetime | None, policy: ScalingPolicy, as_of: datetime) -> WatchStale | None:
     age_seconds = None if seen_at is None else max(0.0, (as_of - seen_at).total_seconds())
-    if age_seconds is not None and age_seconds <= policy.watch_seconds_max:
+    if age_seconds is not None and age_seconds <= policy.watch_age_seconds_max:
         return None
-    return WatchStale(source=source, age_seconds=age_seconds, age_seconds_max=policy.watch_seconds_max)
+    return WatchStale(source=source, age_seconds=age_seconds, age_seconds_max=policy.watch_age_seconds_max)

@@ -16,12 +16,12 @@ from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.reasons import ReplacesDoomed, UnmetDemand
+from gpu_autoscaler.model.reasons import ReplacesAtRiskNode, UnmetDemand
 
 _KIND = "member/"
 
 
-def further_members(spec: JobSpec, shape: Shape, queued_at: Instant, there_count: int) -> Iterator[DemandItem]:
+def elastic_members(spec: JobSpec, shape: Shape, queued_at: Instant, there_count: int) -> Iterator[DemandItem]:
     """One item for each member beyond the gang and beyond those that are there, as pods or with a place.
 
     None where all members share a label's value: which one, nobody knows before the gang has its place.
@@ -31,7 +31,7 @@ def further_members(spec: JobSpec, shape: Shape, queued_at: Instant, there_count
     for number in range(max(spec.gang_count, there_count) + 1, spec.member_count + 1):
         yield DemandItem(
             key=f"{_KIND}{spec.job_id}/{number}",
-            source=DemandSource.FURTHER_MEMBER,
+            source=DemandSource.ELASTIC_MEMBER,
             shape=shape,
             member_count=1,
             start_by_at=spec.start_by_at,
@@ -48,13 +48,13 @@ def job_of_member(key: str) -> JobId | None:
     return JobId(key.removeprefix(_KIND).rpartition("/")[0]) if key.startswith(_KIND) else None
 
 
-def only_further(demand: tuple[str, ...]) -> JobId | None:
+def elastic_job_of(demand: tuple[str, ...]) -> JobId | None:
     """Return the job where all of this demand are further members of one; None: it is somebody else's as well."""
     jobs = {job_of_member(key) for key in demand}
     return jobs.pop() if len(jobs) == 1 else None
 
 
-class Ordered:
+class OrderedBins:
     """The bins that are on their way, and those that came, by what they were bought for."""
 
     def __init__(self, views: tuple[NodeView, ...]) -> None:
@@ -92,7 +92,7 @@ class Ordered:
         A further member without a pod has none of its gang's, and the gang none of its.
         """
         own = self._bins.get(item.key, ())
-        if item.job_id is None or item.source is DemandSource.FURTHER_MEMBER:
+        if item.job_id is None or item.source is DemandSource.ELASTIC_MEMBER:
             return tuple(own)
         gang = self._bins.get(f"job/{item.job_id}", ())
         further = () if item.source is DemandSource.QUEUED_JOB else self._further.get(item.job_id, ())
@@ -103,18 +103,18 @@ def _bought_for(views: Iterable[NodeView]) -> Iterator[tuple[str, str]]:
     """What each of these nodes was bought for, with its bin."""
     for view in views:
         decision = None if view.order is None else view.order.decision
-        if decision is not None and isinstance(decision.reason, UnmetDemand | ReplacesDoomed):
+        if decision is not None and isinstance(decision.reason, UnmetDemand | ReplacesAtRiskNode):
             for key in decision.reason.demand:
                 yield key, bin_key(view)
 
 
 @remembered(2)
-def ordered(views: tuple[NodeView, ...]) -> Ordered:
+def ordered_bins(views: tuple[NodeView, ...]) -> OrderedBins:
     """Return the same for the same views."""
-    return Ordered(views)
+    return OrderedBins(views)
 
 
-def waiting_further(planned: Mapping[str, object], job_id: JobId) -> tuple[str, ...]:
+def deferred_elastic_members(planned: Mapping[str, object], job_id: JobId) -> tuple[str, ...]:
     """Keys of a job's further members that the last plan held back, in their order."""
     keys = (key for key in planned if job_of_member(key) == job_id)
     return tuple(sorted(keys, key=lambda key: int(key.rpartition("/")[2])))

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpu_autoscaler.core.policies.health import GpuHealthPolicy
-from gpu_autoscaler.core.trails import GAP_SECONDS_MAX, GpuTrail, NodeTrail, since_at_most
+from gpu_autoscaler.core.trails import GAP_SECONDS_MAX, GpuTelemetryHistory, NodeTelemetryHistory, since_at_most
 from gpu_autoscaler.model.observed import Instant
 
 
@@ -18,12 +18,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     is_fatal: bool  # False: the GPU still works
 
 
-def is_suspect(trail: NodeTrail, rules: GpuHealthPolicy) -> bool:
+def is_suspect(trail: NodeTelemetryHistory, rules: GpuHealthPolicy) -> bool:
     """True where a closer look may find something."""
     return trail.has_marks or (trail.celsius_max is not None and trail.celsius_max >= rules.celsius_max)
 
 
-def gpu_evidence(trail: NodeTrail, rules: GpuHealthPolicy, as_of: datetime) -> Evidence | None:
+def gpu_evidence(trail: NodeTelemetryHistory, rules: GpuHealthPolicy, as_of: datetime) -> Evidence | None:
     """Return the gravest, then the longest, that has stood for long enough and still does; None: nothing."""
     if not is_suspect(trail, rules) or as_of - trail.seen_until > timedelta(seconds=GAP_SECONDS_MAX):
         return None
@@ -32,9 +32,9 @@ def gpu_evidence(trail: NodeTrail, rules: GpuHealthPolicy, as_of: datetime) -> E
     return min(proven, key=lambda each: (not each.is_fatal, each.since, each.words), default=None)
 
 
-def _against(gpu: GpuTrail, rules: GpuHealthPolicy) -> Iterator[Evidence]:
+def _against(gpu: GpuTelemetryHistory, rules: GpuHealthPolicy) -> Iterator[Evidence]:
     for xid, since in gpu.xids:
-        if xid in rules.xids_fatal or xid in rules.xids_worn:
+        if xid in rules.xids_fatal or xid in rules.xids_degraded:
             words = f"GPU {gpu.gpu} reported XID {xid}"
             yield Evidence(words=words, since=since, is_fatal=xid in rules.xids_fatal)
     if gpu.row_remap_failed_since is not None:

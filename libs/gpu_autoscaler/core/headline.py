@@ -9,8 +9,8 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.core.bounds import frozen_by
-from gpu_autoscaler.core.directives import in_force
-from gpu_autoscaler.core.further import waiting_further
+from gpu_autoscaler.core.directives import active_directives
+from gpu_autoscaler.core.further import deferred_elastic_members
 from gpu_autoscaler.core.nodes.life import NodeView, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.queueing.schedule import schedule
@@ -24,7 +24,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import reasons
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import JobId, NodeUid
-from gpu_autoscaler.model.waits import GangFirst, GangIncomplete
+from gpu_autoscaler.model.waits import GangPending, GangIncomplete
 
 _LEFT_OVER = (
     "Its instance is gone, and nobody took the node away: it is removed from Kubernetes once the cloud, asked for that "
@@ -44,16 +44,16 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     views: tuple[NodeView, ...]
     coming: Mapping[str, tuple[NodeView, ...]]  # nodes on their way, by what they were bought for
     planned: Mapping[
-        str, reasons.HoldReason
+        str, reasons.DeferReason
     ]  # why the last plan did nothing for it, by job/<id>, pod/<uid>, node/<uid>
-    scheduled: Mapping[str, reasons.HoldReason]  # why it does not start now, by job/<id>
+    scheduled: Mapping[str, reasons.DeferReason]  # why it does not start now, by job/<id>
     frozen: reasons.Frozen | None = None  # whether anything may be bought at all
     left_over: frozenset[NodeUid] = frozenset()  # nodes that are removed once the cloud has said so again
 
     @classmethod
     def of(cls, state: ClusterState, policy: ScalingPolicy, as_of: datetime, plan: Plan | None) -> "Sight":
         """The sight from this state; `plan` is the last that was made, None where it is not known."""
-        held_back = () if plan is None else plan.held_back
+        deferred = () if plan is None else plan.deferred
         views = node_views(state, as_of)
         coming: dict[str, tuple[NodeView, ...]] = {}
         for view in views:
@@ -64,9 +64,9 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
             as_of=as_of,
             views=views,
             coming=coming,
-            planned={held.subject: held.reason for held in reversed(held_back)},
-            scheduled={held.subject: held.reason for held in schedule(state, policy, as_of).held_back},
-            frozen=frozen_by(in_force(state.directives, as_of), policy),
+            planned={held.subject: held.reason for held in reversed(deferred)},
+            scheduled={held.subject: held.reason for held in schedule(state, policy, as_of).deferred},
+            frozen=frozen_by(active_directives(state.directives, as_of), policy),
             left_over=frozenset(one.node_uid for one in leftovers(state, policy, as_of)),
         )
 
@@ -130,7 +130,7 @@ def _waiting(job_id: JobId, sight: Sight) -> str:
         (sight.planned[pod] for pod in _pod_keys(job_id, sight) if pod in sight.planned), None
     )
     scheduled = sight.scheduled.get(key)
-    if planned is not None and not isinstance(planned, reasons.RoomExpected):
+    if planned is not None and not isinstance(planned, reasons.CapacityExpected):
         members = f" {sentence(scheduled)}" if isinstance(scheduled, GangIncomplete) else ""
         return _because(planned) + _besides(planned, sight) + members
     coming = _ordered_for((key, *_pod_keys(job_id, sight)), sight)
@@ -145,8 +145,8 @@ def _waiting(job_id: JobId, sight: Sight) -> str:
 
 def _of_further(job_id: JobId, sight: Sight) -> str:
     """What keeps the first member beyond the gang from its room, where that is more than its gang; else nothing."""
-    found = [(key, sight.planned[key]) for key in waiting_further(sight.planned, job_id)]
-    waiting = [(key, reason) for key, reason in found if not isinstance(reason, reasons.RoomExpected | GangFirst)]
+    found = [(key, sight.planned[key]) for key in deferred_elastic_members(sight.planned, job_id)]
+    waiting = [(key, reason) for key, reason in found if not isinstance(reason, reasons.CapacityExpected | GangPending)]
     if not waiting:
         return ""
     key, reason = waiting[0]
@@ -161,7 +161,7 @@ def waiting_pod_line(pod: PodObserved, sight: Sight) -> str:
     """Return what a pod without a node waits for and when it starts."""
     key = f"pod/{pod.pod_uid}"
     reason = sight.planned.get(key)
-    if reason is not None and not isinstance(reason, reasons.RoomExpected):
+    if reason is not None and not isinstance(reason, reasons.CapacityExpected):
         return _because(reason) + _besides(reason, sight)
     if coming := _ordered_for((key,), sight):
         return coming
@@ -173,11 +173,11 @@ def waiting_pod_line(pod: PodObserved, sight: Sight) -> str:
     return f"Waiting because Kubernetes found no node for it{said}; no plan has spoken of it yet."
 
 
-def _because(reason: reasons.HoldReason) -> str:
+def _because(reason: reasons.DeferReason) -> str:
     return f"Waiting because {_within(sentence(reason))}; it starts when {remedy(reason)}."
 
 
-def _besides(reason: reasons.HoldReason, sight: Sight) -> str:
+def _besides(reason: reasons.DeferReason, sight: Sight) -> str:
     """That a freeze holds back what another reason holds back already: without the one, the other would still."""
     if sight.frozen is None or isinstance(reason, reasons.Frozen):
         return ""
@@ -211,7 +211,7 @@ def _ordered_for(keys: tuple[str, ...], sight: Sight) -> str:
 def _demand(view: NodeView) -> tuple[str, ...]:
     decision = None if view.order is None else view.order.decision
     reason = None if decision is None else decision.reason
-    return reason.demand if isinstance(reason, reasons.UnmetDemand | reasons.ReplacesDoomed) else ()
+    return reason.demand if isinstance(reason, reasons.UnmetDemand | reasons.ReplacesAtRiskNode) else ()
 
 
 def _pod_keys(job_id: JobId, sight: Sight) -> tuple[str, ...]:

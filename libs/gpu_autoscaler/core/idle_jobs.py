@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from gpu_autoscaler.core.nodes.life import node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState, JobRecord
-from gpu_autoscaler.core.trails import GpuTrail, since_at_most
+from gpu_autoscaler.core.trails import GpuTelemetryHistory, since_at_most
 from gpu_autoscaler.core.use import Use, use_of
 from gpu_autoscaler.core.views import is_finished, pods_by_node
 from gpu_autoscaler.core.words.wording import percent, span
@@ -42,9 +42,9 @@ def idle_jobs_cancelled(state: ClusterState, policy: ScalingPolicy, as_of: datet
     return tuple(sorted(found, key=lambda each: each.job_id))
 
 
-def _held_gpus(state: ClusterState, use: Use) -> dict[str, list[GpuTrail]]:
+def _held_gpus(state: ClusterState, use: Use) -> dict[str, list[GpuTelemetryHistory]]:
     """GPUs by namespace/name of the pod that holds them, of nodes on which something reads more than zero."""
-    held: dict[str, list[GpuTrail]] = {}
+    held: dict[str, list[GpuTelemetryHistory]] = {}
     for uid, trail in use.trusted.items():
         window = state.telemetry.get(uid)
         reads = () if window is None else window.gpus
@@ -89,7 +89,7 @@ def _may_end(pod: PodObserved) -> bool:
     return pod.phase == "running" and pod.deleting_since is None and not is_kept
 
 
-def _idle_since(pods: list[PodObserved], held: dict[str, list[GpuTrail]], busy_ratio_max: float) -> datetime | None:
+def _idle_since(pods: list[PodObserved], held: dict[str, list[GpuTelemetryHistory]], busy_ratio_max: float) -> datetime | None:
     """Since when every GPU of every pod has been idle; None: one was not, or was not seen."""
     instants: list[datetime] = []
     for pod in pods:
@@ -103,5 +103,5 @@ def _idle_since(pods: list[PodObserved], held: dict[str, list[GpuTrail]], busy_r
     return max(instants, default=None)
 
 
-def _each_since(gpus: list[GpuTrail], busy_ratio_max: float) -> Iterator[datetime | None]:
+def _each_since(gpus: list[GpuTelemetryHistory], busy_ratio_max: float) -> Iterator[datetime | None]:
     return (since_at_most(gpu.busy, busy_ratio_max * 100) for gpu in gpus)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpu_autoscaler.core.hours import hour
 from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.state import ClusterState, Ends, NoticeRecord
+from gpu_autoscaler.core.state import ClusterState, SpotTerminations, NoticeRecord
 from gpu_autoscaler.events.node import InstanceState, NodeInstanceObserved
 from gpu_autoscaler.model.decisions import DrainNode, ReleaseInstance
 from gpu_autoscaler.model.ids import ProviderId
@@ -41,10 +41,10 @@ def ends_by_place(state: ClusterState, as_of: datetime) -> Mapping[str, tuple[in
     living = _living(state.instances, state.notices)
     hour_now = hour(as_of)
     found: dict[str, tuple[int, int]] = {}
-    for place in living.keys() | state.spot_ends.keys():
+    for place in living.keys() | state.spot_terminations.keys():
         here = living.get(place, _NONE)
         taken, ended = _WHOLE * here.noticed_count, _WHOLE * here.count
-        for ended_in, ends in state.spot_ends.get(place, {}).items():
+        for ended_in, ends in state.spot_terminations.get(place, {}).items():
             weight = _weight(hour_now - ended_in)
             taken += weight * ends.taken_count
             ended += weight * ends.count
@@ -67,9 +67,9 @@ def place_of(instance_type: str, zone: str) -> str:
     return f"{instance_type}/{zone}"
 
 
-def with_end(known: Mapping[int, Ends] | None, ended_at: datetime, *, is_taken: bool) -> Mapping[int, Ends]:
+def with_end(known: Mapping[int, SpotTerminations] | None, ended_at: datetime, *, is_taken: bool) -> Mapping[int, SpotTerminations]:
     """Return the ends of one place, by hour, with one more."""
-    before = (known or {}).get(hour(ended_at), Ends())
+    before = (known or {}).get(hour(ended_at), SpotTerminations())
     after = replace(before, count=before.count + 1, taken_count=before.taken_count + is_taken)
     return {**(known or {}), hour(ended_at): after}
 
@@ -85,7 +85,7 @@ def is_taken(state: ClusterState, provider_id: ProviderId, now_is: InstanceState
     if known is not None and known.is_taken:
         return True
     notices = (record for record in state.notices.values() if record.notice.provider_id == provider_id)
-    return any(record.is_standing for record in notices) or not _is_ended_by_us(state, provider_id)
+    return any(record.is_active for record in notices) or not _is_ended_by_us(state, provider_id)
 
 
 def _is_ended_by_us(state: ClusterState, provider_id: ProviderId) -> bool:
@@ -123,7 +123,7 @@ _NONE = _Living()
 def _living(
     instances: Mapping[ProviderId, NodeInstanceObserved], notices: Mapping[str, NoticeRecord]
 ) -> Mapping[str, _Living]:
-    noticed = {record.notice.provider_id for record in notices.values() if record.is_standing}
+    noticed = {record.notice.provider_id for record in notices.values() if record.is_active}
     counts: Counter[str] = Counter()
     noticed_counts: Counter[str] = Counter()
     for one in instances.values():

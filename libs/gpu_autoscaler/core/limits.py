@@ -10,24 +10,24 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_autoscaler.core.bounds import Headcount, bought_gpu_count, frozen_by
-from gpu_autoscaler.core.demand_items import Customer
-from gpu_autoscaler.core.directives import NOTHING_IN_FORCE, InForce
+from gpu_autoscaler.core.bounds import OverrideUsage, bought_gpu_count, frozen_by
+from gpu_autoscaler.core.demand_items import BillingScope
+from gpu_autoscaler.core.directives import NO_ACTIVE_DIRECTIVES, ActiveDirectives
 from gpu_autoscaler.core.draft import Draft, Purchase, is_chosen
 from gpu_autoscaler.core.folding.ledger import CLUSTER, owners_of
 from gpu_autoscaler.core.nodes.life import NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.spending.money import Books, Promises, books_of, caps
+from gpu_autoscaler.core.spending.money import SpendSnapshot, PlannedSpend, spend_snapshot_of, spend_caps
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, HeldBack, ReleaseInstance
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Deferred, ReleaseInstance
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons import (
     BelowMinimum,
-    BudgetLimit,
+    HourlyPriceLimit,
     Frozen,
     GpusLimit,
-    HoldReason,
+    DeferReason,
     NodesLimit,
     PriceUnknown,
 )
@@ -63,20 +63,20 @@ def _counted(views: tuple[NodeView, ...]) -> _Counted:
     )
 
 
-class Account:
+class LimitUsage:
     """How much of each limit is used up. A scratch pad, like the room: what is bought is added, or taken back."""
 
     def __init__(
         self,
         views: tuple[NodeView, ...],
         policy: ScalingPolicy,
-        directives: InForce = NOTHING_IN_FORCE,
-        books: Books | None = None,
+        directives: ActiveDirectives = NO_ACTIVE_DIRECTIVES,
+        books: SpendSnapshot | None = None,
     ) -> None:
         """`books` are needed where the policy limits money by day or month."""
         self._policy = policy
-        self._headcount = Headcount(views, directives)
-        self._promises = None if books is None else Promises(books)
+        self._headcount = OverrideUsage(views, directives)
+        self._planned_spend = None if books is None else PlannedSpend(books)
         self._maxima = _maxima(policy)
         counted = _counted(views)
         self._nodes = counted.nodes.copy()
@@ -89,18 +89,18 @@ class Account:
         """Nodes of ours, orders in flight counted."""
         return self._nodes[CLUSTER]
 
-    def add(self, pool: str, offer: Offer, customer: Customer, count: int = 1) -> None:
+    def add(self, pool: str, offer: Offer, customer: BillingScope, count: int = 1) -> None:
         """Count this many nodes of the offer more; a negative count takes them back."""
         owners = owners_of(pool, offer.zone, customer.project)
         for owner in owners:
             self._nodes[owner] += count
             self._gpus[owner] += count * offer.resources.gpu_count
         self._headcount.add(pool, offer, count)
-        if self._promises is not None:
-            self._promises.add(owners, offer, customer, count)
+        if self._planned_spend is not None:
+            self._planned_spend.add(owners, offer, customer, count)
         self._price_micro_usd_per_hour += count * (offer.price_micro_usd_per_hour or 0)
 
-    def told_now(self, reason: HoldReason) -> HoldReason:
+    def with_current_usage(self, reason: DeferReason) -> DeferReason:
         """Return a limit with what counts against it now: what was counted for a try has been taken back."""
         if isinstance(reason, NodesLimit):
             return msgspec.structs.replace(reason, nodes_count=self._nodes[reason.owner])
@@ -108,7 +108,7 @@ class Account:
             return msgspec.structs.replace(reason, gpu_count=self._gpus[reason.owner])
         return reason
 
-    def excess(self, pool: str, offer: Offer, customer: Customer) -> HoldReason | None:
+    def excess(self, pool: str, offer: Offer, customer: BillingScope) -> DeferReason | None:
         """Return the limit that one more node of the offer would pass; None: it may be bought."""
         owners = owners_of(pool, offer.zone, customer.project)
         for owner in owners:
@@ -120,31 +120,31 @@ class Account:
             if gpus_max is not None and more and self._gpus[owner] + more > gpus_max:
                 return GpusLimit(gpu_count=self._gpus[owner], gpu_count_max=gpus_max, owner=owner)
         passed = self._headcount.excess(pool, offer) or self._excess_of_price(offer)
-        if passed is not None or self._promises is None:
+        if passed is not None or self._planned_spend is None:
             return passed
-        return self._promises.excess(owners, offer, customer)
+        return self._planned_spend.excess(owners, offer, customer)
 
-    def _excess_of_price(self, offer: Offer) -> HoldReason | None:
+    def _excess_of_price(self, offer: Offer) -> DeferReason | None:
         price_max, price = self._policy.price_micro_usd_per_hour_max, offer.price_micro_usd_per_hour
         if price_max is None:
             return None
         if self._unpriced or price is None:  # a node of unknown price is not free: nothing is proven while it runs
             return PriceUnknown(offers=self._unpriced or (offer.key,))
         if self._price_micro_usd_per_hour + price > price_max:
-            return BudgetLimit(price_micro_usd_per_hour=price, price_micro_usd_per_hour_max=price_max)
+            return HourlyPriceLimit(price_micro_usd_per_hour=price, price_micro_usd_per_hour_max=price_max)
         return None
 
 
-def account_of(draft: Draft, policy: ScalingPolicy) -> Account:
+def limit_usage_of(draft: Draft, policy: ScalingPolicy) -> LimitUsage:
     """What is used up before this draft buys anything."""
-    books = books_of(draft.state, draft.views, draft.pods, policy, draft.as_of) if caps(policy) else None
-    return Account(draft.views, policy, draft.directives, books)
+    books = spend_snapshot_of(draft.state, draft.views, draft.pods, policy, draft.as_of) if spend_caps(policy) else None
+    return LimitUsage(draft.views, policy, draft.directives, books)
 
 
-def customer_of(decision: BuyNode) -> Customer:
+def billing_scope_of(decision: BuyNode) -> BillingScope:
     """Whom a node is bought for, as its order says wherever it is seen."""
     project = next((value for key, value in decision.labels if key == labels.PROJECT_ID), None)
-    return Customer(project, decision.work_seconds_max)
+    return BillingScope(project, decision.work_seconds_max)
 
 
 @remembered(4)
@@ -163,9 +163,9 @@ def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
     Involuntary drains stay: what the cloud takes is not ours to keep. So do cancelled drains, which change nothing.
     """
     frozen = frozen_by(draft.directives, policy)
-    kept, dropped = _within_limits(draft.purchases, account_of(draft, policy), frozen)
+    kept, dropped = _within_limits(draft.purchases, limit_usage_of(draft, policy), frozen)
     held = [
-        HeldBack(step="trim", subject=subject, reason=reason)
+        Deferred(step="trim", subject=subject, reason=reason)
         for purchase, reason in dropped
         for subject in subjects(purchase.decision)
     ]
@@ -173,11 +173,11 @@ def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
     if frozen is not None:
         removals = tuple(each for each in removals if isinstance(each, DrainNode) and not is_chosen(each))
         held += [
-            HeldBack(step="trim", subject=_removed(each), reason=frozen)
+            Deferred(step="trim", subject=_removed(each), reason=frozen)
             for each in draft.removals
             if each not in removals
         ]
-    return msgspec.structs.replace(draft, purchases=kept, removals=removals).adding(held_back=held)
+    return msgspec.structs.replace(draft, purchases=kept, removals=removals).adding(deferred=held)
 
 
 def subjects(decision: BuyNode) -> tuple[str, ...]:
@@ -186,15 +186,15 @@ def subjects(decision: BuyNode) -> tuple[str, ...]:
 
 
 def _within_limits(
-    purchases: Iterable[Purchase], account: Account, frozen: Frozen | None
-) -> tuple[tuple[Purchase, ...], list[tuple[Purchase, HoldReason]]]:
+    purchases: Iterable[Purchase], account: LimitUsage, frozen: Frozen | None
+) -> tuple[tuple[Purchase, ...], list[tuple[Purchase, DeferReason]]]:
     """Split purchases, which come by priority, into those within the limits and those beyond, with the limit."""
     transactions: dict[str, list[Purchase]] = {}
     for purchase in purchases:
         transactions.setdefault(purchase.transaction, []).append(purchase)
     kept: list[Purchase] = []
-    dropped: list[tuple[Purchase, HoldReason]] = []
-    beyond: dict[str, HoldReason] = {}
+    dropped: list[tuple[Purchase, DeferReason]] = []
+    beyond: dict[str, DeferReason] = {}
     for name, members in transactions.items():
         reason = frozen or _excess_of_all(members, account, beyond)
         if reason is None:
@@ -205,21 +205,21 @@ def _within_limits(
     return tuple(kept), dropped
 
 
-def _excess_of_all(members: list[Purchase], account: Account, beyond: Mapping[str, HoldReason]) -> HoldReason | None:
+def _excess_of_all(members: list[Purchase], account: LimitUsage, beyond: Mapping[str, DeferReason]) -> DeferReason | None:
     """Count all members, or none of them and return the first limit they pass."""
     needed = sorted(set().union(*(purchase.needs for purchase in members)))
-    reason: HoldReason | None = next((beyond[name] for name in needed if name in beyond), None)
+    reason: DeferReason | None = next((beyond[name] for name in needed if name in beyond), None)
     counted: list[BuyNode] = []
     for purchase in members:
         decision = purchase.decision
-        reason = reason or account.excess(decision.pool, decision.offer, customer_of(decision))
+        reason = reason or account.excess(decision.pool, decision.offer, billing_scope_of(decision))
         if reason is not None:
             break
-        account.add(decision.pool, decision.offer, customer_of(decision))
+        account.add(decision.pool, decision.offer, billing_scope_of(decision))
         counted.append(decision)
     if reason is not None:
         for decision in counted:
-            account.add(decision.pool, decision.offer, customer_of(decision), -1)
+            account.add(decision.pool, decision.offer, billing_scope_of(decision), -1)
     return reason
 
 

@@ -16,9 +16,9 @@ def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
 
     Equal state, policy and `as_of` give an equal plan, byte for byte, in whichever order the state's mappings came.
     """
-    policy = forecast.in_force(policy, as_of)
+    policy = forecast.apply_scheduled_limits(policy, as_of)
     draft = Draft.start(state, as_of, policy)
-    policy = bounds.overruled(policy, draft.directives)
+    policy = bounds.cap_minimum(policy, draft.directives)
     draft = spot.spare_the_worn(draft, state, policy)
     draft = spot.avoid_hinted(draft, state, policy)
     draft = spot.replace_doomed(draft, state, policy)

@@ -14,14 +14,14 @@ from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import PodUid
-from gpu_autoscaler.model.reasons import HoldReason
-from gpu_autoscaler.model.shape_reasons import GroupNotWhole
+from gpu_autoscaler.model.reasons import DeferReason
+from gpu_autoscaler.model.shape_reasons import GroupIncomplete
 
 _KEYS = (*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION)
 _MINIMA = (*labels.POD_GROUP_MIN_AVAILABLE, labels.POD_GROUP_TOTAL_COUNT)
 
 
-def in_groups(
+def group_into_gangs(
     items: list[DemandItem], unbound: tuple[PodObserved, ...], pods: Mapping[PodUid, PodObserved]
 ) -> list[DemandItem]:
     """Pending pods of one group become a gang, which waits like its first and best member."""
@@ -47,13 +47,13 @@ def _as_gang(
     """The members by key: those that the group needs to start as a gang, the rest as they were."""
     priority, since = max(each.priority for each in members), min(each.since for each in members)
     needed_count = len(members)
-    blocked: HoldReason | None = None
+    blocked: DeferReason | None = None
     if count_min is not None:
         bound_count = _bound_counts(pods)[gang]
         needed_count = max(0, count_min - bound_count)
         if needed_count > len(members):
             there = len(members) + bound_count
-            blocked = GroupNotWhole(group=gang, members_there=there, members_count_min=count_min)
+            blocked = GroupIncomplete(group=gang, members_present=there, members_count_min=count_min)
     first = sorted(members, key=lambda each: (-each.priority, each.since, each.key))[:needed_count]
     hurry = min((each.start_by_at for each in members if each.start_by_at is not None), default=None)
     within = next(filter(None, (_within(pods[PodUid(each.key.removeprefix("pod/"))]) for each in first)), None)

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gpu_autoscaler.core.policies.ahead import ForecastPolicy, Headroom, Size
-from gpu_autoscaler.core.policies.burst import BurstPolicy
+from gpu_autoscaler.core.policies.ahead import ForecastPolicy, Headroom, ScheduledLimit
+from gpu_autoscaler.core.policies.burst import BatchingPolicy
 from gpu_autoscaler.core.policies.gang import GangPolicy
 from gpu_autoscaler.core.policies.limits import LimitsPolicy
-from gpu_autoscaler.core.policies.money import MoneyPolicy
+from gpu_autoscaler.core.policies.money import SpendPolicy
 from gpu_autoscaler.core.policies.price import PricePolicy
 from gpu_autoscaler.core.policies.ranges import Count, MicroUsdPerHour, Ratio, Seconds
 from gpu_autoscaler.core.policies.removal import RemovalPolicy
@@ -58,7 +58,7 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         GpuSharing | None,
         Meta(description="How its GPUs are shared by pods; none: they are whole. Source: S104, S106."),
     ] = None
-    money: Annotated[MoneyPolicy, Meta(description="Money by day and month at most. Source: S5, S116.")] = MoneyPolicy()
+    spend: Annotated[SpendPolicy, Meta(description="Money by day and month at most. Source: S5, S116.")] = SpendPolicy()
     labels: Annotated[dict[str, str], Meta(description="Labels of each node of the pool. Source: S68.")] = {}
     taints: Annotated[tuple[Taint, ...], Meta(description="Taints of each node of the pool. Source: S70.")] = ()
     startup_taints: Annotated[
@@ -102,11 +102,11 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     notice_seconds_default: Annotated[
         Seconds, Meta(description="Deadline of a notice that carries none. Source: GCP's preemption notice, S75.")
     ] = 30.0
-    paid_drain_seconds: Annotated[
+    reservation_drain_seconds: Annotated[
         Seconds,
         Meta(description="Nodes of a paid period drain so long before its end. Source: our own, as a voluntary drain."),
     ] = 600.0
-    watch_seconds_max: Annotated[
+    watch_age_seconds_max: Annotated[
         Seconds,
         Meta(description="Older pictures of the world prove no absence. Source: Decisions, missing data."),
     ] = 120.0
@@ -171,14 +171,14 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gangs: Annotated[
         GangPolicy, Meta(description="Deadline and waits of what is bought whole or not at all. Source: S31.")
     ] = GangPolicy()
-    burst: Annotated[
-        BurstPolicy, Meta(description="How long the first work of a burst waits for the rest. Source: S53.")
-    ] = BurstPolicy()
+    batching: Annotated[
+        BatchingPolicy, Meta(description="How long the first work of a burst waits for the rest. Source: S53.")
+    ] = BatchingPolicy()
     headrooms: Annotated[
         tuple[Headroom, ...], Meta(description="GPUs that are kept free, always or at times. Source: S71.")
     ] = ()
-    sizes: Annotated[
-        tuple[Size, ...], Meta(description="Least and most nodes at some times; the narrowest holds. Source: S71.")
+    scheduled_limits: Annotated[
+        tuple[ScheduledLimit, ...], Meta(description="Least and most nodes at some times; the narrowest holds. Source: S71.")
     ] = ()
     utilization_trigger: Annotated[
         UtilizationTrigger,

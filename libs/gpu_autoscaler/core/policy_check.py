@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from gpu_autoscaler.core.policies.ahead import Timed
+from gpu_autoscaler.core.policies.ahead import Scheduled
 from gpu_autoscaler.core.policies.money import money_mistakes
 from gpu_autoscaler.core.policies.removal import budget_mistakes
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
-from gpu_autoscaler.core.pools import allows
+from gpu_autoscaler.core.pools import pool_allows
 from gpu_autoscaler.core.slicing import sharing_mistakes
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.gpu import GPU_MODELS
@@ -25,7 +25,7 @@ from gpu_autoscaler.model.scheduling import STARTUP_PREFIXES, is_startup
 _NEVER_ZERO = {
     "boot_seconds_max": "every node would be given back as soon as it is ordered",
     "drain_seconds_max": "every drain would be given up as it begins",
-    "watch_seconds_max": "every picture of the world would be too old to act on",
+    "watch_age_seconds_max": "every picture of the world would be too old to act on",
 }
 # What the autoscaler writes on each node itself; a pool's own word for it would be lost.
 _OUR_LABELS = (
@@ -63,27 +63,27 @@ def mistakes(policy: ScalingPolicy, offers: tuple[Offer, ...] | None = None) -> 
 
 def _ahead(policy: ScalingPolicy) -> Iterator[str]:
     """What cannot be meant of capacity ahead of demand."""
-    timed: list[tuple[str, Timed]] = [(f"headrooms[{index}]", one) for index, one in enumerate(policy.headrooms)]
-    timed += [(f"sizes[{index}]", one) for index, one in enumerate(policy.sizes)]
+    timed: list[tuple[str, Scheduled]] = [(f"headrooms[{index}]", one) for index, one in enumerate(policy.headrooms)]
+    timed += [(f"scheduled_limits[{index}]", one) for index, one in enumerate(policy.scheduled_limits)]
     for at, one in timed:
         yield from (f"{at}: {mistake}" for mistake in one.mistakes())
     for index, room in enumerate(policy.headrooms):
         if room.gpu_model is not None and room.gpu_model not in GPU_MODELS:
             yield f"headrooms[{index}].gpu_model: there is no {room.gpu_model!r}; there are {', '.join(GPU_MODELS)}"
-    for index, size in enumerate(policy.sizes):
+    for index, size in enumerate(policy.scheduled_limits):
         if size.nodes_count_min is None and size.nodes_count_max is None:
-            yield f"sizes[{index}]: neither nodes_count_min nor nodes_count_max is set: it bounds nothing"
+            yield f"scheduled_limits[{index}]: neither nodes_count_min nor nodes_count_max is set: it bounds nothing"
         least, most = size.nodes_count_min, policy.nodes_count_max
         if least is not None and least > most:
-            yield f"sizes[{index}].nodes_count_min: {least} is above the cluster's nodes_count_max {most}; lower it"
+            yield f"scheduled_limits[{index}].nodes_count_min: {least} is above the cluster's nodes_count_max {most}; lower it"
 
 
 def _money(policy: ScalingPolicy) -> Iterator[str]:
     """What cannot be meant of limits by day and month."""
-    owned = [("limits.money", policy.limits.money)]
-    owned += [(f"pools[{index}].money", pool.money) for index, pool in enumerate(policy.pools)]
+    owned = [("limits.spend", policy.limits.spend)]
+    owned += [(f"pools[{index}].spend", pool.spend) for index, pool in enumerate(policy.pools)]
     for name, parts in (("zones", policy.limits.zones), ("projects", policy.limits.projects)):
-        owned += [(f"limits.{name}[{index}].money", part.money) for index, part in enumerate(parts)]
+        owned += [(f"limits.{name}[{index}].spend", part.spend) for index, part in enumerate(parts)]
     for at, money in owned:
         yield from money_mistakes(money, at)
 
@@ -172,7 +172,7 @@ def _pool_labels(pool: NodePool, at: str) -> Iterator[str]:
 def _sold_whole(pool: NodePool, offers: tuple[Offer, ...] | None) -> tuple[Offer, ...] | None:
     """What the pool's filters let in, whether or not its GPUs can be shared as it says."""
     whole = msgspec.structs.replace(pool, sharing=None)
-    return None if offers is None else tuple(offer for offer in offers if allows(whole, offer))
+    return None if offers is None else tuple(offer for offer in offers if pool_allows(whole, offer))
 
 
 def _on_sale(pool: NodePool, at: str, offers: tuple[Offer, ...]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gpu_autoscaler.core.directives import InForce
+from gpu_autoscaler.core.directives import ActiveDirectives
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven
@@ -20,7 +20,7 @@ _ALWAYS = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @remembered(4)
-def with_pools(directives: InForce, policy: ScalingPolicy) -> InForce:
+def with_pool_directives(directives: ActiveDirectives, policy: ScalingPolicy) -> ActiveDirectives:
     """Return what is in force with the pools' own wants. Where a person speaks of a pool as well, the person's word is
     told; a person's most goes before a pool's least."""
     if not any(pool.is_paused or pool.nodes_count_min for pool in policy.pools):
@@ -37,7 +37,7 @@ def with_pools(directives: InForce, policy: ScalingPolicy) -> InForce:
     )
 
 
-def _least(directives: InForce, policy: ScalingPolicy) -> Iterator[tuple[Override, PolicyDirectiveGiven]]:
+def _least(directives: ActiveDirectives, policy: ScalingPolicy) -> Iterator[tuple[Override, PolicyDirectiveGiven]]:
     for pool in policy.pools:
         allowed = [
             override.nodes_count_max

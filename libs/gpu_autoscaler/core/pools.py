@@ -5,7 +5,7 @@ from gpu_autoscaler.core.slicing import slices_of
 from gpu_autoscaler.model.offers import Offer
 
 
-def allows(pool: NodePool, offer: Offer) -> bool:
+def pool_allows(pool: NodePool, offer: Offer) -> bool:
     """True when the pool's filters let this offer in."""
     return (
         (not pool.instance_types or offer.instance_type in pool.instance_types)

@@ -10,10 +10,10 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from gpu_autoscaler.core.limits import Account, customer_of
+from gpu_autoscaler.core.limits import LimitUsage, billing_scope_of
 from gpu_autoscaler.core.nodes.life import NodePhase, node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.spending.money import books_of, caps
+from gpu_autoscaler.core.spending.money import spend_snapshot_of, spend_caps
 from gpu_autoscaler.core.state import ClusterState, OrderRecord
 from gpu_autoscaler.core.views import counts_for_idleness, pods_by_node
 from gpu_autoscaler.events.scaling import ScalingPlanMade
@@ -74,12 +74,12 @@ def _have_room(
     seen = [each for each in found if each.decision.action_id not in unseen]
     known = _with_orders(seen, state)
     views = node_views(known, as_of)
-    books = books_of(known, views, pods_by_node(known), policy, as_of) if caps(policy) else None
-    account = Account(views, policy, books=books)
+    books = spend_snapshot_of(known, views, pods_by_node(known), policy, as_of) if spend_caps(policy) else None
+    account = LimitUsage(views, policy, books=books)
     for past in found:
         decision = past.decision
         if isinstance(decision, BuyNode) and decision.action_id in unseen:
-            customer = customer_of(decision)
+            customer = billing_scope_of(decision)
             if account.excess(decision.pool, decision.offer, customer) is not None:
                 return False
             account.add(decision.pool, decision.offer, customer)

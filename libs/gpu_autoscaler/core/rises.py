@@ -13,11 +13,11 @@ import msgspec
 from gpu_autoscaler.core.policies.ahead import ForecastPolicy
 from gpu_autoscaler.model.forecasts import Score
 
-SOON_MINUTES = 5  # about what a GPU node takes to come (S167)
-AHEAD_MINUTES = 30  # how far ahead capacity is prepared (S48, S131)
+SHORT_HORIZON_MINUTES = 5  # about what a GPU node takes to come (S167)
+LONG_HORIZON_MINUTES = 30  # how far ahead capacity is prepared (S48, S131)
 PEAK_MINUTES = 5  # demand that fell back for so long only is still reckoned with
 HOURS_COUNT_MAX = 56 * 24  # the longest lookback that a policy may ask for
-_LEVELS_MINUTES = 120 + AHEAD_MINUTES  # samples that are kept one by one
+_LEVELS_MINUTES = 120 + LONG_HORIZON_MINUTES  # samples that are kept one by one
 _HOURS_A_DAY, _HOURS_A_WEEK, _MINUTES_AN_HOUR = 24, 168, 60
 _PARTS = 1_000_000  # ratios are compared in whole parts
 # A share of an hour's samples and of a horizon that must be there; of a watch with holes nothing is learned.
@@ -27,34 +27,34 @@ _SCORED_HOURS_MIN = 24  # a day of scores before any confidence
 Counts = tuple[tuple[int, int], ...]  # (rise in GPUs, minutes), ascending
 
 
-class HourOfDemand(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class HourlyRises(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The rises of one hour's minutes."""
 
     hour: int  # since 1970
-    soon: Counts  # within SOON_MINUTES
-    ahead: Counts  # within AHEAD_MINUTES
+    soon: Counts  # within SHORT_HORIZON_MINUTES
+    ahead: Counts  # within LONG_HORIZON_MINUTES
 
 
 class DemandHistory(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What is remembered of the demand for one kind of GPU."""
 
     levels: tuple[tuple[int, int], ...] = ()  # (minute since 1970, GPUs asked for), oldest first
-    hours: tuple[HourOfDemand, ...] = ()  # oldest first, each once
+    hours: tuple[HourlyRises, ...] = ()  # oldest first, each once
 
 
 class Forecast(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """How much more is to be reckoned with, in GPUs above the demand of now."""
 
-    soon_count: int
-    ahead_count: int
+    short_rise_count: int
+    long_rise_count: int
     weeks_seen: int  # of this hour of the week
 
 
-class FreeWanted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How many GPUs are to be free, or on their way: below `least_count` some are bought, up to `enough_count`."""
+class FreeTarget(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How many GPUs are to be free, or on their way: below `min_count` some are bought, up to `target_count`."""
 
-    least_count: int
-    enough_count: int
+    min_count: int
+    target_count: int
 
 
 EMPTY_HISTORY = DemandHistory()
@@ -80,44 +80,44 @@ def peak_count(history: DemandHistory) -> int:
     return max((level for at, level in history.levels[-PEAK_MINUTES - 1 :] if at >= newest - PEAK_MINUTES), default=0)
 
 
-def foresee(hours: Iterable[HourOfDemand], hour: int, policy: ForecastPolicy) -> Forecast | None:
+def forecast_rises(hours: Iterable[HourlyRises], hour: int, policy: ForecastPolicy) -> Forecast | None:
     """Return the forecast for an hour; None where this hour of the day was never seen within the lookback."""
     first = hour - policy.lookback_hours
     of_day = [each for each in hours if first <= each.hour < hour and (hour - each.hour) % _HOURS_A_DAY == 0]
     if not of_day:
         return None
     of_week = [each for each in of_day if (hour - each.hour) % _HOURS_A_WEEK == 0]
-    weight = policy.shrink_weeks_count if of_week else 1
+    weight = policy.shrinkage_weeks_count if of_week else 1
     soon = _mixed([each.soon for each in of_week], [each.soon for each in of_day], weight)
     ahead = _mixed([each.ahead for each in of_week], [each.ahead for each in of_day], weight)
     return Forecast(
-        soon_count=_quantile(soon, policy.soon_ratio),
-        ahead_count=_quantile(ahead, policy.ahead_ratio),
+        short_rise_count=_quantile(soon, policy.short_rise_quantile_ratio),
+        long_rise_count=_quantile(ahead, policy.long_rise_quantile_ratio),
         weeks_seen=len(of_week),
     )
 
 
-def free_wanted(forecast: Forecast | None, level_count: int, peak: int) -> FreeWanted:
+def free_target(forecast: Forecast | None, level_count: int, peak: int) -> FreeTarget:
     """Return how many free GPUs the forecast asks for above the demand of now; none where there is no forecast.
 
     Buying begins when a rise within minutes would find too few, and then covers the rises of the half hour: fewer and
     larger purchases than one for each minute's forecast.
     """
     if forecast is None:
-        return FreeWanted(least_count=0, enough_count=0)
+        return FreeTarget(min_count=0, target_count=0)
     dip = max(0, peak - level_count)
-    least = dip + forecast.soon_count
-    return FreeWanted(least_count=least, enough_count=max(least, dip + forecast.ahead_count))
+    least = dip + forecast.short_rise_count
+    return FreeTarget(min_count=least, target_count=max(least, dip + forecast.long_rise_count))
 
 
 def score(history: DemandHistory, hour: int, policy: ForecastPolicy) -> Score | None:
     """Return how right the forecast for this hour was, made of the hours before it; None where there was none."""
     came = next((each for each in reversed(history.hours) if each.hour == hour), None)
     # An hour is remembered only when its rises are over, so those just before it were not known yet.
-    made = foresee((each for each in history.hours if each.hour < hour - 1), hour, policy)
+    made = forecast_rises((each for each in history.hours if each.hour < hour - 1), hour, policy)
     if came is None or made is None:
         return None
-    foreseen = made.ahead_count
+    foreseen = made.long_rise_count
     return Score(
         hour=hour,
         foreseen_count=foreseen,
@@ -140,7 +140,7 @@ def confidence_ratio(scores: Iterable[Score], hour: int, policy: ForecastPolicy)
         return None
     minutes = sum(each.minutes_count for each in recent)
     kept = sum(each.kept_count for each in recent)
-    ratio = policy.ahead_ratio
+    ratio = policy.long_rise_quantile_ratio
     is_kept = 1.0 if kept >= ratio * minutes else kept / (ratio * minutes)
     missed = sum(each.missed_gpu_minutes for each in recent)
     unused = sum(each.unused_gpu_minutes for each in recent)
@@ -156,17 +156,17 @@ def confidence_ratio(scores: Iterable[Score], hour: int, policy: ForecastPolicy)
 def _ended_hours(levels: tuple[tuple[int, int], ...], minute: int) -> range:
     """Hours among the levels whose rises are over by this minute."""
     first = levels[0][0] // _MINUTES_AN_HOUR
-    return range(first, (minute - AHEAD_MINUTES) // _MINUTES_AN_HOUR)
+    return range(first, (minute - LONG_HORIZON_MINUTES) // _MINUTES_AN_HOUR)
 
 
-def _hour_of_demand(number: int, levels: tuple[tuple[int, int], ...]) -> HourOfDemand | None:
+def _hour_of_demand(number: int, levels: tuple[tuple[int, int], ...]) -> HourlyRises | None:
     """The hour's rises; None where too little of it was sampled."""
     known = dict(levels)
     minutes = [at for at, _ in levels if at // _MINUTES_AN_HOUR == number]
     if len(minutes) < _MINUTES_AN_HOUR * _SAMPLES_RATIO_MIN:
         return None
-    soon, ahead = _rises(minutes, known, SOON_MINUTES), _rises(minutes, known, AHEAD_MINUTES)
-    return HourOfDemand(hour=number, soon=soon, ahead=ahead) if soon and ahead else None
+    soon, ahead = _rises(minutes, known, SHORT_HORIZON_MINUTES), _rises(minutes, known, LONG_HORIZON_MINUTES)
+    return HourlyRises(hour=number, soon=soon, ahead=ahead) if soon and ahead else None
 
 
 def _rises(minutes: Iterable[int], known: Mapping[int, int], horizon: int) -> Counts:

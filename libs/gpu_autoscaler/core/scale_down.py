@@ -10,8 +10,8 @@ from gpu_autoscaler.core.bins import bin_key, requested_ratio
 from gpu_autoscaler.core.bounds import beyond
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
-from gpu_autoscaler.core.further import only_further
-from gpu_autoscaler.core.nodes.booting import boot_timed_out, holds_work
+from gpu_autoscaler.core.further import elastic_job_of
+from gpu_autoscaler.core.nodes.booting import boot_timed_out, has_workload_pods
 from gpu_autoscaler.core.nodes.life import NodePhase, NodeView
 from gpu_autoscaler.core.policies.removal import RemovalCause
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -29,18 +29,18 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.use import little_used, too_soon_again
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, HeldBack, ReleaseInstance
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Deferred, ReleaseInstance
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons import (
-    BudgetLimit,
+    HourlyPriceLimit,
     Cooldown,
     DrainReason,
-    GangGivenUp,
+    GangAbandoned,
     GpusLimit,
-    HoldReason,
-    KeptAhead,
-    MoneyLimit,
-    NeighboursForbid,
+    DeferReason,
+    KeptAsBuffer,
+    SpendLimit,
+    PodConstraintsViolated,
     NodeIdle,
     NodeLost,
     NodeOrphaned,
@@ -48,7 +48,7 @@ from gpu_autoscaler.model.reasons import (
     NodeUnderused,
     NoOfferFits,
     NotYetIdle,
-    OffersRefused,
+    OffersUnavailable,
     OverrideReached,
     PodsFitNowhere,
     PoolPaused,
@@ -56,20 +56,20 @@ from gpu_autoscaler.model.reasons import (
     SavingTooSmall,
     UnmetDemand,
 )
-from gpu_autoscaler.model.waits import GangBackoff, GangLate
+from gpu_autoscaler.model.waits import GangBackoff, GangTimedOut
 
 # Why a gang is not bought that will not be bought a moment later either. A cooldown passes; an old list says nothing.
 _NOTHING_TO_BUY = (
     GangBackoff,
-    GangLate,
+    GangTimedOut,
     NoOfferFits,
-    NeighboursForbid,
-    OffersRefused,
+    PodConstraintsViolated,
+    OffersUnavailable,
     PriceUnknown,
     NodesLimit,
     GpusLimit,
-    BudgetLimit,
-    MoneyLimit,
+    HourlyPriceLimit,
+    SpendLimit,
     PoolPaused,
     OverrideReached,
 )
@@ -85,7 +85,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     """
     stale = stale_watch(state, policy, draft.as_of)
     if stale is not None:
-        return draft.adding(held_back=[HeldBack(step=_RELEASE, subject="cluster", reason=stale)])
+        return draft.adding(deferred=[Deferred(step=_RELEASE, subject="cluster", reason=stale)])
     draft = _give_back(draft, state, policy)
     # The dearest go first, so that a small budget saves most.
     empty = (view for view in draft.views if view.empty_since is not None)
@@ -95,7 +95,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         idle_seconds = (draft.as_of - view.empty_since).total_seconds()
         allowed_seconds = idle_seconds_allowed(view, policy)
         at_once = _given_up(view, draft) or beyond(view, draft)
-        reason: HoldReason | None
+        reason: DeferReason | None
         if at_once is None and idle_seconds < allowed_seconds:
             reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
         elif at_once is None:
@@ -103,8 +103,8 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         else:
             reason = protected_node(view, draft) or too_many_go(view, RemovalCause.EMPTY, draft, policy)
         if reason is not None:
-            held = HeldBack(step=_RELEASE, subject=f"node/{view.node_uid}", reason=reason)
-            draft = draft.adding(held_back=[held])
+            held = Deferred(step=_RELEASE, subject=f"node/{view.node_uid}", reason=reason)
+            draft = draft.adding(deferred=[held])
         else:
             idle = NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
             draft = draft.adding(removals=_drain(view, draft, policy, at_once or idle))
@@ -138,15 +138,15 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
                 utilization_ratio=used_ratio,
             )
             return draft.adding(removals=_drain(view, draft, policy, underused))
-        held = HeldBack(step=_CONSOLIDATE, subject=f"node/{view.node_uid}", reason=reason)
-        draft = draft.adding(held_back=[held])
+        held = Deferred(step=_CONSOLIDATE, subject=f"node/{view.node_uid}", reason=reason)
+        draft = draft.adding(deferred=[held])
     return draft
 
 
 def _dearness(view: NodeView, draft: Draft, policy: ScalingPolicy) -> tuple[float, int, str]:
     """Nodes whose work saved just now are cheap to empty, and so are those with few pods."""
     pods = moving_pods(view, draft)
-    return stake_gpu_seconds(pods, policy.removal.checkpoint_seconds, draft.as_of), len(pods), view.name
+    return stake_gpu_seconds(pods, policy.removal.checkpoint_interval_seconds, draft.as_of), len(pods), view.name
 
 
 # ---- what may go, and what keeps it
@@ -160,8 +160,8 @@ def _give_back(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draf
     waits = {view.name: too_soon(view, state, policy, draft.as_of) for view, release in undone if release is not None}
     draft = draft.adding(
         removals=[each for view, each in undone if each is not None and waits[view.name] is None],
-        held_back=[
-            HeldBack(step=_RELEASE, subject=f"order/{view.action_id}", reason=wait)
+        deferred=[
+            Deferred(step=_RELEASE, subject=f"order/{view.action_id}", reason=wait)
             for view in unready
             if (wait := waits.get(view.name)) is not None
         ],
@@ -177,7 +177,7 @@ def _give_back(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draf
         return draft
     stale = stale_instances(state, policy, draft.as_of)
     if stale is not None:
-        return draft.adding(held_back=[HeldBack(step=_RELEASE, subject="cluster", reason=stale)])
+        return draft.adding(deferred=[Deferred(step=_RELEASE, subject="cluster", reason=stale)])
     return draft.adding(
         removals=[
             ReleaseInstance(
@@ -194,7 +194,7 @@ def _give_back(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draf
 
 def _late(view: NodeView, draft: Draft, policy: ScalingPolicy) -> ReleaseInstance | None:
     """Give back what missed its deadline. Where pods run on it already it is renewed, as a sick node is."""
-    if view.phase is not NodePhase.FAILED or view.order is None or holds_work(view, draft.pods):
+    if view.phase is not NodePhase.FAILED or view.order is None or has_workload_pods(view, draft.pods):
         return None
     return ReleaseInstance(
         action_id=draft.next_action_id(),
@@ -219,7 +219,7 @@ def _without_gang(view: NodeView, draft: Draft) -> ReleaseInstance | None:
     )
 
 
-def _given_up(view: NodeView, draft: Draft) -> GangGivenUp | None:
+def _given_up(view: NodeView, draft: Draft) -> GangAbandoned | None:
     """Return why the gang that the node was bought for cannot be completed; None where it can, or nobody knows.
 
     What was bought for members beyond a gang alone is of no use without it; the gang needs none of that.
@@ -228,13 +228,13 @@ def _given_up(view: NodeView, draft: Draft) -> GangGivenUp | None:
     gang = None if decision is None else decision.gang or _gang_before(decision)
     if gang is None:
         return None
-    reasons = (held.reason for held in draft.held_back if held.subject == gang)
+    reasons = (held.reason for held in draft.deferred if held.subject == gang)
     final = next((reason for reason in reasons if isinstance(reason, _NOTHING_TO_BUY)), None)
-    return None if final is None else GangGivenUp(gang=gang, hold_reason=final.tag())
+    return None if final is None else GangAbandoned(gang=gang, defer_reason=final.tag())
 
 
 def _gang_before(decision: BuyNode) -> str | None:
-    job_id = only_further(decision.reason.demand) if isinstance(decision.reason, UnmetDemand) else None
+    job_id = elastic_job_of(decision.reason.demand) if isinstance(decision.reason, UnmetDemand) else None
     return None if job_id is None else f"job/{job_id}"
 
 
@@ -261,14 +261,14 @@ def _may_leave(view: NodeView, draft: Draft) -> bool:
     return view.is_ours and view.is_usable and is_free
 
 
-def _blocker(view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> HoldReason | None:
+def _blocker(view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> DeferReason | None:
     """What keeps a node that could go: its own marks, its youth, the minimum, or others that are going."""
     return protected_node(view, draft) or _young(view, draft, policy) or too_many_go(view, cause, draft, policy)
 
 
-def _kept_ahead(view: NodeView, draft: Draft) -> KeptAhead | None:
-    wanted_by = draft.ahead.get(bin_key(view))
-    return None if wanted_by is None else KeptAhead(wanted_by=wanted_by)
+def _kept_ahead(view: NodeView, draft: Draft) -> KeptAsBuffer | None:
+    kept_for = draft.ahead.get(bin_key(view))
+    return None if kept_for is None else KeptAsBuffer(kept_for=kept_for)
 
 
 def _young(view: NodeView, draft: Draft, policy: ScalingPolicy) -> Cooldown | None:
@@ -304,12 +304,12 @@ def _asks_little(view: NodeView, draft: Draft, policy: ScalingPolicy) -> bool:
 
 def _move_all(
     view: NodeView, pods: tuple[PodObserved, ...], draft: Draft, state: ClusterState, policy: ScalingPolicy
-) -> tuple[HoldReason | None, int | None]:
+) -> tuple[DeferReason | None, int | None]:
     """Place all pods on other usable nodes and return the saving an hour, None where nobody knows; or say why not."""
     mark = draft.room.mark()
     places = place_elsewhere((view,), pods, draft, state)
     homeless = [pod.pod_uid for pod in places.homeless]
-    reason: HoldReason | None = None
+    reason: DeferReason | None = None
     if homeless or places.coming:
         reason = PodsFitNowhere(pods=tuple(homeless or (pod.pod_uid for pod in pods)))
     prices = [each.price_micro_usd_per_hour for each in draft.views if each is view or bin_key(each) in places.hosts]

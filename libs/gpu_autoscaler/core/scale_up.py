@@ -26,20 +26,20 @@ from gpu_autoscaler.core.buying.sparing import awaits_spot
 from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
-from gpu_autoscaler.core.further import ordered
+from gpu_autoscaler.core.further import ordered_bins
 from gpu_autoscaler.core.placing.acceptance import fits
 from gpu_autoscaler.core.placing.company import Tally
 from gpu_autoscaler.core.placing.shapes import Bin, Standing
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, HeldBack
+from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, Deferred
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.reasons import DemandReturned, HoldReason, RoomExpected
+from gpu_autoscaler.model.reasons import DemandReturned, DeferReason, CapacityExpected
 from gpu_autoscaler.model.shape_reasons import NoDomainFits
-from gpu_autoscaler.model.waits import BurstArriving, GangFirst, GangLate
+from gpu_autoscaler.model.waits import BatchWindowOpen, GangPending, GangTimedOut
 
 _STEP = "cover_demand"
-_PASSING = (RoomExpected, BurstArriving)  # why something is not bought that soon needs no purchase, or is bought better
+_PASSING = (CapacityExpected, BatchWindowOpen)  # why something is not bought that soon needs no purchase, or is bought better
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
@@ -52,7 +52,7 @@ def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     for together in served_together(lots):
         cover.serve(together)
     return msgspec.structs.replace(
-        draft.adding(returns=cover.returns, purchases=cover.basket.purchases(), held_back=cover.held),
+        draft.adding(returns=cover.returns, purchases=cover.basket.purchases(), deferred=cover.held),
         claimed=draft.claimed | cover.claimed,
         is_demand_met=draft.is_demand_met and cover.is_met,
     )
@@ -67,16 +67,16 @@ class _Cover:
         self._policy = policy
         self._market = market
         self.returns: list[CancelDrain] = []
-        self.held: list[HeldBack] = []
+        self.held: list[Deferred] = []
         self.claimed: set[str] = set()
         self.is_met = True
-        self._closed_reason: HoldReason | None = stale_watch(state, policy, draft.as_of)  # nothing is bought at all
+        self._closed_reason: DeferReason | None = stale_watch(state, policy, draft.as_of)  # nothing is bought at all
         self._before = (0, 0)  # what was bought and called back before the lots that are served now
         self._draft = draft
         self._burst = Burst(draft, policy)
         self._coming_free: Soon | None = None  # read where somebody waits, and then once
         self._room = draft.room
-        self._ordered = ordered(draft.views)
+        self._ordered = ordered_bins(draft.views)
         self._without_place: set[JobId] = set()  # jobs of the queue whose gang has none
         self._kept: dict[str, tuple[str, ...]] = {}  # by the key of a lot's first item
         drains = ((view, callable_drain(view)) for view in draft.views if view.drain is not None)
@@ -115,7 +115,7 @@ class _Cover:
             self._settle(lot, (), lot.first.blocked)
         if blocked:
             lots = tuple(lot for lot in lots if lot.first.blocked is None)
-        if lots and lots[0].first.source is DemandSource.FURTHER_MEMBER:
+        if lots and lots[0].first.source is DemandSource.ELASTIC_MEMBER:
             lots = self._of_gangs_with_places(lots)
         if lots and lots[0].first.gang is not None and lots[0].first.is_bought_for and lots[0].first.within:
             self._serve_within(lots[0].first.within, lots)
@@ -130,7 +130,7 @@ class _Cover:
                 served.append(lot)
                 continue
             self._room.take_back(self._kept.pop(lot.first.key, ()), lot.shape)
-            self._settle(lot, (), GangFirst(job_id=lot.first.job_id))
+            self._settle(lot, (), GangPending(job_id=lot.first.job_id))
         return tuple(served)
 
     def _serve_within(self, key: str, lots: tuple[Lot, ...]) -> None:
@@ -157,7 +157,7 @@ class _Cover:
         placed = [keys + self._place(lot, lot.members_count - len(keys)) for lot, keys in zip(lots, kept, strict=True)]
         short = [number for number, lot in enumerate(lots) if len(placed[number]) < lot.members_count]
         gang = lots[0].first.gang if lots[0].first.is_bought_for else None
-        reasons: dict[int, HoldReason] = {}
+        reasons: dict[int, DeferReason] = {}
         if short and lots[short[0]].first.is_bought_for:
             for each in short:
                 if (closed := self._closed(lots[each].first)) is not None:
@@ -190,7 +190,7 @@ class _Cover:
             self._settle(lot, placed[number], reasons.get(number))
         return True
 
-    def _closed(self, item: DemandItem) -> HoldReason | None:
+    def _closed(self, item: DemandItem) -> DeferReason | None:
         """Return why nothing is bought for it now, whatever could be had."""
         if self._closed_reason is not None:
             return self._closed_reason
@@ -199,9 +199,9 @@ class _Cover:
         cooldown = cooling(item, self._state.orders, self._policy, as_of)
         return gang or cooldown or awaits_spot(item, self._market, self._policy, as_of)
 
-    def _patient(self, lots: tuple[Lot, ...], short: list[int], placed: list[tuple[str, ...]]) -> dict[int, HoldReason]:
+    def _patient(self, lots: tuple[Lot, ...], short: list[int], placed: list[tuple[str, ...]]) -> dict[int, DeferReason]:
         """Return the lots that need no purchase: running work gives them room within the wait that they are allowed."""
-        found: dict[int, HoldReason] = {}
+        found: dict[int, DeferReason] = {}
         for each in short:
             lot, missing_count = lots[each], lots[each].members_count - len(placed[each])
             expected = self._soon().takes(lot.first, lot.shape, missing_count)
@@ -212,7 +212,7 @@ class _Cover:
 
     def _coming(
         self, lots: tuple[Lot, ...], short: list[int], placed: list[tuple[str, ...]]
-    ) -> Mapping[int, HoldReason]:
+    ) -> Mapping[int, DeferReason]:
         """Return the lots that wait for the rest of their burst; of one whose pods are all alike nodes are bought that
         those fill. What cannot be bought anyway is told why."""
         lacking = {each: lots[each].items[len(placed[each]) :] for each in short if self._can_buy(lots[each])}
@@ -233,20 +233,20 @@ class _Cover:
             self._coming_free = Soon(self._draft, self._state, self._policy)
         return self._coming_free
 
-    def _is_late(self, gang: str, placed: list[tuple[str, ...]]) -> GangLate | None:
+    def _is_late(self, gang: str, placed: list[tuple[str, ...]]) -> GangTimedOut | None:
         """Return why the gang's nodes go back: some of those that it counts on did not come in time."""
         if all(self._room.as_put(key).standing is Standing.READY for keys in placed for key in keys):
             return None
         return is_late(gang, self._draft, self._policy)
 
-    def _none_of(self, gang: str, lots: tuple[Lot, ...], reasons: dict[int, HoldReason]) -> dict[int, HoldReason]:
+    def _none_of(self, gang: str, lots: tuple[Lot, ...], reasons: dict[int, DeferReason]) -> dict[int, DeferReason]:
         """What keeps one lot of a gang from its room keeps all; a group of pods is spoken of by its name as well."""
         reason = next(iter(reasons.values()), None)
         if reason is None:
             return {}
-        reason = self.basket.told_now(reason)
+        reason = self.basket.with_current_usage(reason)
         if all(item.key != gang for lot in lots for item in lot.items):
-            self.held.append(HeldBack(step=_STEP, subject=gang, reason=reason))
+            self.held.append(Deferred(step=_STEP, subject=gang, reason=reason))
         return dict.fromkeys(range(len(lots)), reason)
 
     def _place(self, lot: Lot, count: int) -> tuple[str, ...]:
@@ -272,7 +272,7 @@ class _Cover:
             for key in keys:
                 self._room.note(key, part.shape)
 
-    def _buy_alone(self, item: DemandItem, count: int, placed: list[tuple[str, ...]], number: int) -> HoldReason | None:
+    def _buy_alone(self, item: DemandItem, count: int, placed: list[tuple[str, ...]], number: int) -> DeferReason | None:
         """Buy for this lot as far as limits let, and place it; return why no more."""
         if not item.shape.company.is_any:
             keys, reason = self.basket.buy_one_by_one(item, count)
@@ -333,7 +333,7 @@ class _Cover:
             )
         )
 
-    def _settle(self, lot: Lot, placed: tuple[str, ...], reason: HoldReason | None) -> None:
+    def _settle(self, lot: Lot, placed: tuple[str, ...], reason: DeferReason | None) -> None:
         """Note for each item where it counts on room, or why it has none."""
         kept = self._ordered if self._kept.get(lot.first.key) else None
         for item, keys in shared_out(lot, placed, kept):
@@ -348,12 +348,12 @@ class _Cover:
                 self._without_place.add(item.job_id)
             self.is_met = self.is_met and bool(bins) and all(each.standing is Standing.READY for each in bins)
             if not bins and reason is not None:
-                self.held.append(HeldBack(step=_STEP, subject=item.key, reason=reason))
+                self.held.append(Deferred(step=_STEP, subject=item.key, reason=reason))
             elif bins and all(each.standing is not Standing.BOUGHT for each in bins):
-                self.held.append(HeldBack(step=_STEP, subject=item.key, reason=_expected(bins)))
+                self.held.append(Deferred(step=_STEP, subject=item.key, reason=_expected(bins)))
 
 
-def _expected(bins: list[Bin]) -> RoomExpected:
+def _expected(bins: list[Bin]) -> CapacityExpected:
     """The last of the bins to be usable; those that are ready wait only for the scheduler."""
     last = max(bins, key=lambda each: (each.standing, each.expected_at or _LONG_AGO, each.key))
-    return RoomExpected(node=last.name, expected_at=last.expected_at)
+    return CapacityExpected(node=last.name, expected_at=last.expected_at)

@@ -21,14 +21,14 @@ SETTLED_SECONDS = 240.0
 REMEMBERED_SECONDS = 3600.0
 
 
-class Came(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class ObservedAllocatable(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The most that a node of an offer ever had, and when it went."""
 
     allocatable: Resources
     gone_at: Instant
 
 
-def came_of(node: NodeObserved | None, gone_at: datetime) -> tuple[str, Came] | None:
+def observed_allocatable_of(node: NodeObserved | None, gone_at: datetime) -> tuple[str, ObservedAllocatable] | None:
     """Return the offer, as `pool/type/zone/capacity type`, and what the node had; None: nobody can tell what it had."""
     if node is None or not node.is_ready or node.ready_since is None or node.action_id is None:
         return None
@@ -36,10 +36,10 @@ def came_of(node: NodeObserved | None, gone_at: datetime) -> tuple[str, Came] | 
     if pool is None or gone_at - node.ready_since < timedelta(seconds=SETTLED_SECONDS):
         return None
     key = f"{pool}/{node.instance_type}/{node.zone}/{node.capacity_type}"
-    return key, Came(allocatable=node.allocatable, gone_at=gone_at)
+    return key, ObservedAllocatable(allocatable=node.allocatable, gone_at=gone_at)
 
 
-def shortfall(promised: Resources, came: Mapping[str, Came], key: str, as_of: datetime) -> Resources | None:
+def shortfall(promised: Resources, came: Mapping[str, ObservedAllocatable], key: str, as_of: datetime) -> Resources | None:
     """Return what the next node of the offer is taken to have; None: what was promised."""
     said = came.get(key)
     if said is None or as_of - said.gone_at > timedelta(seconds=REMEMBERED_SECONDS):

@@ -36,7 +36,7 @@ def spare_the_worn(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> 
 
 def avoid_hinted(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Nodes that the cloud hints it may take are no room for anything more."""
-    for view in draft.views if state.hints else ():
+    for view in draft.views if state.rebalance_recommended_at else ():
         if bin_key(view) in draft.room and hinted(view, state, policy, draft.as_of) is not None:
             draft.room.remove(bin_key(view))
     return draft

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import msgspec
 
 from gpu_autoscaler.core.rises import DemandHistory
-from gpu_autoscaler.core.shortfalls import Came
-from gpu_autoscaler.core.trails import NodeTrail
+from gpu_autoscaler.core.shortfalls import ObservedAllocatable
+from gpu_autoscaler.core.trails import NodeTelemetryHistory
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.job import (
@@ -93,7 +93,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     estimated: JobEstimated | None = None  # the first one
     scored: JobEstimateScored | None = None  # the same
     finished: JobFinished | None = None  # the first one: a job ends once
-    stray_since: Instant | None = None  # when it was first found that nobody had asked for, nor accepted, such a job
+    unknown_since: Instant | None = None  # when it was first found that nobody had asked for, nor accepted, such a job
 
 
 class OrderRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -124,7 +124,7 @@ class DrainRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     terminated: ScalingNodeTerminated | None = None
 
 
-class Ends(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class SpotTerminations(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Spot instances of one type and zone that ended within one hour."""
 
     count: int = 0
@@ -140,12 +140,12 @@ class NoticeRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     withdrawn: SpotNoticeWithdrawn | None = None
 
     @property
-    def is_standing(self) -> bool:
+    def is_active(self) -> bool:
         """True unless the cloud took the notice back and has not said it again since."""
         return self.withdrawn is None or self.last_received_at > self.withdrawn.withdrawn_at
 
 
-class WishRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class ReportedDemandRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Room that somebody wants to be free."""
 
     reported: DemandReported
@@ -164,7 +164,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """How far the ledger has charged an instance."""
 
     until_at: Instant  # nothing is charged after this
-    said_at: Instant  # when the last span was told
+    reported_at: Instant  # when the last span was told
     gaps: tuple[tuple[Instant, Instant], ...] = ()  # before that: spans that have not been heard of yet
     is_corrected: bool = False  # too much was charged, and given back: the instance is paid to its end
 
@@ -179,8 +179,8 @@ class JobSpent(msgspec.Struct, frozen=True, gc=False):
 class GangRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A gang for which nodes were bought and given back, because it could not be completed."""
 
-    given_up_count: int  # plans that gave it up, one after the other
-    given_up_at: Instant  # by the last of them
+    abandoned_count: int  # plans that gave it up, one after the other
+    abandoned_at: Instant  # by the last of them
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,20 +202,20 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     instances_seen_at: Mapping[ProviderId, Instant] = {}  # the last word or list that had the instance
     instances_listed_at: Instant | None = None
     usable: Mapping[NodeUid, Usable] = {}
-    came: Mapping[str, Came] = {}  # by offer in its pool: what the last node of it had that went again
-    amiss_since: Mapping[NodeUid, Instant] = {}  # not ready, or with fewer GPUs than it has offered
-    spot_ends: Mapping[str, Mapping[int, Ends]] = {}  # by type and zone, then by hour since 1970
+    observed_allocatable: Mapping[str, ObservedAllocatable] = {}  # by offer in its pool: what the last node of it had that went again
+    unhealthy_since: Mapping[NodeUid, Instant] = {}  # not ready, or with fewer GPUs than it has offered
+    spot_terminations: Mapping[str, Mapping[int, SpotTerminations]] = {}  # by type and zone, then by hour since 1970
     # GPU
     telemetry: Mapping[NodeUid, GpuNodeSummarised] = {}  # the latest window of each node
-    trails: Mapping[NodeUid, NodeTrail] = {}  # what its windows said without a break
+    telemetry_history: Mapping[NodeUid, NodeTelemetryHistory] = {}  # what its windows said without a break
     # SPOT
     notices: Mapping[str, NoticeRecord] = {}  # by notice id
     offers: SpotOffersSampled | None = None
-    hints: Mapping[ProviderId, Instant] = {}  # when the cloud said last that it is likelier to take the instance
+    rebalance_recommended_at: Mapping[ProviderId, Instant] = {}  # when the cloud said last that it is likelier to take the instance
     # JOB
     jobs: Mapping[JobId, JobRecord] = {}
     # DEMAND
-    wishes: Mapping[str, WishRecord] = {}  # by source: the last one with a count
+    reported_demand: Mapping[str, ReportedDemandRecord] = {}  # by source: the last one with a count
     # POLICY
     directives: Mapping[str, DirectiveRecord] = {}  # by key: the last word
     policy_changed: PolicyChanged | None = None  # the last one
@@ -233,7 +233,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     spent: Mapping[str, Mapping[str, int]] = {}  # by day or month of UTC, then by owner: micro-dollars charged
     charges: Mapping[ProviderId, Charge] = {}
     spent_by_job: Mapping[JobId, JobSpent] = {}
-    ledger_told_at: Instant | None = None  # None: nobody said what was charged before, which is not nothing
+    ledger_reported_at: Instant | None = None  # None: nobody said what was charged before, which is not nothing
     # The newest instant of each domain: how old a tombstone is, is told by its own stream, never by a clock.
     newest: Mapping[str, Instant] = {}
 

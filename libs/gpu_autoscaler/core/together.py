@@ -1,6 +1,6 @@
 """Which purchases of a plan are one for the cloud: nodes of one gang that are alike. Called by `core/draft.py`.
 
-Whether they are made all at once or one by one is the cloud's to say (`providers/protocol.py: LaunchesTogether`); that
+Whether they are made all at once or one by one is the cloud's to say (`providers/protocol.py: LaunchesGroups`); that
 they belong together is decided here, so that whoever carries it out, or does so again, finds the same ones.
 """
 
@@ -12,7 +12,7 @@ from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.labels import ACTION_ID
 
 
-def bought_together(decisions: Iterable[BuyNode]) -> tuple[BuyNode, ...]:
+def assign_launch_groups(decisions: Iterable[BuyNode]) -> tuple[BuyNode, ...]:
     """Return the purchases, in their order; two or more of one gang that are alike name the first of them."""
     bought = tuple(decisions)
     alike: dict[Hashable, list[BuyNode]] = {}

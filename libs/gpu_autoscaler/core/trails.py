@@ -18,17 +18,17 @@ GAP_SECONDS_MAX = 150.0
 # Different errors of one GPU that are remembered. Source: our own, a bound; a sick GPU repeats a few.
 XIDS_COUNT_MAX = 16
 
-Stairs = tuple[tuple[int, Instant], ...]  # (level, since when no window was above it), both going up and back
+StepFunction = tuple[tuple[int, Instant], ...]  # (level, since when no window was above it), both going up and back
 
 
-class GpuTrail(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class GpuTelemetryHistory(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What one GPU did without a break, up to the last window."""
 
     gpu: str
     gpu_uuid: str
     pod: str | None = None  # who held it; `busy` begins anew with each holder
-    busy: Stairs = ()  # percent of the time, rounded up
-    cool: Stairs = ()  # degrees Celsius below zero, rounded up: at most -85 means that it was never cooler than 85
+    busy: StepFunction = ()  # percent of the time, rounded up
+    cool: StepFunction = ()  # degrees Celsius below zero, rounded up: at most -85 means that it was never cooler than 85
     xids: tuple[tuple[int, Instant], ...] = ()  # errors since the driver was loaded, and when each was first named
     row_remap_failed_since: Instant | None = None
     double_bit_since: Instant | None = None
@@ -39,7 +39,7 @@ class GpuTrail(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return bool(self.xids or self.row_remap_failed_since or self.double_bit_since)
 
 
-class NodeTrail(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class NodeTelemetryHistory(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a node's GPUs did without a break, up to the last window that was answered."""
 
     seen_until: Instant
@@ -47,18 +47,18 @@ class NodeTrail(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     busy_ratio: float | None  # mean of all GPUs in the last window; None: not known of all
     celsius_max: int | None  # of the GPU that was coolest at its hottest; a first look at all of them
     has_marks: bool = False  # the driver has reported something of some GPU
-    busy: Stairs = ()  # percent of the time, mean of all GPUs, rounded up
-    gpus: tuple[GpuTrail, ...] = ()
+    busy: StepFunction = ()  # percent of the time, mean of all GPUs, rounded up
+    gpus: tuple[GpuTelemetryHistory, ...] = ()
 
 
-def since_at_most(stairs: Stairs, level: float) -> Instant | None:
+def since_at_most(stairs: StepFunction, level: float) -> Instant | None:
     """Return since when no window was above the level; None: the last one was, or nobody knows."""
     return next((since for known, since in reversed(stairs) if known <= level), None)
 
 
-def trail_after(
-    known: NodeTrail | None, before: GpuNodeSummarised | None, window: GpuNodeSummarised
-) -> NodeTrail | None:
+def extend_telemetry_history(
+    known: NodeTelemetryHistory | None, before: GpuNodeSummarised | None, window: GpuNodeSummarised
+) -> NodeTelemetryHistory | None:
     """Return the trail with one more window; `before` is the window that came before it. Silence leaves it as it is."""
     if not window.gpus:
         return known
@@ -71,7 +71,7 @@ def trail_after(
     busy_ratio = round(sum(means) / len(means), 6) if len(means) == len(window.gpus) else None
     coolest = [each.temperature_celsius_min for each in window.gpus if each.temperature_celsius_min is not None]
     is_same = known is not None and before is not None and _figures(before) == _figures(window)
-    return NodeTrail(
+    return NodeTelemetryHistory(
         seen_until=ended_at,
         changed_at=known.changed_at if known is not None and is_same else ended_at,
         busy_ratio=busy_ratio,
@@ -82,12 +82,12 @@ def trail_after(
     )
 
 
-def _gpu_after(known: GpuTrail | None, seen: GpuSummary, at: Instant, is_broken: bool) -> GpuTrail:  # noqa: FBT001 - said at its one caller
+def _gpu_after(known: GpuTelemetryHistory | None, seen: GpuSummary, at: Instant, is_broken: bool) -> GpuTelemetryHistory:  # noqa: FBT001 - said at its one caller
     is_other_holder = known is not None and known.pod != seen.pod
     busy = () if known is None or is_broken or is_other_holder else known.busy
     cool = () if known is None or is_broken else known.cool
     degrees = seen.temperature_celsius_min
-    return GpuTrail(
+    return GpuTelemetryHistory(
         gpu=seen.gpu,
         gpu_uuid=seen.gpu_uuid,
         pod=seen.pod,
@@ -104,7 +104,7 @@ def _gpu_after(known: GpuTrail | None, seen: GpuSummary, at: Instant, is_broken:
     )
 
 
-def _climbed(stairs: Stairs, level: int | None, at: Instant) -> Stairs:
+def _climbed(stairs: StepFunction, level: int | None, at: Instant) -> StepFunction:
     """The stairs after one more window of this level; nothing where it is not known."""
     if level is None:
         return ()
@@ -130,8 +130,8 @@ def _xids_after(
 
 
 def _since(
-    known: GpuTrail | None,
-    of: Callable[[GpuTrail], Instant | None],
+    known: GpuTelemetryHistory | None,
+    of: Callable[[GpuTelemetryHistory], Instant | None],
     is_so: bool | None,  # noqa: FBT001 - three values
     at: Instant,
 ) -> Instant | None:

@@ -20,19 +20,19 @@ from gpu_autoscaler.core.placing.shapes import Shape
 from gpu_autoscaler.core.policies.use import UtilizationPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.core.trails import NodeTrail, since_at_most
+from gpu_autoscaler.core.trails import NodeTelemetryHistory, since_at_most
 from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.decisions import DrainNode, HeldBack
+from gpu_autoscaler.model.decisions import DrainNode, Deferred
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons import (
     Cooldown,
-    HoldReason,
+    DeferReason,
     NodeUnderused,
 )
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import NodeDemands, Toleration
-from gpu_autoscaler.model.use_reasons import TelemetryFault, TelemetryUnsure, UtilizationAlone, UtilizationHigh
+from gpu_autoscaler.model.use_reasons import TelemetryFault, TelemetryUnreliable, UtilizationUnconfirmed, UtilizationHigh
 
 _STEP = "answer_use"
 
@@ -41,9 +41,9 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     """What telemetry says of all GPUs together."""
 
     busy_ratio: float | None  # mean of the nodes that can be trusted; None: of none
-    trusted: Mapping[NodeUid, NodeTrail]
+    trusted: Mapping[NodeUid, NodeTelemetryHistory]
     busiest_model: str | None  # of which the nodes are used most; None: not known
-    fault: TelemetryUnsure | None  # why the whole of it cannot be trusted
+    fault: TelemetryUnreliable | None  # why the whole of it cannot be trusted
 
 
 def use_of(
@@ -54,9 +54,9 @@ def use_of(
     as_of: datetime,
 ) -> Use:
     """Return how busy the GPUs of our ready nodes are, with every node left out that cannot be trusted."""
-    fresh_after = as_of - timedelta(seconds=rules.silent_seconds_max)
+    fresh_after = as_of - timedelta(seconds=rules.telemetry_age_seconds_max)
     faults: dict[TelemetryFault, int] = {}
-    trusted: dict[NodeUid, NodeTrail] = {}
+    trusted: dict[NodeUid, NodeTelemetryHistory] = {}
     by_model: dict[str, list[float]] = {}
     nodes_count = 0
     for view in views:
@@ -65,8 +65,8 @@ def use_of(
         if not view.is_ours or view.usable_since is None or view.usable_since > fresh_after:
             continue  # others' nodes are theirs to watch, and of so young ones nobody can have heard yet
         nodes_count += 1
-        trail = state.trails.get(view.node_uid)
-        fault = _fault_of(trail, fresh_after, timedelta(seconds=rules.frozen_seconds_max))
+        trail = state.telemetry_history.get(view.node_uid)
+        fault = _fault_of(trail, fresh_after, timedelta(seconds=rules.unchanged_seconds_max))
         if fault is not None:
             faults[fault] = faults.get(fault, 0) + 1
         elif trail is not None and trail.busy_ratio is not None:
@@ -74,11 +74,11 @@ def use_of(
             by_model.setdefault(view.gpu_model or "", []).append(trail.busy_ratio)
     ratios = [ratio for each in by_model.values() for ratio in each]
     worst = max(faults, key=lambda each: (faults[each], each), default=None)
-    unsure: TelemetryUnsure | None = None
-    if worst is not None and len(trusted) < rules.known_ratio_min * nodes_count:
-        unsure = TelemetryUnsure(fault=worst, nodes_count=faults[worst], gpu_nodes_count=nodes_count)
+    unsure: TelemetryUnreliable | None = None
+    if worst is not None and len(trusted) < rules.telemetry_coverage_ratio_min * nodes_count:
+        unsure = TelemetryUnreliable(fault=worst, nodes_count=faults[worst], gpu_nodes_count=nodes_count)
     elif ratios and not any(ratios) and any(_holds_gpus(view, pods) for view in views if view.node_uid in trusted):
-        unsure = TelemetryUnsure(fault="all_zero", nodes_count=len(trusted), gpu_nodes_count=nodes_count)
+        unsure = TelemetryUnreliable(fault="all_zero", nodes_count=len(trusted), gpu_nodes_count=nodes_count)
     busiest = max(by_model, key=lambda model: (sum(by_model[model]) / len(by_model[model]), model), default=None)
     return Use(
         busy_ratio=sum(ratios) / len(ratios) if ratios else None,
@@ -88,12 +88,12 @@ def use_of(
     )
 
 
-def _fault_of(trail: NodeTrail | None, fresh_after: datetime, frozen: timedelta) -> TelemetryFault | None:
+def _fault_of(trail: NodeTelemetryHistory | None, fresh_after: datetime, frozen: timedelta) -> TelemetryFault | None:
     if trail is None or trail.seen_until < fresh_after:
         return "silent"
     if trail.seen_until - trail.changed_at >= frozen:
         return "frozen"
-    return "absurd" if trail.busy_ratio is None else None
+    return "corrupt" if trail.busy_ratio is None else None
 
 
 def _holds_gpus(view: NodeView, pods: Mapping[str, tuple[PodObserved, ...]]) -> bool:
@@ -108,7 +108,7 @@ def little_used(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Map
 
     GPUs that are held and read nothing at all are a hint that something is wrong, and no proof that nobody needs them.
     """
-    if not state.trails:
+    if not state.telemetry_history:
         return {}
     rules = policy.utilization
     use = use_of(draft.views, draft.pods, state, rules, draft.as_of)
@@ -142,7 +142,7 @@ def too_soon_again(state: ClusterState, policy: ScalingPolicy, as_of: datetime) 
 def answer_use(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """High use is told, and where the policy says `direct`, one node is bought for it a cooldown, within the limits."""
     is_direct = policy.utilization_trigger == "direct"
-    if not is_direct and not state.trails:
+    if not is_direct and not state.telemetry_history:
         return draft
     use = use_of(draft.views, draft.pods, state, policy.utilization, draft.as_of)
     if use.fault is not None:
@@ -153,8 +153,8 @@ def answer_use(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draf
     if use.busy_ratio is None or use.busy_ratio <= high or is_answered:
         return draft
     if not is_direct:
-        return _held(draft, UtilizationAlone(utilization_ratio=use.busy_ratio, utilization_ratio_max=high))
-    reason: HoldReason | None = stale_watch(state, policy, draft.as_of) or _bought_lately(state, policy, draft.as_of)
+        return _held(draft, UtilizationUnconfirmed(utilization_ratio=use.busy_ratio, utilization_ratio_max=high))
+    reason: DeferReason | None = stale_watch(state, policy, draft.as_of) or _bought_lately(state, policy, draft.as_of)
     if reason is not None:
         return _held(draft, reason)
     basket = Basket(draft, Market(draft, state, policy), policy)
@@ -192,5 +192,5 @@ def _cooling(last: datetime | None, seconds: float, as_of: datetime) -> Cooldown
     return Cooldown(remaining_seconds=remaining_seconds) if remaining_seconds > 0 else None
 
 
-def _held(draft: Draft, reason: HoldReason) -> Draft:
-    return draft.adding(held_back=[HeldBack(step=_STEP, subject="cluster", reason=reason)])
+def _held(draft: Draft, reason: DeferReason) -> Draft:
+    return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=reason)])

@@ -9,7 +9,7 @@ from gpu_autoscaler.core.state import ClusterState, JobRecord, OrderRecord
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import JobState
-from gpu_autoscaler.model.reasons import ReplacesDoomed, UnmetDemand
+from gpu_autoscaler.model.reasons import ReplacesAtRiskNode, UnmetDemand
 from gpu_autoscaler.model.resources import NO_RESOURCES
 
 # Controllers whose pods belong to a node and not to a workload: they come and go with it.
@@ -25,7 +25,7 @@ _OUTCOMES = {
 # ---- pods
 
 # After all that are to start by some time: work that does not say.
-NO_HURRY = datetime.max.replace(tzinfo=UTC)
+NO_START_DEADLINE = datetime.max.replace(tzinfo=UTC)
 
 
 def is_workload(pod: PodObserved) -> bool:
@@ -145,7 +145,7 @@ def job_state(state: ClusterState, job_id: JobId) -> JobState | None:
     if job is None:
         return None
     said = _state_said(job)
-    if said is JobState.QUEUED and has_nodes_under_way(state, job_id):
+    if said is JobState.QUEUED and has_nodes_in_flight(state, job_id):
         return JobState.PROVISIONING
     return said
 
@@ -157,7 +157,7 @@ def job_states(state: ClusterState) -> Mapping[JobId, JobState]:
     expecting = {
         key
         for order in state.orders.values()
-        if (keys := queued.intersection(_demand_of(order))) and is_under_way(state, order)
+        if (keys := queued.intersection(_demand_of(order))) and is_in_flight(state, order)
         for key in keys
     }
     return {
@@ -195,7 +195,7 @@ def queue(state: ClusterState) -> tuple[JobRecord, ...]:
         (
             (
                 -job.queued.spec.priority,
-                job.queued.spec.start_by_at or NO_HURRY,
+                job.queued.spec.start_by_at or NO_START_DEADLINE,
                 job.queued.queued_at,
                 job.queued.job_id,
             ),
@@ -220,13 +220,13 @@ def queue_position(state: ClusterState, job_id: JobId) -> int | None:
 # ---- orders
 
 
-def has_nodes_under_way(state: ClusterState, job_id: JobId) -> bool:
+def has_nodes_in_flight(state: ClusterState, job_id: JobId) -> bool:
     """True while a node that was bought for this job is neither usable yet nor given up."""
     key = f"job/{job_id}"
-    return any(key in _demand_of(order) and is_under_way(state, order) for order in state.orders.values())
+    return any(key in _demand_of(order) and is_in_flight(state, order) for order in state.orders.values())
 
 
-def is_under_way(state: ClusterState, order: OrderRecord) -> bool:
+def is_in_flight(state: ClusterState, order: OrderRecord) -> bool:
     """True from the decision to buy until the node is usable, the launch refused, or the instance gone."""
     if order.refused is not None or order.terminated is not None:
         return False
@@ -246,4 +246,4 @@ def is_under_way(state: ClusterState, order: OrderRecord) -> bool:
 
 def _demand_of(order: OrderRecord) -> tuple[str, ...]:
     reason = None if order.decision is None else order.decision.reason
-    return reason.demand if isinstance(reason, UnmetDemand | ReplacesDoomed) else ()
+    return reason.demand if isinstance(reason, UnmetDemand | ReplacesAtRiskNode) else ()

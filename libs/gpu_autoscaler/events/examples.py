@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, policy, scaling, shadow, spot
 from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.model.decisions import BuyNode, Cut, Difference, DrainNode, HeldBack, PastDecision, Plan, Side
+from gpu_autoscaler.model.decisions import BuyNode, Cut, Difference, DrainNode, Deferred, PastDecision, Plan, Side
 from gpu_autoscaler.model.demands import DemandShape
 from gpu_autoscaler.model.directives import Override
 from gpu_autoscaler.model.estimates import Estimate
@@ -225,10 +225,10 @@ def _scaling() -> Iterator[Fact]:
         reason=UnmetDemand(demand=(f"job/{JOB}",), offers_considered=42, price_micro_usd_per_hour=9_840_000),
         gang=f"job/{JOB}",
     )
-    held = HeldBack(step="consolidate", subject="cluster", reason=Frozen())
+    held = Deferred(step="consolidate", subject="cluster", reason=Frozen())
     yield scaling.ScalingPlanMade(
         plan_id=PLAN,
-        plan=Plan(as_of=NOON, parent_sequence=0, decisions=(buy,), held_back=(held,)),
+        plan=Plan(as_of=NOON, parent_sequence=0, decisions=(buy,), deferred=(held,)),
         cut=Cut(last_sequences=(("JOB", 2), ("NODE", 1), ("POD", 1), ("SPOT", 1))),
         policy_digest=derive_id("policy"),
         core_digest=derive_id("core"),
@@ -295,7 +295,7 @@ def _shadow() -> Iterator[Fact]:
         action_id=DRAIN, node_uid=NODE, node_name=NODE_NAME, provider_id=INSTANCE, is_voluntary=True,
         deadline_at=_at(1200), reason=idle,
     )  # fmt: skip
-    made = Side(what="held_back", reason="not_yet_idle", sentence="It has been empty for 2 min 10 s of 10 min.")
+    made = Side(what="deferred", reason="not_yet_idle", sentence="It has been empty for 2 min 10 s of 10 min.")
     other = Side(what="drain_node", reason="node_idle", sentence="No pod has used it for 2 min 10 s.")
     yield shadow.ShadowPlanMade(
         plan_id=PLAN, parent_sequence=3, plan=Plan(as_of=_at(600), parent_sequence=12, decisions=(drain,)),

@@ -13,5 +13,5 @@ class BootTimedOut(Reason, frozen=True, kw_only=True, tag="boot_timed_out"):
 
     booting_seconds: float
     boot_seconds_max: float
-    waited_for: BootStep = "unknown"  # the first step that never came
+    missing_step: BootStep = "unknown"  # the first step that never came
     detail: str = ""  # of that step: what is there instead

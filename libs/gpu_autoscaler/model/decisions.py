@@ -8,7 +8,7 @@ import msgspec
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.reasons import BuyReason, DrainReason, HoldReason, KeepReason, ReleaseReason
+from gpu_autoscaler.model.reasons import BuyReason, DrainReason, DeferReason, KeepReason, ReleaseReason
 from gpu_autoscaler.model.resources import Resources, Slices
 from gpu_autoscaler.model.scheduling import Taint
 
@@ -82,12 +82,12 @@ class PastDecision(msgspec.Struct, frozen=True, kw_only=True):
     is_only_counted: bool = False
 
 
-class HeldBack(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class Deferred(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Something the plan did not do, with the step that held it back and why."""
 
     step: str  # name of the step of `plan`, e.g. cover_demand
     subject: str  # job/<id>, pod/<uid>, node/<uid>, or cluster
-    reason: HoldReason
+    reason: DeferReason
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -96,13 +96,13 @@ class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     as_of: Instant
     parent_sequence: int  # stream sequence of the last plan that this one was made after; 0: none
     decisions: tuple[AnyDecision, ...] = ()
-    held_back: tuple[HeldBack, ...] = ()
+    deferred: tuple[Deferred, ...] = ()
 
 
 class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What one of two plans says about a subject."""
 
-    what: str  # tag of the decision, `held_back`, or `nothing`
+    what: str  # tag of the decision, `deferred`, or `nothing`
     reason: str = ""  # tag of its reason; empty: none was given
     sentence: str = ""  # the whole of it, for people
 
@@ -122,13 +122,13 @@ class Difference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What is alike in many differences: `buy_node (unmet_demand) -> held_back (nodes_limit)`."""
+        """What is alike in many differences: `buy_node (unmet_demand) -> deferred (nodes_limit)`."""
         return " -> ".join(
             f"{side.what} ({side.reason})" if side.reason else side.what for side in (self.made, self.other)
         )
 
 
-NO_DECISION = frozenset({"held_back", "nothing"})
+NO_DECISION = frozenset({"deferred", "nothing"})
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -62,7 +62,7 @@ class Override(Directive, frozen=True, kw_only=True, tag="override"):
 AnyDirective = Freeze | PausePool | Override
 
 
-class Word(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class Attribution(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A directive as reasons carry it: whose word it is."""
 
     key: str

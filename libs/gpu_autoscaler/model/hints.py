@@ -4,7 +4,7 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reason import Reason
 
 
-class RebalanceHinted(Reason, frozen=True, kw_only=True, tag="rebalance_hinted"):
+class RebalanceRecommended(Reason, frozen=True, kw_only=True, tag="rebalance_recommended"):
     """The cloud says that it is likelier to take the node, and all of its work is cheap to move."""
 
     noticed_at: Instant

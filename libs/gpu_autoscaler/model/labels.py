@@ -23,7 +23,7 @@ CHECKPOINT_HOOK = f"{PREFIX}/checkpoint-hook"  # on pods: port and path to be to
 CHECKPOINT_HOOK_FORM = re.compile(r":(\d{1,5})(/[^\s?#]*)?")
 CHECKPOINTED_AT = f"{PREFIX}/checkpointed-at"  # on pods: RFC 3339 instant of the last save; empty: none yet
 EXPECTED_END = f"{PREFIX}/expected-end"  # on pods: RFC 3339 instant at which their work is done, as far as they know
-# On nodes, to try what an interruption does (S79): only with the policy's `spot.test_annotation`.
+# On nodes, to try what an interruption does (S79): only with the policy's `spot.is_test_annotation_on`.
 SPOT_INTERRUPTION_WARNING = f"{PREFIX}/spot-interruption-warning"  # "true"
 SPOT_TERMINATION_TIME = f"{PREFIX}/spot-termination-time"  # RFC 3339; without it two minutes
 TERMINATION_FINALIZER = f"{PREFIX}/termination"

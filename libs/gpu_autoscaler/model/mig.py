@@ -73,7 +73,7 @@ def can_be_cut(profiles: Sequence[Profile], names: Sequence[str]) -> bool:
 
 def most_of(profiles: Sequence[Profile], name: str) -> int:
     """How many slices of one profile a GPU of this geometry holds; none of a profile that it does not have."""
-    return next((len(each.starts) for each in profiles if each.name == name), 0)
+    return next((len(profile.starts) for profile in profiles if profile.name == name), 0)
 
 
 @lru_cache(maxsize=1024)

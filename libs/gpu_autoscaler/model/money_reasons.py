@@ -6,14 +6,14 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reason import Reason
 
 
-class BudgetLimit(Reason, frozen=True, kw_only=True, tag="budget_limit"):
+class HourlyPriceLimit(Reason, frozen=True, kw_only=True, tag="hourly_price_limit"):
     """The purchase would pass the money limit."""
 
     price_micro_usd_per_hour: int
     price_micro_usd_per_hour_max: int
 
 
-class MoneyLimit(Reason, frozen=True, kw_only=True, tag="money_limit"):
+class SpendLimit(Reason, frozen=True, kw_only=True, tag="spend_limit"):
     """What the purchase may cost while the period lasts would pass its limit, with all that is spent and promised."""
 
     owner: str  # whose limit it is: cluster, pool/<name>, zone/<name> or project/<name>
@@ -25,10 +25,10 @@ class MoneyLimit(Reason, frozen=True, kw_only=True, tag="money_limit"):
     until: Instant  # the period's end
 
 
-class MoneyCrossed(Reason, frozen=True, kw_only=True, tag="money_crossed"):
+class SpendEnforcementBlocked(Reason, frozen=True, kw_only=True, tag="spend_enforcement_blocked"):
     """The node will pass a hard limit of money, and stays all the same: its work is protected."""
 
-    owner: str  # as with `MoneyLimit`
+    owner: str  # as with `SpendLimit`
     period: Literal["day", "month"]
     left_micro_usd: int
     limit_micro_usd: int
@@ -36,10 +36,10 @@ class MoneyCrossed(Reason, frozen=True, kw_only=True, tag="money_crossed"):
     protection: str  # in words: "pod ml/train-0: annotation ..."
 
 
-class MoneyExhausted(Reason, frozen=True, kw_only=True, tag="money_exhausted"):
+class SpendExhausted(Reason, frozen=True, kw_only=True, tag="spend_exhausted"):
     """What runs would pass a hard limit of money; this goes before, as it costs least to lose."""
 
-    owner: str  # as with `MoneyLimit`
+    owner: str  # as with `SpendLimit`
     period: Literal["day", "month"]
     spent_micro_usd: int
     limit_micro_usd: int

@@ -5,26 +5,26 @@ import enum
 import msgspec
 
 
-class PassedBecause(enum.StrEnum):
+class RejectionCause(enum.StrEnum):
     """Why the offer of least price was not taken."""
 
-    REFUSED = "refused"  # the cloud had none lately
-    NEVER_ON_SPOT = "never_on_spot"  # it may be taken back, and the work must not be
+    UNAVAILABLE = "unavailable"  # the cloud had none lately
+    SPOT_NOT_ALLOWED = "spot_not_allowed"  # it may be taken back, and the work must not be
     LIMIT = "limit"  # it would pass a limit
     RESERVED_FIRST = "reserved_first"  # what is reserved is paid already
     POOL_PRIORITY = "pool_priority"  # its pool comes later
-    INTERRUPTIONS = "interruptions"  # too many nodes are taken there
+    INTERRUPTION_RATE = "interruption_rate"  # too many nodes are taken there
     STORM_SHARE = "storm_share"  # one storm there would take too much
     EXPECTED_COST = "expected_cost"  # it costs more with its boot and what interruptions undo
-    WHOLE_FLEET = "whole_fleet"  # dearer alone, cheaper for all that is bought together
+    FLEET_COST = "fleet_cost"  # dearer alone, cheaper for all that is bought together
 
 
-class PassedOver(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class RejectedOffer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The offer of least price that would do for the same work, and why it was not taken."""
 
     offer: str
     price_micro_usd_per_hour: int
-    because: PassedBecause
+    because: RejectionCause
 
 
 class DroppedPreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -5,26 +5,26 @@ A new reason is a struct here, its sentence in `core/explain.py`, and its name i
 """
 
 from gpu_autoscaler.model.boot_reasons import BootTimedOut as BootTimedOut  # noqa: PLC0414 - named here for all
-from gpu_autoscaler.model.directives import Word
-from gpu_autoscaler.model.hints import RebalanceHinted
+from gpu_autoscaler.model.directives import Attribution
+from gpu_autoscaler.model.hints import RebalanceRecommended
 from gpu_autoscaler.model.ids import NodeUid, PodUid
-from gpu_autoscaler.model.money_reasons import BudgetLimit as BudgetLimit  # noqa: PLC0414 - named here for all
-from gpu_autoscaler.model.money_reasons import MoneyCrossed as MoneyCrossed  # noqa: PLC0414 - named here for all
-from gpu_autoscaler.model.money_reasons import MoneyExhausted as MoneyExhausted  # noqa: PLC0414 - named here for all
-from gpu_autoscaler.model.money_reasons import MoneyLimit as MoneyLimit  # noqa: PLC0414 - named here for all
+from gpu_autoscaler.model.money_reasons import HourlyPriceLimit as HourlyPriceLimit  # noqa: PLC0414 - named here for all
+from gpu_autoscaler.model.money_reasons import SpendEnforcementBlocked as SpendEnforcementBlocked  # noqa: PLC0414 - named here for all
+from gpu_autoscaler.model.money_reasons import SpendExhausted as SpendExhausted  # noqa: PLC0414 - named here for all
+from gpu_autoscaler.model.money_reasons import SpendLimit as SpendLimit  # noqa: PLC0414 - named here for all
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.passed import DroppedPreference, PassedOver
+from gpu_autoscaler.model.passed import DroppedPreference, RejectedOffer
 from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.model.shape_reasons import ShapeReason
-from gpu_autoscaler.model.use_reasons import TelemetryUnsure, UtilizationAlone, UtilizationHigh
+from gpu_autoscaler.model.use_reasons import TelemetryUnreliable, UtilizationUnconfirmed, UtilizationHigh
 from gpu_autoscaler.model.waits import (
-    BurstArriving,
+    BatchWindowOpen,
     GangBackoff,
-    GangFirst,
+    GangPending,
     GangIncomplete,
-    GangLate,
+    GangTimedOut,
     SpotAwaited,
-    SpotLeft,
+    SpotExcluded,
 )
 
 # ---- why a node is bought
@@ -36,18 +36,18 @@ class UnmetDemand(Reason, frozen=True, kw_only=True, tag="unmet_demand"):
     demand: tuple[str, ...]  # keys of the demand items that this node is for, e.g. job/<id>, pod/<uid>
     offers_considered: int
     price_micro_usd_per_hour: int
-    instead_of: PassedOver | None = None  # None: nothing for sale that would do has less price
+    instead_of: RejectedOffer | None = None  # None: nothing for sale that would do has less price
     dropped: tuple[DroppedPreference, ...] = ()  # what the work would have liked and does not get
 
 
-class ReplacesDoomed(Reason, frozen=True, kw_only=True, tag="replaces_doomed"):
+class ReplacesAtRiskNode(Reason, frozen=True, kw_only=True, tag="replaces_at_risk_node"):
     """A node with work on it will be gone soon; this one takes its place."""
 
     node_uid: NodeUid
     node_name: str
     reclaim_at: Instant | None
     demand: tuple[str, ...] = ()
-    instead_of: PassedOver | None = None  # as with unmet demand
+    instead_of: RejectedOffer | None = None  # as with unmet demand
     dropped: tuple[DroppedPreference, ...] = ()  # as with unmet demand
 
 
@@ -67,7 +67,7 @@ class ReplacesNodes(Reason, frozen=True, kw_only=True, tag="replaces_nodes"):
     demand: tuple[str, ...]  # keys of the pods that are to move, pod/<uid>
 
 
-class WantedAhead(Reason, frozen=True, kw_only=True, tag="wanted_ahead"):
+class CapacityBuffer(Reason, frozen=True, kw_only=True, tag="capacity_buffer"):
     """Nobody waits yet, but so many GPUs are to be free: for headroom, or for demand that is foreseen."""
 
     demand: tuple[str, ...]  # headroom/<name>, or forecast/<GPU model, or any>
@@ -75,11 +75,11 @@ class WantedAhead(Reason, frozen=True, kw_only=True, tag="wanted_ahead"):
     wanted_gpu_count: int
 
 
-class OverrideWants(Reason, frozen=True, kw_only=True, tag="override_wants"):
+class BelowOverride(Reason, frozen=True, kw_only=True, tag="below_override"):
     """Somebody wants at least so many nodes or GPUs for a while."""
 
     demand: tuple[str, ...]  # override/<scope>
-    said: Word
+    attribution: Attribution
     unit: str  # node or GPU
     count: int  # there or on their way, and staying
     count_min: int
@@ -116,12 +116,12 @@ class NodeDrifted(Reason, frozen=True, kw_only=True, tag="node_drifted"):
     difference: str  # in words: "pool gpu is gone", "zone eu-1a is not allowed any more"
 
 
-class NodeSick(Reason, frozen=True, kw_only=True, tag="node_sick"):
+class NodeUnhealthy(Reason, frozen=True, kw_only=True, tag="node_unhealthy"):
     """Evidence over a while says that the node cannot be trusted with work."""
 
     evidence: str  # in words: "GPU 3 reported XID 79"
-    sick_seconds: float
-    sick_seconds_max: float
+    unhealthy_seconds: float
+    unhealthy_seconds_max: float
     is_fatal: bool = True  # False: it still works, and goes when its work may be moved
 
 
@@ -149,17 +149,17 @@ class NodeOrphaned(Reason, frozen=True, kw_only=True, tag="node_orphaned"):
     seen_seconds: float
 
 
-class GangGivenUp(Reason, frozen=True, kw_only=True, tag="gang_given_up"):
+class GangAbandoned(Reason, frozen=True, kw_only=True, tag="gang_abandoned"):
     """Bought for a gang that cannot be completed now, and needed by nothing else."""
 
     gang: str  # key of the demand item, e.g. job/<id>
-    hold_reason: str  # tag of the reason for which the rest of the gang is not bought
+    defer_reason: str  # tag of the reason for which the rest of the gang is not bought
 
 
-class BeyondOverride(Reason, frozen=True, kw_only=True, tag="beyond_override"):
+class AboveOverride(Reason, frozen=True, kw_only=True, tag="above_override"):
     """Empty, and there is more than somebody allows for a while."""
 
-    said: Word
+    attribution: Attribution
     unit: str  # node or GPU
     count: int
     count_max: int
@@ -186,7 +186,7 @@ class NoOfferFits(Reason, frozen=True, kw_only=True, tag="no_offer_fits"):
     detail: str  # what no offer has, in words: "no offer has 16 GPUs of model T4 on one node (most: 4)"
 
 
-class OffersRefused(Reason, frozen=True, kw_only=True, tag="offers_refused"):
+class OffersUnavailable(Reason, frozen=True, kw_only=True, tag="offers_unavailable"):
     """Offers would fit, but the cloud had no capacity lately."""
 
     offers: tuple[str, ...]
@@ -224,20 +224,20 @@ class Cooldown(Reason, frozen=True, kw_only=True, tag="cooldown"):
 class Frozen(Reason, frozen=True, kw_only=True, tag="frozen"):
     """The policy says that nothing is to be changed, or somebody does for a while."""
 
-    said: Word | None = None  # None: the policy
+    attribution: Attribution | None = None  # None: the policy
 
 
 class PoolPaused(Reason, frozen=True, kw_only=True, tag="pool_paused"):
     """Somebody wants one pool to be left as it is for a while."""
 
     pool: str
-    said: Word
+    attribution: Attribution
 
 
 class OverrideReached(Reason, frozen=True, kw_only=True, tag="override_reached"):
     """Somebody allows no more than there is, for a while."""
 
-    said: Word
+    attribution: Attribution
     unit: str  # node or GPU
     count: int
     count_max: int
@@ -246,13 +246,13 @@ class OverrideReached(Reason, frozen=True, kw_only=True, tag="override_reached")
 class KeptByOverride(Reason, frozen=True, kw_only=True, tag="kept_by_override"):
     """Without the node there would be fewer than somebody wants for a while."""
 
-    said: Word
+    attribution: Attribution
     unit: str  # node or GPU
     count: int
     count_min: int
 
 
-class RoomExpected(Reason, frozen=True, kw_only=True, tag="room_expected"):
+class CapacityExpected(Reason, frozen=True, kw_only=True, tag="capacity_expected"):
     """A node that is ordered or booting, or room about to be free, will take this."""
 
     node: str  # action id or node name
@@ -294,7 +294,7 @@ class WatchStale(Reason, frozen=True, kw_only=True, tag="watch_stale"):
     age_seconds_max: float
 
 
-class DisruptionBudget(Reason, frozen=True, kw_only=True, tag="disruption_budget"):
+class DisruptionBudgetReached(Reason, frozen=True, kw_only=True, tag="disruption_budget_reached"):
     """Enough nodes are on their way out already."""
 
     disrupting_count: int
@@ -308,12 +308,12 @@ class SavingTooSmall(Reason, frozen=True, kw_only=True, tag="saving_too_small"):
     saving_ratio_min: float
 
 
-class TooManySick(Reason, frozen=True, kw_only=True, tag="too_many_sick"):
+class TooManyUnhealthy(Reason, frozen=True, kw_only=True, tag="too_many_unhealthy"):
     """So many nodes look sick that the fault is rather in the looking, or in all of them: nothing is done."""
 
-    sick_count: int
+    unhealthy_count: int
     nodes_count: int
-    sick_ratio_max: float
+    unhealthy_ratio_max: float
 
 
 class MinimumReached(Reason, frozen=True, kw_only=True, tag="minimum_reached"):
@@ -323,77 +323,77 @@ class MinimumReached(Reason, frozen=True, kw_only=True, tag="minimum_reached"):
     nodes_count_min: int
 
 
-class NeighboursForbid(Reason, frozen=True, kw_only=True, tag="neighbours_forbid"):
+class PodConstraintsViolated(Reason, frozen=True, kw_only=True, tag="pod_constraints_violated"):
     """Offers would fit, but wherever a node could be had stand pods too near, too far, or too many of them."""
 
     rules: tuple[str, ...]  # those of the pod, in words: "even over topology.kubernetes.io/zone within 1"
 
 
-class KeptAhead(Reason, frozen=True, kw_only=True, tag="kept_ahead"):
+class KeptAsBuffer(Reason, frozen=True, kw_only=True, tag="kept_as_buffer"):
     """Empty, but its GPUs are kept free for what may come."""
 
-    wanted_by: str  # headroom/<name>, or forecast/<GPU model, or any>
+    kept_for: str  # headroom/<name>, or forecast/<GPU model, or any>
 
 
-class ForecastUnsure(Reason, frozen=True, kw_only=True, tag="forecast_unsure"):
+class ForecastUncertain(Reason, frozen=True, kw_only=True, tag="forecast_uncertain"):
     """More demand is foreseen than there is room for, but the forecast has not been right enough to act on."""
 
     confidence_ratio: float | None  # None: too few of its hours were scored
     confidence_ratio_min: float
 
 
-BuyReason = UnmetDemand | ReplacesDoomed | ReplacesNodes | BelowMinimum | WantedAhead | OverrideWants | UtilizationHigh
+BuyReason = UnmetDemand | ReplacesAtRiskNode | ReplacesNodes | BelowMinimum | CapacityBuffer | BelowOverride | UtilizationHigh
 DrainReason = (
     NodeIdle
     | NodeUnderused
     | NodeExpired
     | NodeDrifted
-    | NodeSick
-    | GangGivenUp
+    | NodeUnhealthy
+    | GangAbandoned
     | SpotReclaim
     | NodeDeleted
-    | RebalanceHinted
-    | BeyondOverride
-    | MoneyExhausted
+    | RebalanceRecommended
+    | AboveOverride
+    | SpendExhausted
     | BootTimedOut
 )
-ReleaseReason = BootTimedOut | NodeLost | NodeOrphaned | GangGivenUp | MoneyExhausted
+ReleaseReason = BootTimedOut | NodeLost | NodeOrphaned | GangAbandoned | SpendExhausted
 KeepReason = DemandReturned | NoticeWithdrawn
-HoldReason = (
+DeferReason = (
     NoOfferFits
-    | NeighboursForbid
-    | OffersRefused
+    | PodConstraintsViolated
+    | OffersUnavailable
     | PriceUnknown
     | NodesLimit
     | GpusLimit
-    | BudgetLimit
-    | MoneyLimit
-    | MoneyCrossed
+    | HourlyPriceLimit
+    | SpendLimit
+    | SpendEnforcementBlocked
     | Cooldown
     | Frozen
     | PoolPaused
     | OverrideReached
     | KeptByOverride
-    | RoomExpected
+    | CapacityExpected
     | NotYetIdle
     | PodProtected
     | NodeProtected
     | PodsFitNowhere
     | WatchStale
-    | DisruptionBudget
-    | BurstArriving
+    | DisruptionBudgetReached
+    | BatchWindowOpen
     | GangIncomplete
-    | GangFirst
-    | GangLate
+    | GangPending
+    | GangTimedOut
     | GangBackoff
     | SpotAwaited
-    | SpotLeft
+    | SpotExcluded
     | MinimumReached
     | SavingTooSmall
-    | TooManySick
-    | KeptAhead
-    | TelemetryUnsure
-    | UtilizationAlone
-    | ForecastUnsure
+    | TooManyUnhealthy
+    | KeptAsBuffer
+    | TelemetryUnreliable
+    | UtilizationUnconfirmed
+    | ForecastUncertain
     | ShapeReason
 )

@@ -9,7 +9,7 @@ class VolumeNotReady(Reason, frozen=True, kw_only=True, tag="volume_not_ready"):
     detail: str  # in words: "claim default/data does not exist"
 
 
-class DevicesUnread(Reason, frozen=True, kw_only=True, tag="devices_unread"):
+class DeviceClaimsUnsupported(Reason, frozen=True, kw_only=True, tag="device_claims_unsupported"):
     """The pod claims devices in a way that cannot be read, or that are not there: nothing is bought on a guess."""
 
     detail: str  # in words: "request gpus has alternatives"
@@ -23,12 +23,12 @@ class NoDomainFits(Reason, frozen=True, kw_only=True, tag="no_domain_fits"):
     members_count: int
 
 
-class GroupNotWhole(Reason, frozen=True, kw_only=True, tag="group_not_whole"):
+class GroupIncomplete(Reason, frozen=True, kw_only=True, tag="group_incomplete"):
     """The group needs more pods to start than there are: nothing is bought for a part of it."""
 
     group: str  # group/<namespace>/<name>
-    members_there: int
+    members_present: int
     members_count_min: int
 
 
-ShapeReason = VolumeNotReady | DevicesUnread | GroupNotWhole | NoDomainFits
+ShapeReason = VolumeNotReady | DeviceClaimsUnsupported | GroupIncomplete | NoDomainFits

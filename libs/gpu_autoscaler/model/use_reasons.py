@@ -4,7 +4,7 @@ from typing import Literal
 
 from gpu_autoscaler.model.reason import Reason
 
-TelemetryFault = Literal["silent", "frozen", "absurd", "all_zero"]
+TelemetryFault = Literal["silent", "frozen", "corrupt", "all_zero"]
 
 
 class UtilizationHigh(Reason, frozen=True, kw_only=True, tag="utilization_high"):
@@ -14,7 +14,7 @@ class UtilizationHigh(Reason, frozen=True, kw_only=True, tag="utilization_high")
     utilization_ratio_max: float
 
 
-class TelemetryUnsure(Reason, frozen=True, kw_only=True, tag="telemetry_unsure"):
+class TelemetryUnreliable(Reason, frozen=True, kw_only=True, tag="telemetry_unreliable"):
     """How busy GPUs are cannot be told: nothing is done for it."""
 
     fault: TelemetryFault
@@ -22,7 +22,7 @@ class TelemetryUnsure(Reason, frozen=True, kw_only=True, tag="telemetry_unsure")
     gpu_nodes_count: int
 
 
-class UtilizationAlone(Reason, frozen=True, kw_only=True, tag="utilization_alone"):
+class UtilizationUnconfirmed(Reason, frozen=True, kw_only=True, tag="utilization_unconfirmed"):
     """GPUs are used much, but nobody waits and no forecast is sure: a figure alone buys no node."""
 
     utilization_ratio: float

@@ -16,13 +16,13 @@ class GangIncomplete(Reason, frozen=True, kw_only=True, tag="gang_incomplete"):
     members_count: int
 
 
-class GangFirst(Reason, frozen=True, kw_only=True, tag="gang_first"):
+class GangPending(Reason, frozen=True, kw_only=True, tag="gang_pending"):
     """The job starts without this member, and what it cannot start without has no place yet."""
 
     job_id: JobId
 
 
-class GangLate(Reason, frozen=True, kw_only=True, tag="gang_late"):
+class GangTimedOut(Reason, frozen=True, kw_only=True, tag="gang_timed_out"):
     """The nodes of the gang were not all usable in time: what is there of them is given back."""
 
     gang: str  # job/<id> or group/<namespace>/<name>
@@ -34,7 +34,7 @@ class GangBackoff(Reason, frozen=True, kw_only=True, tag="gang_backoff"):
     """Nodes for the gang were given back, as the rest could not be had: it waits before anything is bought again."""
 
     gang: str
-    given_up_count: int  # tries that ended so, one after the other
+    abandoned_count: int  # tries that ended so, one after the other
     retry_at: Instant
 
 
@@ -46,16 +46,16 @@ class SpotAwaited(Reason, frozen=True, kw_only=True, tag="spot_awaited"):
     until: Instant
 
 
-class BurstArriving(Reason, frozen=True, kw_only=True, tag="burst_arriving"):
+class BatchWindowOpen(Reason, frozen=True, kw_only=True, tag="batch_window_open"):
     """More work is just coming: what is bought for all of it at once costs less, so the first of it waits a moment."""
 
     members_count: int  # that wait with it so far
     until: Instant  # at the latest
 
 
-class SpotLeft(Reason, frozen=True, kw_only=True, tag="spot_left"):
+class SpotExcluded(Reason, frozen=True, kw_only=True, tag="spot_excluded"):
     """The job lost its place as often as the policy leaves it to spot: it is held, to start again on something else."""
 
-    losses_count: int
-    members_left: int  # pods of it that are still there, which stop first
+    interruptions_count: int
+    pods_remaining_count: int  # pods of it that are still there, which stop first
     until: Instant  # spot is better than no place from then on

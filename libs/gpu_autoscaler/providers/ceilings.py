@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import Bar, CapacityType, Offer
 from gpu_autoscaler.providers.bars import OPEN, Barred
-from gpu_autoscaler.providers.findings import Finding, advice, fine
+from gpu_autoscaler.providers.findings import Finding, warning, ok
 
 # Below a tenth of a cent EC2 takes none (EC2 API Reference, "SpotMarketOptions", `MaxPrice`); Azure reads five decimals
 # (Azure documentation, "Use Azure Spot Virtual Machines", pricing); both read 2026-11-22.
@@ -24,7 +24,7 @@ class SpotCeilings:
     """The ceilings of a cloud's settings, `type=US dollars an hour` each, patterns among the types."""
 
     def __init__(self, told: Sequence[str] = ()) -> None:
-        """`told` has no mistakes (`mistakes_in`)."""
+        """`told` has no mistakes (`ceiling_violations`)."""
         self._micro_usd = [(pattern, micro_usd) for pattern, micro_usd in map(_read, told) if micro_usd is not None]
 
     def of(self, instance_type: str) -> int | None:
@@ -41,7 +41,7 @@ class SpotCeilings:
         return Barred(Bar.CEILING, f"{said} (spot_ceilings)")
 
 
-def mistakes_in(setting: str, told: Sequence[str]) -> Iterator[str]:
+def ceiling_violations(setting: str, told: Sequence[str]) -> Iterator[str]:
     """Say what is wrong with each entry of the setting."""
     for one in told:
         pattern, micro_usd = _read(one)
@@ -51,19 +51,19 @@ def mistakes_in(setting: str, told: Sequence[str]) -> Iterator[str]:
             yield f"{setting}: {one!r} is below {usd_text(LEAST_MICRO_USD)}, the least that a cloud takes"
 
 
-def of_ceilings(told: Sequence[str], setting: str, offers: Sequence[Offer]) -> Iterator[Finding]:
+def ceiling_findings(told: Sequence[str], setting: str, offers: Sequence[Offer]) -> Iterator[Finding]:
     """Say of each ceiling whether it is of anything that is sold, and what it keeps from being bought now."""
     spot = [offer for offer in offers if offer.capacity_type is CapacityType.SPOT]
     for pattern in (_read(one)[0] for one in told):
         under = [offer for offer in spot if fnmatchcase(offer.instance_type, pattern)]
         kept_count = sum(1 for offer in under if offer.barred_by is Bar.CEILING)
         if not under:
-            yield advice(f"{setting} {pattern}", "names nothing that is sold as spot", "correct it, or leave it out")
+            yield warning(f"{setting} {pattern}", "names nothing that is sold as spot", "correct it, or leave it out")
         elif kept_count:
             said = f"keeps {kept_count} of {len(under)} offers from being bought at their price of now"
-            yield advice(f"{setting} {pattern}", said, "raise it, if they are wanted")
+            yield warning(f"{setting} {pattern}", said, "raise it, if they are wanted")
         else:
-            yield fine(f"{setting} {pattern}", f"is above the price of {len(under)} offers")
+            yield ok(f"{setting} {pattern}", f"is above the price of {len(under)} offers")
 
 
 def usd_text(micro_usd: int) -> str:

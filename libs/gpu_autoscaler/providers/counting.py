@@ -35,7 +35,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     def seen(self, members: Sequence[str]) -> "Ledger":
         """Return it with the newcomers among these members, oldest first, given to the orders that stand."""
-        new = [one for one in members if one not in self.named and one not in self.strangers]
+        new = [member for member in members if member not in self.named and member not in self.strangers]
         given = dict(zip(new, self.standing, strict=False))
         return Ledger(
             named={**self.named, **given},
@@ -84,7 +84,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     def _words(self, kept: set[str]) -> Iterable[tuple[str | None, str]]:
         """Yield each word with the note that it stands under, None for any."""
-        yield from ((None, f"{_STRANGER}{one}") for one in sorted(self.strangers))
+        yield from ((None, f"{_STRANGER}{stranger}") for stranger in sorted(self.strangers))
         yield from ((None, f"{_STANDING}{action_id}/{note}") for action_id, note in self.standing)
         for member, (action_id, note) in sorted(self.named.items(), key=lambda one: one[1][1]):
             if member in kept and _HEX.fullmatch(action_id):
@@ -93,7 +93,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
                 yield None, f"{member}={action_id}/{note}"
 
 
-def read_ledger(texts: Iterable[str]) -> Ledger:
+def decode_ledger(texts: Iterable[str]) -> Ledger:
     """Return what the texts say; what cannot be understood is skipped, as people may write there too."""
     named: dict[str, tuple[ActionId, str]] = {}
     standing: list[tuple[ActionId, str]] = []

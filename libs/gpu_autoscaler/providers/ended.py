@@ -15,7 +15,7 @@ from gpu_autoscaler.providers.protocol import Instance
 SHOWN = timedelta(hours=1)  # what EC2 does (EC2 User Guide, "Terminate Amazon EC2 instances")
 
 
-class Ended:
+class EndedInstances:
     """What was seen last of each instance, until an hour after its end."""
 
     def __init__(self) -> None:

@@ -98,14 +98,14 @@ class FakeCapacity:
         self._answer()
         return self._instances[made[0]][1]
 
-    def makes_together(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - all pools are the same to it
+    def can_launch_group(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - all pools are the same to it
         """As it was told."""
         return self.is_together
 
-    async def launch_together(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
+    async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
         """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
         self._ask()
-        made = [one for one in orders if (one.installation, one.action_id) in self._by_token]
+        made = [order for order in orders if (order.installation, order.action_id) in self._by_token]
         if made and len(made) < len(orders):
             raise PermanentError(f"transaction {transaction} has made some of these orders alone")
         if not made:
@@ -114,7 +114,7 @@ class FakeCapacity:
                 self._by_token[order.installation, order.action_id] = (self._made(order), order.offer.key)
             self.together_count += 1
         self._answer()
-        return [self._instances[self._by_token[one.installation, one.action_id][0]][1] for one in orders]
+        return [self._instances[self._by_token[order.installation, order.action_id][0]][1] for order in orders]
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
         """End the instance. Raises PermanentError for one of another installation, TransientError."""

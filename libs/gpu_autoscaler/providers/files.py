@@ -10,7 +10,7 @@ from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.providers.protocol import Order
 
 
-def text_of(owner: str, path: str) -> str:
+def read_text(owner: str, path: str) -> str:
     """Return what stands in the file. Raises ConfigError in the name of `owner`."""
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -18,23 +18,23 @@ def text_of(owner: str, path: str) -> str:
         raise ConfigError(owner, [f"{path}: cannot be read: {exc.strerror}"]) from exc
 
 
-def prices_of(owner: str, path: str | None) -> dict[str, int]:
+def read_prices(owner: str, path: str | None) -> dict[str, int]:
     """Return micro-dollars an hour by offer key, or by `type/*/capacity type`. Raises ConfigError."""
     if path is None:
         return {}
     try:
-        prices = msgspec.json.decode(text_of(owner, path), type=dict[str, float])
+        prices = msgspec.json.decode(read_text(owner, path), type=dict[str, float])
     except msgspec.DecodeError as exc:
         raise ConfigError(owner, [f"{path}: is no object of prices in US dollars an hour: {exc}"]) from exc
     return {key: round(usd * MICRO_USD_PER_USD) for key, usd in prices.items()}
 
 
-def dated(path: str | None) -> datetime | None:
+def modified_at(path: str | None) -> datetime | None:
     """Return when the file was written last, None where there is none."""
     return None if path is None else datetime.fromtimestamp(int(Path(path).stat().st_mtime), UTC)
 
 
-def filled(text: str, order: Order) -> str:
+def fill_template(text: str, order: Order) -> str:
     """Return the text with the node's labels and taints, as the kubelet's flags take them."""
     labels = ",".join(f"{key}={value}" for key, value in order.labels)
     taints = ",".join(f"{taint.key}={taint.value or ''}:{taint.effect}" for taint in order.taints)

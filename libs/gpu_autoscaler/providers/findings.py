@@ -13,7 +13,7 @@ CLOCK_SKEW_SECONDS_MAX = (
 )
 
 # fault: nothing can be bought, or removed, until it is changed · advice: it works, and something is lost
-Level = Literal["fine", "advice", "fault"]
+Level = Literal["ok", "warning", "error"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,35 +25,35 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     next_step: str = ""  # empty where nothing is to be done
 
 
-def fine(subject: str, said: str) -> Finding:
+def ok(subject: str, said: str) -> Finding:
     """It is as it should be."""
-    return Finding(level="fine", subject=subject, said=said)
+    return Finding(level="ok", subject=subject, said=said)
 
 
-def advice(subject: str, said: str, next_step: str) -> Finding:
+def warning(subject: str, said: str, next_step: str) -> Finding:
     """It works, and something is lost."""
-    return Finding(level="advice", subject=subject, said=said, next_step=next_step)
+    return Finding(level="warning", subject=subject, said=said, next_step=next_step)
 
 
-def fault(subject: str, said: str, next_step: str) -> Finding:
+def error(subject: str, said: str, next_step: str) -> Finding:
     """It does not work."""
-    return Finding(level="fault", subject=subject, said=said, next_step=next_step)
+    return Finding(level="error", subject=subject, said=said, next_step=next_step)
 
 
-def of_clock(cloud_ahead: timedelta | None, whose: str) -> list[Finding]:
+def clock_findings(cloud_ahead: timedelta | None, whose: str) -> list[Finding]:
     """Say how far this machine's clock is from the cloud's, where that matters; nothing where it was not told."""
     if cloud_ahead is None or abs(cloud_ahead) <= timedelta(seconds=CLOCK_SKEW_SECONDS_MAX):
         return []
     side = "behind" if cloud_ahead > timedelta() else "ahead of"
     step = "set this machine's clock (NTP); tokens that are signed by it may be refused"
-    return [advice("clock", f"is {abs(cloud_ahead.total_seconds()):.0f} s {side} {whose}", step)]
+    return [warning("clock", f"is {abs(cloud_ahead.total_seconds()):.0f} s {side} {whose}", step)]
 
 
-def of_old_prices(offers: Sequence[Offer], setting: str) -> list[Finding]:
+def stale_price_findings(offers: Sequence[Offer], setting: str) -> list[Finding]:
     """Say which price is the oldest of those that their source said nothing of lately; `setting` names the file."""
-    old = [(one.priced_at, one.key, one.price_source) for one in offers if one.priced_at is not None]
+    old = [(offer.priced_at, offer.key, offer.price_source) for offer in offers if offer.priced_at is not None]
     if not old:
         return []
     at, key, source = min(old)
     said = f"that of {key} is of {at}, by the {source}; {len(old)} are old"
-    return [advice("prices", said, f"renew {setting}, or see why the source does not answer")]
+    return [warning("prices", said, f"renew {setting}, or see why the source does not answer")]

@@ -15,11 +15,11 @@ FASTER_RATIO = 0.05  # of the full rate comes back with each call that went well
 RATE_RATIO_MIN = 0.05
 
 
-class NotAsked(TransientError):
+class NotSent(TransientError):
     """The cloud was not asked, or says itself that it has done nothing: nothing has to be looked for."""
 
 
-class RateBudget:
+class RateLimit:
     """A bucket of calls that fills by `per_second`; a cloud that throttles makes it fill more slowly for a while."""
 
     def __init__(
@@ -42,7 +42,7 @@ class RateBudget:
         """Return when the call may be made. Raises TransientError where that would take too long."""
         wait_seconds = self._wait_seconds()
         if wait_seconds > self._wait_seconds_max:
-            raise NotAsked(
+            raise NotSent(
                 f"{call}: our own limit of {self._per_second:g} calls a second is used up for {wait_seconds:.1f} s,"
                 " so that the account's is not; asked again later",
                 retry_after_seconds=wait_seconds,
@@ -56,7 +56,7 @@ class RateBudget:
         self._rate_ratio = max(self._rate_ratio * SLOWER_RATIO, RATE_RATIO_MIN)
         self._left = min(self._left, 0.0)
 
-    def went_well(self) -> None:
+    def succeeded(self) -> None:
         """Come back to the full rate, step by step."""
         self._rate_ratio = min(self._rate_ratio + FASTER_RATIO, 1.0)
 

@@ -15,20 +15,20 @@ class Price(msgspec.Struct, frozen=True):
 
     micro_usd_per_hour: int | None
     source: str
-    heard_at: datetime | None = None  # None: lately
+    read_at: datetime | None = None  # None: lately
 
 
-def price_of_file(
+def file_price(
     prices: Mapping[str, int], filed_at: datetime | None, offer: tuple[str, str, CapacityType], now: datetime
 ) -> Price | None:
     """Return what the file says of type, zone and capacity type, or of the type in every zone; None: nothing."""
     name, zone, capacity_type = offer
     for key in (f"{name}/{zone}/{capacity_type}", f"{name}/*/{capacity_type}"):
         if key in prices:
-            return Price(prices[key], "file of prices", if_old(filed_at, now))
+            return Price(prices[key], "file of prices", timestamp_if_stale(filed_at, now))
     return None
 
 
-def if_old(heard_at: datetime | None, now: datetime) -> datetime | None:
+def timestamp_if_stale(read_at: datetime | None, now: datetime) -> datetime | None:
     """When it was, if it should have been heard of since."""
-    return heard_at if heard_at is not None and now - heard_at > LATELY else None
+    return read_at if read_at is not None and now - read_at > LATELY else None

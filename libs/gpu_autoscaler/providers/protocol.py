@@ -54,7 +54,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     terminated_at: Instant | None = None
 
 
-def as_ordered(
+def instance_from_order(
     order: Order, provider_id: ProviderId, *, launched_at: datetime, state: InstanceState = "pending"
 ) -> Instance:
     """Return an instance of which the cloud shows nothing (yet, or any more): what its order says, and no more."""
@@ -91,7 +91,7 @@ class LaunchRefused(PermanentError):
         self.retry_after_seconds = RETRY_AFTER_SECONDS[kind] if retry_after_seconds is None else retry_after_seconds
 
 
-def see_as_ordered(made: Instance, order: Order) -> Instance:
+def verify_order(made: Instance, order: Order) -> Instance:
     """Return it if it is what was ordered. Raises PermanentError for a token that has bought something else."""
     offer = order.offer
     if (made.instance_type, made.zone, made.capacity_type) != (offer.instance_type, offer.zone, offer.capacity_type):
@@ -101,7 +101,7 @@ def see_as_ordered(made: Instance, order: Order) -> Instance:
 
 
 @runtime_checkable
-class HealsItself(Protocol):
+class ReplacesInstances(Protocol):
     """A cloud whose groups replace what they lose. Of one interruption there is to be one successor: ours."""
 
     async def detach(self, provider_id: ProviderId) -> None:
@@ -113,7 +113,7 @@ class HealsItself(Protocol):
 
 
 @runtime_checkable
-class ShowsOne(Protocol):
+class DescribesInstance(Protocol):
     """A cloud that can be asked about one instance by its name. Without it nothing is ever taken for gone for good:
     Karpenter, which removes its nodes by itself."""
 
@@ -127,14 +127,14 @@ class ShowsOne(Protocol):
 
 
 @runtime_checkable
-class LaunchesTogether(Protocol):
+class LaunchesGroups(Protocol):
     """A cloud that makes several instances that are alike all at once, or none of them."""
 
-    def makes_together(self, pool: str, offer: Offer) -> bool:
+    def can_launch_group(self, pool: str, offer: Offer) -> bool:
         """True where orders of this pool and offer can be made so. Follows from the settings alone; asks nothing."""
         ...
 
-    async def launch_together(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
+    async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
         """Make all of them, or return what the transaction made already; one instance an order, in their order.
 
         The orders differ in `action_id` alone. `transaction` is the name of one of them, maybe one that is not asked

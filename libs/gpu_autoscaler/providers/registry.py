@@ -9,7 +9,7 @@ from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.providers.aws import AwsCapacity, AwsOptions
 from gpu_autoscaler.providers.azure import AzureCapacity, AzureOptions
-from gpu_autoscaler.providers.findings import Finding, fault, fine
+from gpu_autoscaler.providers.findings import Finding, error, ok
 from gpu_autoscaler.providers.gcp import GcpCapacity, GcpOptions
 from gpu_autoscaler.providers.karpenter import KarpenterCapacity, KarpenterOptions, LimitedCapacity
 from gpu_autoscaler.providers.protocol import CapacityProvider
@@ -89,15 +89,15 @@ def open_provider(name: str, options: ProviderOptions) -> CapacityProvider:
     return PROVIDERS[name](options)
 
 
-async def examine_provider(name: str, options: ProviderOptions) -> Sequence[Finding]:
+async def run_preflight(name: str, options: ProviderOptions) -> Sequence[Finding]:
     """Return what an examination of the cloud's set-up finds. Raises ConfigError as opening it would."""
     provider = open_provider(name, options)
     try:
         if isinstance(provider, AwsCapacity | AzureCapacity | GcpCapacity | KarpenterCapacity):
-            return await provider.examine()
+            return await provider.preflight()
         offers = await provider.offers()
     except TransientError as exc:
-        return [fault("offers", str(exc), f"see provider.url, {options.url}")]
+        return [error("offers", str(exc), f"see provider.url, {options.url}")]
     finally:
         await provider.close()
-    return [fine("offers", f"{len(offers)}, of {len({offer.instance_type for offer in offers})} types")]
+    return [ok("offers", f"{len(offers)}, of {len({offer.instance_type for offer in offers})} types")]

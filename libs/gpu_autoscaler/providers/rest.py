@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from gpu_autoscaler.model.errors import TransientError
-from gpu_autoscaler.providers.pacing import NotAsked, RateBudget
+from gpu_autoscaler.providers.pacing import NotSent, RateLimit
 
 ANSWER_BYTES_MAX = 64 * 2**20  # a page of two thousand instances stays below 16 MB
 SAID_LENGTH_MAX = 300
@@ -40,7 +40,7 @@ def _by_status(answer: Answer) -> bool:
     return answer.status == 429
 
 
-class RestCalls:
+class RestClient:
     """One connection pool for one cloud. `is_throttled` knows the cloud's own ways of saying "too often"."""
 
     def __init__(
@@ -63,13 +63,13 @@ class RestCalls:
         method: str,
         url: str,
         *,
-        budget: RateBudget,
+        budget: RateLimit,
         query: Mapping[str, str] | None = None,
         body: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Return the answer of any status below 500. Raises TransientError: no answer, or a broken cloud; of these
-        NotAsked where nothing can have been done: nobody there, or throttled.
+        NotSent where nothing can have been done: nobody there, or throttled.
 
         `operation` is what the call is called in errors. The limit of time holds for token, request and answer.
         """
@@ -78,7 +78,7 @@ class RestCalls:
             async with asyncio.timeout(self._call_seconds_max):
                 answer = await self._exchange(method, url, query, body, headers or {})
         except aiohttp.ClientConnectorError as exc:
-            raise NotAsked(f"{operation}: {exc}; the same call may be made again") from exc
+            raise NotSent(f"{operation}: {exc}; the same call may be made again") from exc
         except (aiohttp.ClientError, TimeoutError) as exc:
             why = str(exc) or f"no answer within {self._call_seconds_max:g} s"
             raise TransientError(f"{operation}: {why}; the same call may be made again") from exc
@@ -86,13 +86,13 @@ class RestCalls:
             self.cloud_ahead = parsedate_to_datetime(answer.headers["date"]) - datetime.now(UTC)
         if self._is_throttled(answer):
             budget.throttled()
-            raise NotAsked(f"{operation}: too often: {said(answer)}", retry_after_seconds=_retry_after(answer))
+            raise NotSent(f"{operation}: too often: {said(answer)}", retry_after_seconds=_retry_after(answer))
         if answer.status >= 500:
             raise TransientError(
                 f"{operation}: HTTP {answer.status}: {said(answer)}; the same call may be made again",
                 retry_after_seconds=_retry_after(answer),
             )
-        budget.went_well()
+        budget.succeeded()
         return answer
 
     async def close(self) -> None:

@@ -6,15 +6,15 @@ import uuid
 from gpu_autoscaler.model.ids import ActionId
 
 
-def token_of(installation: str, action_id: ActionId) -> str:
+def idempotency_token(installation: str, action_id: ActionId) -> str:
     """Return 32 hex digits of SHA-256. Two installations in one account never share one."""
     return hashlib.sha256(f"{installation}/{action_id}".encode()).hexdigest()[:32]
 
 
-def uuid_of(installation: str, action_id: ActionId, *, attempt: int = 0) -> str:
+def idempotency_uuid(installation: str, action_id: ActionId, *, attempt: int = 0) -> str:
     """Return the same token as a UUID, for clouds that take nothing else; a later attempt has one of its own.
 
     For clouds that answer a token with its first answer, a refusal too: a new attempt has to be a new request there.
     """
     named = action_id if attempt == 0 else ActionId(f"{action_id}/{attempt}")
-    return str(uuid.UUID(hex=token_of(installation, named)))
+    return str(uuid.UUID(hex=idempotency_token(installation, named)))

@@ -1,1 +1,1 @@
-"""All plumbing, once: connect, decode, publish before ack, retry, dead letter, metrics, logs, limits, shutdown."""
+"""What every service shares: connection, decoding, publish before ack, retries, dead letters, metrics, logs, shutdown."""

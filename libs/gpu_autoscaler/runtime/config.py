@@ -17,8 +17,8 @@ from gpu_autoscaler.providers.aws import AwsOptions
 from gpu_autoscaler.providers.azure import AzureOptions
 from gpu_autoscaler.providers.gcp import GcpOptions
 from gpu_autoscaler.providers.karpenter import KarpenterOptions
-from gpu_autoscaler.runtime.documents import load_toml, mistakes_in, struct_of, unknown_name
-from gpu_autoscaler.store.opening import problem_of
+from gpu_autoscaler.runtime.documents import load_toml, validation_errors, struct_of, unknown_name
+from gpu_autoscaler.store.opening import store_url_error
 
 PREFIX = "GPU_AUTOSCALER_"
 # Names under our prefix that are no settings: the clock (runtime/clock.py), the file itself, the traces of the demo,
@@ -85,7 +85,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     is_token_review_on: bool = False  # ask Kubernetes whose token it is
 
     @property
-    def asks_who_is_there(self) -> bool:
+    def requires_token(self) -> bool:
         """True when callers must show a token."""
         return bool(self.tokens) or self.is_token_review_on
 
@@ -145,7 +145,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def load_settings(path: Path | None, environment: Mapping[str, str]) -> Settings:
     """Return the settings of file and environment together. Raises ConfigError listing every mistake of both."""
     document = {} if path is None else load_toml(path)
-    mistakes = mistakes_in(document, Settings)
+    mistakes = validation_errors(document, Settings)
     from_environment, mistakes_of_environment = _read_environment(environment)
     mistakes += mistakes_of_environment
     source = "environment" if path is None else f"{path} and environment"
@@ -224,7 +224,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 def _contradictions(settings: Settings) -> list[str]:
     found = []
-    if not settings.gateway.asks_who_is_there and not is_loopback(settings.gateway.host):
+    if not settings.gateway.requires_token and not is_loopback(settings.gateway.host):
         found.append(
             f"gateway.host: {settings.gateway.host} is reachable from outside, and nobody is asked who they are; "
             "set gateway.tokens or gateway.is_token_review_on, or listen on 127.0.0.1"
@@ -244,7 +244,7 @@ def _contradictions(settings: Settings) -> list[str]:
     for key, url in (("kube.url", kube.url), ("provider.url", settings.provider.url)):
         if url is not None and not url.startswith(("http://", "https://")):
             found.append(f"{key}: {url!r} must start with http:// or https://")
-    if (wrong := problem_of(settings.store.url)) is not None:
+    if (wrong := store_url_error(settings.store.url)) is not None:
         found.append(f"store.url: {wrong}")
     if settings.sensing.role == "node" and settings.sensing.node_name is None:
         found.append("sensing.node_name: is needed by sensing.role = 'node'; set it to the node this runs on")

@@ -26,7 +26,7 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(str(path), [f"is no TOML: {exc}"]) from exc
 
 
-def mistakes_in(document: object, schema: type[msgspec.Struct], at: str = "") -> list[str]:
+def validation_errors(document: object, schema: type[msgspec.Struct], at: str = "") -> list[str]:
     """Return one sentence for each mistake: unknown keys with the nearest known one, wrong types, missing keys."""
     if not isinstance(document, Mapping):
         return [f"{at or 'document'}: must be a table, is {type(document).__name__}"]
@@ -42,7 +42,7 @@ def mistakes_in(document: object, schema: type[msgspec.Struct], at: str = "") ->
 
 def read_struct(document: Mapping[str, Any], schema: type[S], source: str) -> S:
     """Return the struct that the document describes. Raises ConfigError listing every mistake."""
-    if mistakes := mistakes_in(document, schema):
+    if mistakes := validation_errors(document, schema):
         raise ConfigError(source, mistakes)
     return msgspec.convert(document, schema)
 
@@ -64,7 +64,7 @@ def struct_of(annotation: Any) -> type[msgspec.Struct] | None:  # noqa: ANN401 -
 
 def _mistakes_in_value(value: object, annotation: Any, path: str) -> list[str]:  # noqa: ANN401 - as struct_of
     if (schema := struct_of(annotation)) is not None:
-        return mistakes_in(value, schema, path)
+        return validation_errors(value, schema, path)
     bare = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     item_schema = struct_of(get_args(bare)[0]) if get_origin(bare) is tuple else None
     mistakes = []
@@ -72,7 +72,7 @@ def _mistakes_in_value(value: object, annotation: Any, path: str) -> list[str]: 
         mistakes = [
             mistake
             for index, item in enumerate(value)
-            for mistake in mistakes_in(item, item_schema, f"{path}[{index}]")
+            for mistake in validation_errors(item, item_schema, f"{path}[{index}]")
         ]
     if not mistakes:
         try:

@@ -13,9 +13,9 @@ import structlog
 from gpu_autoscaler.bus.protocol import Delivery, EffectConsumer
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, StalePlan, TransientError
-from gpu_autoscaler.runtime.plumbing import Plumbing, set_aside_reason
-from gpu_autoscaler.runtime.service import FactDoor
-from gpu_autoscaler.runtime.trials import EndsProcess, Trials
+from gpu_autoscaler.runtime.plumbing import LoopContext, set_aside_reason
+from gpu_autoscaler.runtime.service import FactInput
+from gpu_autoscaler.runtime.trials import PoisonMessage, AttemptRecords
 
 log = structlog.get_logger()
 
@@ -24,7 +24,7 @@ STALE_SECONDS = 0.1  # the fact that beat this one arrives within this
 ERROR_LENGTH_MAX = 500  # of an error in a log line; a dead letter carries it whole
 
 
-class Turns:
+class ConcurrencyLimit:
     """How many facts are in a service's door at once, over all its domains."""
 
     def __init__(self, count: int) -> None:
@@ -50,33 +50,33 @@ class Turns:
 class EffectLoop:
     """One durable consumer's messages on their way through the service's fact door."""
 
-    def __init__(self, plumbing: Plumbing, door: FactDoor, durable: str, domain: str, turns: Turns) -> None:
-        self._plumbing = plumbing
-        self._door = door
+    def __init__(self, context: LoopContext, service: FactInput, durable: str, domain: str, concurrency: ConcurrencyLimit) -> None:
+        self._context = context
+        self._service = service
         self._durable = durable
         self._domain = domain
-        self._turns = turns  # shared by the service's loops
+        self._concurrency = concurrency  # shared by the service's loops
         self._in_hand: dict[asyncio.Task[None], Delivery] = {}
         # Failures by message. The broker's own count also counts waits that were asked for, so it says nothing.
         self._tries: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._survived: OrderedDict[tuple[str, int], None] = OrderedDict()  # begun here, and we are still there
-        self._trials = Trials(plumbing.bus, plumbing.service)
+        self._trials = AttemptRecords(context.bus, context.service)
 
     async def run(self) -> None:
         """Take messages until it is time to stop, then finish what is in hand. Raises TransientError, ConfigError."""
-        limits = self._plumbing.limits
-        consumer = await self._plumbing.bus.effect_consumer(self._durable)
+        limits = self._context.limits
+        consumer = await self._context.bus.effect_consumer(self._durable)
         alive = asyncio.create_task(self._keep_alive(consumer))
         try:
-            if not await self._plumbing.caught_up():
+            if not await self._context.wait_until_caught_up():
                 return
-            while await self._plumbing.leading():
-                room = max(limits.in_hand_count_max, self._turns.count) - len(self._in_hand)
+            while await self._context.wait_until_leading():
+                room = max(limits.in_hand_count_max, self._concurrency.count) - len(self._in_hand)
                 if room <= 0:
                     await asyncio.wait(self._in_hand, return_when=asyncio.FIRST_COMPLETED)
                     continue
                 deliveries = await self._fetch(consumer, room)
-                self._plumbing.readiness.clear(f"consumer {self._durable}")
+                self._context.readiness.clear(f"consumer {self._durable}")
                 for delivery in deliveries:
                     task = asyncio.create_task(self._handle(delivery))
                     self._in_hand[task] = delivery
@@ -88,8 +88,8 @@ class EffectLoop:
 
     async def _fetch(self, consumer: EffectConsumer, room: int) -> list[Delivery]:
         """Fetch, but leave at once when it is time to stop: what is delivered to nobody comes again by itself."""
-        fetching = asyncio.ensure_future(consumer.fetch(room, self._plumbing.limits.fetch_seconds_max))
-        stopping = asyncio.create_task(self._plumbing.stop.wait())
+        fetching = asyncio.ensure_future(consumer.fetch(room, self._context.limits.fetch_seconds_max))
+        stopping = asyncio.create_task(self._context.stop.wait())
         try:
             await asyncio.wait((fetching, stopping), return_when=asyncio.FIRST_COMPLETED)
             return list(fetching.result()) if fetching.done() else []
@@ -102,7 +102,7 @@ class EffectLoop:
         if not self._in_hand:
             return
         tasks = list(self._in_hand)
-        _, late = await asyncio.wait(tasks, timeout=self._plumbing.limits.shutdown_seconds_max)
+        _, late = await asyncio.wait(tasks, timeout=self._context.limits.shutdown_seconds_max)
         for task in late:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -110,23 +110,23 @@ class EffectLoop:
     async def _keep_alive(self, consumer: EffectConsumer) -> None:
         """Tell the broker that work goes on, and count what waits, until cancelled."""
         while True:
-            await asyncio.sleep(self._plumbing.limits.heartbeat_seconds)
+            await asyncio.sleep(self._context.limits.heartbeat_seconds)
             # All at once: one that the broker has forgotten takes seconds to fail, and the others have four.
             beats = (self._tell(delivery.in_progress()) for delivery in self._in_hand.values())
             await asyncio.gather(self._count_lag(consumer), *beats)
 
     async def _count_lag(self, consumer: EffectConsumer) -> None:
         try:
-            self._plumbing.metrics.consumer_lag.labels(self._domain).set(await consumer.pending_count())
+            self._context.metrics.consumer_lag.labels(self._domain).set(await consumer.pending_count())
         except ConfigError as exc:
-            self._plumbing.changed = exc
+            self._context.config_error = exc
         except (TransientError, PermanentError) as exc:
             log.debug("lag not known", durable=self._durable, error=str(exc))
 
     async def _handle(self, delivery: Delivery) -> None:
         key = (delivery.message.stream, delivery.message.sequence)
         if delivery.delivered_count == 1 or key in self._survived:
-            async with self._turns.turn:
+            async with self._concurrency.turn:
                 await self._take(delivery)
         else:
             await self._try_suspect(delivery)
@@ -136,81 +136,81 @@ class EffectLoop:
 
     async def _try_suspect(self, delivery: Delivery) -> None:
         """Somebody else had it, and may have died of it: see `runtime/trials.py`."""
-        plumbing, message = self._plumbing, delivery.message
+        context, message = self._context, delivery.message
         try:
-            begun_count = await self._trials.begun_count(delivery)
-            async with self._turns.alone() if begun_count else self._turns.turn:
-                await self._trials.begin(delivery, begun_count)
+            attempts_count = await self._trials.attempts_count(delivery)
+            async with self._concurrency.alone() if attempts_count else self._concurrency.turn:
+                await self._trials.begin(delivery, attempts_count)
                 await self._take(delivery)
             await self._trials.survived(delivery)
-        except EndsProcess as exc:
+        except PoisonMessage as exc:
             log.error(  # noqa: TRY400 - nothing failed here
                 "message set aside: no process survives it; see `gpu-autoscaler dead-letters`",
                 subject=message.subject, sequence=message.sequence, error=str(exc),
             )  # fmt: skip
             await self._set_aside(delivery, exc)
-            plumbing.metrics.facts_handled.labels(self._domain, "set_aside").inc()
+            context.metrics.facts_handled.labels(self._domain, "set_aside").inc()
         except (TransientError, PermanentError, ConfigError) as exc:
             log.warning("suspect message left for later: its record is out of reach", error=str(exc))
-            await self._tell(delivery.nak(plumbing.limits.backoff.wait_seconds(delivery.delivered_count, exc)))
+            await self._tell(delivery.nak(context.limits.backoff.wait_seconds(delivery.delivered_count, exc)))
 
     async def _take(self, delivery: Delivery) -> None:
-        if self._plumbing.stop.is_set():  # fetched, but not begun: somebody else's
+        if self._context.stop.is_set():  # fetched, but not begun: somebody else's
             await self._tell(delivery.nak(0.0))
             return
         await self._attempt(delivery)
 
     async def _attempt(self, delivery: Delivery) -> None:
         """One try of one message, from reading to its end, with its canonical log line."""
-        plumbing, message = self._plumbing, delivery.message
-        started = plumbing.clock.monotonic_seconds()
+        context, message = self._context, delivery.message
+        started = context.clock.monotonic_seconds()
         line = log.bind(subject=message.subject, sequence=message.sequence, delivered_count=delivery.delivered_count)
         error: Exception | None = None
         try:
-            recorded = plumbing.read(message)
+            recorded = context.decode(message)
             line = line.bind(
                 fact_type=recorded.envelope.type,
                 fact_id=recorded.envelope.id,
                 correlation_id=recorded.envelope.correlation_id,
                 about=recorded.fact.entity(),
             )
-            outcome, again_after_seconds = "done", await self._effect(recorded)
-            if again_after_seconds is None:
+            outcome, redeliver_after_seconds = "done", await self._effect(recorded)
+            if redeliver_after_seconds is None:
                 await self._tell(delivery.ack())
             else:
                 outcome = "again"
-                await self._tell(delivery.nak(again_after_seconds))
+                await self._tell(delivery.nak(redeliver_after_seconds))
             self._tries.pop((message.stream, message.sequence), None)
-            plumbing.readiness.clear(f"facts {self._domain}")
+            context.readiness.clear(f"facts {self._domain}")
         except StalePlan as exc:
             outcome, error = "stale", exc
-            plumbing.metrics.plans_stale.inc()
+            context.metrics.plans_stale.inc()
             await self._tell(delivery.nak(STALE_SECONDS))
         except TransientError as exc:
             outcome, error = "retried", exc
-            await self._tell(delivery.nak(plumbing.limits.backoff.wait_seconds(self._count_try(delivery), exc)))
+            await self._tell(delivery.nak(context.limits.backoff.wait_seconds(self._count_try(delivery), exc)))
         except PermanentError as exc:
             outcome, error = "set_aside", exc
             await self._set_aside(delivery, exc)
         except Exception as exc:  # noqa: BLE001 - whatever a door raises, the next fact must have its turn
             outcome, error = "bug", exc
             await self._after_bug(delivery, exc)
-        seconds = plumbing.clock.monotonic_seconds() - started
-        plumbing.metrics.facts_handled.labels(self._domain, outcome).inc()
-        plumbing.metrics.handle_seconds.labels(self._domain).observe(seconds)
+        seconds = context.clock.monotonic_seconds() - started
+        context.metrics.facts_handled.labels(self._domain, outcome).inc()
+        context.metrics.handle_seconds.labels(self._domain).observe(seconds)
         say = line.info if error is None else line.warning
         told = {} if error is None else {"error": str(error)[:ERROR_LENGTH_MAX]}
         say("fact handled", outcome=outcome, duration_seconds=round(seconds, 6), **told)
 
     async def _effect(self, recorded: Recorded) -> float | None:
         """Call the door and store what it says; the seconds after which it wants the fact again, if it does."""
-        plumbing = self._plumbing
-        await plumbing.folded.wait_for_fact(recorded, plumbing.limits.fold_seconds_max)
-        outcome = await plumbing.within_limit(self._door.on_fact(recorded))
-        await plumbing.publish(outcome, recorded.envelope)
+        context = self._context
+        await context.fold_progress.wait_for_fact(recorded, context.limits.fold_seconds_max)
+        outcome = await context.with_timeout(self._service.on_fact(recorded))
+        await context.publish(outcome, recorded.envelope)
         if outcome.set_aside_reason is not None:
             raise PermanentError(outcome.set_aside_reason)
-        return outcome.again_after_seconds
+        return outcome.redeliver_after_seconds
 
     def _count_try(self, delivery: Delivery) -> int:
         key = (delivery.message.stream, delivery.message.sequence)
@@ -222,24 +222,24 @@ class EffectLoop:
 
     async def _after_bug(self, delivery: Delivery, bug: Exception) -> None:
         """Log the traceback once, try again up to the limit, then set the message aside."""
-        plumbing, message = self._plumbing, delivery.message
+        context, message = self._context, delivery.message
         tries = self._count_try(delivery)
         if tries == 1:
             log.error("fact door failed", subject=message.subject, sequence=message.sequence, exc_info=bug)
-        plumbing.readiness.hold(f"facts {self._domain}", f"{message.subject} #{message.sequence}: {bug!r}")
-        if tries >= plumbing.limits.bug_tries_count_max:
+        context.readiness.block(f"facts {self._domain}", f"{message.subject} #{message.sequence}: {bug!r}")
+        if tries >= context.limits.bug_tries_count_max:
             await self._set_aside(delivery, bug)
-            plumbing.readiness.clear(f"facts {self._domain}")
+            context.readiness.clear(f"facts {self._domain}")
             return
-        await self._tell(delivery.nak(plumbing.limits.backoff.wait_seconds(tries)))
+        await self._tell(delivery.nak(context.limits.backoff.wait_seconds(tries)))
 
     async def _set_aside(self, delivery: Delivery, error: Exception) -> None:
         """Store the dead letter, then give the message up; while that fails the message stays."""
-        plumbing = self._plumbing
+        context = self._context
         try:
-            await plumbing.set_aside(delivery.message, error, delivered_count=delivery.delivered_count)
+            await context.set_aside(delivery.message, error, delivered_count=delivery.delivered_count)
         except TransientError as exc:
-            await self._tell(delivery.nak(plumbing.limits.backoff.wait_seconds(delivery.delivered_count, exc)))
+            await self._tell(delivery.nak(context.limits.backoff.wait_seconds(delivery.delivered_count, exc)))
             return
         self._tries.pop((delivery.message.stream, delivery.message.sequence), None)
         await self._tell(delivery.term(set_aside_reason(error)))

@@ -13,10 +13,10 @@ from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import InvalidFact, TransientError
-from gpu_autoscaler.runtime.headway import Headway
-from gpu_autoscaler.runtime.plumbing import READERS, Plumbing
+from gpu_autoscaler.runtime.headway import StallDetector
+from gpu_autoscaler.runtime.plumbing import READERS, LoopContext
 from gpu_autoscaler.runtime.retry import pause
-from gpu_autoscaler.runtime.service import FoldDoor
+from gpu_autoscaler.runtime.service import FoldInput
 
 log = structlog.get_logger()
 
@@ -32,15 +32,15 @@ class FoldingLoop:
 
     def __init__(
         self,
-        plumbing: Plumbing,
-        door: FoldDoor | None,
+        context: LoopContext,
+        service: FoldInput | None,
         stream: str,
         folds: Sequence[type[Fact]],
         is_urgent: Callable[[Fact], bool],
     ) -> None:
-        self._plumbing = plumbing
-        self._view = plumbing.view
-        self._door = door
+        self._context = context
+        self._view = context.view
+        self._service = service
         self._stream = stream
         self._folds = frozenset(folds)
         # Who folds all facts of a stream reads all of it, and comes upon what was published on a subject of no fact.
@@ -49,35 +49,35 @@ class FoldingLoop:
         self._is_urgent = is_urgent
         self._is_caught_up = False
         self._is_folding = False  # a batch was given and is not in the state yet
-        limits = plumbing.limits
-        self._headway = Headway(stream, seconds_max=limits.standstill_seconds_max, step_seconds_max=limits.lag_seconds)
+        limits = context.limits
+        self._stall_detector = StallDetector(stream, seconds_max=limits.stall_seconds_max, step_seconds_max=limits.lag_seconds)
         self._broken: asyncio.Queue[int] = asyncio.Queue(DEAD_LETTERS_WAITING_COUNT_MAX)  # sequences
         self._has_letter: frozenset[tuple[str, int]] | None = None  # as of the first time that we had to know
 
     async def run(self) -> None:
         """Fold until it is time to stop.
 
-        Raises TransientError when the stream cannot be opened or its read stands still, StandsStill for the last time.
+        Raises TransientError when the stream cannot be opened or its read stands still, LoopUnrecoverable for the last time.
         """
-        self._headway.begin()
+        self._stall_detector.begin()
         self._is_folding = False
         for stream, sequence in self._view.cut.set_aside:  # its letter may not have been stored before the last end
             if stream == self._stream:
                 self._wants_letter(sequence)
-        projection = await self._plumbing.bus.projection(
+        projection = await self._context.bus.projection(
             self._stream, subjects=self._subjects, after_sequence=self._view.last_sequence(self._stream)
         )
         reading = asyncio.create_task(self._read(projection))
         others = [
             asyncio.create_task(self._watch_lag(projection)),
             asyncio.create_task(self._store_broken()),
-            asyncio.create_task(self._plumbing.stop.wait()),
+            asyncio.create_task(self._context.stop.wait()),
         ]
         try:
             done, _ = await asyncio.wait((reading, *others), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            if not self._plumbing.stop.is_set():
+            if not self._context.stop.is_set():
                 raise TransientError(f"the projection of {self._stream} ended; opening it again")
         finally:
             for task in (reading, *others):
@@ -99,7 +99,7 @@ class FoldingLoop:
         aside: list[tuple[str, int]] = []
         for message in messages:
             try:
-                item = self._plumbing.read(message)
+                item = self._context.decode(message)
             except InvalidFact as exc:
                 aside.append((message.stream, message.sequence))
                 self._remember(message, exc)
@@ -110,14 +110,14 @@ class FoldingLoop:
         after = fold(before, recorded) if recorded else before
         if messages:
             self._view.advance(after, {self._stream: messages[-1].sequence}, aside)
-        self._plumbing.metrics.facts_folded.labels(self._stream.lower()).inc(len(recorded))
-        if recorded and self._door is not None:
-            self._door.on_folded(recorded)
-        self._plumbing.folded.advanced()
+        self._context.metrics.facts_folded.labels(self._stream.lower()).inc(len(recorded))
+        if recorded and self._service is not None:
+            self._service.on_folded(recorded)
+        self._context.fold_progress.mark_advanced()
         if self._is_caught_up:  # history is no news: it was observed and acted upon when it came
-            self._plumbing.observer.folded(before, recorded)
+            self._context.observer.folded(before, recorded)
             if count := sum(self._is_urgent(item.fact) for item in recorded):
-                self._plumbing.urgent(count)
+                self._context.record_urgent(count)
 
     def _remember(self, message: Message, error: InvalidFact) -> None:
         log.warning(
@@ -143,46 +143,46 @@ class FoldingLoop:
                     break
                 except TransientError as exc:
                     tries += 1
-                    await asyncio.sleep(self._plumbing.limits.backoff.wait_seconds(tries, exc))
+                    await asyncio.sleep(self._context.limits.backoff.wait_seconds(tries, exc))
 
     async def _store_letter(self, sequence: int) -> None:
         """Set one message aside, unless that was done. Raises TransientError."""
         if self._has_letter is not None and (self._stream, sequence) in self._has_letter:
             return
-        message = await self._plumbing.bus.message_at(self._stream, sequence)
+        message = await self._context.bus.message_at(self._stream, sequence)
         if message is None:
             return  # aged out before anybody could keep it
         try:
-            self._plumbing.read(message)
+            self._context.decode(message)
         except InvalidFact as exc:
             # The broker's memory of ids keeps a repeat out while the message is young; later we look for its letter.
-            if self._plumbing.clock.wall_now() - message.stored_at > FRESH and self._has_letter is None:
-                self._has_letter = await self._plumbing.dead_letters.places(READERS)
+            if self._context.clock.wall_now() - message.stored_at > FRESH and self._has_letter is None:
+                self._has_letter = await self._context.dead_letters.places(READERS)
                 if (self._stream, sequence) in self._has_letter:
                     return
-            await self._plumbing.set_aside(message, exc, delivered_count=1)
+            await self._context.set_aside(message, exc, delivered_count=1)
 
     async def _watch_lag(self, projection: Projection) -> None:
         """Say when the stream is caught up, then how far behind it is. Raises as `run` does where it stands still."""
-        plumbing, condition = self._plumbing, f"fold {self._stream}"
-        now = plumbing.clock.monotonic_seconds
+        context, condition = self._context, f"fold {self._stream}"
+        now = context.clock.monotonic_seconds
         known_at = now()
         while True:
             try:
                 lag = await projection.lag_count()
             except TransientError as exc:
-                if now() - known_at > plumbing.limits.standstill_seconds_max:
-                    plumbing.readiness.hold(condition, f"nobody knows how far behind it is: {exc}")
+                if now() - known_at > context.limits.stall_seconds_max:
+                    context.readiness.block(condition, f"nobody knows how far behind it is: {exc}")
                 await asyncio.sleep(CATCH_UP_POLL_SECONDS)
                 continue
             known_at = now()
-            plumbing.metrics.consumer_lag.labels(self._stream.lower()).set(lag)
-            self._headway.look(known_at, sequence=self._view.last_sequence(self._stream), lag_count=lag)
-            if not self._headway.is_doubtful:
-                plumbing.readiness.clear(condition)
+            context.metrics.consumer_lag.labels(self._stream.lower()).set(lag)
+            self._stall_detector.look(known_at, sequence=self._view.last_sequence(self._stream), lag_count=lag)
+            if not self._stall_detector.is_doubtful:
+                context.readiness.clear(condition)
             if lag == 0 and not self._is_folding and not self._is_caught_up:
                 self._is_caught_up = True
-                plumbing.folded.caught_up_with(self._stream)
-            wait = plumbing.limits.lag_seconds if self._is_caught_up else CATCH_UP_POLL_SECONDS
-            if await pause(plumbing.stop, wait):
+                context.fold_progress.mark_caught_up(self._stream)
+            wait = context.limits.lag_seconds if self._is_caught_up else CATCH_UP_POLL_SECONDS
+            if await pause(context.stop, wait):
                 return

@@ -31,7 +31,7 @@ Use = Callable[[ScalingPolicy], None]
 
 
 def differences(before: ScalingPolicy, after: ScalingPolicy) -> tuple[str, ...]:
-    """Return a line for each value that changed: `removal.sick_ratio_max: 0.2 -> 0.3`; of very many the first."""
+    """Return a line for each value that changed: `removal.unhealthy_ratio_max: 0.2 -> 0.3`; of very many the first."""
     old, new = dict(_values(msgspec.to_builtins(before), "")), dict(_values(msgspec.to_builtins(after), ""))
     changed = [path for path in [*old, *(path for path in new if path not in old)] if old.get(path) != new.get(path)]
     return tuple(
@@ -108,7 +108,7 @@ async def following(
                     path=str(file.path),
                     mistakes=file.mistakes,
                 )
-            metrics.policy_file_mistakes.inc(len(file.mistakes) - len(before))
+            metrics.policy_file_errors.inc(len(file.mistakes) - len(before))
             _say(file, readiness, condition)
 
     task = asyncio.create_task(follow(), name=f"{condition} file")
@@ -123,6 +123,6 @@ def _say(file: PolicyFile, readiness: Readiness, condition: str) -> None:
     digest = policy_digest(file.now)[:8]
     if file.mistakes:
         wrong = "; ".join(file.mistakes)
-        readiness.say(condition, f"{file.path} is refused, {digest} of before stays in force: {wrong}")
+        readiness.note(condition, f"{file.path} is refused, {digest} of before stays in force: {wrong}")
     else:
-        readiness.say(condition, f"{digest} of {file.path}" if file.path else f"{digest}, the defaults")
+        readiness.note(condition, f"{digest} of {file.path}" if file.path else f"{digest}, the defaults")

@@ -5,18 +5,18 @@ Nothing that we know of makes a read stand still; what we do not know of must no
 
 from gpu_autoscaler.model.errors import TransientError
 
-BEGUN_AGAIN_COUNT_MAX = 3  # without a single message in between; then only a new process is left to try
+RESTARTS_COUNT_MAX = 3  # without a single message in between; then only a new process is left to try
 
 
-class StoodStill(TransientError):
+class LoopStalled(TransientError):
     """There is more to read, and nothing came for too long."""
 
 
-class StandsStill(Exception):
+class LoopUnrecoverable(Exception):
     """Beginning again did not help: this process ends."""
 
 
-class Headway:
+class StallDetector:
     """Looks at one stream's read, over all the times that it is begun."""
 
     def __init__(self, stream: str, *, seconds_max: float, step_seconds_max: float) -> None:
@@ -41,7 +41,7 @@ class Headway:
     def look(self, now_seconds: float, *, sequence: int, lag_count: int) -> None:
         """Judge a read that has given up to `sequence`, with so much more to come.
 
-        Raises StoodStill when it is to begin again, StandsStill when that was tried often enough.
+        Raises LoopStalled when it is to begin again, LoopUnrecoverable when that was tried often enough.
         """
         step_seconds = 0.0 if self._looked_at is None else min(now_seconds - self._looked_at, self._step_seconds_max)
         self._looked_at = now_seconds
@@ -55,7 +55,7 @@ class Headway:
             f"the read of {self._stream} stands still at sequence {sequence} with {lag_count} to come "
             f"for {self._still_seconds:.0f} s"
         )
-        if self._begun_again_count == BEGUN_AGAIN_COUNT_MAX:
-            raise StandsStill(f"{words}, begun again {self._begun_again_count} times; the process ends, start another")
+        if self._begun_again_count == RESTARTS_COUNT_MAX:
+            raise LoopUnrecoverable(f"{words}, begun again {self._begun_again_count} times; the process ends, start another")
         self._begun_again_count += 1
-        raise StoodStill(words)
+        raise LoopStalled(words)

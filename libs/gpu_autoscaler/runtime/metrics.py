@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gpu_autoscaler.core.foresight import Foresight
+from gpu_autoscaler.core.foresight import ForecastGauges
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import BuyReason, DrainReason, HoldReason, KeepReason, ReleaseReason
+from gpu_autoscaler.model.reasons import BuyReason, DrainReason, DeferReason, KeepReason, ReleaseReason
 from gpu_autoscaler.runtime.snapshot_codec import REFUSAL_REASONS
 
 PREFIX = "gpu_autoscaler"
@@ -22,9 +22,9 @@ LABELS = frozenset({"service", "domain", "pool", "gpu_kind", "capacity_type", "d
 
 FACT_OUTCOMES = ("done", "again", "retried", "stale", "set_aside", "bug")
 TICK_OUTCOMES = ("done", "stale", "retried", "bug")
-LOOP_REASONS = ("interrupted", "stood_still", "bug")
-SNAPSHOT_OUTCOMES = ("kept", "not_kept", "used")
-SET_ASIDE_REASONS = ("unknown_type", "invalid_fact", "permanent_error", "bug", "given_up", "ends_process")
+LOOP_RESTART_CAUSES = ("interrupted", "stood_still", "bug")
+SNAPSHOT_RESULTS = ("kept", "not_saved", "used")
+DEAD_LETTER_REASONS = ("unknown_type", "invalid_fact", "permanent_error", "bug", "given_up", "poison_message")
 DIRECTIONS = ("up", "down")
 ESTIMATE_OUTCOMES = ("within", "outside", "unknown")  # of the range; unknown: none was given
 
@@ -39,7 +39,7 @@ def reason_tags(*unions: Any) -> tuple[str, ...]:  # noqa: ANN401 - a union of r
     return tuple(reason.tag() for union in unions for reason in get_args(union))
 
 
-_HELD_BACK_TAGS = reason_tags(HoldReason)
+_HELD_BACK_TAGS = reason_tags(DeferReason)
 
 
 @cache
@@ -57,7 +57,7 @@ class Metrics:
     def __init__(self, service: str, registry: CollectorRegistry | None = None) -> None:
         self.service = service
         self.registry = CollectorRegistry() if registry is None else registry
-        self.before_page: Callable[[], None] | None = None  # brings figures up to date that are counted when asked for
+        self.before_scrape: Callable[[], None] | None = None  # brings figures up to date that are counted when asked for
         self._declare_plumbing()
         self._declare_decisions()
         self._declare_fleet()
@@ -79,8 +79,8 @@ class Metrics:
         )
         self.consumer_lag = self._gauge("consumer_lag", "Messages that wait for this consumer.", "domain")
         self.ticks = self._counter("ticks", "Ticks, by how they went.", "outcome")
-        self.loops_begun_again = self._counter(
-            "loops_begun_again",
+        self.loop_restarts = self._counter(
+            "loop_restarts",
             "Loops that something outside interrupted, that got no further, or a bug of ours.",
             "reason",
         )
@@ -88,14 +88,14 @@ class Metrics:
         self.snapshots = self._counter("snapshots", "Snapshots of the state, by what became of them.", "outcome")
         self.snapshots_refused = self._counter("snapshots_refused", "Snapshots that a start could not use.", "reason")
         self.policy_changes = self._counter("policy_changes", "Policies that came into force while this process ran.")
-        self.policy_file_mistakes = self._gauge(
-            "policy_file_mistakes", "Above 0: the file is refused, and the last good policy stays in force."
+        self.policy_file_errors = self._gauge(
+            "policy_file_errors", "Above 0: the file is refused, and the last good policy stays in force."
         )
         for outcome in TICK_OUTCOMES:
             self.ticks.labels(outcome)
-        for reason in LOOP_REASONS:
-            self.loops_begun_again.labels(reason)
-        for outcome in SNAPSHOT_OUTCOMES:
+        for reason in LOOP_RESTART_CAUSES:
+            self.loop_restarts.labels(reason)
+        for outcome in SNAPSHOT_RESULTS:
             self.snapshots.labels(outcome)
         for reason in REFUSAL_REASONS:
             self.snapshots_refused.labels(reason)
@@ -104,15 +104,15 @@ class Metrics:
         """Start the counters of a domain at zero: a rate from the first event on."""
         for outcome in FACT_OUTCOMES:
             self.facts_handled.labels(domain, outcome)
-        for reason in SET_ASIDE_REASONS:
+        for reason in DEAD_LETTER_REASONS:
             self.dead_letters.labels(domain, reason)
         self.facts_published.labels(domain)
         self.facts_folded.labels(domain)
 
     def _declare_decisions(self) -> None:
         self.decision_seconds = self._histogram("decision_seconds", "Time of one tick in its door.", _FAST_SECONDS)
-        self.quiet_seconds = self._histogram(
-            "quiet_seconds", "Quiet windows before a tick: a burst was listened to.", _FAST_SECONDS
+        self.batch_window_seconds = self._histogram(
+            "batch_window_seconds", "Quiet windows before a tick: a burst was listened to.", _FAST_SECONDS
         )
         self.reconcile_errors = self._counter("reconcile_errors", "Ticks that failed.")
         # As boards of the field call them (CHECKLIST S123): without our prefix, and not as counters are named today.
@@ -122,7 +122,7 @@ class Metrics:
         )
         self.controller_duration.set(_NAN)
         self.decisions = self._counter("decisions", "Decisions of accepted plans.", "reason")
-        self.held_back = self._gauge("held_back", "What the last plan held back.", "reason")
+        self.deferred = self._gauge("deferred", "What the last plan held back.", "reason")
         self.plans_stale = self._counter("plans_stale", "Plans refused by the stream: another was first.")
         self.plans_refused = self._counter("plans_refused", "Plans that the second opinion refused. Must stay zero.")
         self.scaling_actions = self._counter("scaling_actions", "Nodes made or removed.", "direction")
@@ -135,26 +135,26 @@ class Metrics:
         )
         for tag in reason_tags(BuyReason, DrainReason, ReleaseReason, KeepReason):
             self.decisions.labels(tag)
-        self.tell_held_back({})
+        self.set_deferred({})
         for direction in DIRECTIONS:
             self.scaling_actions.labels(direction)
 
-    def tell_held_back(self, counts: Mapping[str, int]) -> None:
+    def set_deferred(self, counts: Mapping[str, int]) -> None:
         """Say what the last plan held back, by reason; reasons that are not in `counts` are none."""
         for tag in _HELD_BACK_TAGS:
-            self.held_back.labels(tag).set(counts.get(tag, 0))
+            self.deferred.labels(tag).set(counts.get(tag, 0))
 
-    def tell_plan_refused(self) -> None:
+    def count_refused_plan(self) -> None:
         """The second opinion refused a plan."""
         self.plans_refused.inc()
 
     def page(self) -> CollectorRegistry:
         """Return the registry with every figure up to date. Called on the loop; the text may be made elsewhere."""
-        if self.before_page is not None:
-            self.before_page()
+        if self.before_scrape is not None:
+            self.before_scrape()
         return self.registry
 
-    def tell_foresight(self, foresight: Foresight) -> None:
+    def set_forecast(self, foresight: ForecastGauges) -> None:
         """Say what the forecast says; NaN where there is none."""
         utilization, confidence = foresight.utilization_ratio, foresight.confidence_ratio
         self.predicted_utilization.set(_NAN if utilization is None else utilization)
@@ -172,10 +172,10 @@ class Metrics:
         )
         self.dcgm_up.set(_NAN)
         self.spot_interruptions = self._counter("spot_interruptions", "Notices received.")
-        self.notices_unreadable = self._gauge(
-            "notices_unreadable", "Ready nodes whose metadata does not answer: a notice would be missed."
+        self.metadata_unreachable_nodes = self._gauge(
+            "metadata_unreachable_nodes", "Ready nodes whose metadata does not answer: a notice would be missed."
         )
-        self.events_unread = self._counter("events_unread", "Of a cloud's queue: left there, not understood.")
+        self.unparsed_queue_messages = self._counter("unparsed_queue_messages", "Of a cloud's queue: left there, not understood.")
         self.spot_warnings = self._gauge("spot_termination_warnings", "Notices that stand.")
         self.price_age = self._unknown("price_age_seconds", "Age of the oldest price of what is for sale; NaN: none.")
         self.spot_savings = self._unknown("spot_savings_percentage", "Saved against on-demand, 0 to 100.")

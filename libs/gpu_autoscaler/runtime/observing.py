@@ -37,7 +37,7 @@ class Observer:
         self._metrics = metrics
         self._view = view
         self._ticked_at: datetime | None = None
-        metrics.before_page = self._tell_fleet
+        metrics.before_scrape = self._tell_fleet
 
     def published(self, fact: Fact) -> None:
         """A fact of this service is in the stream."""
@@ -103,12 +103,12 @@ class Observer:
             metrics.decisions.labels(decision.reason.tag()).inc()
         counts: dict[str, int] = {}
         cooldowns = {"up": 0.0, "down": 0.0}
-        for held in plan.held_back:
+        for held in plan.deferred:
             counts[held.reason.tag()] = counts.get(held.reason.tag(), 0) + 1
             if isinstance(held.reason, Cooldown):
                 direction = "down" if held.step in _REMOVING_STEPS else "up"
                 cooldowns[direction] = max(cooldowns[direction], held.reason.remaining_seconds)
-        metrics.tell_held_back(counts)
+        metrics.set_deferred(counts)
         metrics.scale_up_cooldown.set(cooldowns["up"])
         metrics.scale_down_cooldown.set(cooldowns["down"])
 
@@ -148,7 +148,7 @@ class Observer:
         metrics.pending_pods.set(
             sum(_is_unschedulable(pod.phase, pod.unschedulable_since) for pod in state.pods.values())
         )
-        metrics.spot_warnings.set(sum(notice.is_standing for notice in state.notices.values()))
+        metrics.spot_warnings.set(sum(notice.is_active for notice in state.notices.values()))
         means = [
             [gpu.utilization_ratio_mean for gpu in view.telemetry.gpus if gpu.utilization_ratio_mean is not None]
             for view in present

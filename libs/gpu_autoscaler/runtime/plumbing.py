@@ -17,11 +17,11 @@ from gpu_autoscaler.runtime.observing import Observer
 from gpu_autoscaler.runtime.progress import FoldProgress
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher, as_outcome
-from gpu_autoscaler.runtime.reading import read_message
+from gpu_autoscaler.runtime.reading import decode_message
 from gpu_autoscaler.runtime.retry import Backoff, pause
 from gpu_autoscaler.runtime.service import Outcome, Outputs, Service
-from gpu_autoscaler.runtime.trials import EndsProcess
-from gpu_autoscaler.runtime.urgency import QuietWindow, Urgency
+from gpu_autoscaler.runtime.trials import PoisonMessage
+from gpu_autoscaler.runtime.urgency import BatchWindow, Urgency
 
 LEASE_POLL_SECONDS = 0.05
 READERS = "readers"  # in whose name a message is set aside that is no valid fact for anybody
@@ -36,12 +36,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_seconds: float = 1.0  # well below the broker's ack_wait
     lag_seconds: float = 5.0  # between two looks at how far a projection is behind
     # More than a read needs by itself to notice that its connection or its consumer is gone, and to go on.
-    standstill_seconds_max: float = 30.0
+    stall_seconds_max: float = 30.0
     stream_watch_seconds: float = 3.0  # between two looks whether the streams are still the same
-    given_up_seconds: float = 60.0  # between two looks at what the broker no longer delivers
+    max_deliveries_poll_seconds: float = 60.0  # between two looks at what the broker no longer delivers
     fold_seconds_max: float = 5.0  # for the projection to reach a fact that a door is to handle, or a plan of its own
     bug_tries_count_max: int = 5
-    quiet: QuietWindow = QuietWindow()
+    batch_window: BatchWindow = BatchWindow()
     tick_failures_count_max: int = 3  # in a row, until the process says that it is not ready
     shutdown_seconds_max: float = 10.0
     backoff: Backoff = Backoff()
@@ -49,7 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     interruption: Backoff = Backoff(seconds_max=1.0)
 
 
-class Plumbing:
+class LoopContext:
     """Made by the runner, handed to each loop."""
 
     def __init__(
@@ -73,19 +73,19 @@ class Plumbing:
         self.limits = limits
         self.lease: Lease | None = getattr(service, "lease", None)
         self.stop = asyncio.Event()
-        self.changed: ConfigError | None = None  # the broker is not as declared any more: the runner ends
+        self.config_error: ConfigError | None = None  # the broker is not as declared any more: the runner ends
         self.dead_letters = DeadLetters(bus)
-        self.folded = FoldProgress(view, service.folds)
-        self.urgency = Urgency(limits.quiet)
-        self.hurried = asyncio.Event()  # something urgent came
+        self.fold_progress = FoldProgress(view, service.folds)
+        self.urgency = Urgency(limits.batch_window)
+        self.urgent_event = asyncio.Event()  # something urgent came
         self.observer = Observer(metrics, view)
         self._publisher = Publisher(
             bus, clock, metrics, service=service.name, instance=instance, publishes=service.publishes
         )
 
-    def read(self, message: Message) -> Recorded:
+    def decode(self, message: Message) -> Recorded:
         """Return the fact of a message with its place in the record. Raises InvalidFact, UnknownType."""
-        return read_message(message, self.clock)
+        return decode_message(message, self.clock)
 
     async def publish(self, outputs: Outputs, cause: Envelope | None = None) -> tuple[Ack, ...]:
         """Store what a door said. Raises what `Bus.publish` raises.
@@ -97,31 +97,31 @@ class Plumbing:
         try:
             acks = await self._publisher.publish(outcome, cause)
         except ConfigError as exc:
-            self.changed = exc
+            self.config_error = exc
             raise TransientError(str(exc)) from exc
         for fact, ack in zip(outcome.facts, acks, strict=True):
             if not ack.is_duplicate:
                 self.observer.published(fact)
         return acks
 
-    def urgent(self, count: int) -> None:
+    def record_urgent(self, count: int) -> None:
         """So many urgent facts went into the state: the tick loop is to look when it ticks next."""
-        self.urgency.came(count, self.clock.monotonic_seconds())
-        self.hurried.set()
+        self.urgency.record(count, self.clock.monotonic_seconds())
+        self.urgent_event.set()
 
-    async def caught_up(self) -> bool:
+    async def wait_until_caught_up(self) -> bool:
         """Wait until the state is up to date, as doors expect to find it; False when it is time to stop before."""
-        await self.either(self.folded.caught_up, None)
+        await self.wait_for_any(self.fold_progress.caught_up, None)
         return not self.stop.is_set()
 
-    async def leading(self) -> bool:
+    async def wait_until_leading(self) -> bool:
         """Wait until this process is the active one of its service; False when it is time to stop before."""
         while self.lease is not None and not self.lease.is_held:
             if await pause(self.stop, LEASE_POLL_SECONDS):
                 return False
         return not self.stop.is_set()
 
-    async def either(self, event: asyncio.Event, seconds: float | None) -> None:
+    async def wait_for_any(self, event: asyncio.Event, seconds: float | None) -> None:
         """Wait for the event, the end of the wait, or the time to stop, whichever comes first."""
         waits = [asyncio.create_task(event.wait()), asyncio.create_task(self.stop.wait())]
         try:
@@ -130,7 +130,7 @@ class Plumbing:
             for wait in waits:
                 wait.cancel()
 
-    async def within_limit(self, door: Awaitable[Outputs]) -> Outcome:
+    async def with_timeout(self, door: Awaitable[Outputs]) -> Outcome:
         """Return what a door says. Raises TransientError when it takes longer than any door may."""
         limit = asyncio.timeout(self.limits.effect_seconds_max)
         try:
@@ -162,6 +162,6 @@ def set_aside_reason(error: Exception) -> str:
         return "unknown_type"
     if isinstance(error, InvalidFact):
         return "invalid_fact"
-    if isinstance(error, EndsProcess):
-        return "ends_process"
+    if isinstance(error, PoisonMessage):
+        return "poison_message"
     return "permanent_error" if isinstance(error, PermanentError) else "bug"

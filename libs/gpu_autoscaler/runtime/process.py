@@ -30,7 +30,7 @@ EXIT_MISCONFIGURED = 2
 START_BACKOFF = Backoff(first_seconds=0.2, seconds_max=5.0)
 
 
-class Workplace(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessContext(msgspec.Struct, frozen=True, kw_only=True):
     """What a service is composed from. Adapters that are opened are put on `closing`, and closed in reverse."""
 
     settings: Settings
@@ -46,7 +46,7 @@ class _ToldToStop(Exception):
     """It is time to stop before everything was put together."""
 
 
-Compose = Callable[[Workplace], Coroutine[Any, Any, tuple[Service, Bus]]]
+Compose = Callable[[ProcessContext], Coroutine[Any, Any, tuple[Service, Bus]]]
 T = TypeVar("T")
 
 
@@ -79,7 +79,7 @@ async def serve(service_name: str, settings: Settings, compose: Compose) -> int:
 
 async def _serve(service_name: str, settings: Settings, compose: Compose, stop: asyncio.Event) -> int:
     metrics, readiness = Metrics(service_name), Readiness()
-    readiness.hold("running", "starting")
+    readiness.block("running", "starting")
     health = HealthServer(settings.http, readiness, metrics)
     port = await health.start()
     log.info("listening", host=settings.http.host, port=port)
@@ -99,12 +99,12 @@ async def _serve(service_name: str, settings: Settings, compose: Compose, stop: 
 
 async def _composed(
     settings: Settings, compose: Compose, metrics: Metrics, readiness: Readiness, stop: asyncio.Event
-) -> tuple[Runner, Workplace] | None:
+) -> tuple[Runner, ProcessContext] | None:
     """Put the service together, again and again while something outside is not there yet; None when told to stop."""
     clock, tries = Clock.from_environment(), 0
     while True:
         view, closing = StateView(), AsyncExitStack()
-        workplace = Workplace(
+        workplace = ProcessContext(
             settings=settings,
             clock=clock,
             view=view,
@@ -127,7 +127,7 @@ async def _composed(
         except TransientError as exc:
             await closing.aclose()
             tries += 1
-            readiness.hold("running", f"starting: {exc}")
+            readiness.block("running", f"starting: {exc}")
             log.warning("cannot start yet; trying again", error=str(exc), tries_count=tries)
             if await pause(stop, START_BACKOFF.wait_seconds(tries, exc)):
                 return None

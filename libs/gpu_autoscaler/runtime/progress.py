@@ -21,12 +21,12 @@ class FoldProgress:
         if not self._behind:
             self.caught_up.set()
 
-    def advanced(self) -> None:
+    def mark_advanced(self) -> None:
         """The state moved: wake those who wait."""
         self._advanced.set()
         self._advanced = asyncio.Event()
 
-    def caught_up_with(self, stream: str) -> None:
+    def mark_caught_up(self, stream: str) -> None:
         """Everything that was stored of this stream is folded."""
         self._behind.discard(stream)
         if not self._behind:

@@ -38,7 +38,7 @@ class Publisher:
     def seal(self, facts: Sequence[Fact], cause: Envelope | None = None) -> tuple[Sealed, ...]:
         """Return the facts with ids, cause and time of now. A fact that the service never declared is our bug."""
         sealed = []
-        envelopes = in_envelopes(facts, cause, service=self._service, source=self._source, at=self._clock.now())
+        envelopes = wrap_in_envelopes(facts, cause, service=self._service, source=self._source, at=self._clock.now())
         for envelope in envelopes:
             fact = envelope.fact
             assert type(fact) in self._publishes, (  # noqa: S101 - a bug of ours, loud
@@ -72,7 +72,7 @@ class Publisher:
         return await self.send(self.seal(outcome.facts, cause), expected_last_sequence=outcome.expected_last_sequence)
 
 
-def in_envelopes(
+def wrap_in_envelopes(
     facts: Sequence[Fact], cause: Envelope | None, *, service: str, source: str, at: datetime
 ) -> tuple[Envelope, ...]:
     """Return what a service says, each fact with its id, its cause and the instant at which it is said."""

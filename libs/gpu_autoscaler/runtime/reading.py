@@ -8,7 +8,7 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.runtime.clock import Clock
 
 
-def read_message(message: Message, clock: Clock) -> Recorded:
+def decode_message(message: Message, clock: Clock) -> Recorded:
     """Return the fact of a message with its place in the record. Raises InvalidFact, UnknownType.
 
     A message that was sent again keeps the id that it first had, and what carries no time has that of its arrival.

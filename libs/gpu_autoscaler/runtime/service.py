@@ -1,8 +1,8 @@
-"""What a service is: a small class with doors and a list of what goes in and out.
+"""The interface of a service: the inputs that it implements, and the facts that it consumes, folds and publishes.
 
-Doors return facts; they never sleep, spawn, or read the clock. The runner (`runtime/runner.py`) does the rest, and the
-simulator drives the same class. A door may raise TransientError (again later), PermanentError (dead letter);
-anything else is a bug.
+A handler (a method of an input) returns facts; it never sleeps, spawns tasks or reads the clock. The runner
+(`runtime/runner.py`) does the rest, and the simulator drives the same class. A handler may raise TransientError (the
+call is retried) or PermanentError (dead letter); any other exception is a bug.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,16 +16,17 @@ from gpu_autoscaler.events.fact import Fact
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a door says when a list of facts is not enough."""
+    """The result of a handler where a list of facts is not enough."""
 
     facts: tuple[Fact, ...] = ()
-    # Publish only if the subject's last sequence is still this one (one fact only); else StalePlan, nothing is lost.
+    # Publish only if the subject's last sequence is still this one (one fact only); otherwise StalePlan.
     expected_last_sequence: int | None = None
-    # The fact is not done with: publish `facts`, then deliver it again after this long (wall time).
-    again_after_seconds: float | None = None
-    # Of a tick: nothing is to be done for so long (cluster time), instead of `tick_seconds`, but for what is urgent.
+    # The fact is not finished: publish `facts`, then deliver it again after this long (wall time).
+    redeliver_after_seconds: float | None = None
+    # Of a tick: the next regular tick comes after this long (cluster time) instead of `tick_seconds`; urgent facts still
+    # bring it forward.
     next_tick_seconds: float | None = None
-    # The fact is refused: publish `facts` (which say so), then set it aside as a dead letter with this reason.
+    # The fact is rejected: publish `facts`, which report the rejection, then store a dead letter with this reason.
     set_aside_reason: str | None = None
 
 
@@ -33,77 +34,77 @@ Outputs = Sequence[Fact] | Outcome
 
 
 class Service(Protocol):
-    """Declarations that every service makes. Doors are the protocols below; a service has those it needs.
+    """The declarations of a service. A service also implements those of the input protocols below that it needs.
 
-    Facts are handled one at a time, unless the class says `handles_at_once: ClassVar[int]`: then so many at once, in no
-    promised order.
+    Facts are handled one at a time, unless the class declares `concurrency_max: ClassVar[int]`: then up to that many
+    concurrently, in no guaranteed order.
 
-    A service of which one process at a time is to be active carries a `lease` (`runtime/lease.py`): ticks and facts
-    wait for it, the state is folded all the same.
+    A service with a `lease` (`runtime/lease.py`) has one active process at a time: only the holder ticks and handles
+    facts, while every process folds the state.
 
-    The state is folded from the oldest facts on at every start, unless the class says `starts_from_snapshot:
-    ClassVar[bool] = True`: then from the last snapshot on, where there is one that can be used. Not for a service that
-    sees facts on their way into the state (FoldDoor), nor for one that folds only some of what the state is made of.
+    Every start folds the state from the oldest fact, unless the class declares `starts_from_snapshot: ClassVar[bool] =
+    True`: then it folds from the latest usable snapshot. This excludes FoldInput, and services that fold only some of
+    the facts that the state consists of.
     """
 
     name: ClassVar[str]
-    consumes: ClassVar[tuple[type[Fact], ...]]  # effect: each handled once in effect, shared between replicas
-    folds: ClassVar[tuple[type[Fact], ...]]  # projection: kept as state in every replica
+    consumes: ClassVar[tuple[type[Fact], ...]]  # effects: each fact handled once in effect, shared between replicas
+    folds: ClassVar[tuple[type[Fact], ...]]  # projection: folded into the state of every replica
     publishes: ClassVar[tuple[type[Fact], ...]]
     urgent: ClassVar[tuple[type[Fact], ...]]  # folded facts that bring the next tick forward (`runtime/urgency.py`)
     tick_seconds: ClassVar[float | None]  # cluster time; None: no ticks
 
 
 @runtime_checkable
-class FactDoor(Protocol):
-    """Handles consumed facts, one at a time for each domain."""
+class FactInput(Protocol):
+    """Handles consumed facts, one at a time per domain."""
 
     async def on_fact(self, recorded: Recorded) -> Outputs:
-        """Give the fact its effect and return what came of it. Called again with the same fact after a crash."""
+        """Apply the effect of the fact and return the resulting facts. Repeated with the same fact after a crash."""
         ...
 
 
 @runtime_checkable
-class TickDoor(Protocol):
-    """Does something every `tick_seconds`, and at once after an urgent fact."""
+class TickInput(Protocol):
+    """Acts every `tick_seconds`, and at once after an urgent fact."""
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """Return what is to be said now. `now` is cluster time."""
+        """Return the facts to publish now. `now` is cluster time."""
         ...
 
 
 @runtime_checkable
-class UrgencyDoor(Protocol):
-    """Says which facts of the types in `urgent` are; without it all are."""
+class UrgencyFilter(Protocol):
+    """Selects the urgent facts among the types in `urgent`; without it, all of them are urgent."""
 
     def is_urgent(self, fact: Fact) -> bool:
-        """True when the next tick is not to wait for its time. Looks at the fact alone."""
+        """Return whether the next tick must not wait for its regular time. Depends on the fact alone."""
         ...
 
 
-def urgency_of(service: Service) -> Callable[[Fact], bool]:
-    """Return whether a fact brings the service's next tick forward."""
-    types, door = frozenset(service.urgent), service if isinstance(service, UrgencyDoor) else None
-    return lambda fact: type(fact) in types and (door is None or door.is_urgent(fact))
+def urgency_filter(service: Service) -> Callable[[Fact], bool]:
+    """Return a predicate: whether a fact brings the service's next tick forward."""
+    types, selects = frozenset(service.urgent), service if isinstance(service, UrgencyFilter) else None
+    return lambda fact: type(fact) in types and (selects is None or selects.is_urgent(fact))
 
 
 @runtime_checkable
-class FoldDoor(Protocol):
-    """Sees what goes into the state, for memory that the state does not keep. No effects: nothing is published here."""
+class FoldInput(Protocol):
+    """Observes the facts that are folded, for data that the state does not keep. No effects: nothing is published."""
 
     def on_folded(self, recorded: Sequence[Recorded]) -> None:
-        """Take note of facts of one stream, in its order, each once: from the oldest on, again after every start."""
+        """Record facts of one stream, in stream order, each once, from the oldest; repeated after every start."""
         ...
 
 
 @runtime_checkable
-class WatchDoor(Protocol):
-    """Turns a watched outside source into facts."""
+class WatchInput(Protocol):
+    """Turns items of a watched external source into facts."""
 
     def sources(self) -> Sequence[AsyncIterator[Any]]:
-        """Open the sources; each yields items until it is closed. A source restarts itself; its end is a bug."""
+        """Open the sources. Each yields items until it is closed and restarts itself; a source that ends is a bug."""
         ...
 
     async def on_item(self, item: Any) -> Outputs:  # noqa: ANN401 - each service knows its own items
-        """Return the facts that the item stands for."""
+        """Return the facts that the item represents."""
         ...

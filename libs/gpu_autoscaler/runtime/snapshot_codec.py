@@ -21,21 +21,21 @@ from gpu_autoscaler.model.observed import Instant
 FORMAT_VERSION = 1
 _COMPRESSION_LEVEL = 1  # states repeat themselves: a thirtieth of the size already, and higher levels gain little
 
-RefusalReason = Literal["corrupt", "other_format", "other_core", "other_facts", "other_stream", "ahead", "gap"]
+RefusalReason = Literal["corrupt", "format_changed", "core_changed", "fact_types_changed", "stream_changed", "ahead", "gap"]
 REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 
 # Whose word each part of the state is. `newest` has an entry for each of them.
 STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("pods", "pods_gone", "pods_synced", "busy_until"), "POD"),
     **dict.fromkeys(("budgets", "budgets_gone", "budgets_synced"), "POD"),
-    **dict.fromkeys(("nodes", "nodes_gone", "nodes_synced", "usable", "amiss_since", "came"), "NODE"),
-    **dict.fromkeys(("instances", "instances_seen_at", "instances_listed_at", "spot_ends"), "NODE"),
-    **dict.fromkeys(("telemetry", "trails"), "GPU"),
-    **dict.fromkeys(("notices", "offers", "hints"), "SPOT"),
+    **dict.fromkeys(("nodes", "nodes_gone", "nodes_synced", "usable", "unhealthy_since", "observed_allocatable"), "NODE"),
+    **dict.fromkeys(("instances", "instances_seen_at", "instances_listed_at", "spot_terminations"), "NODE"),
+    **dict.fromkeys(("telemetry", "telemetry_history"), "GPU"),
+    **dict.fromkeys(("notices", "offers", "rebalance_recommended_at"), "SPOT"),
     "jobs": "JOB",
-    "wishes": "DEMAND",
+    "reported_demand": "DEMAND",
     **dict.fromkeys(("directives", "policy_changed", "policy_documents"), "POLICY"),
-    **dict.fromkeys(("spent", "charges", "spent_by_job", "ledger_told_at"), "COST"),
+    **dict.fromkeys(("spent", "charges", "spent_by_job", "ledger_reported_at"), "COST"),
     **dict.fromkeys(("orders", "drains", "gangs", "last_plan_sequence", "last_plan_at", "restored_at"), "SCALING"),
     **dict.fromkeys(("demand_history", "forecast_scores"), "SCALING"),
 }
@@ -96,20 +96,20 @@ def seal(label: Label, state: ClusterState) -> tuple[bytes, bytes]:
     return msgspec.json.encode(replace(label, checksum=_checksum(label, body))), body
 
 
-def read_label(kept: bytes) -> Label | Refusal:
-    """Return what a kept label says. Its checksum is proved together with the body, by `unseal`."""
+def decode_label(kept: bytes) -> Label | Refusal:
+    """Return what a kept label says. Its checksum is proved together with the body, by `decode_snapshot`."""
     try:
         version = _version_decoder.decode(kept).format_version
         if version != FORMAT_VERSION:
             return Refusal(
-                reason="other_format", detail=f"it has format {version}, this version reads {FORMAT_VERSION}"
+                reason="format_changed", detail=f"it has format {version}, this version reads {FORMAT_VERSION}"
             )
         return _label_decoder.decode(kept)
     except msgspec.MsgspecError as exc:
         return Refusal(reason="corrupt", detail=f"its label cannot be read: {exc}")
 
 
-def unseal(label: Label, body: bytes) -> ClusterState | Refusal:
+def decode_snapshot(label: Label, body: bytes) -> ClusterState | Refusal:
     """Return the state, or why it is not to be trusted."""
     if _checksum(label, body) != label.checksum:
         return Refusal(reason="corrupt", detail="its checksum is another one")

@@ -21,16 +21,16 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.retry import pause
-from gpu_autoscaler.runtime.service import FoldDoor, Service
+from gpu_autoscaler.runtime.service import FoldInput, Service
 from gpu_autoscaler.runtime.snapshot_codec import (
     Label,
     Refusal,
     StreamMark,
     fact_types,
     part_of,
-    read_label,
+    decode_label,
     seal,
-    unseal,
+    decode_snapshot,
 )
 from gpu_autoscaler.store.protocol import SnapshotRow, Store
 
@@ -42,7 +42,7 @@ KEEP_SECONDS_MAX = 5.0  # wall time; a process that stops does not wait longer f
 DENSE_AGE = timedelta(hours=1)
 AGE_MAX = timedelta(days=7)
 ROWS_COUNT_MAX = 500
-_OF_OTHER_STREAMS = frozenset({"other_stream", "ahead", "gap"})
+_OF_OTHER_STREAMS = frozenset({"stream_changed", "ahead", "gap"})
 
 
 class Streams(Protocol):
@@ -72,7 +72,7 @@ class Snapshots:
         core_digest: str,
     ) -> None:
         assert getattr(service, "starts_from_snapshot", False), f"{service.name} reads from the beginning"  # noqa: S101
-        assert not issubclass(service, FoldDoor), f"{service.name} wants to see every fact"  # noqa: S101
+        assert not issubclass(service, FoldInput), f"{service.name} wants to see every fact"  # noqa: S101
         self._service = service
         self._view = view
         self._store = store
@@ -114,7 +114,7 @@ class Snapshots:
         log.info("started without a snapshot; reading whole streams")
 
     async def _usable(self, row: SnapshotRow) -> tuple[ClusterState, Cut] | Refusal:
-        label = read_label(row.label)
+        label = decode_label(row.label)
         if isinstance(label, Refusal):
             return label
         refusal = refused(label, self._core_digest, self._service.folds, self._spans)
@@ -133,7 +133,7 @@ class Snapshots:
         return part_of(state, self._spans), cut
 
     async def _seed(self, row: SnapshotRow) -> ClusterState:
-        label = read_label(row.label)
+        label = decode_label(row.label)
         state = label if isinstance(label, Refusal) else await state_of(self._store, row, label)
         return EMPTY_STATE if isinstance(state, Refusal) else part_of(state, self._spans)
 
@@ -150,10 +150,10 @@ class Snapshots:
                 label = await self._label(cut)
                 sealed, body = await asyncio.to_thread(seal, label, state)
                 now = self._clock.wall_now()
-                await self._store.keep_snapshot(label=sealed, body=body, kept_at=now)
-                await self._store.forget_snapshots(outdated(await self._store.snapshots(), now))
+                await self._store.save_snapshot(label=sealed, body=body, kept_at=now)
+                await self._store.delete_snapshots(outdated(await self._store.snapshots(), now))
         except (TransientError, PermanentError, TimeoutError) as exc:
-            self._metrics.snapshots.labels("not_kept").inc()
+            self._metrics.snapshots.labels("not_saved").inc()
             log.warning("snapshot not kept; starts read more of the streams until one is", error=str(exc) or repr(exc))
             return
         self._kept = state
@@ -214,12 +214,12 @@ def refused(
     """Return why a state of this label cannot be gone on with on these streams; None: nothing speaks against it."""
     if label.core_digest != core_digest:
         return Refusal(
-            reason="other_core", detail=f"it was folded by core {label.core_digest}, this one is {core_digest}"
+            reason="core_changed", detail=f"it was folded by core {label.core_digest}, this one is {core_digest}"
         )
     same_streams = {name for name in label.fact_types if name.partition(".")[0].upper() in spans}
     if different := same_streams.symmetric_difference(fact_types(folds)):
         return Refusal(
-            reason="other_facts", detail=f"either it or this service folds no {', '.join(sorted(different))}"
+            reason="fact_types_changed", detail=f"either it or this service folds no {', '.join(sorted(different))}"
         )
     marks = {mark.stream: mark for mark in label.marks}
     for stream, span in spans.items():
@@ -234,7 +234,7 @@ def _refused_by(stream: str, mark: StreamMark | None, span: StreamSpan) -> Refus
         return Refusal(reason="corrupt", detail=f"it does not say how far {stream} was read")
     if mark.created_at != span.created_at:
         detail = f"{stream} was made at {span.created_at.isoformat()}, it knows one of {mark.created_at.isoformat()}"
-        return Refusal(reason="other_stream", detail=detail)
+        return Refusal(reason="stream_changed", detail=detail)
     if mark.last_sequence > span.last_sequence:
         detail = f"{stream} ends at {span.last_sequence}, it goes up to {mark.last_sequence}"
         return Refusal(reason="ahead", detail=detail)
@@ -252,7 +252,7 @@ async def rewritten(bus: Streams, marks: Sequence[StreamMark]) -> Refusal | None
         message = await bus.message_at(mark.stream, mark.last_sequence)
         if message is not None and message.stored_at != mark.stored_at:
             detail = f"{mark.stream} #{mark.last_sequence} is another message than it was"
-            return Refusal(reason="other_stream", detail=detail)
+            return Refusal(reason="stream_changed", detail=detail)
     return None
 
 
@@ -261,7 +261,7 @@ async def state_of(store: Store, row: SnapshotRow, label: Label) -> ClusterState
     body = await store.snapshot_body(row.number)
     if body is None:
         return Refusal(reason="corrupt", detail="its body is gone")
-    return await asyncio.to_thread(unseal, label, body)
+    return await asyncio.to_thread(decode_snapshot, label, body)
 
 
 def outdated(rows: Sequence[SnapshotRow], now: datetime) -> list[int]:

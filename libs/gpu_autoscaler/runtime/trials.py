@@ -8,52 +8,52 @@ alone from then on, so that no innocent is blamed for what was in hand beside it
 import msgspec
 
 from gpu_autoscaler.bus.protocol import Bus, Delivery
-from gpu_autoscaler.bus.streams import TRIAL
+from gpu_autoscaler.bus.streams import ATTEMPT
 from gpu_autoscaler.model.errors import PermanentError
 
 # Twice alone, once beside others, and the first time of all, which nobody noted. Source: our own.
-BEGUN_COUNT_MAX = 3
+ATTEMPTS_COUNT_MAX = 3
 
 
-class EndsProcess(PermanentError):
+class PoisonMessage(PermanentError):
     """A message that no process has survived."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    begun_count: int  # since it was last survived
+    attempts_count: int  # since it was last survived
 
 
-class Trials:
+class AttemptRecords:
     """What is on record about suspects of one service."""
 
     def __init__(self, bus: Bus, service: str) -> None:
         self._bus = bus
         self._service = service
 
-    async def begun_count(self, delivery: Delivery) -> int:
-        """How often this message was begun and never survived. Raises TransientError, EndsProcess at the limit."""
-        mark = await self._bus.last_message(TRIAL, self._subject(delivery))
-        count = 0 if mark is None else msgspec.json.decode(mark.payload, type=_Mark).begun_count
-        if count >= BEGUN_COUNT_MAX:
-            raise EndsProcess(
+    async def attempts_count(self, delivery: Delivery) -> int:
+        """How often this message was begun and never survived. Raises TransientError, PoisonMessage at the limit."""
+        mark = await self._bus.last_message(ATTEMPT, self._subject(delivery))
+        count = 0 if mark is None else msgspec.json.decode(mark.payload, type=_Mark).attempts_count
+        if count >= ATTEMPTS_COUNT_MAX:
+            raise PoisonMessage(
                 f"the process ended {count + 1} times while it handled this message, at last with nothing else in hand"
             )
         return count
 
-    async def begin(self, delivery: Delivery, begun_count: int) -> None:
+    async def begin(self, delivery: Delivery, attempts_count: int) -> None:
         """Put on record that it is begun once more. Raises TransientError."""
-        await self._note(delivery, begun_count + 1)
+        await self._note(delivery, attempts_count + 1)
 
     async def survived(self, delivery: Delivery) -> None:
         """Put on record that it ended no process. Raises TransientError."""
         await self._note(delivery, 0)
 
-    async def _note(self, delivery: Delivery, begun_count: int) -> None:
+    async def _note(self, delivery: Delivery, attempts_count: int) -> None:
         subject = self._subject(delivery)
         await self._bus.publish(
             subject,
-            msgspec.json.encode(_Mark(begun_count)),
-            message_id=f"{subject}/{delivery.delivered_count}/{begun_count}",
+            msgspec.json.encode(_Mark(attempts_count)),
+            message_id=f"{subject}/{delivery.delivered_count}/{attempts_count}",
         )
 
     def _subject(self, delivery: Delivery) -> str:

@@ -8,7 +8,7 @@ keep coming without end are so decided on again and again, never later than by t
 import msgspec
 
 
-class QuietWindow(msgspec.Struct, frozen=True, kw_only=True):
+class BatchWindow(msgspec.Struct, frozen=True, kw_only=True):
     """How long a burst is listened to. Seconds are wall time. Source: our own (`make bench CASE=V1`)."""
 
     gap_seconds: float = 0.002  # nothing urgent for so long: the burst is over
@@ -20,7 +20,7 @@ class QuietWindow(msgspec.Struct, frozen=True, kw_only=True):
 class Urgency:
     """Urgent facts since the last tick began."""
 
-    def __init__(self, window: QuietWindow) -> None:
+    def __init__(self, window: BatchWindow) -> None:
         self._window = window
         self._began_at = 0.0
         self._ended_at = 0.0
@@ -28,16 +28,16 @@ class Urgency:
         self._first_at = 0.0
         self._last_at = 0.0
 
-    def tick_began(self, at: float) -> None:
+    def start_tick(self, at: float) -> None:
         """What came until now is in the state that the tick decides on."""
         self._began_at = at
         self._count = 0
 
-    def tick_ended(self, at: float) -> None:
+    def end_tick(self, at: float) -> None:
         """What came since it began waits for the next one."""
         self._ended_at = at
 
-    def came(self, count: int, at: float) -> None:
+    def record(self, count: int, at: float) -> None:
         """So many urgent facts went into the state together."""
         if self._count == 0:
             self._first_at = at

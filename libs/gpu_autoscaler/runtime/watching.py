@@ -10,9 +10,9 @@ from typing import Any
 import structlog
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
-from gpu_autoscaler.runtime.plumbing import Plumbing
+from gpu_autoscaler.runtime.plumbing import LoopContext
 from gpu_autoscaler.runtime.retry import pause
-from gpu_autoscaler.runtime.service import WatchDoor
+from gpu_autoscaler.runtime.service import WatchInput
 
 log = structlog.get_logger()
 
@@ -22,20 +22,20 @@ ITEM_LENGTH_MAX = 500  # of an item in a log line
 class WatchLoop:
     """One source of a service, by its place among them. Every run opens it anew: one that failed gives nothing more."""
 
-    def __init__(self, plumbing: Plumbing, door: WatchDoor, number: int, turns: asyncio.Semaphore) -> None:
-        self._plumbing = plumbing
-        self._door = door
+    def __init__(self, context: LoopContext, service: WatchInput, number: int, turns: asyncio.Semaphore) -> None:
+        self._context = context
+        self._service = service
         self._number = number
         self._name = str(number)
         self._turns = turns
 
     async def run(self) -> None:
         """Take items until it is time to stop. A source that ends or fails is our bug."""
-        source: AsyncIterator[Any] = self._door.sources()[self._number]
-        stopping = asyncio.create_task(self._plumbing.stop.wait())
+        source: AsyncIterator[Any] = self._service.sources()[self._number]
+        stopping = asyncio.create_task(self._context.stop.wait())
         pulling: asyncio.Future[Any] | None = None
         try:
-            while not self._plumbing.stop.is_set():
+            while not self._context.stop.is_set():
                 pulling = asyncio.ensure_future(anext(source))
                 await asyncio.wait((pulling, stopping), return_when=asyncio.FIRST_COMPLETED)
                 if not pulling.done():
@@ -60,13 +60,13 @@ class WatchLoop:
         while True:
             try:
                 async with self._turns:
-                    outcome = await self._plumbing.within_limit(self._door.on_item(item))
-                await self._plumbing.publish(outcome)
-                self._plumbing.readiness.clear(f"source {self._name}")
+                    outcome = await self._context.with_timeout(self._service.on_item(item))
+                await self._context.publish(outcome)
+                self._context.readiness.clear(f"source {self._name}")
             except TransientError as exc:
                 tries += 1
-                self._plumbing.readiness.hold(f"source {self._name}", str(exc))
-                if await pause(self._plumbing.stop, self._plumbing.limits.backoff.wait_seconds(tries, exc)):
+                self._context.readiness.block(f"source {self._name}", str(exc))
+                if await pause(self._context.stop, self._context.limits.backoff.wait_seconds(tries, exc)):
                     return
             except PermanentError:
                 log.exception("watched item set aside", source=self._name, item=repr(item)[:ITEM_LENGTH_MAX])

@@ -1,4 +1,4 @@
-"""Jobs with a budget of their own: what the ledger says is spent of it ends the job. Part of the witness."""
+"""Invariant: a job whose spend exceeds its job budget ends."""
 
 from collections.abc import Callable
 
@@ -10,14 +10,14 @@ from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
-PROMISE = "money"
-LOOKED_SECONDS = 60.0
-# A look at the ledger, an eviction with its grace period, and the cloud's own time: the ledger is read each minute.
+SPEND_LIMITED = "money"
+JOBS_CHECKED_SECONDS = 60.0
+# A read of the ledger (every minute), an eviction with its grace period, and the termination by the cloud.
 ENDED_SECONDS_MAX = 300.0
 
 
 class Allowances:
-    """Knows since when each job is beyond its budget and still at work, with no fault in force."""
+    """Tracks since when each job runs beyond its budget without an active fault."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class Allowances:
         self._since: dict[JobId, float] = {}
 
     def begin(self) -> None:
-        """Look every minute."""
-        self._loop.call_later(LOOKED_SECONDS, self._look)
+        """Check every minute."""
+        self._loop.call_later(JOBS_CHECKED_SECONDS, self._look)
 
     def _look(self) -> None:
         now = self._loop.time()
@@ -50,10 +50,10 @@ class Allowances:
             if seconds > ENDED_SECONDS_MAX:
                 spent, limit = self._tables.spent[job_id], self._tables.jobs[job_id].spec.budget_limit_micro_usd
                 self._breaks(
-                    PROMISE, f"job {job_id} has spent {spent} of {limit}, and is at work {seconds:.0f} s later"
+                    SPEND_LIMITED, f"job {job_id} has spent {spent} of {limit}, and is at work {seconds:.0f} s later"
                 )
                 return
-        self._loop.call_later(LOOKED_SECONDS, self._look)
+        self._loop.call_later(JOBS_CHECKED_SECONDS, self._look)
 
     def _beyond(self) -> list[JobId]:
         rows = ((job_id, self._tables.jobs.get(job_id), spent) for job_id, spent in self._tables.spent.items())

@@ -1,4 +1,4 @@
-"""Programs that say how much room they will want: wishes that come, change and end, some of which nobody takes back."""
+"""Programs that report demand, change it and stop; some never withdraw it."""
 
 import random
 from datetime import timedelta
@@ -12,13 +12,13 @@ from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
 SOURCES_COUNTS = (0, 0, 1, 2)
-SAID_SECONDS = (600.0, 5400.0)  # between two words of a source
+SAID_SECONDS = (600.0, 5400.0)  # between two reports of a source
 HOLDS_SECONDS = (300.0, 2400.0)
 WANTED_COUNTS = (0, 1, 1, 2, None)
 
 
 class Askers:
-    """Every such program of a run."""
+    """All programs that report demand in a run."""
 
     def __init__(self, loop: VirtualLoop, record: Record, chance: random.Random) -> None:
         self._loop = loop
@@ -29,12 +29,12 @@ class Askers:
         self._is_over = False
 
     def begin(self) -> None:
-        """Let them ask from now on."""
+        """Start reporting."""
         for source in self._sources:
             self._next(source)
 
     def leave(self) -> None:
-        """Nobody wants any of it any more."""
+        """Withdraw all demand."""
         self._is_over = True
         for source in self._sources:
             self._say(source, 0)
@@ -48,7 +48,7 @@ class Askers:
             self._next(source)
 
     def _say(self, source: str, count: int | None) -> None:
-        """One word; while the broker is away it is lost, as with programs that do not ask again."""
+        """Report once; the report is lost while the broker is unavailable, as programs do not retry."""
         self._said_count += 1
         now = self._loop.now()
         wish = DemandReported(

@@ -1,6 +1,8 @@
-"""Which node a pod is bound to: room, readiness, taints, selectors, and the nodes that its Job would like.
+"""The simulated kube-scheduler: capacity, readiness, taints, selectors, required anti-affinity, topology spread,
+preferred hosts.
 
-Written for the world and not shared with the core's placement: what the core believes to fit is put to the test here.
+Independent of the core's placement, which is thereby tested. Source: Kubernetes documentation, "Assigning Pods to
+Nodes", "Pod Topology Spread Constraints" (read 2026-11-21).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,8 +23,7 @@ def choose(
     liked: frozenset[str],
     reaches: Callable[[wire.Pod, wire.Node], bool],
 ) -> wire.Node | None:
-    """Return the node for the pod: one that is liked, else the fullest; None where it fits nowhere, or `reaches` says
-    that its volumes are not to be had there."""
+    """Return the node for the pod: a preferred one, else the fullest; None if no node fits or `reaches` its volumes."""
     wanted = pod_requests(pod)
     fitting = [
         node
@@ -33,7 +34,7 @@ def choose(
 
 
 def free_room(nodes: Iterable[wire.Node], pods: Iterable[wire.Pod]) -> dict[str, Resources]:
-    """Return what is left on each node by its name."""
+    """Return the free capacity of each node by name."""
     free = {node.metadata.name: amounts(node.status.allocatable, of=node.metadata.name) for node in nodes}
     for pod in pods:
         host = pod.spec.node_name
@@ -43,14 +44,14 @@ def free_room(nodes: Iterable[wire.Node], pods: Iterable[wire.Pod]) -> dict[str,
 
 
 def is_open(node: wire.Node) -> bool:
-    """True for a node that is ready and takes new pods."""
+    """True for a node that is ready and accepts new pods."""
     ready = condition(node.status.conditions, "Ready")
     is_ready = ready is not None and ready.status == "True"
     return is_ready and not node.spec.unschedulable and node.metadata.deletion_timestamp is None
 
 
 def accepts(spec: wire.PodSpec, node: wire.Node) -> bool:
-    """True when the pod's selectors hold on the node and it tolerates the node's taints."""
+    """True if the pod's selectors match the node and it tolerates the node's taints."""
     shown = node.metadata.labels
     if any(shown.get(key) != value for key, value in spec.node_selector.items()):
         return False

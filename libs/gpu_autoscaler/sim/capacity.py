@@ -1,4 +1,4 @@
-"""The cloud, the machines' metadata, their exporters and the store as one process reaches them: they fail and lie."""
+"""Provider, instance metadata, GPU exporters and store as one process reaches them, with faults injected."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -25,9 +25,9 @@ from gpu_autoscaler.store.protocol import Acceptance, JobOutcome
 
 REFUSED_SECONDS = 180.0
 SLOW_SECONDS = (2.0, 60.0)
-LATE_SECONDS = (5.0, 90.0)  # until an instance that was made is shown
-LISTED_RATIO = 0.5  # of what there is, where a list leaves something out
-GIVEN_UP_SECONDS = 30.0  # nobody waits longer for an answer
+LATE_SECONDS = (5.0, 90.0)  # until a launched instance is listed
+LISTED_RATIO = 0.5  # share of the instances that an incomplete list shows
+GIVEN_UP_SECONDS = 30.0  # timeout of a launch call
 _CODES: tuple[tuple[str, RefusalScope], ...] = (
     ("InsufficientInstanceCapacity", "offer"),
     ("Unsupported", "zone"),
@@ -36,7 +36,7 @@ _CODES: tuple[tuple[str, RefusalScope], ...] = (
 
 
 def nothing_known() -> int:
-    """Of whoever has no stream."""
+    """For callers without a stream."""
     return 0
 
 
@@ -48,34 +48,34 @@ class SimCapacity:
     def __init__(
         self, gate: Gate, cloud: Cloud, onlooker: Onlooker, known_to: Callable[[], int] = nothing_known
     ) -> None:
-        """`known_to`: up to which place of its own stream the process has heard what came of its orders."""
+        """`reported_up_to`: the sequence of its own stream up to which the process knows the outcome of its orders."""
         self._gate = gate
         self._cloud = cloud
         self._onlooker = onlooker
         self._known_to = known_to
 
     async def offers(self) -> Sequence[Offer]:
-        """Return everything that is for sale."""
+        """Return all available offers."""
         await self._gate.leave("cloud_call_failed")
         return self._cloud.offers
 
     async def launch(self, order: Order) -> Instance:
-        """Make the instance, or return the one of this token. Raises LaunchRefused, TransientError."""
+        """Launch the instance, or return the one of this token. Raises LaunchRefused, TransientError."""
         return (await self._launched((order,)))[0]
 
-    def makes_together(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - all are the same to it
-        """In some worlds."""
+    def can_launch_group(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - all are the same to it
+        """Fixed for the run."""
         return self._cloud.is_together
 
-    async def launch_together(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
-        """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
+    async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
+        """Launch all, or return what was launched. Raises LaunchRefused, PermanentError, TransientError."""
         made_count = sum(self._cloud.is_made(order.action_id) for order in orders)
         if 0 < made_count < len(orders):
             raise PermanentError(f"transaction {transaction} has made {made_count} of {len(orders)} orders alone")
         return await self._launched(orders)
 
     async def _launched(self, orders: Sequence[Order]) -> list[Instance]:
-        """All of them or none."""
+        """Launch all of them or none."""
         for order in orders:
             self._onlooker.asked(order, self._known_to())
         await self._gate.leave()
@@ -89,7 +89,8 @@ class SimCapacity:
             await self._gate.wait(faults.seconds("launch_slow", *SLOW_SECONDS))
         if faults.strikes("launch_throttled"):
             raise TransientError("RequestLimitExceeded", retry_after_seconds=2.0)
-        # What the token has made already is returned: "refused" says that nothing was made (`providers/protocol.py`).
+        # The instance of a known token is returned: a refusal means that nothing was launched
+        # (`providers/protocol.py`).
         is_made = self._cloud.is_made(orders[0].action_id)
         if not is_made and faults.strikes("launch_refused"):
             raise _refused(orders[0], *_CODES[int(faults.seconds("launch_refused", 0.0, 2.2))])
@@ -110,7 +111,7 @@ class SimCapacity:
         )
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:  # noqa: ARG002 - protocol
-        """End the instance. Raises TransientError."""
+        """Terminate the instance. Raises TransientError."""
         await self._gate.leave("cloud_call_failed")
         machine = self._cloud.of_id(provider_id)
         if machine is not None:
@@ -124,41 +125,41 @@ class SimCapacity:
         """Return every instance, those terminated in the last hour included."""
         await self._gate.leave("cloud_call_failed")
         shown, faults = self._cloud.shown(), self._gate.faults
-        if shown and faults.strikes("instances_left_out"):  # some of them, this once
+        if shown and faults.strikes("instances_left_out"):  # one incomplete list
             return [one for one in shown if faults.seconds("instances_left_out", 0.0, 1.0) < LISTED_RATIO]
         return shown
 
     async def instance(self, provider_id: ProviderId) -> Instance | None:
-        """Return this instance; None where it is not shown yet, or was never made. Raises TransientError."""
+        """Return this instance; None where it is not listed yet or does not exist. Raises TransientError."""
         await self._gate.leave("cloud_call_failed")
         machine = self._cloud.of_id(provider_id)
         return None if machine is None or machine.visible_at > self._gate.loop.now() else machine.shown()
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 class SimMetadata:
     """One machine's InstanceMetadata."""
 
     def __init__(self, gate: Gate, cloud: Cloud, address: str, *, is_closed: bool = False) -> None:
-        """`is_closed`: to whoever asks; nobody is told why."""
+        """`is_closed`: metadata never responds in this run."""
         self._gate = gate
         self._cloud = cloud
         self._is_closed = is_closed
         self._node_name = node_of(address)
 
     async def reclaim_notices(self) -> Sequence[ReclaimNotice]:
-        """Return the notice that stands, or none. Raises TransientError."""
+        """Return the active notice, if any. Raises TransientError."""
         notice = (await self._machine()).notice
         return () if notice is None else (notice,)
 
     async def rebalance_recommended_at(self) -> datetime | None:
-        """Return the instant of the hint that stands. Raises TransientError."""
+        """Return the instant of the active rebalance recommendation. Raises TransientError."""
         return (await self._machine()).hinted_at
 
     async def provider_id(self) -> ProviderId:
-        """Return which instance this is. Raises TransientError."""
+        """Return the id of this instance. Raises TransientError."""
         return (await self._machine()).provider_id
 
     async def _machine(self) -> Machine:
@@ -170,7 +171,7 @@ class SimMetadata:
 
 
 class SimExporters:
-    """Pages of all machines."""
+    """Exporter pages of all machines."""
 
     def __init__(self, gate: Gate, cloud: Cloud) -> None:
         self._gate = gate
@@ -178,7 +179,7 @@ class SimExporters:
         self._frozen: dict[str, Page] = {}
 
     async def scrape(self, urls: Mapping[str, str]) -> dict[str, Page | None]:
-        """Return the page of each name's URL; None for one that did not answer."""
+        """Return the page of each name's URL; None for one that did not respond."""
         await self._gate.leave()
         return {name: self._page(url) for name, url in urls.items()}
 
@@ -200,13 +201,13 @@ class SimExporters:
         if machine.telemetry == "all_zero":
             zero = (_sample(machine, index, now, "") for index in range(_gpus(machine)))
             return Page(tuple(replace(one, pod=holders[number] or None) for number, one in enumerate(zero)), 0)
-        if machine.telemetry == "absurd":  # what the parser leaves of figures that cannot be
+        if machine.telemetry == "absurd":  # what the parser keeps of impossible values
             return Page(tuple(GpuSample(gpu=one.gpu, gpu_uuid=one.gpu_uuid) for one in true.gpus), len(true.gpus))
         return true
 
 
 class SimStore(MemoryStore):
-    """The store of record, full or slow by chance."""
+    """The store, full or slow by faults."""
 
     def __init__(self, gate: Gate, tables: Tables, trouble: "StoreTrouble") -> None:
         super().__init__(tables)
@@ -214,27 +215,27 @@ class SimStore(MemoryStore):
         self._trouble = trouble
 
     async def accept_job(self, spec: JobSpec, *, request_digest: str, accepted_at: datetime) -> Acceptance:
-        """See Store; the row is there, and who asked may be dead, or not hear of it."""
+        """See Store; the row is written, but the caller may be killed or get no response."""
         acceptance = await super().accept_job(spec, request_digest=request_digest, accepted_at=accepted_at)
         await self._gate.back("store_answer_lost")
         return acceptance
 
     async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:
-        """As above."""
+        """See `accept_job`."""
         is_known = await super().finish_job(job_id, outcome=outcome, finished_at=finished_at)
         await self._gate.back("store_answer_lost")
         return is_known
 
     async def charge(self, spans: Sequence[CostAccrued]) -> int:
-        """As above."""
+        """See `accept_job`."""
         new_count = await super().charge(spans)
         await self._gate.back("store_answer_lost")
         return new_count
 
-    async def keep_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
-        """As it is, or spoilt."""
+    async def save_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+        """Keep the snapshot, corrupted if a fault strikes."""
         label, body = spoilt(self._gate.faults, label, body)
-        await super().keep_snapshot(label=label, body=body, kept_at=kept_at)
+        await super().save_snapshot(label=label, body=body, kept_at=kept_at)
 
     async def _reached(self) -> None:
         await self._gate.leave()
@@ -247,7 +248,7 @@ class SimStore(MemoryStore):
 
 
 class StoreTrouble:
-    """What is wrong with the store just now; moved by `trouble.py`."""
+    """Active faults of the store; set by the fault schedule."""
 
     is_full = False
 
@@ -271,7 +272,7 @@ def _sample(machine: Machine, index: int, now: float, holder: str) -> GpuSample:
         memory_used_bytes=16 * GIBIBYTE if is_busy else 0,
         memory_total_bytes=machine.offer.gpu_memory_bytes,
         temperature_celsius=65.0 if is_busy else 35.0,
-        power_watts=(250.0 if is_busy else 60.0) + now // 10 % 7 / 10,  # a sensor never stands still
+        power_watts=(250.0 if is_busy else 60.0) + now // 10 % 7 / 10,  # a working sensor is never constant
         pod=holder or None,
         xid=0,
         is_row_remap_failed=False,

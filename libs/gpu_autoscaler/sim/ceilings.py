@@ -1,4 +1,4 @@
-"""What the policy allows at most, held against the machines that there really are, at each launch."""
+"""Invariant: the limits of the policy, checked against the real machines at each launch."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ _LIMITS = "limits"
 
 
 class Ceilings:
-    """Counts what stands by cluster, pool, zone and project, and says at once when it is too much."""
+    """Counts machines by cluster, pool, zone and project."""
 
     def __init__(self, cloud: Cloud, policies: Policies, breaks: Callable[[str, str], None]) -> None:
         self._cloud = cloud
@@ -18,7 +18,7 @@ class Ceilings:
         self._breaks = breaks
 
     def launched(self, machine: Machine) -> None:
-        """One machine more stands. What a cloud makes long after it was asked for is nobody's purchase any more."""
+        """A machine was launched. Late launches of calls that timed out are not counted."""
         policy = self._policies.now
         standing = [
             each

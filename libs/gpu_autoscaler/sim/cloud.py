@@ -1,6 +1,6 @@
-"""The cloud as it truly is: machines, prices, reclaims, telemetry, and the nodes that machines become.
+"""The true state of the cloud: machines, prices, reclaims, telemetry, and the nodes that machines become.
 
-Services see it through `capacity.py`, which fails and lies; the invoice and the promises are read from here.
+Services reach it through adapters that inject faults; invoices and invariants are computed from here.
 """
 
 import random
@@ -29,18 +29,18 @@ from gpu_autoscaler.simcluster.offers import CATALOGUE, offers_of
 Telemetry = Literal["true", "silent", "frozen", "all_zero", "absurd"]
 
 SHOWN_SECONDS_AFTER_END = 3600.0
-RUNNING_AT_RATIO, REGISTERED_AT_RATIO, READY_AT_RATIO = 0.3, 0.6, 0.8  # of the boot, as `simcluster` has it
-# Small and mid-sized machines of three models: enough to choose from, and a plan takes a quarter of the time.
-CUT_TYPE = "p4d.24xlarge"  # sold where a pool cuts GPUs into slices, which small ones cannot be
+RUNNING_AT_RATIO, REGISTERED_AT_RATIO, READY_AT_RATIO = 0.3, 0.6, 0.8  # of the boot time, like `simcluster`
+# Small and mid-sized machines of three models: enough choice, and a plan takes a quarter of the time.
+CUT_TYPE = "p4d.24xlarge"  # sold where a pool uses MIG, which small types do not support
 TYPES = tuple(entry for entry in CATALOGUE if entry.name.partition(".")[2] in ("xlarge", "12xlarge"))
-BOOT_RATIO = (0.7, 1.4)  # of what the offer says
+BOOT_RATIO = (0.7, 1.4)  # of the offer's boot time
 TERMINATION_SECONDS = (5.0, 30.0)
-FORGOTTEN_SECONDS = (1.0, 15.0)  # from a machine's end to its node object's
+FORGOTTEN_SECONDS = (1.0, 15.0)  # from a machine's end to removal of its node object
 
 
 @dataclass(slots=True)
 class Machine:
-    """One instance, from its launch on."""
+    """One instance from its launch."""
 
     provider_id: ProviderId
     node_name: str
@@ -52,36 +52,36 @@ class Machine:
     terminated_at: datetime | None = None
     notice: ReclaimNotice | None = None
     hinted_at: datetime | None = None
-    reclaimed_at: datetime | None = None  # when the cloud took it, of its own accord
+    reclaimed_at: datetime | None = None  # when the cloud reclaimed it
     telemetry: Telemetry = "true"
-    sickness: Mapping[str, Any] = field(default_factory=dict)  # what its first GPU shows instead, by field of a sample
-    was_broken: bool = False  # whatever its first GPU shows since
+    sickness: Mapping[str, Any] = field(default_factory=dict)  # what its first GPU reports instead, by field of a sample
+    was_broken: bool = False  # whatever its first GPU reports since
     is_usable: bool = False
-    is_ordered: bool = True  # False: with our tags, and by nobody of ours
-    was_held: bool = False  # made long after it was asked for, when nobody waited for the answer any more
+    is_ordered: bool = True  # False: it carries our tags, but we did not order it
+    was_held: bool = False  # launched after the launch call timed out
 
     @property
     def offer(self) -> Offer:
-        """What was sold."""
+        """The offer that was bought."""
         return self.order.offer
 
     @property
     def is_alive(self) -> bool:
-        """True until it is told to end."""
+        """True until it is terminated."""
         return self.state in ("pending", "running")
 
     @property
     def has_broken_gpu(self) -> bool:
-        """True where work on it is lost anyway: a GPU that is gone, or whose memory is past repair, now or before."""
+        """True if its work is lost anyway: a GPU fell off the bus or has unrepairable memory, now or earlier."""
         return self.was_broken or self.sickness.get("xid") == 79 or bool(self.sickness.get("is_row_remap_failed"))
 
     def fall_ill(self, sickness: Mapping[str, Any]) -> None:
-        """From now on its first GPU shows this."""
+        """Let its first GPU report this from now on."""
         self.was_broken = self.has_broken_gpu
         self.sickness = sickness
 
     def shown(self) -> Instance:
-        """The machine as the cloud's API shows it."""
+        """Return the instance as the cloud's API lists it."""
         return Instance(
             provider_id=self.provider_id,
             action_id=self.order.action_id,
@@ -95,31 +95,31 @@ class Machine:
         )
 
     def cost_micro_usd(self) -> int:
-        """What the cloud's invoice says of it, once it has ended."""
+        """Return its cost on the cloud's invoice. Raises ValueError while it runs."""
         if self.terminated_at is None:
             raise ValueError(f"{self.provider_id} still runs: its bill is not closed")
         return cost_micro_usd(self.price_micro_usd_per_hour, self.terminated_at - self.launched_at)
 
 
 def offers_for(sharing: NodePool | None) -> tuple[Offer, ...]:
-    """What is for sale: all of TYPES, and what a pool that cuts its GPUs needs besides."""
+    """Return all offers of TYPES, and the MIG type if a pool needs it."""
     wanted = () if sharing is None else sharing.gpu_models
     more = (entry for entry in CATALOGUE if entry.name == CUT_TYPE and entry.gpu_model in wanted)
     return offers_of((*TYPES, *more))
 
 
 class Cloud:
-    """Everything that one account holds."""
+    """The cloud account."""
 
     def __init__(self, workloads: Workloads, chance: random.Random, offers: tuple[Offer, ...] | None = None) -> None:
-        """`offers`: what is for sale, None: all of TYPES."""
+        """`offers`: available offers; None: all of TYPES."""
         self.machines: list[Machine] = []
         self.offers: tuple[Offer, ...] = offers_of(TYPES) if offers is None else offers
-        self.zones_without_spot: set[str] = set()  # for a while: no spot machine is to be had there
-        self.sold_out: set[str] = set()  # GPU models of which there is nothing to be had, for a while
-        self.is_holding = False  # it takes orders, and makes nothing for now
-        self.is_together = False  # whether it makes several at once or none
-        self.version = 0  # moves with everything that a look from outside could see
+        self.zones_without_spot: set[str] = set()  # currently without spot capacity
+        self.sold_out: set[str] = set()  # GPU models currently without capacity
+        self.is_holding = False  # launches are accepted but delayed
+        self.is_together = False  # whether it launches several instances at once or none
+        self.version = 0  # changes with everything observable from outside
         self._workloads = workloads
         self._cluster = workloads.cluster
         self._loop = workloads.loop
@@ -129,35 +129,35 @@ class Cloud:
         self._by_node: dict[str, Machine] = {}
         self._listed = self.offers
         self._held: dict[ActionId, Order] = {}
-        self.leaves_node: Callable[[], bool] = bool  # True where nobody takes away the node of a machine that has ended
+        self.leaves_node: Callable[[], bool] = bool  # True: the node object of an ended machine is not removed
         self.launch_listeners: list[Callable[[Machine], None]] = []
         self.notice_listeners: list[Callable[[Machine], None]] = []
         self.hint_listeners: list[Callable[[Machine], None]] = []
 
-    # ---- what can be asked
+    # ---- queries
 
     def alive(self) -> list[Machine]:
-        """Machines that nobody has told to end."""
+        """Return machines that have not been terminated."""
         return [machine for machine in self.machines if machine.is_alive]
 
     def of_node(self, node_name: str | None) -> Machine | None:
-        """The machine that a node runs on."""
+        """Return the machine of a node."""
         return self._by_node.get(node_name or "")
 
     def of_id(self, provider_id: ProviderId) -> Machine | None:
-        """The machine of this name."""
+        """Return the machine of this provider id."""
         return self._by_id.get(provider_id)
 
     def of_token(self, action_id: ActionId) -> Machine | None:
-        """The machine that this token made."""
+        """Return the machine launched with this token."""
         return self._by_token.get(action_id)
 
     def is_made(self, action_id: ActionId) -> bool:
-        """True when this token has its machine: asked for again, it is given and never refused."""
+        """True if this token has its machine: a repeated launch returns it and is never refused."""
         return action_id in self._by_token
 
     def shown(self) -> Sequence[Instance]:
-        """What the API lists at this instant."""
+        """Return the instances that the API lists now."""
         now = self._cluster.now()
         oldest = now - timedelta(seconds=SHOWN_SECONDS_AFTER_END)
         return [
@@ -167,7 +167,7 @@ class Cloud:
         ]
 
     def is_out_of(self, offer: Offer) -> bool:
-        """True while no machine of this offer is to be had."""
+        """True while the offer has no capacity."""
         is_without_spot = offer.capacity_type is CapacityType.SPOT and offer.zone in self.zones_without_spot
         return is_without_spot or offer.gpu_model in self.sold_out
 
@@ -176,7 +176,7 @@ class Cloud:
     def launch(
         self, order: Order, *, visible_in_seconds: float, comes_up: bool, shows_gpus: bool, was_held: bool = False
     ) -> Machine:
-        """Make the machine, or return the one that this token made."""
+        """Launch the machine, or return the one of this token."""
         made = self._by_token.get(order.action_id)
         if made is not None:
             return made
@@ -210,11 +210,11 @@ class Cloud:
         return machine
 
     def hold(self, order: Order) -> None:
-        """Take the order, and make its machine when the cloud is well again."""
+        """Accept the order and launch its machine after the outage."""
         self._held[order.action_id] = order
 
     def make_held(self) -> None:
-        """The cloud is well again, and does all that it was asked for meanwhile."""
+        """End the outage and launch all delayed orders."""
         self.is_holding = False
         held, self._held = self._held, {}
         for order in held.values():
@@ -222,7 +222,7 @@ class Cloud:
                 self.launch(order, visible_in_seconds=0.0, comes_up=True, shows_gpus=True, was_held=True)
 
     def leave_behind(self, offer: Offer, installation: str) -> None:
-        """Run a machine with our tags that nobody of ours asked for, and that never becomes a node."""
+        """Run a machine with our tags that we did not order and that never becomes a node."""
         now, number = self._cluster.now(), len(self.machines)
         order = Order(
             action_id=ActionId(derive_id("left-behind", installation, number)),
@@ -247,11 +247,11 @@ class Cloud:
         self.version += 1
 
     def boot_seconds(self, offer: Offer) -> float:
-        """How long the next machine of this offer takes to be usable."""
+        """Return the boot time of the next machine of this offer."""
         return offer.boot_seconds * self._chance.uniform(*BOOT_RATIO)
 
     def terminate(self, machine: Machine) -> None:
-        """Begin the machine's end: what runs on it dies with it."""
+        """Start the machine's termination; its pods die with it."""
         if not machine.is_alive:
             return
         machine.state = "terminating"
@@ -263,13 +263,13 @@ class Cloud:
         self._loop.call_later(self._chance.uniform(*TERMINATION_SECONDS), self._ended, machine)
 
     def reclaim(self, machine: Machine) -> None:
-        """Take the machine back, as clouds do."""
+        """Reclaim the machine."""
         if machine.is_alive:
             machine.reclaimed_at = self._cluster.now()
             self.terminate(machine)
 
     def warn(self, machine: Machine, seconds: float) -> None:
-        """Show a notice in the machine's metadata, and act on it when its time has come."""
+        """Show an interruption notice in the machine's metadata, and reclaim it at the deadline."""
         at = (self._cluster.now() + timedelta(seconds=seconds)).replace(microsecond=0)
         machine.notice = ReclaimNotice("terminate", at.isoformat(), at)
         self.version += 1
@@ -278,24 +278,24 @@ class Cloud:
             listener(machine)
 
     def hint(self, machine: Machine) -> None:
-        """Show in the machine's metadata that it is likelier to be taken than others."""
+        """Show a rebalance recommendation in the machine's metadata."""
         machine.hinted_at = self._cluster.now().replace(microsecond=0)
         self.version += 1
         for listener in self.hint_listeners:
             listener(machine)
 
     def withdraw(self, machine: Machine) -> None:
-        """Take the notice back: the machine stays."""
+        """Withdraw the notice: the machine stays."""
         machine.notice = None
         self.version += 1
 
     def reprice(self, offers: tuple[Offer, ...]) -> None:
-        """Sell at these prices from now on; machines that run keep theirs."""
+        """Change the prices of new machines; running machines keep theirs."""
         self.offers = offers
         self.version += 1
 
     def listed(self) -> tuple[Offer, ...]:
-        """The first price list, to which prices return."""
+        """Return the initial offers, to which prices return."""
         return self._listed
 
     def _act_on(self, machine: Machine, notice: ReclaimNotice) -> None:
@@ -358,11 +358,11 @@ class Cloud:
             machine.is_usable = True
 
     def pods_on(self, machine: Machine) -> list[wire.Pod]:
-        """The pods that run on the machine's node."""
+        """Return the ready pods on the machine's node."""
         return [pod for pod in self._cluster.all(PODS) if pod.spec.node_name == machine.node_name and is_ready(pod)]
 
     def spot(self) -> list[Machine]:
-        """Machines that may be taken, without a notice so far."""
+        """Return running spot machines without a notice."""
         return [
             machine
             for machine in self.machines
@@ -373,7 +373,7 @@ class Cloud:
 
 
 def labels_of(offer: Offer, node_name: str) -> dict[str, str]:
-    """Return what every cloud says of a node by its labels."""
+    """Return the labels that every cloud sets on a node."""
     known = {
         labels.HOSTNAME: node_name,
         labels.INSTANCE_TYPE: offer.instance_type,

@@ -1,8 +1,4 @@
-"""Which nodes a pod's rules about other pods leave it: required anti-affinity, and spread that must hold.
-
-Written for the world and not shared with the core's neighbours. Source: Kubernetes documentation, "Assigning Pods to
-Nodes", "Pod Topology Spread Constraints" (read 2026-11-21).
-"""
+"""Required rules between pods: anti-affinity and topology spread."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,12 +7,12 @@ from gpu_autoscaler.kube import wire
 
 
 def has_rules(spec: wire.PodSpec) -> bool:
-    """True for a pod that does not stand just anywhere."""
+    """True for a pod with required rules about other pods."""
     return bool(_apart(spec) or spec.topology_spread_constraints)
 
 
 def allowed(pod: wire.Pod, nodes: Sequence[wire.Node], pods: Iterable[wire.Pod]) -> list[wire.Node]:
-    """Return the nodes on which the pod may stand beside those that stand already."""
+    """Return the nodes that the pod's rules about other pods allow."""
     where = {node.metadata.name: node.metadata.labels for node in nodes}
     standing = [
         (other, where[other.spec.node_name])

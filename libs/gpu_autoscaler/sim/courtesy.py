@@ -1,7 +1,6 @@
-"""A cloud that would not sell an offer is not asked for it again before the time that it named; and never again for the
-order that it refused, as the next plan has bought something else instead.
+"""Invariant: a refused offer is not requested before its retry time, and a refused order never again.
 
-Part of the witness. A plan is held to the refusals that it knew, by its own cut; a process to those that it has heard.
+A plan is checked against the refusals in its own cut, a process against those that it has read.
 """
 
 from collections.abc import Callable
@@ -12,29 +11,29 @@ from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingNodeLaunc
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId
 
-PROMISE = "a cloud that refused is left alone"
+REFUSALS_RESPECTED = "a cloud that refused is left alone"
 
 
 class Courtesy:
-    """Knows the last refusal of each offer, and what was sold since."""
+    """Tracks the last refusal and launch of each offer."""
 
     def __init__(self, breaks: Callable[[str, str], None]) -> None:
         self._breaks = breaks
         self._stream = ScalingLaunchRefused.stream()
-        self._planned: dict[ActionId, tuple[str, datetime]] = {}  # which offer, and when it was planned
-        self._sold_at: dict[str, datetime] = {}  # by offer: when what was sold last was planned
-        self._refused: dict[str, tuple[int, ScalingLaunchRefused]] = {}  # by offer, with the fact's place
-        self._over: dict[ActionId, int] = {}  # orders that were refused, with the fact's place
+        self._planned: dict[ActionId, tuple[str, datetime]] = {}  # offer key and time of the plan
+        self._sold_at: dict[str, datetime] = {}  # by offer: time of the plan of the latest launch
+        self._refused: dict[str, tuple[int, ScalingLaunchRefused]] = {}  # by offer, with the fact's sequence
+        self._over: dict[ActionId, int] = {}  # refused orders, with the fact's sequence
 
     def lost(self) -> None:
-        """The stream begins anew."""
+        """The streams restart."""
         self._refused.clear()
         self._over.clear()
 
     def asked(self, action_id: ActionId, known_to: int) -> None:
-        """A process that has heard the stream up to this place asks for the order's machine."""
+        """A process that has read the stream up to this sequence launches the order."""
         if self._over.get(action_id, known_to + 1) <= known_to:
-            self._breaks(PROMISE, f"{action_id} was refused, and is asked for again all the same")
+            self._breaks(REFUSALS_RESPECTED, f"{action_id} was refused, and is asked for again all the same")
 
     def heard(self, recorded: Recorded) -> None:
         """A fact was stored."""
@@ -61,10 +60,10 @@ class Courtesy:
                 continue
             if made.plan.as_of < refused.retry_at:
                 until = refused.retry_at.isoformat()
-                self._breaks(PROMISE, f"plan {made.plan_id} asks for {key}, refused until {until}")
+                self._breaks(REFUSALS_RESPECTED, f"plan {made.plan_id} asks for {key}, refused until {until}")
 
     def _is_sold_since(self, refused: ScalingLaunchRefused) -> bool:
-        """True where what was asked for beside it, or later, was sold: there is some again."""
+        """True if an order planned at the same time or later was launched: the offer is available again."""
         key, planned_at = self._planned.get(refused.action_id, (refused.offer.key, None))
         sold_at = self._sold_at.get(key)
         return sold_at is not None and (planned_at is None or sold_at >= planned_at)

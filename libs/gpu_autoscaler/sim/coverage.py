@@ -1,4 +1,4 @@
-"""Which reasons a run came to: those of plans, and those for which the queue waits, which no fact carries."""
+"""Counts the reasons of a run: those in plans, and those of the queue, which no fact carries."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,15 +12,15 @@ from gpu_autoscaler.events.job import JobPreempted
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
-LOOKED_SECONDS = 300.0  # between two looks at the queue: the scheduler's own answers are not told
-LOST_SECONDS = 3.0  # after a job lost its place, while its last pods go
-# Why a swarm may not come to these; whoever reads the report need not look for it.
+LOOKED_SECONDS = 300.0  # between samples of the queue, whose deferrals are not published
+LOST_SECONDS = 3.0  # after a preemption, while the job's last pods terminate
+# Why a sweep may not reach these reasons; printed with the report.
 _RESERVED = "what is bought reserves all that it may cost, so money runs out where people lower a limit, in few worlds"
 SELDOM: Mapping[str, str] = {
-    "money_crossed": f"{_RESERVED}, and protected work runs on",
-    "money_exhausted": _RESERVED,
-    "spot_left": "for seconds only, while the last pods of a job go that spot lost too often",
-    "too_many_sick": "more nodes have to be sick at a time than the policy replaces unasked",
+    "spend_enforcement_blocked": f"{_RESERVED}, and protected work runs on",
+    "spend_exhausted": _RESERVED,
+    "spot_excluded": "for seconds only, while the last pods of a job go that spot lost too often",
+    "too_many_unhealthy": "more nodes have to be sick at a time than the policy replaces unasked",
 }
 
 
@@ -30,7 +30,7 @@ class Coverage:
     def __init__(
         self, loop: VirtualLoop, seen: Callable[[], ClusterState | None], policy: Callable[[], ScalingPolicy]
     ) -> None:
-        """`seen`: what the scheduler knows, None while there is none."""
+        """`seen`: the scheduler's state, None while it does not run."""
         self.reasons: Counter[str] = Counter()
         self.plans_count = 0
         self._loop = loop
@@ -38,7 +38,7 @@ class Coverage:
         self._policy = policy
 
     def begin(self) -> None:
-        """Look at the queue now and then."""
+        """Sample the queue periodically."""
         self._loop.call_later(LOOKED_SECONDS, self._look)
 
     def heard(self, recorded: Recorded) -> None:
@@ -46,7 +46,7 @@ class Coverage:
         if isinstance(recorded.fact, ScalingPlanMade):
             self.plans_count += 1
             plan = recorded.fact.plan
-            self.reasons.update(each.reason.tag() for each in (*plan.decisions, *plan.held_back))
+            self.reasons.update(each.reason.tag() for each in (*plan.decisions, *plan.deferred))
         elif isinstance(recorded.fact, JobPreempted):
             self._loop.call_later(LOST_SECONDS, self._count)
 
@@ -57,5 +57,5 @@ class Coverage:
     def _count(self) -> None:
         state = self._seen()
         if state is not None and queue(state):
-            held = schedule(state, self._policy(), self._loop.now()).held_back
+            held = schedule(state, self._policy(), self._loop.now()).deferred
             self.reasons.update(each.reason.tag() for each in held)

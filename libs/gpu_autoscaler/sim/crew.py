@@ -1,4 +1,4 @@
-"""The processes of a run: who is there, who dies, who comes back."""
+"""The processes of a run: starting, killing and restarting them."""
 
 from collections.abc import Callable, Collection, Hashable, Mapping
 from datetime import datetime
@@ -12,15 +12,15 @@ from gpu_autoscaler.sim.record import Record
 from gpu_autoscaler.sim.timeline import VirtualClock, VirtualLoop
 
 RESTART_SECONDS = (1.0, 120.0)
-LOST_RESTART_SECONDS = (1.0, 5.0)  # of a process that ended by itself, as supervisors do it
+LOST_RESTART_SECONDS = (1.0, 5.0)  # of a process that exited, by its supervisor
 SKEW_SECONDS_MAX = 3.0
-FORGOTTEN_SECONDS = 31.0  # when the broker gives what a dead process held to another: its ack wait, and one more
+FORGOTTEN_SECONDS = 31.0  # until the broker redelivers messages of a dead process: its ack wait plus one second
 
 Seen = Callable[[StateView, datetime], Hashable]
 
 
 class Crew:
-    """All processes, by role. A role that dies comes back as a fresh object."""
+    """All processes by role. A role that is killed is restarted as a new object."""
 
     def __init__(
         self,
@@ -33,9 +33,10 @@ class Crew:
         *,
         snapshots: Callable[[Process], tuple[Snapshots | None, bool]] | None = None,
     ) -> None:
-        """`roles`: what each role's ticks depend on, None for those that are always called.
+        """`roles`: the tick inputs of each role; None: every tick is called.
 
-        `snapshots`: what a process starts from, None for the oldest facts; and whether it keeps some itself.
+        `snapshots`: the snapshots that a process starts from (None: it starts from the oldest facts), and whether it
+        keeps some itself.
         """
         self.processes: dict[str, Process] = {}
         self._loop = loop
@@ -60,12 +61,12 @@ class Crew:
             self.start(role)
 
     def start(self, role: str, *, instance: str | None = None) -> None:
-        """Start a fresh process of a role, under a name of its own where it is one more."""
-        if self._record.is_away:  # nobody gets through its start without the broker
+        """Start a new process of a role; `instance` names an additional one."""
+        if self._record.is_away:  # a process cannot start without the broker
             self._loop.call_later(1.0, lambda: self.start(role, instance=instance))
             return
         name = instance or role
-        if name in self.processes:  # one more is there already
+        if name in self.processes:  # the additional one is running
             return
         process = Process(
             role,
@@ -82,18 +83,18 @@ class Crew:
         process.begin(self._make, snapshots, keeps=keeps)
 
     def kill(self, name: str) -> None:
-        """End a process, wherever it is."""
+        """Kill a process wherever it is."""
         if name in self.processes:
             self.processes[name].kill()
 
     def restart(self, roles: Collection[str]) -> None:
-        """Have every process of these roles start again, as a roll-out does."""
+        """Restart every process of these roles, like a rollout."""
         for name, process in tuple(self.processes.items()):
             if process.role in roles:
                 self.kill(name)
 
     def lose_broker(self) -> None:
-        """What everybody stood on is gone: every process ends, and is started again within seconds."""
+        """Every process ends because all streams are lost; each is restarted within seconds."""
         for name, process in tuple(self.processes.items()):
             del self.processes[name]
             self._ended.append(process)
@@ -104,16 +105,16 @@ class Crew:
 
     @property
     def is_complete(self) -> bool:
-        """True while every role is there."""
+        """True while every role has a process."""
         return all(role in self.processes for role in self._skew)
 
     def pump(self) -> None:
-        """Whoever lives looks whether the broker has something."""
+        """Let every live process poll the broker."""
         for process in tuple(self.processes.values()):
             process.pump()
 
     def close(self) -> None:
-        """The run is over."""
+        """Close all processes at the end of the run."""
         for process in (*self._ended, *self.processes.values()):
             process.close()
 
@@ -126,7 +127,7 @@ class Crew:
         self._ended.append(self.processes.pop(name))
         self._faults.lasts(FORGOTTEN_SECONDS, name)
         self._loop.call_later(FORGOTTEN_SECONDS, self.pump)
-        if name == dead.role:  # one more than there ought to be does not come back
+        if name == dead.role:  # an additional process is not restarted
             seconds = self._faults.seconds("service_killed", *RESTART_SECONDS)
             self._faults.lasts(seconds + FORGOTTEN_SECONDS, name)
             self._loop.call_later(seconds, self.start, name)

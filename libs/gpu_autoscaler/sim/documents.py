@@ -1,7 +1,7 @@
-"""Policies that people keep as objects of Kubernetes, as the policy watcher would say them: in some runs there are two,
-and people switch one off and on again, or give its nodes another label.
+"""Policies kept as Kubernetes objects and published by the policy watcher. Some runs have two of them; people disable
+one for a while, or change the labels of its nodes.
 
-What changes loosens and narrows no limit, so that a plan that was made a moment ago is as right as it was.
+No change tightens a limit, so a plan made just before stays valid.
 """
 
 import random
@@ -23,8 +23,8 @@ from gpu_autoscaler.sim.timeline import ORIGIN, VirtualLoop
 
 KIND = "operator_edits_documents"
 OFF_SECONDS = (300.0, 2400.0)
-AFTERWARDS_SECONDS = 900.0  # until what was held back meanwhile is bought, and usable
-SAID_AGAIN_SECONDS = 2.0  # as the policy watcher's ticks
+AFTERWARDS_SECONDS = 900.0  # until deferred purchases are made and usable
+SAID_AGAIN_SECONDS = 2.0  # the policy watcher's tick interval
 DOCUMENTED_RATIO = 0.12  # of runs
 
 DOCUMENTED = (
@@ -49,7 +49,7 @@ DOCUMENTED = (
 
 
 def documents_of(seed: int) -> tuple[PolicyDocument, ...]:
-    """Return what is kept as objects when the run begins."""
+    """Return the policy objects at the start of the run. The string that seeds `Random` is part of each seed's meaning."""
     return DOCUMENTED if random.Random(f"{seed}/documents").random() < DOCUMENTED_RATIO else ()
 
 
@@ -59,7 +59,7 @@ def policies_of(seed: int, when_changed: Callable[[], None]) -> Policies:
 
 
 class Documents:
-    """People who keep policies as objects, and the policy watcher."""
+    """Operators of policy objects, and the policy watcher."""
 
     def __init__(self, loop: VirtualLoop, record: Record, policies: Policies, faults: Faults) -> None:
         self._loop = loop
@@ -70,16 +70,16 @@ class Documents:
         self._is_lost = False
 
     def lost(self) -> None:
-        """Nothing of what was said is on the record any more."""
+        """The stream with the published documents is lost."""
         self._is_lost = bool(self._policies.documents)
 
     def say_what_is_lost(self) -> None:
-        """The broker is back."""
+        """The broker is back: publish again if the documents were lost."""
         if self._is_lost:
             self.say()
 
     def say(self) -> None:
-        """Say what is in force; again until the broker has it."""
+        """Publish the accepted documents; retry until the broker has stored them."""
         documents = self._policies.documents
         if not documents:
             return
@@ -93,7 +93,7 @@ class Documents:
             self._loop.call_later(SAID_AGAIN_SECONDS, self.say)
 
     def edit(self) -> None:
-        """Somebody switches a policy off for a while, or changes the labels of its nodes."""
+        """Disable a policy for a while, or change the labels of its nodes."""
         one = self._faults.choose(KIND, sorted(each.name for each in self._policies.documents))
         if self._faults.seconds(KIND, 0.0, 1.0) < 0.5:
             seconds = self._faults.seconds(KIND, *OFF_SECONDS)
@@ -106,7 +106,7 @@ class Documents:
             self._change(one, pools=tuple(pools))
 
     def end(self) -> None:
-        """All are on again."""
+        """Enable all policies."""
         for each in self._policies.documents:
             self._switch_on(each.name)
 

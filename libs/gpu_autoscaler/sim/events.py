@@ -1,8 +1,8 @@
-"""A cloud's events about its machines, in a queue: warnings and hints, each until somebody deletes it.
+"""The cloud's interruption queue: spot warnings and rebalance recommendations, until they are deleted.
 
-In runs where metadata is closed to whoever asks, they are all that is heard of a notice. A message that was received is
-hidden for a while, and comes again by itself. Sources: EC2 User Guide, "Spot Instance interruption notices"; Amazon SQS
-Developer Guide, "Amazon SQS visibility timeout" (read 2026-11-22).
+In runs where instance metadata is closed the queue is the only source of notices. A received message is hidden for a
+while and then redelivered. Sources: EC2 User Guide, "Spot Instance interruption notices"; Amazon SQS Developer Guide,
+"Amazon SQS visibility timeout" (read 2026-11-22).
 """
 
 import asyncio
@@ -19,28 +19,28 @@ from gpu_autoscaler.sim.gate import Gate
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
 KIND = "metadata_closed"
-HIDDEN_SECONDS = 30.0  # a queue's own default
+HIDDEN_SECONDS = 30.0  # the default visibility timeout
 RECEIVED_COUNT_MAX = 10
-WARNED_AHEAD_SECONDS = 120.0  # a spot warning names no deadline: it is always this far away
+WARNED_AHEAD_SECONDS = 120.0  # a spot warning has no deadline: it always means this
 _SPOT = "EC2 Spot Instance Interruption Warning"
-_RESERVED = "EC2 Capacity Reservation Instance Interruption Warning"  # the one that names its deadline
+_RESERVED = "EC2 Capacity Reservation Instance Interruption Warning"  # names its deadline
 _HINT = "EC2 Instance Rebalance Recommendation"
 
 
 @dataclass(slots=True)
 class Message:
-    """One event."""
+    """One message of the queue."""
 
     number: int
     machine: Machine
     is_notice: bool
     body: str
     sent_at: datetime
-    visible_at: float  # in the loop's seconds
+    visible_at: float  # in seconds of the loop
 
 
 class Events:
-    """What waits in the queue."""
+    """All messages in the queue."""
 
     def __init__(self, loop: VirtualLoop, faults: Faults, cloud: Cloud) -> None:
         self.is_open = KIND in faults.kinds
@@ -55,26 +55,26 @@ class Events:
             cloud.hint_listeners.append(self._hinted)
 
     def take(self, now: float) -> list[Message]:
-        """Return what is visible, oldest first, and hide it."""
+        """Return visible messages, oldest first, and hide them."""
         taken = [each for each in self.waiting.values() if each.visible_at <= now][:RECEIVED_COUNT_MAX]
         for message in taken:
             self.hide(message.number, HIDDEN_SECONDS)
         return taken
 
     def hide(self, number: int, seconds: float) -> None:
-        """Let it not come again for so long."""
+        """Hide the message for this time."""
         if (message := self.waiting.get(number)) is not None:
             message.visible_at = self._loop.time() + seconds
             self._loop.call_later(seconds, self._wake)
 
     def delete(self, number: int) -> None:
-        """It is done with."""
+        """Delete the message."""
         if (message := self.waiting.pop(number, None)) is not None:
             for listener in self.deleted_listeners:
                 listener(message)
 
     async def until_more(self) -> None:
-        """Wait until something may be visible that was not."""
+        """Wait until a message may have become visible."""
         listening = self._loop.create_future()
         self._listening.append(listening)
         await listening
@@ -116,7 +116,7 @@ class SimEventQueue:
         self._events = events
 
     async def receive(self) -> Sequence[QueuedEvent]:
-        """Return what waits, as soon as something does."""
+        """Wait for messages and return them."""
         await self._gate.live()
         while not (taken := self._events.take(self._gate.loop.time())):
             await self._events.until_more()
@@ -128,24 +128,24 @@ class SimEventQueue:
         ]
 
     async def delete(self, event: QueuedEvent) -> None:
-        """It is done with. Raises TransientError."""
+        """Delete the message. Raises TransientError."""
         await self._gate.leave("cloud_call_failed")
         self._events.delete(int(event.receipt))
         await self._gate.back("cloud_call_failed")
 
     async def hide(self, event: QueuedEvent, seconds: float) -> None:
-        """Let it not come again for so long. Raises TransientError."""
+        """Hide the message for this time. Raises TransientError."""
         await self._gate.leave("cloud_call_failed")
         self._events.hide(int(event.receipt), seconds)
 
     async def let_go(self, group: str, hook: str, token: str) -> None:
-        """No group of this cloud has hooks."""
+        """This cloud has no lifecycle hooks."""
 
     async def keep_waiting(self, group: str, hook: str, token: str) -> None:
-        """As above."""
+        """This cloud has no lifecycle hooks."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 def _instance_id(machine: Machine) -> str:

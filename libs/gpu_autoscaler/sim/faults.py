@@ -1,7 +1,8 @@
-"""What goes wrong, how often, and what did. The seed switches kinds on (a swarm: every run has its own mix).
+"""Kinds of faults, their frequency, and the faults that struck. The seed chooses the kinds, so every run has its own
+mix.
 
-Each kind draws from its own random numbers: a kind that is switched off, or one occurrence that is left out, leaves
-the others as they were, as far as the run itself does. That is what makes a failing run small enough to read.
+Each kind has its own random numbers: switching off a kind, or leaving out one occurrence, does not change the others,
+except through the run itself. This is what makes shrinking possible.
 """
 
 import random
@@ -9,27 +10,27 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
-Occurrence = tuple[str, int]  # kind and number within the run, 1 for the first
+Occurrence = tuple[str, int]  # kind and number within the run, from 1
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A kind of fault: by chance at each opportunity (`ratio`), or so often an hour (`per_hour`).
+    """A kind of fault: by chance at each opportunity (`ratio`), or at a rate (`per_hour`).
 
-    `place` is what it disturbs, and so may make late; a process is named by its role, when it strikes. Without a place
-    it is something that the system is there to deal with in time.
+    `place` is the component that it disturbs and may delay; a process is named by its role when the fault strikes.
+    Without a place it is an event that the system must handle in time.
     """
 
     name: str
     ratio: float = 0.0
     per_hour: float = 0.0
     place: str = ""
-    is_newer: bool = False  # than seeds that were kept: drawn by itself, so that their mix stays what it was
-    share_max: float = 1.0  # of runs: what keeps others from striking is on in few of them, and is a newer one
+    is_newer: bool = False  # drawn from its own generator, to keep the mix of recorded seeds stable
+    share_max: float = 1.0  # of runs; below 1 for a kind that suppresses others, which then must be a newer one
 
 
-PROCESS = "process"  # the one that it strikes
+PROCESS = "process"  # the process that it strikes
 BROKER, KUBERNETES, CLOUD, STORE = "broker", "kubernetes", "cloud", "store"
-RECORD = "record"  # all that the broker holds
+RECORD = "record"  # everything in the broker
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
@@ -67,11 +68,11 @@ KINDS: Mapping[str, Kind] = {
         Kind("launch_throttled", ratio=0.05, place=CLOUD),
         Kind("launch_answer_lost", ratio=0.05, place=CLOUD),
         Kind("launches_held", per_hour=0.1, place=CLOUD, is_newer=True),
-        Kind("launched_together", ratio=1.0, is_newer=True),  # nodes of a gang that are alike: all of them or none
+        Kind("launched_together", ratio=1.0, is_newer=True),  # same-shape nodes of a gang: all or none
         Kind("cloud_call_failed", ratio=0.01, place=CLOUD),
         Kind("instance_visible_late", ratio=0.08, place=CLOUD),
         Kind("instances_left_out", ratio=0.01, place=CLOUD, is_newer=True),
-        # Nobody takes the node's object away when its machine has ended: a cluster without a cloud-controller-manager.
+        # A cluster without a cloud-controller-manager: node objects of ended machines are not removed.
         Kind("node_left_behind", ratio=0.3, is_newer=True),
         Kind("instance_never_registers", ratio=0.03, place=CLOUD),
         Kind("gpus_never_allocatable", ratio=0.03, place=CLOUD),
@@ -81,7 +82,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("reclaimed_without_notice", per_hour=0.15),
         Kind("notice_cancelled", ratio=0.4),
         Kind("rebalance_hint", per_hour=0.2),
-        # What the cloud warns of comes by its queue then, and is never taken back.
+        # Warnings then arrive by the interruption queue, and are never withdrawn.
         Kind("metadata_closed", ratio=0.5, is_newer=True, share_max=0.25),
         Kind("storm_in_zone", per_hour=0.15),
         Kind("storm_of_type", per_hour=0.15),
@@ -93,13 +94,13 @@ KINDS: Mapping[str, Kind] = {
         Kind("telemetry_frozen", per_hour=0.2),
         Kind("telemetry_all_zero", per_hour=0.2),
         Kind("telemetry_absurd", per_hour=0.2),
-        # one GPU: broken, hot, worn, or only said to have failed an application
+        # one GPU: broken, hot, degraded, or only with an application error
         Kind("worn_gpu", per_hour=0.3, is_newer=True),
-        # the store of record
+        # the store
         Kind("store_full", per_hour=0.12, place=STORE),
         Kind("store_slow", ratio=0.02, place=PROCESS),
         Kind("store_answer_lost", ratio=0.01, place=PROCESS, is_newer=True),
-        # snapshots of the state, as they are found
+        # corrupted snapshots
         Kind("snapshot_corrupt", ratio=0.1),
         Kind("snapshot_of_old_version", ratio=0.1),
         Kind("snapshot_of_other_stream", ratio=0.1),
@@ -108,7 +109,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("operator_edits_policy", per_hour=0.1, place=PROCESS, is_newer=True),
         Kind("operator_edits_documents", per_hour=0.5, is_newer=True),
         Kind("operator_marks_node", per_hour=0.3),
-        # While it is tight nothing is bought, and the fleet shrinks: on in few runs.
+        # While the limit is low nothing is bought and the fleet shrinks, so few runs have it.
         Kind("operator_lowers_money", per_hour=0.4, place=PROCESS, is_newer=True, share_max=0.25),
         Kind("operator_overrules", per_hour=0.6, is_newer=True),
         Kind("user_cancels", ratio=0.08),
@@ -129,27 +130,28 @@ class Faults:
         only: Collection[Occurrence] | None = None,
         times: float = 1.0,
     ) -> None:
-        """`kinds`: those switched on, None: the seed's own choice; `only`: the occurrences that happen, None: all;
-        `times`: as often as usual."""
+        """`kinds`: switched on, None: chosen by the seed; `only`: the only occurrences, None: all; `times`: multiplies
+        the frequency.
+        """
         self.kinds = frozenset(swarm(seed) if kinds is None else kinds)
         self.counts: dict[str, int] = {}
         self.happened: list[Occurrence] = []
         self.is_over = False
-        self.clock: Callable[[], float] = float  # the world's, once there is one
-        self._disturbed_until: dict[str, float] = {}  # by place, in the loop's seconds
+        self.clock: Callable[[], float] = float  # the simulation's clock, once it exists
+        self._disturbed_until: dict[str, float] = {}  # by place, in seconds of the loop
         self._only = None if only is None else frozenset(only)
         self._times = times
         self._numbers: dict[str, int] = {}
         self._random = {name: random.Random(f"{seed}/{name}") for name in sorted(KINDS)}
 
     def strikes(self, name: str, role: str = "") -> bool:
-        """True when this opportunity goes wrong; counted. `role`: of the process that it would strike."""
+        """True if this opportunity fails; counted. `role`: of the process that it would strike."""
         if self.is_over or name not in self.kinds:
             return False
         return self._random[name].random() < KINDS[name].ratio * self._times and self.happens(name, role)
 
     def happens(self, name: str, role: str = "") -> bool:
-        """A fault of this kind occurs now, unless that very one is left out."""
+        """Count an occurrence; False if it is left out."""
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         if self._only is not None and (name, number) not in self._only:
             return False
@@ -160,23 +162,23 @@ class Faults:
         return True
 
     def lasts(self, seconds: float, place: str) -> None:
-        """What has just happened there is in force for so long."""
+        """Mark the place as disturbed for this time."""
         self._disturbed_until[place] = max(self.disturbed_until(place), self.clock() + seconds)
 
     def disturbed_until(self, *places: str) -> float:
-        """When the last fault at one of these places was, or will be, over; at any place for none given."""
+        """When the last fault at one of these places ends or ended; without places: at any place."""
         return max((self._disturbed_until.get(place, 0.0) for place in places or self._disturbed_until), default=0.0)
 
     def seconds(self, name: str, least: float, most: float) -> float:
-        """How long this one lasts, or is away."""
+        """Draw a duration."""
         return self._random[name].uniform(least, most)
 
     def choose(self, name: str, among: list[str]) -> str:
-        """Whom it hits."""
+        """Draw the target."""
         return self._random[name].choice(among)
 
     def next_in_seconds(self, name: str) -> float | None:
-        """When the next one of a kind that comes by itself is due; None: this kind never comes by itself."""
+        """Return the seconds to the next fault of a scheduled kind; None: the kind is off or not scheduled."""
         per_hour = KINDS[name].per_hour
         if name not in self.kinds or per_hour <= 0:
             return None
@@ -184,7 +186,10 @@ class Faults:
 
 
 def swarm(seed: int) -> frozenset[str]:
-    """The kinds that a seed switches on: none at all once in a while, each by a chance that the seed chooses."""
+    """Return the kinds that a seed switches on: none in some runs, each with a probability that the seed chooses.
+
+    The strings that seed `Random` are part of each seed's meaning.
+    """
     chance = random.Random(f"{seed}/swarm")
     share = chance.choice((0.0, 0.1, 0.25, 0.5, 0.75, 1.0))
     return frozenset(

@@ -1,6 +1,6 @@
-"""The one way out of a process: every call to the outside passes here, and here a process can die.
+"""The boundary between a process and everything outside: every call passes here, and a process may be killed here.
 
-What is killed simply never goes on: no `finally`, no `except`, as after a power cut.
+A killed process never continues: no `finally`, no `except`, like after a power loss.
 """
 
 import asyncio
@@ -12,18 +12,18 @@ from gpu_autoscaler.sim.timeline import VirtualLoop
 
 
 class Mortal(Protocol):
-    """A process, as the gate needs it."""
+    """A process as the boundary needs it."""
 
     is_dead: bool
     role: str
 
     def kill(self) -> None:
-        """End it at once."""
+        """Stop it at once."""
         ...
 
 
 class Gate:
-    """One process' way out."""
+    """The call boundary of one process."""
 
     def __init__(self, loop: VirtualLoop, faults: Faults, process: Mortal) -> None:
         self.loop = loop
@@ -32,9 +32,9 @@ class Gate:
         self._process = process
 
     async def leave(self, failing: str = "") -> None:
-        """Before a call goes out: the process may be dead or die now, or the call fail (`failing`: kind of fault).
+        """Before a call: the process may be dead or be killed, or the call may fail (`failing`: kind of fault).
 
-        Raises TransientError where the call never arrives.
+        Raises TransientError where the call does not arrive.
         """
         if self.faults.strikes("killed_in_call", self.role):
             self._process.kill()
@@ -43,7 +43,11 @@ class Gate:
             raise TransientError(f"{failing}: the call never arrived")
 
     async def back(self, losing: str = "") -> None:
-        """When the answer comes back: as above, but what was asked for is done. Raises TransientError."""
+        """Before the response is returned: the process may be killed, or the response be lost (`losing`: kind of
+        fault).
+
+        The call has taken effect. Raises TransientError.
+        """
         if self.faults.strikes("killed_in_call", self.role):
             self._process.kill()
         await self.live()
@@ -58,11 +62,11 @@ class Gate:
         await self.live()
 
     async def live(self) -> None:
-        """Go on only if the process lives."""
+        """Continue only if the process is alive; otherwise never return."""
         if self._process.is_dead:
             await self.loop.create_future()
 
 
 def _end(waiting: "asyncio.Future[None]") -> None:
-    if not waiting.done():  # whoever waited may have given up
+    if not waiting.done():  # the waiting task may have been canceled
         waiting.set_result(None)

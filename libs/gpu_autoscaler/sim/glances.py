@@ -18,7 +18,7 @@ from gpu_autoscaler.core.hours import hour
 from gpu_autoscaler.core.idle_jobs import idle_jobs_cancelled
 from gpu_autoscaler.core.nodes.life import node_views
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.spending.money import caps, slot
+from gpu_autoscaler.core.spending.money import spend_caps, slot
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.trails import since_at_most
 from gpu_autoscaler.core.use import use_of
@@ -103,7 +103,7 @@ class _Inputs(ABC):
 
 class _QueueInputs(_Inputs):
     known = (
-        "pods", "nodes", "nodes_gone", "usable", "orders", "drains", "instances", "notices", "hints", "wishes",
+        "pods", "nodes", "nodes_gone", "usable", "orders", "drains", "instances", "notices", "rebalance_recommended_at", "reported_demand",
     )  # fmt: skip
 
     def _turns(self) -> Turns:
@@ -112,9 +112,9 @@ class _QueueInputs(_Inputs):
 
 class _PlanInputs(_Inputs):
     known = (
-        "pods", "nodes", "busy_until", "usable", "amiss_since", "orders", "drains", "instances",
-        "budgets", "nodes_gone", "notices", "hints", "spot_ends", "directives", "policy_documents", "gangs", "came",
-        "wishes", "demand_history", "forecast_scores",
+        "pods", "nodes", "busy_until", "usable", "unhealthy_since", "orders", "drains", "instances",
+        "budgets", "nodes_gone", "notices", "rebalance_recommended_at", "spot_terminations", "directives", "policy_documents", "gangs", "observed_allocatable",
+        "reported_demand", "demand_history", "forecast_scores",
     )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
@@ -123,7 +123,7 @@ class _PlanInputs(_Inputs):
             return False
         if not _sell_the_same(self.state.offers, other.state.offers):
             return False
-        if self.state.trails is other.state.trails and self.state.telemetry is other.state.telemetry:
+        if self.state.telemetry_history is other.state.telemetry_history and self.state.telemetry is other.state.telemetry:
             return self.now < other._telemetry_until
         if self._use is None or self._use != other._use:
             return False
@@ -150,24 +150,24 @@ class _PlanInputs(_Inputs):
             state.last_plan_sequence,
             state.restored_at,
             calendar_of(policy).at(now),
-            hour(now) if state.spot_ends else None,  # what ended weighs less with each hour
-            _money(state, now) if caps(policy) else None,
+            hour(now) if state.spot_terminations else None,  # what ended weighs less with each hour
+            _money(state, now) if spend_caps(policy) else None,
         )
 
     @cached_property
     def _use(self) -> object:
         """What telemetry says that a plan may act on; None: a job is to end for it now."""
         state, policy, now = self.state, self.policy, self.now
-        if not state.trails:
+        if not state.telemetry_history:
             return ()
         if idle_jobs_cancelled(state, policy, now):
             return None
-        rules, health = policy.utilization, policy.removal.gpu
+        rules, health = policy.utilization, policy.removal.gpu_health
         use = use_of(node_views(state, now), pods_by_node(state), state, rules, now)
         is_high = use.busy_ratio is not None and use.busy_ratio > rules.high_ratio
         low_from = now - timedelta(seconds=rules.low_seconds)
         lows = {uid: since_at_most(trail.busy, rules.low_ratio * 100) for uid, trail in use.trusted.items()}
-        suspects = {uid: trail for uid, trail in state.trails.items() if is_suspect(trail, health)}
+        suspects = {uid: trail for uid, trail in state.telemetry_history.items() if is_suspect(trail, health)}
         return (
             use.fault,
             is_high,
@@ -179,7 +179,7 @@ class _PlanInputs(_Inputs):
 
 def _money(state: ClusterState, now: datetime) -> tuple[object, ...]:
     """What runs is spent, and charged later; both states live while they are compared, so no two share an identity."""
-    return (slot(now), id(state.spent), id(state.charges), state.ledger_told_at)
+    return (slot(now), id(state.spent), id(state.charges), state.ledger_reported_at)
 
 
 def _say_the_same(jobs: Mapping[JobId, JobRecord], before: Mapping[JobId, JobRecord]) -> bool:

@@ -1,6 +1,6 @@
-"""How many nodes go at a time by choice, held against the policy's budgets and the machines that there are.
+"""Invariant: the number of voluntary removals at a time is within the policy's disruption budgets.
 
-Part of the witness. Written for the world: the plan's own count, and that of the second opinion, are put to the test.
+Independent of the plan's own count and that of the plan check, which are thereby tested.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +15,9 @@ from gpu_autoscaler.model.reasons import NodeDrifted, NodeExpired, NodeIdle, Nod
 from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.policies import Policies
 
-ENDED_LATELY = timedelta(seconds=60)  # until everybody has seen that a machine is gone
+ENDED_LATELY = timedelta(seconds=60)  # until every process knows that a machine has ended
 TAKEN_LATELY = timedelta(seconds=300)
-PROMISE = "removals keep their pace"
+REMOVAL_PACE = "removals keep their pace"
 _CAUSES: dict[type[object], RemovalCause] = {
     NodeIdle: RemovalCause.EMPTY,
     NodeUnderused: RemovalCause.UNDERUSED,
@@ -27,21 +27,21 @@ _CAUSES: dict[type[object], RemovalCause] = {
 
 
 class Goings:
-    """Knows which nodes are on their way out by choice."""
+    """Tracks nodes that are being removed voluntarily."""
 
     def __init__(self, cloud: Cloud, policies: Policies, breaks: Callable[[str, str], None]) -> None:
         self._cloud = cloud
         self._policies = policies
         self._breaks = breaks
-        self._going: set[str] = set()  # by node name
-        self._bought: dict[ActionId, datetime] = {}  # until when each may come
+        self._going: set[str] = set()  # node names
+        self._bought: dict[ActionId, datetime] = {}  # and the launch deadline of each order
 
     def over(self, node_name: str) -> None:
-        """The node is empty, or stays."""
+        """The drain ended or was canceled."""
         self._going.discard(node_name)
 
     def planned(self, plan: Plan, policy_digest: str, now: datetime, *, is_calm: bool) -> None:
-        """A plan was made. In troubled times it may be made on an old picture, and is only noted."""
+        """A plan was published. With faults it may use stale data and is only recorded."""
         for decision in plan.decisions:
             if isinstance(decision, CancelDrain):
                 self.over(decision.node_name)
@@ -56,7 +56,7 @@ class Goings:
     def _see_pace(
         self, chosen: Sequence[DrainNode], before: set[str], policy: ScalingPolicy, as_of: datetime, now: datetime
     ) -> None:
-        """Each goes within the limits of its own cause; of those of one plan the most limited are the first to go."""
+        """Each removal respects the limits of its own cause; removals with the strictest limits are counted first."""
         nodes_count = sum(
             machine.is_ordered and (machine.terminated_at is None or now - machine.terminated_at < ENDED_LATELY)
             for machine in self._cloud.machines
@@ -66,7 +66,7 @@ class Goings:
         others = before - {one.node_name for one in chosen}
         for going_count, (most, cause) in enumerate(limits, start=len(others) + 1):
             if going_count > most:
-                self._breaks(PROMISE, f"{sorted(self._going)} go at once, one as {cause}; the policy allows {most}")
+                self._breaks(REMOVAL_PACE, f"{sorted(self._going)} go at once, one as {cause}; the policy allows {most}")
                 return
 
     def _is_alive(self, node_name: str) -> bool:
@@ -74,7 +74,7 @@ class Goings:
         return machine is not None and machine.is_alive
 
     def _see_minimum(self, plan: Plan, policy: ScalingPolicy, now: datetime, *, is_calm: bool) -> None:
-        """Nobody goes for being idle where fewer would be left than the policy wants, with all that may still come."""
+        """No idle node is removed below the minimum, orders included."""
         self._bought |= {one.action_id: one.deadline_at for one in plan.decisions if isinstance(one, BuyNode)}
         idle = [one for one in plan.decisions if isinstance(one, DrainNode) and isinstance(one.reason, NodeIdle)]
         if not idle or not is_calm:
@@ -85,30 +85,30 @@ class Goings:
         left_count = sum(one.node_name not in self._going for one in alive) + len(coming)
         if left_count < policy.nodes_count_min:
             what = f"{idle[0].node_name} goes as idle, {left_count} are left; the policy wants {policy.nodes_count_min}"
-            self._breaks(PROMISE, what)
+            self._breaks(REMOVAL_PACE, what)
         for pool in policy.pools:
             self._see_minimum_of(pool, idle, alive, coming)
 
     def _see_minimum_of(
         self, pool: NodePool, idle: Sequence[DrainNode], alive: Sequence[Machine], coming: Sequence[ActionId]
     ) -> None:
-        """The same of one pool. What is on its way counts for each: nobody knows here what it is for."""
+        """The same for one pool. Every order counts for each pool, as its pool is not known here."""
         own = [one for one in alive if one.order.pool == pool.name]
         goes = {one.node_name for one in idle} & {one.node_name for one in own}
         left_count = sum(one.node_name not in self._going for one in own) + len(coming)
         if goes and left_count < pool.nodes_count_min:
             what = f"{min(goes)} goes as idle, {left_count} are left of pool {pool.name}"
-            self._breaks(PROMISE, f"{what}; the policy wants {pool.nodes_count_min}")
+            self._breaks(REMOVAL_PACE, f"{what}; the policy wants {pool.nodes_count_min}")
 
 
 def _is_taken_lately(machine: Machine, now: datetime) -> bool:
-    """True for one that the cloud took, and nobody may have seen it yet."""
+    """True for a machine whose reclaim may not be known to every process yet."""
     return machine.reclaimed_at is not None and now - machine.reclaimed_at < TAKEN_LATELY
 
 
 def _limits(policy: ScalingPolicy, cause: RemovalCause, nodes_count: int, as_of: datetime) -> Iterator[int]:
     yield ceil(round(policy.disruption_ratio_max * nodes_count, 6))
-    for budget in policy.removal.budgets:
+    for budget in policy.removal.disruption_budgets:
         if (not budget.causes or cause in budget.causes) and budget.holds_at(as_of):
             yield nodes_count if budget.nodes_count_max is None else budget.nodes_count_max
             if budget.nodes_ratio_max is not None:

@@ -1,7 +1,7 @@
-"""Long-running replicas and the budgets that protect them: what a voluntary drain must not disturb.
+"""ReplicaSets and the PodDisruptionBudgets that protect them.
 
-A ReplicaSet's and the disruption controller's rules, as events. Source: Kubernetes documentation, "ReplicaSet",
-"Specifying a Disruption Budget for your Application", "API-initiated Eviction" (read 2026-11-21).
+The rules of the ReplicaSet and disruption controllers, driven by events. Source: Kubernetes documentation,
+"ReplicaSet", "Specifying a Disruption Budget for your Application", "API-initiated Eviction" (read 2026-11-21).
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ NAMESPACE = "serving"
 
 @dataclass(slots=True)
 class Group:
-    """Replicas of one pod."""
+    """Replicas of one pod template."""
 
     name: str
     uid: str
@@ -32,12 +32,12 @@ class Group:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What its pods carry and its budget selects."""
+        """Labels of its pods, selected by its budget."""
         return {"app": self.name}
 
 
 class Groups:
-    """The controllers of replicas and budgets."""
+    """The controllers of ReplicaSets and PodDisruptionBudgets."""
 
     def __init__(self, workloads: Workloads) -> None:
         self._workloads = workloads
@@ -49,7 +49,7 @@ class Groups:
     def start(
         self, name: str, pod: wire.PodSpec, *, replicas_count: int, annotations: dict[str, str], healthy_count_min: int
     ) -> str:
-        """Make the replicas and their budget; returns the group's uid."""
+        """Create the replicas and their budget; return the uid of the ReplicaSet."""
         group = Group(name, derive_id("group", name), replicas_count, pod, annotations)
         self._groups[group.uid] = group
         selector = wire.LabelSelector(match_labels=group.labels)
@@ -63,7 +63,7 @@ class Groups:
         return group.uid
 
     def scale(self, uid: str, replicas_count: int) -> None:
-        """Want so many from now on; of too many the youngest go."""
+        """Set the number of replicas; the youngest surplus pods are deleted."""
         group = self._groups[uid]
         group.replicas_count = replicas_count
         staying = [pod for pod in self._pods(group) if pod.metadata.deletion_timestamp is None]
@@ -72,7 +72,7 @@ class Groups:
         self._fill()
 
     def stop(self, uid: str) -> None:
-        """Take the replicas and their budget away."""
+        """Delete the replicas and their budget."""
         group = self._groups.pop(uid)
         budget = self._cluster.find(BUDGETS, NAMESPACE, group.name)
         if budget is not None:
@@ -81,11 +81,11 @@ class Groups:
             self._workloads.delete(pod)
 
     def names(self) -> list[str]:
-        """Return the names of all groups, sorted."""
+        """Return the names of all ReplicaSets, sorted."""
         return sorted(group.name for group in self._groups.values())
 
     def tighten(self, name: str) -> Callable[[], None]:
-        """Let the group's budget allow nothing for now; returns what makes it as it was."""
+        """Let the budget allow no disruption for now; return a function that restores it."""
         budget = self._cluster.find(BUDGETS, NAMESPACE, name)
         replicas_count = next(group.replicas_count for group in self._groups.values() if group.name == name)
         before = replicas_count if budget is None else budget.status.desired_healthy
@@ -100,7 +100,7 @@ class Groups:
             self._cluster.put(BUDGETS, replace(budget, status=status))
 
     def evict(self, pod: wire.Pod) -> Eviction:
-        """Answer an eviction as the API server does."""
+        """Answer an eviction like the API server."""
         budgets = self.budgets_of(pod)
         if len(budgets) > 1:
             return Eviction(answer="refused", message="more than one PodDisruptionBudget covers the pod")
@@ -108,7 +108,7 @@ class Groups:
             status = budgets[0].status
             if status.disruptions_allowed <= 0:
                 return Eviction(answer="blocked", message=f"{budgets[0].metadata.name} allows no disruption now")
-            # Counted at once: two evictions in one instant do not both go through.
+            # Counted at once, so that two evictions in one instant do not both succeed.
             spent = replace(
                 status, disruptions_allowed=status.disruptions_allowed - 1, current_healthy=status.current_healthy - 1
             )

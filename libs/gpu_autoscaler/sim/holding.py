@@ -1,7 +1,4 @@
-"""A node that somebody deletes by hand is emptied before its object goes: until then our finalizer holds it.
-
-Part of the witness. Whoever lets go too early leaves it to Kubernetes to throw out what runs there, without a word.
-"""
+"""Invariant: a node deleted by hand is drained before its finalizer is removed; otherwise Kubernetes kills its pods."""
 
 from collections.abc import Callable
 
@@ -11,11 +8,11 @@ from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.kubernetes import Entry
 from gpu_autoscaler.sim.workloads import Workloads
 
-PROMISE = "no voluntary removal"
+NO_VOLUNTARY_REMOVAL = "no voluntary removal"
 
 
 class Holding:
-    """Sees which objects of nodes go, and what runs there then."""
+    """Checks the pods of each removed node object."""
 
     def __init__(self, workloads: Workloads, cloud: Cloud, breaks: Callable[[str, str], None]) -> None:
         self._cloud = cloud
@@ -28,8 +25,8 @@ class Holding:
             return
         machine = self._cloud.of_node(node.metadata.name)
         if machine is None or not machine.is_alive or node.metadata.deletion_timestamp is None:
-            return  # it was never held, or what ran there has ended with its machine
+            return  # it had no finalizer, or its pods ended with the machine
         left = [pod.metadata.name for pod in self._cloud.pods_on(machine) if pod.metadata.deletion_timestamp is None]
         if left:
             what = f"{machine.node_name} was deleted by hand, and let go with work on it: {', '.join(left)}"
-            self._breaks(PROMISE, what)
+            self._breaks(NO_VOLUNTARY_REMOVAL, what)

@@ -1,4 +1,4 @@
-"""Kubernetes as one process sees it: `KubeApi` over the run's cluster, late, stale, broken or lost by chance."""
+"""Kubernetes as one process reaches it: `KubeApi` over the simulated cluster, delayed, stale, broken or lost by faults."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -36,18 +36,18 @@ from gpu_autoscaler.simcluster.patch import merge
 ObjectT = TypeVar("ObjectT", bound=wire.Object)
 
 BOOKMARK_SECONDS = 60.0  # the API server's own interval (KEP-956, read 2026-11-21)
-STALE_SECONDS = 20.0  # how far a list may lag behind
-CALL_SECONDS, RETRIED_SECONDS = 5.0, 5.0  # while nobody gets through: of one call, and between two lists
-BROKEN_SECONDS = (1.0, 60.0)  # until a broken watch is noticed and opened again
+STALE_SECONDS = 20.0  # entries of the history that a stale list lacks at most
+CALL_SECONDS, RETRIED_SECONDS = 5.0, 5.0  # while the API server is unavailable: timeout of a call, wait between two lists
+BROKEN_SECONDS = (1.0, 60.0)  # until a broken watch is noticed and reopened
 
 
 class WatchTrouble:
-    """What is wrong with the watches of a run just now; moved by `trouble.py`."""
+    """Active faults of the watches of a run; set by the fault schedule."""
 
     def __init__(self) -> None:
-        self.breaks_count = 0  # a watch that sees it move is broken, and begins where it stopped
-        self.losses_count = 0  # ... has lost its history, and lists again
-        self.is_away = False  # nobody gets through to the API server
+        self.breaks_count = 0  # a watch that sees it change breaks, and resumes where it stopped
+        self.losses_count = 0  # a watch that sees it change lists again, as the history is lost
+        self.is_away = False  # the API server is unavailable
 
 
 class SimKube:
@@ -72,11 +72,11 @@ class SimKube:
     # ---- reading
 
     async def watch(self, kind: Kind[Any], *, label_selector: str = "") -> AsyncIterator[WatchItem]:
-        """List, then watch, for ever."""
+        """List, then watch forever."""
         cluster, gate = self._cluster, self._gate
         if not cluster.has(kind):
             yield Listed(kind=kind, objects=(), version=cluster.version, seen_at=self._clock.now())
-            await asyncio.Event().wait()  # there will be none
+            await asyncio.Event().wait()  # the kind has no objects
         history = cluster.history[kind.plural]
         ear = _Ear(cluster, kind.plural, gate)
         at = await self._place_of_list(len(history))
@@ -107,7 +107,7 @@ class SimKube:
             at = await self._place_of_list(len(history))
 
     async def _place_of_list(self, newest: int) -> int:
-        """How much of a kind's history a list shows: all, unless the server lags behind."""
+        """Return how many entries of the history a list shows: all, unless the API server is stale."""
         await self._gate.live()
         await self._until_back()
         if not newest or not self._gate.faults.strikes("list_stale", self._gate.role):
@@ -115,19 +115,19 @@ class SimKube:
         return max(0, newest - int(self._gate.faults.seconds("list_stale", 1, STALE_SECONDS)))
 
     async def _leave(self) -> None:
-        """A call goes out. Raises TransientError where it never arrives."""
+        """Make a call. Raises TransientError where it does not arrive."""
         await self._gate.leave("kube_call_failed")
         if self._trouble.is_away:
             await self._gate.wait(CALL_SECONDS)
             raise TransientError("the API server does not answer")
 
     async def _until_back(self) -> None:
-        """Wait for as long as nobody gets through."""
+        """Wait while the API server is unavailable."""
         while self._trouble.is_away:
             await self._gate.wait(RETRIED_SECONDS)
 
     async def cluster(self) -> Cluster:
-        """Return which cluster this is."""
+        """Return the identity of the cluster."""
         await self._leave()
         return self._identity
 
@@ -147,7 +147,7 @@ class SimKube:
         return [pod for pod in self._cluster.all(PODS) if pod.spec.node_name == node_name]
 
     async def nodes_labelled(self, label_selector: str) -> Sequence[wire.Node]:
-        """Return the nodes with these labels."""
+        """Return the nodes with this label."""
         await self._leave()
         key, _, value = label_selector.partition("=")
         return [node for node in self._cluster.all(NODES) if node.metadata.labels.get(key) == value]
@@ -173,7 +173,9 @@ class SimKube:
         return node
 
     async def _hold(self, node: wire.Node, finalizers: tuple[str, ...], version: str) -> wire.Node:
-        """Only of the version that was seen. A deleted node whose last finalizer is taken away is gone."""
+        """Patch finalizers at the resource version that was read. Removing the last finalizer of a deleted node removes
+        it.
+        """
         if version != node.metadata.resource_version:
             raise Conflict(f"patch nodes {node.metadata.name}: it has changed")
         kept = self._cluster.put(NODES, replace(node, metadata=replace(node.metadata, finalizers=finalizers)))
@@ -183,7 +185,7 @@ class SimKube:
         return kept
 
     async def delete_node(self, node: wire.Node) -> bool:
-        """Delete that very node as it was seen; what is bound to it is collected."""
+        """Delete the node if it is unchanged; its pods are garbage-collected."""
         await self._leave()
         known = self._cluster.current(NODES, node)
         is_same = known is not None and known.metadata.resource_version == node.metadata.resource_version
@@ -195,7 +197,7 @@ class SimKube:
         return is_same
 
     async def annotate_pod(self, pod: wire.Pod, annotations: Mapping[str, str]) -> bool:
-        """Set annotations; False where that very pod is gone."""
+        """Set annotations; False where the pod is gone."""
         await self._leave()
         known = self._cluster.current(PODS, pod)
         if known is not None:
@@ -206,7 +208,7 @@ class SimKube:
         return known is not None
 
     async def evict_pod(self, pod: wire.Pod) -> Eviction:
-        """Ask for that very pod's eviction."""
+        """Evict the pod."""
         await self._leave()
         known = self._cluster.current(PODS, pod)
         if known is None:
@@ -217,7 +219,7 @@ class SimKube:
         return answer
 
     async def delete_pod(self, pod: wire.Pod, *, grace_seconds: int) -> bool:
-        """Delete that very pod whatever its budgets say."""
+        """Delete the pod regardless of its budgets."""
         await self._leave()
         known = self._cluster.current(PODS, pod)
         if known is not None:
@@ -240,7 +242,7 @@ class SimKube:
         return thing
 
     async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
-        """Apply a merge patch to a Job: nothing else is changed here. Raises NotFound, Conflict."""
+        """Apply a merge patch to a Job; other kinds are not supported. Raises NotFound, Conflict."""
         await self._leave()
         assert isinstance(patch, Mapping), "only kinds of others are changed by operations"  # noqa: S101 - our bug
         job: Any = self._found(kind, namespace, name)
@@ -252,7 +254,7 @@ class SimKube:
         return thing
 
     async def remove(self, kind: Kind[Any], thing: wire.Object, *, is_last: bool = False) -> bool:  # noqa: ARG002 - pods go with it
-        """Delete that very Job and its pods in the background."""
+        """Delete the Job and its pods in the background."""
         await self._leave()
         known = self._cluster.current(kind, thing)
         if known is not None:
@@ -261,10 +263,10 @@ class SimKube:
         return known is not None
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     def _made(self, kind: Kind[Any], namespace: str, manifest: Mapping[str, Any]) -> wire.Object:
-        """A Job, whose pods follow; anything else just is there."""
+        """Create a Job, whose pods follow, or a plain object."""
         if kind is JOBS:
             return self._workloads.create_job(namespace, manifest)
         owners = msgspec.convert(manifest["metadata"]["ownerReferences"], tuple[wire.OwnerReference, ...])
@@ -286,7 +288,7 @@ class SimKube:
 
 
 class _Ear:
-    """Hears that a kind has changed."""
+    """Signals changes of a kind."""
 
     def __init__(self, cluster: Kubernetes, plural: str, gate: Gate) -> None:
         self._plural = plural
@@ -295,7 +297,7 @@ class _Ear:
         cluster.listen(self._heard)
 
     async def hears_within(self, seconds: float) -> bool:
-        """Wait for a change; False when there was none for so long."""
+        """Wait for a change; False if none came in time."""
         self._waiting = self._gate.loop.create_future()
         timer = self._gate.loop.call_later(seconds, self._answer, False)
         heard = await self._waiting

@@ -1,7 +1,7 @@
-"""The cluster's objects as the API server holds them: versions, a history that watches read, and nothing that acts.
+"""The cluster's objects as the API server stores them, with versions and a watch history, without controllers.
 
-Objects are the wire structs that clients decode, and never change in place. Who acts: `workloads.py`, `cloud.py`,
-services through `kube.py`, and users.
+Objects are the wire structs that clients decode and are never changed in place. Controllers, cloud, services and users
+change them through this store.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ KINDS: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, JOBS, SERVICES)
 
 
 class Entry:
-    """One change of one object: as it is now, or as it was last."""
+    """One change of one object: its new state, or its last state if deleted."""
 
     __slots__ = ("is_deleted", "object")
 
@@ -31,7 +31,7 @@ class Entry:
 
 
 class Kubernetes:
-    """The API server's store."""
+    """The API server's object store."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self.now = now
@@ -43,65 +43,65 @@ class Kubernetes:
         self._made_count = 0
 
     def serve(self, *kinds: Kind[Any]) -> None:
-        """Have objects of these kinds as well; to be called before anybody watches."""
+        """Serve objects of these kinds too; call before any watch starts."""
         for kind in kinds:
             self._served.add(kind.path())
             self.history[kind.plural] = []
             self._objects[kind.plural] = {}
 
     def has(self, kind: Kind[Any]) -> bool:
-        """False for a kind of which this cluster never has an object."""
+        """False for a kind that this cluster does not serve."""
         return kind.path() in self._served
 
     def listen(self, listener: Callable[[str, Entry], None]) -> None:
-        """Have every change told, from now on."""
+        """Call the listener for every change from now on."""
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[str, Entry], None]) -> None:
-        """Tell it nothing more."""
+        """Stop calling the listener."""
         self._listeners.remove(listener)
 
     def find(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT | None:
-        """Return the object; None where there is none of this name."""
+        """Return the object; None if no object has this name."""
         found: ObjectT | None = self._objects[kind.plural].get((namespace, name))
         return found
 
     def all(self, kind: Kind[ObjectT]) -> list[ObjectT]:
-        """Return every object of a kind, in order of making."""
+        """Return every object of a kind, in order of creation."""
         return list(self._objects[kind.plural].values())
 
     def current(self, kind: Kind[ObjectT], thing: ObjectT) -> ObjectT | None:
-        """Return that very object as it is now; None where it is gone, even if another took its name."""
+        """Return the current state of this object; None where it is gone, even if its name was reused."""
         found = self.find(kind, thing.metadata.namespace, thing.metadata.name)
         return found if found is not None and found.metadata.uid == thing.metadata.uid else None
 
     def metadata(self, namespace: str, name: str, **more: Any) -> wire.Metadata:  # noqa: ANN401 - fields of Metadata
-        """Return what a new object carries; its uid never comes twice in a run."""
+        """Return the metadata of a new object; its uid is unique within a run."""
         self._made_count += 1
         uid = derive_id("uid", namespace, name, self._made_count)
         return wire.Metadata(name=name, namespace=namespace, uid=uid, creation_timestamp=self.now(), **more)
 
     def put(self, kind: Kind[ObjectT], thing: ObjectT) -> ObjectT:
-        """Store the object at a new version; returns it as it is stored."""
+        """Store the object at a new version; return it as stored."""
         stored = self._stamped(thing)
         self._objects[kind.plural][thing.metadata.namespace, thing.metadata.name] = stored
         self._tell(kind, Entry(stored, is_deleted=False))
         return stored
 
     def remove(self, kind: Kind[ObjectT], thing: ObjectT) -> None:
-        """Take the object away; its last state carries the version of its deletion."""
+        """Remove the object; its last state carries the version of its deletion."""
         last = self._objects[kind.plural].pop((thing.metadata.namespace, thing.metadata.name))
         self._tell(kind, Entry(self._stamped(last), is_deleted=True))
 
     def delete(self, kind: Kind[ObjectT], thing: ObjectT) -> None:
-        """Delete the object: at once, or, where finalizers hold it, as soon as the last one is taken away."""
+        """Delete the object: at once, or when its last finalizer is removed."""
         if not thing.metadata.finalizers:
             self.remove(kind, thing)
         elif thing.metadata.deletion_timestamp is None:
             self.put(kind, replace(thing, metadata=replace(thing.metadata, deletion_timestamp=self.now())))
 
     def as_of(self, kind: Kind[Any], entries_count: int) -> tuple[wire.Object, ...]:
-        """Return the objects of a kind after so many changes: what a server shows that lags behind."""
+        """Return the objects of a kind after this many changes, as a stale server lists them."""
         shown: dict[Key, wire.Object] = {}
         for entry in self.history[kind.plural][:entries_count]:
             key = (entry.object.metadata.namespace, entry.object.metadata.name)
@@ -122,14 +122,14 @@ class Kubernetes:
 
 
 def selected(things: Iterator[ObjectT] | list[ObjectT], label: str) -> list[ObjectT]:
-    """Return those that carry the label; all for an empty one."""
+    """Return objects that carry the label; all for an empty label."""
     return [thing for thing in things if not label or label in thing.metadata.labels]
 
 
 def with_condition(
     conditions: tuple[wire.Condition, ...], condition_type: str, status: wire.ConditionStatus, at: datetime, **said: str
 ) -> tuple[wire.Condition, ...]:
-    """Return the conditions with this one set; its instant moves only when its status does."""
+    """Return the conditions with this one set; its transition time changes only with its status."""
     others = tuple(one for one in conditions if one.type != condition_type)
     before = next((one for one in conditions if one.type == condition_type), None)
     since = before.last_transition_time if before is not None and before.status == status else at
@@ -137,7 +137,7 @@ def with_condition(
 
 
 def amounts_text(cpu_milli: int, memory_bytes: int, disk_bytes: int, **more: int) -> Mapping[str, str]:
-    """Return amounts as quantities; what is zero is left out."""
+    """Return amounts as quantities, without zeros."""
     known = {"cpu": f"{cpu_milli}m", "memory": str(memory_bytes), "ephemeral-storage": str(disk_bytes)}
     known |= {name.replace("__", "/"): str(count) for name, count in more.items()}
     return {name: amount for name, amount in known.items() if amount not in ("0", "0m")}

@@ -1,4 +1,4 @@
-"""What replicas would like and may be refused: a zone, a GPU model, to be near each other or far apart, or even."""
+"""Preferred rules of replicas: a zone, a GPU model, near each other, far apart, or evenly spread."""
 
 import random
 
@@ -13,7 +13,7 @@ _KINDS = (None, None, None, "zone", "model", "near", "far", "even")
 
 
 def with_likes(pod: wire.PodSpec, name: str, chance: random.Random) -> wire.PodSpec:
-    """Return the pod of the service with what this one would like; some like nothing."""
+    """Return the pod spec with the service's preferences; some services have none."""
     kind = chance.choice(_KINDS)
     affinity = pod.affinity or wire.Affinity()
     selector = wire.LabelSelector(match_labels={"app": name})
@@ -38,7 +38,7 @@ def with_likes(pod: wire.PodSpec, name: str, chance: random.Random) -> wire.PodS
 
 
 def _two_of(key: str, values: tuple[str, ...], chance: random.Random) -> wire.NodeAffinity:
-    """One value is liked, another one too, with weights of their own."""
+    """Prefer two values, each with its own weight."""
     conditions = [wire.Requirement(key=key, operator="In", values=(value,)) for value in chance.sample(values, 2)]
     return wire.NodeAffinity(
         preferred=tuple(

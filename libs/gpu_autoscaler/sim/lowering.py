@@ -1,6 +1,6 @@
-"""People who set a hard limit of money while nodes run that it does not pay for, and take it back later.
+"""Operators who temporarily set a hard spend limit below the cost of the running nodes.
 
-Purchases reserve all that they may cost, so this is how money runs out under what was bought already.
+Purchases reserve all that they may cost, so only a lowered limit can be exceeded by running nodes.
 """
 
 from datetime import timedelta
@@ -12,12 +12,12 @@ from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
 LOWERS_MONEY = "operator_lowers_money"
-PAYS_SECONDS = (0.0, 2400.0)  # for all that runs: from what is spent already to an orderly way out
+PAYS_SECONDS = (0.0, 2400.0)  # of the current fleet that the limit still covers: from none to an orderly drain
 LASTS_SECONDS = (1800.0, 7200.0)
 
 
 class Lowering:
-    """Everybody who wants to spend less today."""
+    """Everybody who lowers spend limits."""
 
     def __init__(self, loop: VirtualLoop, cloud: Cloud, policies: Policies, faults: Faults) -> None:
         self._loop = loop
@@ -27,7 +27,7 @@ class Lowering:
         self._count = 0
 
     def lower(self) -> None:
-        """Let there be money for what runs for a while only."""
+        """Set a limit that covers the running nodes for a short time only."""
         self._count += 1
         pays = timedelta(seconds=self._faults.seconds(LOWERS_MONEY, *PAYS_SECONDS))
         rest = sum(cost_micro_usd(each.price_micro_usd_per_hour, pays) for each in self._cloud.alive())
@@ -44,6 +44,6 @@ class Lowering:
         )
 
     def _restore(self, number: int) -> None:
-        """Unless somebody has set another limit since, or all limits of money are lifted for good."""
+        """Restore the limit, unless another was set since or the faults are over."""
         if number == self._count and not self._faults.is_over:
             self._policies.restore_money()

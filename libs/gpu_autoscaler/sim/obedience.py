@@ -1,6 +1,6 @@
-"""What people overrule holds while it is in force, and not a moment longer: read from what they said on the record.
+"""Invariant: a directive is obeyed while it is active, and not longer.
 
-Part of the witness. A plan is held to what its own cut says that it knew, so that no trouble excuses it.
+A plan is checked against the directives in its own cut, so faults excuse nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted, PolicyDocumentsAccepted
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
-from gpu_autoscaler.model.directives import FOR_GOOD, Freeze, Override, PausePool, Word
+from gpu_autoscaler.model.directives import FOR_GOOD, Freeze, Override, PausePool, Attribution
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.policies import Policies
@@ -25,7 +25,7 @@ class _Scope(NamedTuple):
 
 
 class Obedience:
-    """Knows what people said, in the order of the stream."""
+    """Tracks directives and policy documents in stream order."""
 
     def __init__(self, cloud: Cloud, policies: Policies, breaks: Callable[[str, str], None]) -> None:
         self._cloud = cloud
@@ -36,7 +36,7 @@ class Obedience:
         self._kept: list[tuple[int, PolicyDocumentsAccepted]] = []  # by sequence
 
     def lost(self) -> None:
-        """What was said is lost with everything else."""
+        """Directives and documents are lost with their stream."""
         self._said.clear()
         self._kept.clear()
 
@@ -53,7 +53,7 @@ class Obedience:
                 self._documented(recorded.fact)
 
     def _documented(self, made: ScalingPlanMade) -> None:
-        """The plan was made by the documents that it knew of, and leaves pools alone that are switched off by them."""
+        """The plan uses the policy documents of its cut, and leaves disabled pools alone."""
         known_to = dict(made.cut.last_sequences).get(self._stream, 0)
         known = [fact.documents for sequence, fact in self._kept if sequence <= known_to]
         documents = known[-1] if known else ()
@@ -100,7 +100,7 @@ class Obedience:
                 yield from self._beyond(override, bought)
 
     def _on_pool(self, pool: str, plan: Plan) -> Iterator[str]:
-        """Say what the plan does to a pool that is to be left as it is."""
+        """Yield each decision on a paused pool."""
         for one in plan.decisions:
             if isinstance(one, BuyNode) and one.pool == pool:
                 yield f"buys {one.offer.key} for pool {pool}"
@@ -110,7 +110,7 @@ class Obedience:
                     yield f"drains {one.node_name} of pool {pool}"
 
     def _beyond(self, override: Override, bought: list[_Scope]) -> Iterator[str]:
-        """Say where a purchase passes the most; services count what is ordered as well, so never less than this."""
+        """Yield purchases beyond the override's maximum; services count orders as well, so they stay below."""
         own = [one.offer for one in bought if _takes_in(override, one)]
         if not own:
             return
@@ -130,10 +130,10 @@ def _takes_in(override: Override, one: _Scope) -> bool:
     return override.pool in (None, one.pool) and override.gpu_model in (None, one.offer.gpu_model)
 
 
-def _words(plan: Plan) -> Iterator[tuple[Word, str]]:
-    """Yield every word of somebody that the plan gives for a reason."""
+def _words(plan: Plan) -> Iterator[tuple[Attribution, str]]:
+    """Yield every attribution in the plan's reasons, with its subject."""
     reasons = [(one.reason, str(one.action_id)) for one in plan.decisions]
-    for reason, subject in (*reasons, *((held.reason, held.subject) for held in plan.held_back)):
-        word = getattr(reason, "said", None)
-        if isinstance(word, Word):
+    for reason, subject in (*reasons, *((held.reason, held.subject) for held in plan.deferred)):
+        word = getattr(reason, "attribution", None)
+        if isinstance(word, Attribution):
             yield word, subject

@@ -1,4 +1,4 @@
-"""What whoever acts on the world is seen to do. The witness looks on; whoever only compares looks away."""
+"""The interface through which adapters report the actions of processes."""
 
 from typing import Protocol
 
@@ -8,20 +8,20 @@ from gpu_autoscaler.sim.cloud import Machine
 
 
 class Onlooker(Protocol):
-    """Who sees what is done to the world by those who act on it."""
+    """Observes the actions of processes on the simulation."""
 
     def asked(self, order: Order, known_to: int) -> None:
-        """Somebody is about to ask for a machine, and has heard its own stream up to this place."""
+        """A process that knows its own stream up to this sequence is about to launch a machine."""
         ...
 
     def disturbed(self, pod: wire.Pod, *, is_forced: bool) -> None:
-        """Somebody asks for the pod's eviction, or deletes it against all budgets."""
+        """A process evicts the pod, or deletes it regardless of its budgets."""
         ...
 
     def ended(self, machine: Machine) -> None:
-        """Somebody ends a machine that lives."""
+        """A process terminates a running machine."""
         ...
 
     def removed(self, node: wire.Node) -> None:
-        """One of ours deletes a node's object."""
+        """A process deletes a node object."""
         ...

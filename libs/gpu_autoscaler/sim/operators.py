@@ -1,6 +1,7 @@
-"""People with kubectl: they cordon nodes and come back hours later, and say for a while that nothing may be disturbed.
+"""Operators with kubectl: cordon nodes for hours, tighten PodDisruptionBudgets, override the policy, lower spend
+limits.
 
-They also bring nodes of their own: room for pods, and nobody else's to cordon, drain or end.
+They also add nodes of their own, which have capacity for pods and must not be cordoned, drained or terminated.
 """
 
 import random
@@ -22,12 +23,12 @@ from gpu_autoscaler.sim.workloads import Workloads
 
 CORDONED_SECONDS = (600.0, 6 * 3600.0)
 TIGHTENED_SECONDS = (120.0, 1800.0)
-LOOKED_AGAIN_SECONDS = 60.0  # at a node that the cloud takes just now
+LOOKED_AGAIN_SECONDS = 60.0  # at a node that the cloud is reclaiming
 OWN_NODES_COUNTS = (0, 0, 1, 2)
 
 
 class Operators:
-    """Everybody with rights on the cluster."""
+    """Everybody with write access to the cluster."""
 
     def __init__(
         self, workloads: Workloads, groups: Groups, cloud: Cloud, faults: Faults, chance: random.Random
@@ -42,11 +43,11 @@ class Operators:
             "node_cordoned": self._cordon,
             "budget_tightened": self._tighten,
         }
-        self._cordoned: set[str] = set()  # names of nodes
+        self._cordoned: set[str] = set()  # node names
         self._cluster.listen(self._heard)
 
     def begin(self) -> None:
-        """Bring nodes; act from now on, until the faults are over."""
+        """Add own nodes; act until the faults end."""
         for number in range(self._chance.choice(OWN_NODES_COUNTS)):
             self._bring(f"own-{number}")
         for name in self._acts:
@@ -94,7 +95,7 @@ class Operators:
         return machine.is_usable and machine.notice is None and node is not None and not node.spec.unschedulable
 
     def _uncordon(self, machine: Machine) -> None:
-        if machine.notice is not None:  # somebody else's reason by now
+        if machine.notice is not None:  # the node stays cordoned for its notice
             self._loop.call_later(LOOKED_AGAIN_SECONDS, self._uncordon, machine)
         elif machine.is_alive:
             self._mark(machine, is_cordoned=False)
@@ -112,7 +113,7 @@ class Operators:
             self._loop.call_later(self._faults.seconds("budget_tightened", *TIGHTENED_SECONDS), loosen)
 
     def _heard(self, plural: str, entry: Entry) -> None:
-        """A node was cordoned: just then another replica fails, and a budget of its pods has nothing left."""
+        """A node was cordoned: another replica fails just then, and a budget of its pods allows no disruption."""
         node = entry.object
         if plural != NODES.plural or not isinstance(node, wire.Node):
             return

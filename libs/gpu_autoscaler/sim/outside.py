@@ -1,11 +1,11 @@
-"""All that is outside of the services, and the seat in it that each process gets."""
+"""Builds the adapters through which each process reaches the simulation."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
-from gpu_autoscaler.core.documents import policy_in_force
+from gpu_autoscaler.core.documents import effective_policy
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.kube.protocol import Cluster
@@ -26,7 +26,7 @@ from gpu_autoscaler.sim.workloads import Workloads
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """The world as the processes of one run reach it."""
+    """The simulation as its processes reach it."""
 
     identity: Cluster
     workloads: Workloads
@@ -36,10 +36,10 @@ class Outside:
     tables: Tables = field(default_factory=Tables)
     store_trouble: StoreTrouble = field(default_factory=StoreTrouble)
     watch_trouble: WatchTrouble = field(default_factory=WatchTrouble)
-    events: Events | None = None  # the cloud's queue; None: it has none, and metadata answers
+    events: Events | None = None  # None: the cloud has no queue, and metadata responds
 
     def seat(self, process: Process, policy: ScalingPolicy, *, on_refused_plan: Callable[[], None]) -> Seat:
-        """Return everything that this process reaches."""
+        """Return the adapters of this process."""
         gate = process.gate
         is_closed = self.events is not None and self.events.is_metadata_closed
         return Seat(
@@ -70,9 +70,9 @@ class Outside:
 
 
 def glances_of(roles: Roles, policy: Callable[[], ScalingPolicy], *, skips_ticks: bool) -> Mapping[str, Seen | None]:
-    """Return what each role's ticks depend on; None for those that are always called.
+    """Return the tick inputs of each role; None for roles whose every tick is called.
 
-    `policy` gives the one that holds: whoever lives was started with it.
+    `policy` returns the active policy file: every live process was started with it.
     """
     return {
         name: partial(_glanced, role.glance, policy) if skips_ticks and role.glance is not None else None
@@ -81,4 +81,4 @@ def glances_of(roles: Roles, policy: Callable[[], ScalingPolicy], *, skips_ticks
 
 
 def _glanced(glance: Glance, policy: Callable[[], ScalingPolicy], view: StateView, now: datetime) -> Hashable:
-    return glance(view, policy_in_force(policy(), view.state.policy_documents), now)
+    return glance(view, effective_policy(policy(), view.state.policy_documents), now)

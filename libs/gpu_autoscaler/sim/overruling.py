@@ -1,4 +1,4 @@
-"""Operators who overrule the policy for a while, as the gateway would say it; some take it back before its time."""
+"""Operators who temporarily override the policy through the gateway; some lift the directive early."""
 
 import contextlib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from gpu_autoscaler.sim.timeline import VirtualLoop
 KIND = "operator_overrules"
 OVERRULED_SECONDS = (120.0, 2400.0)
 TAKEN_BACK_RATIO = 0.3
-AFTERWARDS_SECONDS = 600.0  # until what was held back is done, and what was bought is gone
+AFTERWARDS_SECONDS = 600.0  # until deferred work is done and surplus nodes are removed
 
 
 class Overrulers:
@@ -30,10 +30,10 @@ class Overrulers:
         self._policies = policies
         self._faults = faults
         self._said_count = 0
-        self._given: dict[str, PolicyDirectiveGiven] = {}  # by key: what may still hold
+        self._given: dict[str, PolicyDirectiveGiven] = {}  # by key: directives that may be active
 
     def overrule(self) -> None:
-        """Somebody gives a directive."""
+        """Give a directive."""
         seconds = self._faults.seconds(KIND, *OVERRULED_SECONDS)
         pool = self._faults.choose(KIND, sorted(each.name for each in self._policies.now.pools))
         among: Mapping[str, AnyDirective] = {
@@ -56,7 +56,7 @@ class Overrulers:
             self._loop.call_later(self._faults.seconds(KIND, 0.0, seconds), self._take_back, directive.key)
 
     def end(self) -> None:
-        """Everything that may still hold is taken back."""
+        """Lift all directives that may be active."""
         for key in sorted(self._given):
             self._take_back(key)
 
@@ -68,5 +68,5 @@ class Overrulers:
     def _say(self, fact: Fact) -> None:
         self._said_count += 1
         name = FactId(derive_id("directive", self._said_count))
-        with contextlib.suppress(TransientError):  # the gateway says so to whoever asked, and they let it be
+        with contextlib.suppress(TransientError):  # the gateway reports the error, and the operator does not retry
             self._record.publish(Envelope(id=name, source="/gateway", time=self._loop.now(), fact=fact))

@@ -1,6 +1,7 @@
-"""Work that could be served is not left waiting: held against what is for sale and what the policy allows.
+"""Invariants of liveness: work that could be served does not wait, and the first of a burst waits no longer than the
+policy says.
 
-Part of the witness: while the run goes on where no fault is in force, and by `settling.py` at its end.
+Checked while no fault is active, and at the end of the run.
 """
 
 from collections import Counter
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
-from gpu_autoscaler.core.spending.money import caps
+from gpu_autoscaler.core.spending.money import spend_caps
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId
@@ -23,12 +24,12 @@ from gpu_autoscaler.sim.timeline import VirtualLoop
 from gpu_autoscaler.sim.workloads import Workloads
 
 LOOKED_SECONDS = 60.0
-WAITING_SECONDS_MAX = 1800.0  # two of the longest boots of a run's policies: the first purchase may fail
-PROMISE = "work is served"
+WAITING_SECONDS_MAX = 1800.0  # two of the longest boot timeouts: the first purchase may fail
+WORK_SERVED = "work is served"
 
 
 class Run(Protocol):
-    """What is looked at."""
+    """Parts of the run that are checked."""
 
     loop: VirtualLoop
     faults: Faults
@@ -40,7 +41,7 @@ class Run(Protocol):
 
 
 class Patience:
-    """Knows since when each job waits that could be served all the while."""
+    """Tracks since when each servable job waits."""
 
     def __init__(self, run: Run, breaks: Callable[[str, str], None]) -> None:
         self._run = run
@@ -48,7 +49,7 @@ class Patience:
         self._since: dict[JobId, float] = {}
 
     def begin(self) -> None:
-        """Look every minute."""
+        """Check every minute."""
         self._run.loop.call_later(LOOKED_SECONDS, self._look)
 
     def _look(self) -> None:
@@ -57,13 +58,13 @@ class Patience:
         self._since = {job_id: max(self._since.get(job_id, now), calm_at) for job_id in servable(run)}
         for job_id, since in self._since.items():
             if now - since > WAITING_SECONDS_MAX:
-                self._breaks(PROMISE, f"job {job_id} has waited for {now - since:.0f} s, and could have been served")
+                self._breaks(WORK_SERVED, f"job {job_id} has waited for {now - since:.0f} s, and could have been served")
                 return
         run.loop.call_later(LOOKED_SECONDS, self._look)
 
 
 class Asked(Protocol):
-    """What servability is read from."""
+    """Parts of the run that decide whether a job is servable."""
 
     cluster: Kubernetes
     cloud: Cloud
@@ -73,22 +74,22 @@ class Asked(Protocol):
 
 
 def servable(run: Asked) -> list[JobId]:
-    """Return jobs that wait although a node for each of their members is for sale within all limits."""
+    """Return waiting jobs for whose members nodes are available within all limits."""
     standing = [machine for machine in run.cloud.machines if machine.state != "terminated"]
     gpus = sum(machine.offer.resources.gpu_count for machine in standing)
     price = sum(machine.price_micro_usd_per_hour for machine in standing)
     policy = run.policies.now
-    if caps(policy):
-        return []  # whether there is money for it, nobody here foretells
+    if spend_caps(policy):
+        return []  # whether the spend limits leave enough is not predicted here
     at_work = Counter(
         pod.metadata.labels.get(labels.JOB_ID)
         for pod in run.cluster.all(PODS)
         if pod.spec.node_name and pod.status.phase != "Succeeded"
     )
-    for work in run.workloads.works.values():  # a member that has done its part waits for nothing, also without a pod
+    for work in run.workloads.works.values():  # completed members wait for nothing, even without a pod
         at_work[work.job.metadata.name] += len(work.done)
-    # While a schedule of the policy allows fewer, work waits for its end.
-    sizes = (size.nodes_count_max for size in policy.sizes if size.holds(run.cluster.now()))
+    # A size schedule of the policy may set a lower maximum for a while.
+    sizes = (size.nodes_count_max for size in policy.scheduled_limits if size.holds(run.cluster.now()))
     nodes_max = min((policy.nodes_count_max, *(most for most in sizes if most is not None)))
     found: list[JobId] = []
     for row in run.tables.jobs.values():
@@ -120,7 +121,7 @@ def _right_for(wanted: JobSpec, policy: ScalingPolicy, cloud: Cloud) -> Iterator
 
 
 def _is_allowed(policy: ScalingPolicy, gpus: int, price: int, wanted: JobSpec, offer: Offer) -> bool:
-    """True where a node of the offer for each member stays within the cluster's own limits."""
+    """True if one node of the offer per member is within the cluster's limits."""
     gpus_then = gpus + wanted.gang_count * offer.resources.gpu_count
     price_then = price + wanted.gang_count * (offer.price_micro_usd_per_hour or 0)
     price_max = policy.price_micro_usd_per_hour_max
@@ -130,7 +131,7 @@ def _is_allowed(policy: ScalingPolicy, gpus: int, price: int, wanted: JobSpec, o
 
 
 def _allows(pool: NodePool, offer: Offer) -> bool:
-    """True where the pool takes the offer, and sets no limit of its own."""
+    """True if the pool accepts the offer and has no limits of its own."""
     is_unlimited = pool.nodes_count_max is None and pool.gpu_count_max is None
     return is_unlimited and all(
         not wanted or value in wanted

@@ -1,7 +1,6 @@
-"""No node is drained by choice whose pods a budget of disruptions keeps: held against the budgets as they stand.
+"""Invariant: no voluntary drain starts on a node with pods whose PodDisruptionBudget allows no disruption.
 
-Part of the witness. That a budget is asked at each eviction is Kubernetes' own doing; that nobody begins what it would
-not let end is ours.
+Kubernetes checks the budget at each eviction; the system must not start a drain that cannot complete.
 """
 
 from collections.abc import Callable
@@ -14,19 +13,19 @@ from gpu_autoscaler.sim.kubernetes import Entry
 from gpu_autoscaler.sim.timeline import VirtualLoop
 from gpu_autoscaler.sim.workloads import Workloads, is_ready
 
-PROMISE = "no voluntary removal"
-KNOWN_SECONDS = 60.0  # a budget that has allowed nothing for so long in calm times is known to everybody
+NO_VOLUNTARY_REMOVAL = "no voluntary removal"
+KNOWN_SECONDS = 60.0  # a budget that has allowed nothing this long without faults is known to every process
 
 
 class Permission:
-    """Knows since when each budget allows no disruption."""
+    """Tracks since when each budget allows no disruption."""
 
     def __init__(self, workloads: Workloads, cloud: Cloud, breaks: Callable[[str, str], None]) -> None:
         self._loop: VirtualLoop = workloads.loop
         self._cluster = workloads.cluster
         self._cloud = cloud
         self._breaks = breaks
-        self._closed_at: dict[str, float] = {}  # by the budget's uid
+        self._closed_at: dict[str, float] = {}  # by uid of the budget
         self._cluster.listen(self._heard)
 
     def _heard(self, plural: str, entry: Entry) -> None:
@@ -39,7 +38,7 @@ class Permission:
             self._closed_at.setdefault(budget.metadata.uid, self._loop.time())
 
     def planned(self, plan: Plan, *, is_calm: bool) -> None:
-        """A plan was made. In troubled times it may be made on an old picture."""
+        """A plan was published. With faults it may use stale data."""
         for decision in plan.decisions if is_calm else ():
             machine = self._cloud.of_node(decision.node_name) if isinstance(decision, DrainNode) else None
             if machine is None or not isinstance(decision, DrainNode) or not decision.is_voluntary:
@@ -48,7 +47,7 @@ class Permission:
                 closed = self._closed_to(pod) if is_ready(pod) and not pod.metadata.deletion_timestamp else None
                 if closed is not None:
                     what = f"{machine.node_name} is drained by choice, and budget {closed} keeps {pod.metadata.name}"
-                    self._breaks(PROMISE, what)
+                    self._breaks(NO_VOLUNTARY_REMOVAL, what)
                     return
 
     def _closed_to(self, pod: wire.Pod) -> str | None:

@@ -1,7 +1,6 @@
-"""No node goes by choice on an old picture: a plan is held to the signs of life that its own cut holds.
+"""Invariant: no voluntary removal on stale data. A plan is checked against the latest observation in its own cut.
 
-Part of the witness. Whoever saw a cluster last so long ago may not know who works there by now; no trouble excuses it,
-as trouble is what makes pictures old.
+Faults excuse nothing, as faults are what makes data stale.
 """
 
 from bisect import bisect_right
@@ -16,11 +15,11 @@ from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import DrainNode, ReleaseInstance
 from gpu_autoscaler.sim.policies import Policies
 
-PROMISE = "no voluntary removal"
+NO_VOLUNTARY_REMOVAL = "no voluntary removal"
 
 
 class Pictures:
-    """Knows until when each place of a stream says how the cluster looked."""
+    """Tracks the observation time at each sequence of a stream."""
 
     def __init__(self, policies: Policies, breaks: Callable[[str, str], None]) -> None:
         self._policies = policies
@@ -29,7 +28,7 @@ class Pictures:
         self.lost()
 
     def lost(self) -> None:
-        """The streams begin anew."""
+        """The streams restart."""
         self._seen = {PodListed.stream(): [], NodeListed.stream(): []}
 
     def heard(self, recorded: Recorded) -> None:
@@ -54,7 +53,7 @@ class Pictures:
         ]
         if not chosen:
             return
-        cut, seconds_max = dict(made.cut.last_sequences), self._policies.by_digest[made.policy_digest].watch_seconds_max
+        cut, seconds_max = dict(made.cut.last_sequences), self._policies.by_digest[made.policy_digest].watch_age_seconds_max
         for stream, seen in self._seen.items():
             place = bisect_right(seen, cut.get(stream, 0), key=itemgetter(0))
             seconds = (made.plan.as_of - seen[place - 1][1]).total_seconds() if place else float("inf")
@@ -62,5 +61,5 @@ class Pictures:
                 what = (
                     f"plan {made.plan_id} decides {chosen[0].action_id} on a picture of {seconds:.0f} s ago ({stream})"
                 )
-                self._breaks(PROMISE, what)
+                self._breaks(NO_VOLUNTARY_REMOVAL, what)
                 return

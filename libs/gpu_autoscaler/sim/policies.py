@@ -1,6 +1,8 @@
-"""The policies of a run: limits that bind in some runs, patience and thrift that differ, one pool or two, and a freeze.
+"""The policies of a run: drawn by the seed, so that limits bind in some runs; then frozen, edited, and changed in
+spend.
 
-Services are started with the policy that holds; when it changes, they are started again, as a roll-out would do it.
+A changed policy file restarts the services that read it, like a rollout. Each part of a policy has its own generator,
+so a new part keeps recorded seeds stable.
 """
 
 import random
@@ -11,21 +13,21 @@ from msgspec.structs import replace
 from gpu_autoscaler.core.documents import merged
 from gpu_autoscaler.core.policies.gang import GangPolicy
 from gpu_autoscaler.core.policies.limits import LimitsPolicy, PartLimit
-from gpu_autoscaler.core.policies.money import MoneyPolicy
+from gpu_autoscaler.core.policies.money import SpendPolicy
 from gpu_autoscaler.core.policies.spot import MixPolicy, SpotPolicy
 from gpu_autoscaler.core.policies.use import IdleJobsPolicy
 from gpu_autoscaler.core.policy import NodePool, PlacementName, ScalingPolicy
 from gpu_autoscaler.core.slicing import GpuSharing
-from gpu_autoscaler.core.spending.money import caps
+from gpu_autoscaler.core.spending.money import spend_caps
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.policy_documents import PolicyDocument
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.runtime.digests import policy_digest
-from gpu_autoscaler.sim.rules import forecast_of, headrooms_of, removal_of, sizes_of
+from gpu_autoscaler.sim.rules import forecast_of, headrooms_of, removal_of, scheduled_limits_of
 from gpu_autoscaler.simcluster.offers import ZONES
 
 _GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
-# Spot first and then what is sure, with a taint that only work for GPUs tolerates; and pools that split the models.
+# Spot first, then on demand, with a taint that only GPU work tolerates; or pools that split the GPU models.
 _POOLS: tuple[tuple[NodePool, ...], ...] = (
     (NodePool(name="default"),),
     (NodePool(name="default"),),
@@ -51,16 +53,16 @@ _LIMITS: tuple[LimitsPolicy, ...] = (
 
 _SPOT: tuple[SpotPolicy, ...] = (
     SpotPolicy(),
-    SpotPolicy(storm_gpu_count_min=4, losses_count_max=1, low_priority_wait_seconds=120.0),
+    SpotPolicy(capacity_pool_gpu_count_min=4, interruptions_count_max=1, low_priority_wait_seconds=120.0),
     SpotPolicy(mix=MixPolicy(spot_ratio=0.2, on_demand_ratio=0.8, reserved_ratio=0.0), interruption_ratio_max=0.06),
 )
 _GANGS: tuple[GangPolicy, ...] = (
     GangPolicy(),
-    GangPolicy(complete_seconds_max=240.0, wait_seconds_min=30.0, wait_seconds_max=240.0),
+    GangPolicy(complete_seconds_max=240.0, backoff_seconds_min=30.0, backoff_seconds_max=240.0),
 )
 
 
-# Pools whose GPUs several pods share; in most runs there is none.
+# Pools whose GPUs are shared by pods; most runs have none.
 _SHARING: tuple[NodePool, ...] = (
     NodePool(name="replicas", gpu_models=("T4", "A10G"), sharing=GpuSharing(replicas_count=4)),
     NodePool(name="slices", gpu_models=("A100",), sharing=GpuSharing(mig_profiles=("3g.20gb", "2g.10gb", "1g.5gb"))),
@@ -69,7 +71,7 @@ _SHARING_RATIO = 0.2
 
 
 def sharing_of(seed: int) -> NodePool | None:
-    """The pool of the run whose GPUs are shared; None: all GPUs are whole."""
+    """Return the pool with shared GPUs; None: the run has none."""
     chance = random.Random(f"{seed}/gpu sharing")
     return chance.choice(_SHARING) if chance.random() < _SHARING_RATIO else None
 
@@ -82,7 +84,7 @@ _PLACEMENTS: tuple[PlacementName, ...] = (
     "round-robin",
     "random",
 )
-_OTHER_PLACEMENT_RATIO = 0.2  # of runs: nodes are filled by another policy than the default
+_OTHER_PLACEMENT_RATIO = 0.2  # of runs with another placement policy than the default
 
 
 def _placement(seed: int) -> PlacementName:
@@ -90,14 +92,14 @@ def _placement(seed: int) -> PlacementName:
     return chance.choice(_PLACEMENTS) if chance.random() < _OTHER_PLACEMENT_RATIO else "fragmentation-gradient"
 
 
-# Money that is enough, and money that is not; a run is a few hours of one day.
-_MONEY: tuple[MoneyPolicy, ...] = (
-    MoneyPolicy(),
-    MoneyPolicy(),
-    MoneyPolicy(),
-    MoneyPolicy(day_micro_usd_max=30_000_000),
-    MoneyPolicy(day_micro_usd_max=80_000_000, month_micro_usd_max=200_000_000),
-    MoneyPolicy(month_micro_usd_max=60_000_000, is_hard=False),
+# Spend limits that bind and limits that do not; a run lasts a few hours of one day.
+_MONEY: tuple[SpendPolicy, ...] = (
+    SpendPolicy(),
+    SpendPolicy(),
+    SpendPolicy(),
+    SpendPolicy(day_micro_usd_max=30_000_000),
+    SpendPolicy(day_micro_usd_max=80_000_000, month_micro_usd_max=200_000_000),
+    SpendPolicy(month_micro_usd_max=60_000_000, is_hard=False),
 )
 
 
@@ -105,13 +107,13 @@ def _limits_of(seed: int) -> LimitsPolicy:
     limits = random.Random(f"{seed}/limits").choice(_LIMITS)
     return replace(
         limits,
-        money=random.Random(f"{seed}/money").choice(_MONEY),
+        spend=random.Random(f"{seed}/money").choice(_MONEY),
         scale_up_cooldown_seconds=random.Random(f"{seed}/cooldown").choice((0.0, 0.0, 0.0, 180.0)),
     )
 
 
 def policy_of(seed: int) -> ScalingPolicy:
-    """The policy that a run begins with."""
+    """Return the policy at the start of the run. The strings that seed `Random` are part of each seed's meaning."""
     chance = random.Random(f"{seed}/policy")
     sharing = sharing_of(seed)
     return ScalingPolicy(
@@ -129,11 +131,11 @@ def policy_of(seed: int) -> ScalingPolicy:
         consolidation_saving_ratio_min=chance.choice((0.05, 0.15, 0.6)),
         job_retries_count_max=chance.choice((1, 3)),
         utilization_trigger=random.Random(f"{seed}/use").choice(("gated", "gated", "direct")),
-        # All work of this world works: whatever its telemetry says, none of it is to be ended as idle.
+        # All simulated work uses its GPUs: no telemetry may lead to a cancellation as idle.
         idle_jobs=IdleJobsPolicy(is_on=True, idle_seconds=600.0),
         removal=removal_of(seed),
         headrooms=headrooms_of(seed),
-        sizes=sizes_of(seed),
+        scheduled_limits=scheduled_limits_of(seed),
         forecast=forecast_of(seed),
         pools=(*chance.choice(_POOLS), *(() if sharing is None else (sharing,))),
         limits=_limits_of(seed),
@@ -147,17 +149,17 @@ EDITED = "example.com/generation"
 
 
 class Policies:
-    """Which policy holds now, and which ones have held: a file, and documents merged under it."""
+    """The active policy and all former ones: a policy file, and policy documents merged over it."""
 
     def __init__(
         self, policy: ScalingPolicy, documents: Sequence[PolicyDocument] = (), *, when_changed: Callable[[], None]
     ) -> None:
-        """`when_changed`: start everybody again who was started with the old file."""
+        """`when_changed`: restart every process that was started with the former file."""
         self._own = policy
         self._when_changed = when_changed
         self._edits_count = 0
-        self.file = policy  # what services are started with
-        self.documents = tuple(documents)  # what they read of the record
+        self.file = policy  # services start with it
+        self.documents = tuple(documents)  # services read them from their stream
         self._files = [policy]
         self._kept: list[tuple[PolicyDocument, ...]] = [(), self.documents] if documents else [()]
         self.now = _merged(policy, documents)
@@ -166,49 +168,49 @@ class Policies:
             self._hold(policy, each)
 
     def keep(self, documents: tuple[PolicyDocument, ...]) -> None:
-        """People keep these documents from now on; nobody is started again for them."""
+        """Replace the policy documents; no process is restarted."""
         self.documents = documents
         self._kept.append(documents)
-        for file in self._files:  # whoever has not heard of the last one plans by it
+        for file in self._files:  # a process that has not read the newest documents still plans by the former ones
             self._hold(file, documents)
         self.now = _merged(self.file, documents)
 
     def digests_under(self, documents: tuple[PolicyDocument, ...]) -> frozenset[str]:
-        """Return what may be planned by where these are known, under any file that ever held."""
+        """Return the digests of all policies that these documents give with any file so far."""
         return frozenset(policy_digest(_merged(file, documents)) for file in self._files)
 
     def freeze(self, *, is_frozen: bool) -> None:
-        """Change nothing from now on, or go on."""
+        """Freeze or unfreeze the cluster."""
         if is_frozen != self.now.is_frozen:
             self._change(is_frozen=is_frozen)
 
     def edit(self) -> None:
-        """Somebody gives the nodes of every pool another label: those that were bought before have drifted."""
+        """Change a label of every pool, so that nodes bought earlier have drifted."""
         self._edits_count += 1
         pools = [replace(pool, labels={**pool.labels, EDITED: str(self._edits_count)}) for pool in self._own.pools]
         self._own = replace(self._own, pools=tuple(pools))
         self._change(is_frozen=self.now.is_frozen)
 
     def lower_money(self, day_micro_usd_max: int) -> None:
-        """No more than this is to be spent today, of all that runs; hard. Other limits of the cluster are put aside."""
-        self._change_money(MoneyPolicy(day_micro_usd_max=day_micro_usd_max))
+        """Set a hard daily spend limit of the cluster in place of its other spend limits."""
+        self._change_money(SpendPolicy(day_micro_usd_max=day_micro_usd_max))
 
     def restore_money(self) -> None:
-        """The cluster's limits are again what they were in the beginning."""
-        self._change_money(self._files[0].limits.money)
+        """Restore the initial spend limits of the cluster."""
+        self._change_money(self._files[0].limits.spend)
 
-    def _change_money(self, money: MoneyPolicy) -> None:
-        if money != self._own.limits.money:
-            self._own = replace(self._own, limits=replace(self._own.limits, money=money))
+    def _change_money(self, money: SpendPolicy) -> None:
+        if money != self._own.limits.spend:
+            self._own = replace(self._own, limits=replace(self._own.limits, spend=money))
             self._change(is_frozen=self.now.is_frozen)
 
     def lift_money(self) -> None:
-        """Let there be money for all that waits: what is spent of a day is spent until the next one."""
-        if caps(self._own):
+        """Remove all spend limits: money spent stays spent until the next period, and waiting work must be served."""
+        if spend_caps(self._own):
             self._own = replace(
                 self._own,
-                pools=tuple(replace(pool, money=MoneyPolicy()) for pool in self._own.pools),
-                limits=replace(self._own.limits, money=MoneyPolicy()),
+                pools=tuple(replace(pool, spend=SpendPolicy()) for pool in self._own.pools),
+                limits=replace(self._own.limits, spend=SpendPolicy()),
             )
             self._change(is_frozen=self.now.is_frozen)
 

@@ -1,7 +1,7 @@
-"""One process: a service's doors, called as `runtime/runner.py` promises, on virtual time.
+"""One process: a service called by the contract of `runtime/runner.py`, on virtual time.
 
-What the runner does with tasks, timeouts and encodings is done here with as little as the order of things needs: fold
-before handling, publish before acknowledging, one tick at a time, an item again until the broker has it.
+Keeps only the order that the runner guarantees: fold before handling, publish before acknowledging, one tick at a time,
+retry an item until the broker has stored it.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from gpu_autoscaler.model.errors import PermanentError, StalePlan, TransientErro
 from gpu_autoscaler.runtime.effects import STALE_SECONDS
 from gpu_autoscaler.runtime.plumbing import Limits
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler.runtime.publisher import as_outcome, in_envelopes
+from gpu_autoscaler.runtime.publisher import as_outcome, wrap_in_envelopes
 from gpu_autoscaler.runtime.service import (
-    FactDoor,
-    FoldDoor,
+    FactInput,
+    FoldInput,
     Outcome,
     Outputs,
     Service,
-    TickDoor,
-    WatchDoor,
-    urgency_of,
+    TickInput,
+    WatchInput,
+    urgency_filter,
 )
 from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.runtime.urgency import Urgency
@@ -37,7 +37,7 @@ from gpu_autoscaler.sim.record import DeadLetter, Record
 from gpu_autoscaler.sim.starting import SnapshotDiffers, keep, resume
 from gpu_autoscaler.sim.timeline import VirtualClock, VirtualLoop
 
-ON_THE_WAY_SECONDS = 0.002  # from the broker to a reader
+ON_THE_WAY_SECONDS = 0.002  # from the broker to a consumer
 DELAYED_SECONDS = (0.2, 20.0)
 BUG = "bug"
 
@@ -46,7 +46,7 @@ Make = Callable[["Process"], Service]
 
 
 class Process:
-    """A service at work, until it is killed."""
+    """A running service, until it is killed."""
 
     def __init__(
         self,
@@ -64,40 +64,40 @@ class Process:
         self.is_dead = False
         self.clock = clock
         self.view = StateView()
-        self.seed = EMPTY_STATE  # the last state that was kept of streams that are lost
+        self.seed = EMPTY_STATE  # the last snapshot state of streams that were lost
         self.gate = Gate(loop, faults, self)
-        self.lag_until: dict[str, float] = {}  # by stream: nothing of it arrives before
+        self.lag_until: dict[str, float] = {}  # by stream: no fact of it arrives earlier
         self._loop = loop
         self._faults = faults
         self.record = record
         self._on_kill = on_kill
         self._on_bug = on_bug
         self._glance = glance
-        self._seen: Hashable = None  # at the last tick, where that had nothing to say
+        self._seen: Hashable = None  # of the last tick that published nothing
         self._limits = Limits()
         self._service: Service
-        self._fold_door: FoldDoor | None = None
-        self._fact_door: FactDoor | None = None  # asked once: of a protocol Python takes its time to say
+        self._fold_door: FoldInput | None = None
+        self._fact_door: FactInput | None = None  # checked once: isinstance with a protocol is slow
         self._folds: frozenset[Any] = frozenset()
         self._is_urgent: Callable[[Any], bool] = bool
         self._streams: frozenset[str] = frozenset()
         self._arriving: set[str] = set()
         self._consumers: dict[str, tuple[ConsumerSpec, MemoryConsumer]] = {}
-        self._consumed: frozenset[str] = frozenset()  # streams
+        self._consumed: frozenset[str] = frozenset()  # names of streams
         self._in_hand: dict[tuple[str, int], MemoryConsumer] = {}
         self._tries: dict[tuple[str, int], int] = {}
         self._room = 1
         self._is_pumping = False
         self._waking: asyncio.Future[None] | None = None
-        self._urgency = Urgency(self._limits.quiet)
-        self._has_failed = False  # the last tick
+        self._urgency = Urgency(self._limits.batch_window)
+        self._has_failed = False  # of the last tick
         self._folded = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    # ---- life
+    # ---- life cycle
 
     def begin(self, make: Make, snapshots: Snapshots | None, *, keeps: bool) -> None:
-        """Start the service, from the last snapshot where there are some."""
+        """Start the service, from the newest snapshot if it keeps snapshots."""
         if snapshots is None:
             self.start(make(self))
         else:
@@ -111,31 +111,31 @@ class Process:
             self._do(keep(snapshots, self.gate))
 
     def start(self, service: Service) -> None:
-        """Read what there is, then open the doors."""
+        """Read the streams, then start consumers, ticks and sources."""
         self._service = service
-        self._fold_door = service if isinstance(service, FoldDoor) else None
+        self._fold_door = service if isinstance(service, FoldInput) else None
         self._folds = frozenset(service.folds)
-        self._is_urgent = urgency_of(service)
+        self._is_urgent = urgency_filter(service)
         self._streams = frozenset(fact.stream() for fact in service.folds)
-        self._room = getattr(service, "handles_at_once", 1)
+        self._room = getattr(service, "concurrency_max", 1)
         self._catch_up(service)
         if self._fold_door is not None:
             self._fold_door.on_folded(self.record.since({}, self._folds))
         for spec in consumers_for(service.name, service.consumes):
             self._consumers[spec.durable] = (spec, self.record.consumer(spec))
         self._consumed = frozenset(spec.stream for spec, _ in self._consumers.values())
-        self._fact_door = service if isinstance(service, FactDoor) else None
+        self._fact_door = service if isinstance(service, FactInput) else None
         if service.tick_seconds is not None:
-            assert isinstance(service, TickDoor)  # noqa: S101 - as the runner has it
+            assert isinstance(service, TickInput)  # noqa: S101 - as the runner has it
             self._do(self._tick_for_ever(service, service.tick_seconds))
-        if isinstance(service, WatchDoor):
+        if isinstance(service, WatchInput):
             turns = asyncio.Semaphore(1)
             for source in service.sources():
                 self._do(self._watch_for_ever(service, source, turns))
         self.pump()
 
     def _catch_up(self, service: Service) -> None:
-        """Know all that was said: behind a snapshot only what came since, and it must come to the same."""
+        """Fold all facts. From a snapshot only later facts are folded, and the result must equal the fold of all facts."""
         places, (cursors, state) = dict(self.view.cut.last_sequences), self.record.folded(service.folds)
         begun = self.view.state if places else None
         if begun is not None and (begun := fold(begun, self.record.since(places, self._folds))) != state:
@@ -143,18 +143,18 @@ class Process:
         self.view.advance(begun or state, cursors)
 
     def kill(self) -> None:
-        """End at once; what is in hand is delivered to somebody else when its time is up."""
+        """Stop at once; messages in progress are redelivered after their ack wait."""
         if not self.is_dead:
             self.end()
             self._on_kill(self)
 
     def end(self) -> None:
-        """No other line of it runs."""
+        """Stop: none of its code runs again."""
         self.is_dead = True
         self._loop.graveyard.append(self)
 
     def close(self) -> None:
-        """The run is over: give back what the loop holds."""
+        """Cancel all tasks at the end of the run."""
         self.is_dead = True
         for task in self._tasks:
             task.cancel()
@@ -166,7 +166,7 @@ class Process:
     # ---- folding
 
     def told(self, stream: str) -> None:
-        """The broker has something new in this stream."""
+        """The stream has a new fact."""
         if stream in self._streams and stream not in self._arriving:
             self._arriving.add(stream)
             at = max(self._loop.time() + self._on_the_way_seconds(), self.lag_until.get(stream, 0.0))
@@ -184,7 +184,7 @@ class Process:
             return
         self._arriving.discard(stream)
         if self.record.is_away:
-            return  # `pump` begins again when it is back
+            return  # `pump` resumes when the broker is back
         facts = self.record.facts[stream]
         news = [one for one in facts[self.view.last_sequence(stream) :] if type(one.fact) in self._folds]
         state = fold(self.view.state, news) if news else self.view.state
@@ -194,11 +194,11 @@ class Process:
         self._folded.set()
         self._folded.clear()
         if count := sum(self._is_urgent(one.fact) for one in news):
-            self._urgency.came(count, self._loop.time())
+            self._urgency.record(count, self._loop.time())
             self._hurry()
 
     async def _until_folded(self, stream: str, sequence: int) -> bool:
-        """Wait for the state to hold this fact; False when it takes too long."""
+        """Wait until the state includes this fact. Return False on timeout."""
         until = self._loop.time() + self._limits.fold_seconds_max
         while self.view.last_sequence(stream) < sequence:
             try:
@@ -212,11 +212,11 @@ class Process:
 
     # ---- ticks
 
-    async def _tick_for_ever(self, door: TickDoor, tick_seconds: float) -> None:
+    async def _tick_for_ever(self, door: TickInput, tick_seconds: float) -> None:
         failures_count, was_stale = 0, False
         while True:
             was_stale, interval = False, tick_seconds
-            self._urgency.tick_began(self._loop.time())
+            self._urgency.start_tick(self._loop.time())
             now = self.clock.now()
             try:
                 seen = None if self._glance is None else self._glance(self.view, now)
@@ -233,22 +233,22 @@ class Process:
             await self.gate.live()
             if failures_count or was_stale:
                 interval = min(tick_seconds, self._backoff_seconds(failures_count, None))
-            self._urgency.tick_ended(self._loop.time())
+            self._urgency.end_tick(self._loop.time())
             self._has_failed = failures_count > 0
             await self._rest(interval)
 
-    async def _tick(self, door: TickDoor, now: datetime, seen: Hashable) -> float | None:
+    async def _tick(self, door: TickInput, now: datetime, seen: Hashable) -> float | None:
         self._seen = None
         outcome = as_outcome(await door.on_tick(now))
         sequence = await self._publish(outcome, None)
         if outcome.expected_last_sequence is not None:
             await self._until_folded(outcome.facts[0].stream(), sequence)
         if not outcome.facts and outcome.next_tick_seconds is None:
-            self._seen = seen  # one that wants the next tick sooner is asked again each time
+            self._seen = seen  # a service that wants its next tick sooner is called each time
         return outcome.next_tick_seconds
 
     async def _rest(self, seconds: float) -> None:
-        """Wait for the next regular tick, or for the one that urgent facts bring forward."""
+        """Wait for the next regular tick, or an earlier one for urgent facts."""
         self._waking = self._loop.create_future()
         timer = self._loop.call_later(seconds, _wake, self._waking)
         self._hurry()
@@ -257,7 +257,7 @@ class Process:
         await self.gate.live()
 
     def _hurry(self) -> None:
-        """Tick when what is urgent is due, unless more comes until then."""
+        """Schedule the tick that urgent facts wait for; further urgent facts may postpone it."""
         due_at, waking = self._urgency.due_at, self._waking
         if waking is not None and not waking.done() and due_at is not None and not self._has_failed:
             self._loop.call_at(max(due_at, self._loop.time()), self._come_due, waking)
@@ -269,7 +269,7 @@ class Process:
 
     # ---- sources
 
-    async def _watch_for_ever(self, door: WatchDoor, source: AsyncIterator[Any], turns: asyncio.Semaphore) -> None:
+    async def _watch_for_ever(self, door: WatchInput, source: AsyncIterator[Any], turns: asyncio.Semaphore) -> None:
         async for item in source:
             await self.gate.live()
             tries = 0
@@ -291,13 +291,13 @@ class Process:
     # ---- effects
 
     def hears(self, stream: str) -> None:
-        """The broker has something new in this stream, that may be for one of the consumers."""
+        """The stream has a new fact that one of the consumers may want."""
         if stream in self._consumed and not self._is_pumping:
             self._is_pumping = True
             self._loop.call_soon(self.pump)
 
     def pump(self) -> None:
-        """Take what the broker has, as far as there is room."""
+        """Take messages from the broker up to the limit of concurrent handlers."""
         self._is_pumping = False
         if self.is_dead or self.record.is_away:
             return
@@ -319,7 +319,7 @@ class Process:
         again_seconds = await self._attempt(recorded, key)
         del self._in_hand[key]
         if self._faults.strikes("message_repeated", self.role):
-            again_seconds = spec.ack_wait_seconds  # handled, and the acknowledgement was lost
+            again_seconds = spec.ack_wait_seconds  # handled, but the acknowledgement was lost
         if again_seconds is None:
             self._tries.pop(key, None)
             consumer.settle(sequence)
@@ -329,7 +329,7 @@ class Process:
         self.pump()
 
     async def _attempt(self, recorded: Recorded, key: tuple[str, int]) -> float | None:
-        """One try; the seconds until the next one, None when it is done with."""
+        """Try once. Return the seconds until the next attempt, None when done."""
         try:
             return await self._effect(recorded)
         except StalePlan:
@@ -344,7 +344,7 @@ class Process:
             return self._failed(key, exc)
 
     async def _effect(self, recorded: Recorded) -> float | None:
-        """Call the door and store what it says; the seconds after which it wants the fact again, if it does."""
+        """Call the service and publish its outcome. Return the seconds after which it wants the fact again, or None."""
         assert self._fact_door is not None  # noqa: S101 - as the runner has it
         if type(recorded.fact) in self._folds and not await self._until_folded(recorded.stream, recorded.sequence):
             raise TransientError("the state has not reached the fact yet")
@@ -355,14 +355,14 @@ class Process:
         if self._faults.strikes("killed_before_ack", self.role):
             self.kill()
         await self.gate.live()
-        return outcome.again_after_seconds
+        return outcome.redeliver_after_seconds
 
     def _failed(self, key: tuple[str, int], error: Exception) -> float:
         self._tries[key] = self._tries.get(key, 0) + 1
         return self._backoff_seconds(self._tries[key], error)
 
     def _keep_alive(self, key: tuple[str, int]) -> None:
-        """Tell the broker that work goes on, for as long as it does."""
+        """Send progress heartbeats to the broker while work continues."""
         consumer = self._in_hand.get(key)
         if consumer is not None and not self.is_dead:
             consumer.progress(key[1], self._loop.now())
@@ -371,7 +371,7 @@ class Process:
     # ---- publishing
 
     async def _publish(self, outcome: Outcome | Outputs, cause: Envelope | None) -> int:
-        """Store what a door said; the last sequence. Raises StalePlan, TransientError."""
+        """Publish the facts of an outcome. Return the last sequence. Raises StalePlan, TransientError."""
         await self.gate.live()
         said = as_outcome(outcome)
         if not said.facts:
@@ -381,14 +381,14 @@ class Process:
             await self.gate.live()
         sequence = 0
         source = f"/gpu-autoscaler/{self._service.name}/{self.role}"
-        for envelope in in_envelopes(said.facts, cause, service=self._service.name, source=source, at=self.clock.now()):
+        for envelope in wrap_in_envelopes(said.facts, cause, service=self._service.name, source=source, at=self.clock.now()):
             sequence = self.record.publish(envelope, expected_last_sequence=said.expected_last_sequence).sequence
             if self._faults.strikes("publish_answer_lost", self.role):
                 raise TransientError("publish_answer_lost: it is stored, and the answer is lost")
         return sequence
 
     def _backoff_seconds(self, tries_count: int, error: Exception | None) -> float:
-        """As `runtime/retry.py` waits, without the part that is left to chance."""
+        """Return the wait of `runtime/retry.py`, without its jitter."""
         if isinstance(error, TransientError) and error.retry_after_seconds is not None:
             return error.retry_after_seconds
         backoff = self._limits.backoff

@@ -1,12 +1,12 @@
-"""Money by day and month, held against the world's own invoice: no purchase passes a limit, and what runs passes a hard
-one only where its work is protected, or trouble kept everybody from acting. Part of the witness.
+"""Invariants of spend: no purchase exceeds a daily or monthly limit of the simulated invoice; running nodes exceed a
+hard limit only for protected work or during faults; a job ends when its job budget is spent.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from gpu_autoscaler.core.policies.money import MoneyPolicy
+from gpu_autoscaler.core.policies.money import SpendPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import NODES
@@ -15,25 +15,25 @@ from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInst
 from gpu_autoscaler.model.ids import ActionId, JobId
 from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.reasons import MoneyExhausted
+from gpu_autoscaler.model.reasons import SpendExhausted
 from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.kubernetes import Kubernetes
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.timeline import VirtualLoop
 from gpu_autoscaler.store.protocol import JobRow
 
-PROMISE = "money"
+SPEND_LIMITED = "money"
 LOOKED_SECONDS = 60.0
-# A drain, its ending and a boot: what was decided in trouble, or for protected work, is felt for so long.
+# A drain, a termination and a boot: decisions made during faults or for protected work have effect for this long.
 EXCUSED_SECONDS = 3600.0
-# A pod that came so shortly before its node was told to go was not known to everybody.
+# A pod created this shortly before its node's drain may not have been known.
 NEW_SECONDS = 60.0
-# From a lowered limit that is passed to the last node's being closed to new work, where nothing keeps that: some plans.
+# From exceeding a lowered limit to cordoning the last unprotected node: a few plans.
 RUNS_ON_SECONDS = 300.0
 
 
 class Cap(NamedTuple):
-    """One limit of the policy, read from it once more."""
+    """One spend limit, read from the policy independently of the core."""
 
     owner: str  # cluster, pool/<name>, zone/<name> or project/<name>
     period: str
@@ -42,11 +42,11 @@ class Cap(NamedTuple):
 
 
 def caps(policy: ScalingPolicy) -> Iterator[Cap]:
-    """Every limit of money by day or month."""
-    owned: list[tuple[str, MoneyPolicy]] = [("cluster", policy.limits.money)]
-    owned += [(f"pool/{part.name}", part.money) for part in policy.pools]
-    owned += [(f"zone/{part.name}", part.money) for part in policy.limits.zones]
-    owned += [(f"project/{part.name}", part.money) for part in policy.limits.projects]
+    """Yield every daily or monthly spend limit."""
+    owned: list[tuple[str, SpendPolicy]] = [("cluster", policy.limits.spend)]
+    owned += [(f"pool/{part.name}", part.spend) for part in policy.pools]
+    owned += [(f"zone/{part.name}", part.spend) for part in policy.limits.zones]
+    owned += [(f"project/{part.name}", part.spend) for part in policy.limits.projects]
     for owner, money in owned:
         for period, most in (("day", money.day_micro_usd_max), ("month", money.month_micro_usd_max)):
             if most is not None:
@@ -54,7 +54,7 @@ def caps(policy: ScalingPolicy) -> Iterator[Cap]:
 
 
 class Purse:
-    """Adds up what the cloud will ask for, by whose limit it counts against."""
+    """Computes the cloud's invoice by the owner of each limit."""
 
     def __init__(
         self,
@@ -74,20 +74,21 @@ class Purse:
         self._jobs = jobs
         self._breaks = breaks
         self._calm_since = calm_since
-        self._excused_at: dict[str, float] = {}  # by owner: when something spoke for passing its limit
-        self._told_to_go_at: dict[str, datetime] = {}  # by node name: for want of money
+        self._excused_at: dict[str, float] = {}  # by owner: when exceeding its limit was last excused
+        self._told_to_go_at: dict[str, datetime] = {}  # by node name: when it was drained to enforce a limit
         self._machines: dict[ActionId, Machine] = {}
         self._on_order: dict[ActionId, BuyNode] = {}
         self._known = {each[:2]: each for each in caps(policies.now)}
         self._lowered: set[tuple[str, str]] = set()
-        self._open_since: dict[tuple[str, str], dict[str, float]] = {}  # by limit and name of the node
+        self._open_since: dict[tuple[str, str], dict[str, float]] = {}  # by limit and node name
         loop.call_later(LOOKED_SECONDS, self._look)
 
     def planned(self, plan: Plan, *, is_calm: bool) -> None:
-        """Nothing is bought while a limit of its is passed, or would be by what is promised; who goes for want of
-        money is remembered. In troubled times a plan may not know of all that is on order."""
+        """Check purchases against limits and reserved spend; note nodes drained to enforce a limit. With faults a plan
+        may not know all orders.
+        """
         for decision in plan.decisions:
-            if isinstance(decision, DrainNode) and isinstance(decision.reason, MoneyExhausted):
+            if isinstance(decision, DrainNode) and isinstance(decision.reason, SpendExhausted):
                 self._told_to_go_at[decision.node_name] = self._loop.now()
             elif isinstance(decision, ReleaseInstance):
                 self.over(decision.order_action_id)
@@ -95,23 +96,24 @@ class Purse:
         for cap in caps(self._policies.now) if bought else ():
             mine = [each for each in bought if _counts(cap, each.pool, each.offer, dict(each.labels))]
             if mine and self._bill(cap) > cap.micro_usd_max:
-                self._breaks(PROMISE, f"{len(mine)} nodes are bought, and {self._said(cap)}")
+                self._breaks(SPEND_LIMITED, f"{len(mine)} nodes are bought, and {self._said(cap)}")
             elif mine and is_calm and self._bill(cap) + self._promised(cap, mine) > cap.micro_usd_max:
-                self._breaks(PROMISE, f"{self._promised(cap, mine)} more are promised, and {self._said(cap)}")
+                self._breaks(SPEND_LIMITED, f"{self._promised(cap, mine)} more are promised, and {self._said(cap)}")
         self._on_order = {key: each for key, each in self._on_order.items() if self._is_coming(each)}
         self._on_order.update((each.action_id, each) for each in bought)
 
     def over(self, action_id: ActionId) -> None:
-        """Nothing comes of the order."""
+        """The order was refused or released."""
         self._on_order.pop(action_id, None)
 
     def launched(self, machine: Machine) -> None:
-        """From here on the machine is looked at."""
+        """Track the machine of an order."""
         self._machines[machine.order.action_id] = machine
 
     def _promised(self, cap: Cap, bought: list[BuyNode]) -> int:
-        """What the work may cost for which nodes are on order: what runs is left out, and the time of coming and
-        going, so never more than is promised in truth."""
+        """Return the maximum cost of the work that orders were placed for. Running machines, boots and drains are left
+        out, so the reserved spend is never less.
+        """
         now = self._loop.now()
         coming = [each for each in self._on_order.values() if self._is_coming(each)]
         mine = [each for each in coming if _counts(cap, each.pool, each.offer, dict(each.labels))]
@@ -130,7 +132,7 @@ class Purse:
         return machine.is_alive and not machine.is_usable and machine.notice is None
 
     def may_disturb(self, machine: Machine, pod: wire.Pod) -> bool:
-        """True where the node was told to go for want of money, and nobody had marked the pod."""
+        """True if the node was drained to enforce a spend limit and the pod was not protected then."""
         told_at = self._told_to_go_at.get(machine.node_name)
         if told_at is None:
             return False
@@ -151,15 +153,15 @@ class Purse:
                 continue
             if cap[:2] in self._lowered:
                 if (machine := self._runs_on(cap, machines)) is not None:
-                    self._breaks(PROMISE, f"{machine.node_name} runs on, and {self._said(cap)}")
+                    self._breaks(SPEND_LIMITED, f"{machine.node_name} runs on, and {self._said(cap)}")
                     return
             elif now - since > EXCUSED_SECONDS and self._bill(cap) > cap.micro_usd_max:
-                self._breaks(PROMISE, self._said(cap))
+                self._breaks(SPEND_LIMITED, self._said(cap))
                 return
         self._loop.call_later(LOOKED_SECONDS, self._look)
 
     def _see_lowered(self) -> None:
-        """Where people tightened a limit, what is spent says little: what was bought before may have passed it."""
+        """A tightened limit may already be exceeded by earlier purchases."""
         now = {each[:2]: each for each in caps(self._policies.now)}
         for key, cap in now.items():
             before = self._known.get(key)
@@ -168,7 +170,7 @@ class Purse:
         self._known = now
 
     def _runs_on(self, cap: Cap, machines: list[Machine]) -> Machine | None:
-        """Return a node that is still open to work long after a lowered limit was passed, and that nothing keeps."""
+        """Return an unprotected node that still accepts pods long after a lowered limit was exceeded."""
         is_passed = not self._policies.now.is_frozen and self._bill(cap) > cap.micro_usd_max
         free = [each for each in machines if self._may_go(each)] if is_passed else []
         known = self._open_since.get(cap[:2], {})
@@ -178,7 +180,7 @@ class Purse:
         return next(late, None) if now - self._calm_since() > RUNS_ON_SECONDS else None
 
     def _may_go(self, machine: Machine) -> bool:
-        """True where nobody has told the node to go, and all that it holds is work that may be done again."""
+        """True for a node that is not being removed and runs only work that may be repeated."""
         node = self._cluster.find(NODES, "", machine.node_name)
         if node is None or node.spec.unschedulable or node.metadata.annotations or machine.notice is not None:
             return False
@@ -188,7 +190,7 @@ class Purse:
         return all(pod.metadata.labels.get(labels.JOB_ID) in self._jobs and not self._is_marked(pod) for pod in pods)
 
     def _bill(self, cap: Cap) -> int:
-        """What the cloud asks for up to now, of the limit's period."""
+        """Return the invoice of the limit's period up to now."""
         now = self._loop.now()
         start, total = _period_start(cap.period, now), 0
         for machine in self._cloud.machines:
@@ -202,7 +204,7 @@ class Purse:
         return _counts(cap, machine.order.pool, machine.offer, dict(machine.order.labels))
 
     def _is_marked(self, pod: wire.Pod) -> bool:
-        """True for work that stays whatever it costs: by a mark, a promise, or because nobody would make it again."""
+        """True for work that is kept whatever it costs: by annotation, as not preemptible, or without a controller."""
         marks = pod.metadata.annotations
         row = self._jobs.get(JobId(pod.metadata.labels.get(labels.JOB_ID, "")))
         is_promised = row is not None and not row.spec.is_preemptible

@@ -1,7 +1,7 @@
-"""Promise 7, as part of the witness: when the broker has lost everything, Kubernetes, the cloud and the store tell it
-again within one reconcile period, and meanwhile nothing is bought or drained that would not have been.
+"""Invariant: after the broker lost everything, state is rebuilt from Kubernetes, the cloud and the store within one
+reconcile period, without purchases or drains that would not have been made otherwise.
 
-Looked at where nothing else disturbs the system since the loss: the rest of the promises holds through everything.
+Checked while no other fault has occurred since the loss; all other invariants hold throughout.
 """
 
 from collections.abc import Callable
@@ -30,16 +30,16 @@ from gpu_autoscaler.sim.store import Tables
 from gpu_autoscaler.sim.timeline import VirtualLoop
 from gpu_autoscaler.sim.workloads import Workloads
 
-REBUILT_SECONDS = 40.0  # one reconcile period of 30 s, and the ticks that it needs; from when all services are there
-COVERED_SECONDS = 120.0  # after a loss: what was on order before is not bought again
+REBUILT_SECONDS = 40.0  # one reconcile period of 30 s and the ticks it needs, once all services run
+COVERED_SECONDS = 120.0  # after a loss: nothing ordered before is bought again
 MARGIN_SECONDS = 60.0  # of a boot that is not late yet
-SKEW_SECONDS = 10.0  # between the clocks of who saw a pod go and who plans
+SKEW_SECONDS = 10.0  # between the clocks of the pod watcher and the scaler
 PROMISE = "everything is rebuilt"
 _LISTS: tuple[type[Fact], ...] = (PodListed, NodeListed, NodeInstanceListed)
 
 
 class Rebuilding:
-    """Knows what was there when everything was lost."""
+    """Tracks the state at the time of the loss."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Rebuilding:
         cloud: Cloud,
         breaks: Callable[[str, str], None],
     ) -> None:
-        self.crew: Crew | None = None  # once there is one
+        self.crew: Crew | None = None  # set after construction
         self._loop = loop
         self._record = record
         self._faults = faults
@@ -63,15 +63,15 @@ class Rebuilding:
         self._lost_at: datetime | None = None
         self._happened_count = 0
         self._accepted: frozenset[JobId] = frozenset()
-        self._bought_for: dict[str, frozenset[ActionId]] = {}  # by demand: what the last plan bought for it
-        self._busy_at: dict[str, datetime] = {}  # by node: when a pod was last at work there
-        self._at_work: set[str] = set()  # uids of pods
-        self._unlisted: set[type[Fact]] = set()  # what nobody has read a whole list of since the loss
+        self._bought_for: dict[str, frozenset[ActionId]] = {}  # by demand: purchases of the last plan
+        self._busy_at: dict[str, datetime] = {}  # by node: when a pod last ran there
+        self._at_work: set[str] = set()  # pod uids
+        self._unlisted: set[type[Fact]] = set()  # lists not published since the loss
         workloads.cluster.listen(self._moved)
         record.listen(self._heard)
 
     def lost(self) -> None:
-        """Everything is gone at this instant."""
+        """All streams are lost now."""
         self._lost_at = self._loop.now()
         self._unlisted = set(_LISTS)
         self._happened_count = len(self._faults.happened)
@@ -79,7 +79,7 @@ class Rebuilding:
         self._wait(self._lost_at)
 
     def _wait(self, lost_at: datetime) -> None:
-        """Until every service is back."""
+        """Wait until every service runs."""
         if lost_at != self._lost_at:
             return
         is_back = self.crew is not None and self.crew.is_complete and not self._record.is_away
@@ -94,7 +94,7 @@ class Rebuilding:
             self._breaks(PROMISE, f"accepted and unknown {REBUILT_SECONDS:g} s after all came back: {forgotten}")
 
     def _is_quiet(self, *but: str) -> bool:
-        """True where nothing has disturbed anybody since the loss but the loss itself, and what is at these places."""
+        """True if no other fault has occurred since the loss, except at these places."""
         since = self._faults.happened[self._happened_count :]
         return self._lost_at is not None and all(KINDS[kind].place in ("", RECORD, *but) for kind, _ in since)
 
@@ -105,7 +105,7 @@ class Rebuilding:
             self._breaks(PROMISE, f"what was decided before is carried on, and nobody has said since: {missing}")
         if isinstance(recorded.fact, ScalingPlanMade):
             plan = recorded.fact.plan
-            # What was on order is known from the store, whatever the cloud does or shows.
+            # Orders are known from the store, whatever the cloud does or shows.
             if self._lost_at is not None and self._is_quiet(CLOUD):
                 self._see_purchases(plan, self._lost_at)
             if self._is_quiet():
@@ -117,7 +117,7 @@ class Rebuilding:
         for decision in plan.decisions:
             if isinstance(decision, BuyNode) and isinstance(decision.reason, UnmetDemand):
                 for key in decision.reason.demand:
-                    # A gang may be bought by several plans, whose nodes are not late, or taken, at the same time.
+                    # A gang may be bought by several plans, whose nodes become late or ended at different times.
                     before = self._bought_for.get(key, ()) if decision.gang is not None else ()
                     bought.setdefault(key, set(filter(self._is_alive, before))).add(decision.action_id)
         self._bought_for.update({key: frozenset(actions) for key, actions in bought.items()})
@@ -127,7 +127,7 @@ class Rebuilding:
         return machine is None or machine.is_alive
 
     def _see_purchases(self, plan: Plan, lost_at: datetime) -> None:
-        """What is on its way for a piece of work since before the loss is not bought once more."""
+        """Work with a node booting since before the loss gets no second node."""
         if (self._loop.now() - lost_at).total_seconds() > COVERED_SECONDS:
             return
         for decision in plan.decisions:
@@ -149,7 +149,7 @@ class Rebuilding:
         )
 
     def _see_drains(self, plan: Plan) -> None:
-        """A node is drained as idle only after it was."""
+        """A node is drained as idle only after the idle time."""
         for decision in plan.decisions:
             if not (isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle)):
                 continue

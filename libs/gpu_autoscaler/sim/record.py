@@ -1,7 +1,7 @@
-"""The bus of a run: the memory broker's own rules (order, ids, fences, redelivery), with facts kept as they are.
+"""The bus of a run: the memory broker's rules (order, ids, fences, redelivery), with facts kept decoded.
 
-Encoding and decoding each fact would take most of a run's time and change nothing; `is_coded` does it all the same, so
-that a test can show that it changes nothing.
+Encoding and decoding each fact would take most of a run's time and change nothing; with `is_coded` it is done, so that
+a test can prove that.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ Cursors = Mapping[str, int]
 
 
 class DeadLetter:
-    """A message that a service set aside, and why."""
+    """A dead-lettered message and its error."""
 
     __slots__ = ("at_sequence", "error", "recorded", "service")
 
@@ -32,12 +32,12 @@ class DeadLetter:
 
 
 class Record:
-    """All that was said, in order, and who is to hear it."""
+    """All published facts in order, and their listeners."""
 
     def __init__(self, loop: VirtualLoop, *, is_coded: bool = False) -> None:
         self.facts: dict[str, list[Recorded]] = {spec.name: [] for spec in streams()}
-        self.lost: list[dict[str, list[Recorded]]] = []  # streams that are no more
-        self.order: list[Recorded] = []  # over all streams, those that are no more as well
+        self.lost: list[dict[str, list[Recorded]]] = []  # streams before each loss of the broker
+        self.order: list[Recorded] = []  # over all streams, lost ones included
         self.dead_letters: list[DeadLetter] = []
         self.is_away = False
         self._loop = loop
@@ -53,23 +53,23 @@ class Record:
         return broker
 
     def lose(self) -> None:
-        """The broker loses every stream and every consumer; others of the same names are made."""
+        """Lose every stream and consumer; new streams of the same names are created."""
         self.lost.append(self.facts)
         self.facts = {name: [] for name in self.facts}
         self._broker = self._made()
         self._folded.clear()
 
     def ever(self, stream: str) -> Iterator[Recorded]:
-        """Everything that was ever said on streams of this name."""
+        """Yield every fact ever published to this stream, before losses included."""
         for facts in (*self.lost, self.facts):
             yield from facts[stream]
 
     def listen(self, listener: Callable[[Recorded], None]) -> None:
-        """Have every fact told when it is stored."""
+        """Call the listener for each stored fact."""
         self._listeners.append(listener)
 
     def publish(self, envelope: Envelope, *, expected_last_sequence: int | None = None) -> Ack:
-        """Store the fact. Raises StalePlan, and TransientError while the broker is away."""
+        """Store the fact. Raises StalePlan, and TransientError while the broker is unavailable."""
         if self.is_away:
             raise TransientError("the broker is away")
         fact = envelope.fact
@@ -92,24 +92,24 @@ class Record:
         return ack
 
     def consumer(self, spec: ConsumerSpec) -> MemoryConsumer:
-        """The durable consumer, made where it is missing."""
+        """Return the durable consumer; create it if missing."""
         self._broker.make_consumer(spec)
         return self._broker.consumers[spec.stream, spec.durable]
 
     def span(self, stream: str) -> StreamSpan:
-        """Which stream this is, and what it still has."""
+        """Return the identity of the stream and the sequences that it retains."""
         return self._broker.stream(stream).span(self._loop.now())
 
     def message_at(self, stream: str, sequence: int) -> Message | None:
-        """The message at this place, as the broker dates it."""
+        """Return the message at this sequence, as the broker dates it."""
         return self._broker.stream(stream).at(sequence, self._loop.now())
 
     def at(self, stream: str, sequence: int) -> Recorded:
-        """The fact at this place."""
+        """Return the fact at this sequence."""
         return self.facts[stream][sequence - 1]
 
     def since(self, cursors: Cursors, folds: Collection[type[Fact]]) -> list[Recorded]:
-        """What was said of these kinds behind the places, stream by stream."""
+        """Return facts of these types after the cursors, stream by stream."""
         return [
             one
             for stream in sorted({fact.stream() for fact in folds})
@@ -118,7 +118,7 @@ class Record:
         ]
 
     def folded(self, folds: Iterable[type[Fact]]) -> tuple[Cursors, ClusterState]:
-        """Everything up to now, folded: what a service that starts again finds. Kept from one start to the next."""
+        """Return the fold of all facts, from which a service starts. Cached from one start to the next."""
         wanted = frozenset(folds)
         cursors, state = self._folded.get(wanted, ({}, EMPTY_STATE))
         reached = dict(cursors)

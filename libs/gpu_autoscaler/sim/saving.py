@@ -1,7 +1,7 @@
-"""Work that saves itself: how often, how long a save takes, and what it does when it is told that it has to go.
+"""Checkpointing work: how often it saves, how long a save takes, and how it reacts to a drain.
 
-Work of one type does so, all other work starts over. A save holds what was done when it began; the work goes on while
-it is written. The lengths are fixtures; frameworks of the field save each few minutes to each few hours.
+Jobs of one workload type checkpoint, all others restart from zero. A checkpoint holds the progress at its start; work
+continues during the write. The durations are fixtures; real frameworks checkpoint every few minutes to every few hours.
 """
 
 import random
@@ -24,27 +24,27 @@ SAVE_SECONDS = 20.0
 
 
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
-    """The habits of a world's work that saves itself."""
+    """Checkpoint settings of the work of a scenario."""
 
     every_seconds: float = SAVED_EVERY_SECONDS
     write_seconds_min: float = SAVE_SECONDS
     write_seconds_max: float = SAVE_SECONDS
-    is_told: bool = True  # it saves when the annotation asks for it
-    answers: bool = False  # it says when it has saved, as `core/removing/checkpoints.py` reads
-    saves_at_end: bool = True  # it saves when its pod is told to end, where the grace period is long enough
+    is_told: bool = True  # saves when the annotation requests it
+    answers: bool = False  # annotates its pod when it has saved, as `can_save` of the core reads it
+    saves_at_end: bool = True  # saves on termination if the grace period is long enough
 
     def write_seconds(self, job_id: str) -> float:
-        """How long a save of this job takes: always as long, and each length as likely as its double."""
+        """Return the duration of each save of this job, log-uniformly distributed over jobs."""
         share = random.Random(f"write/{job_id}").random()
         return float(self.write_seconds_min * (self.write_seconds_max / self.write_seconds_min) ** share)
 
 
-# Work of a world with faults: half of what trains takes part, each with a length of its own.
+# In runs with faults half of the training jobs checkpoint, each with its own duration.
 SOME_SAVE = Saving(write_seconds_min=5.0, write_seconds_max=90.0, answers=True)
 
 
 def some_save(pod: wire.Pod) -> float | None:
-    """How long a save takes of those that take part in a world with faults; None: of no others."""
+    """Return the duration of a save of the pod's job in a run with faults; None: it does not checkpoint."""
     job_id = pod.metadata.labels.get(labels.JOB_ID, "")
     trains = pod.metadata.labels.get(labels.WORKLOAD_TYPE) == SAVING_WORK
     takes_part = trains and random.Random(f"saves/{job_id}").random() < 0.5
@@ -52,15 +52,15 @@ def some_save(pod: wire.Pod) -> float | None:
 
 
 class Savers:
-    """Pods that say when they have saved: nothing at first, then the end of each save that they were asked for."""
+    """Pods that annotate their checkpoints: an empty value first, then the end of each requested save."""
 
     def __init__(self, workloads: Workloads, write_seconds: Callable[[wire.Pod], float | None]) -> None:
-        """`write_seconds`: how long a save of the pod takes; None: it takes no part."""
+        """`write_seconds`: the duration of a save of the pod; None: it does not checkpoint."""
         self._workloads = workloads
         self._cluster = workloads.cluster
         self._write_seconds = write_seconds
         self._present: set[str] = set()
-        self._asked: set[tuple[str, str]] = set()  # pod and deadline
+        self._asked: set[tuple[str, str]] = set()  # pod uid and deadline
         self._cluster.listen(self._heard)
 
     def _heard(self, plural: str, entry: Entry) -> None:

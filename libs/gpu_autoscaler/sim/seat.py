@@ -1,6 +1,6 @@
-"""What a service is put together from in a run: the same protocols as live, each with the run's own adapter behind it.
+"""The adapters from which a service is composed: the same protocols as live, implemented by the simulation.
 
-`services/gpu_autoscaler_services/simulation.py` is the one place that knows how; it hands its functions in.
+`services/gpu_autoscaler_services/simulation.py` composes the services and passes its functions in.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -25,21 +25,21 @@ EXPORTER_URL = "sim://{node_name}/metrics"
 
 
 def node_of(address: str) -> str:
-    """Return the name of the node that an address of the two forms above is on."""
+    """Return the node name in an address of the two forms above."""
     return address.removeprefix("sim://").partition("/")[0]
 
 
 class Exporters(Protocol):
-    """Pages of GPU exporters by address."""
+    """Metrics pages of GPU exporters by address."""
 
     async def scrape(self, urls: Mapping[str, str]) -> dict[str, Page | None]:
-        """Return the page of each name's URL; None for one that did not answer."""
+        """Return the page of each name's URL; None for one that did not respond."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Everything that one process reaches."""
+    """All adapters of one process."""
 
     view: StateView
     policy: ScalingPolicy
@@ -49,17 +49,17 @@ class Seat:
     provider: CapacityProvider
     store: Store
     metadata: Callable[[str], InstanceMetadata]
-    events: EventQueue | None  # of the cloud; None: it has none
+    events: EventQueue | None  # the cloud's interruption queue; None: the cloud has none
     exporters: Exporters
     streams: Streams
-    seed: ClusterState  # the last that was kept of streams that are lost
-    on_refused_plan: Callable[[], None]  # the second opinion found a mistake: never to happen
+    seed: ClusterState  # the last snapshot state of streams that were lost
+    on_refused_plan: Callable[[], None]  # the plan check found a violation, which must never happen
 
 
 Compose = Callable[[Seat], Service]
 Resume = Callable[[Seat], Snapshots]
-# What a tick's answer depends on besides the service's own memory. Equal to the last one's, after which there was
-# nothing to say: there is nothing to say now.
+# What a tick's outcome depends on besides the service's own memory. If it equals that of the last tick, which published
+# nothing, the tick is skipped.
 Glance = Callable[[StateView, ScalingPolicy, datetime], Hashable]
 
 
@@ -69,7 +69,7 @@ class Role:
 
     compose: Compose
     glance: Glance | None = None  # None: every tick is called
-    snapshots: Resume | None = None  # None: it begins with the oldest facts
+    snapshots: Resume | None = None  # None: it starts from the oldest facts
     keeps_snapshots: bool = False
 
 

@@ -1,5 +1,6 @@
-"""People who keep replicas up: services that come and go, grow and shrink; some must not be disturbed, one or the
-other asks for what nobody sells."""
+"""Long-running services that start, stop and rescale; some are protected from disruption, some request unavailable
+GPUs.
+"""
 
 import random
 
@@ -20,16 +21,16 @@ LASTS_SECONDS = (1200.0, 7200.0)
 RESCALED_SECONDS = (300.0, 2400.0)
 REPLICAS_COUNT_MAX = 4
 GRACE_SECONDS = (5.0, 30.0, 90.0)
-UNSOLD_RATIO = 0.06  # of services: what they ask for is not for sale
+UNSOLD_RATIO = 0.06  # of services: no offer matches
 _PROTECTED = ({labels.DO_NOT_DISRUPT: "true"}, {labels.SAFE_TO_EVICT: "false"})
-_EVICTION_PRIORITIES = ("low", "medium", "high")  # who goes first from a node that is drained
+_EVICTION_PRIORITIES = ("low", "medium", "high")  # order of eviction when a node is drained
 _FREE: dict[str, str] = {}
-# CPU and GPUs of a replica. ExtendedResourceToleration lets what asks for GPUs onto nodes with the GPUs' taint.
+# CPU and GPUs of a replica. ExtendedResourceToleration adds the toleration of the GPU taint to pods that request GPUs.
 _SIZES = (("1", 1), ("1", 1), ("1", 1), ("2", 2), ("1", 0))
 
 
 class Serving:
-    """Every service of a run."""
+    """All services of a run."""
 
     def __init__(
         self,
@@ -41,9 +42,9 @@ class Serving:
         likes: random.Random,
         storage: Storage | None = None,
     ) -> None:
-        """`company` is for the rules that replicas have about each other, `likes` for what they would like.
+        """`affinity_chance` draws required rules between replicas, `preferences_chance` preferred ones.
 
-        `storage`: where services keep something, None: they keep nothing.
+        `storage`: where services keep data; None: they keep none.
         """
         self._storage = storage
         self._company = company
@@ -56,13 +57,13 @@ class Serving:
         self._is_over = False
 
     def begin(self) -> None:
-        """Let services come from now on."""
+        """Start creating services."""
         for _ in range(self._chance.randint(0, FIRST_COUNT_MAX)):
             self._loop.call_later(self._chance.uniform(0.0, FIRST_SECONDS_MAX), self._start)
         self._next()
 
     def leave(self) -> None:
-        """Nobody wants any of it any more."""
+        """Stop all services."""
         self._is_over = True
         for uid in sorted(self._standing):
             self._stop(uid)
@@ -110,7 +111,7 @@ class Serving:
         )
 
     def _with_rules(self, pod: wire.PodSpec, name: str) -> wire.PodSpec:
-        """Some keep their replicas on hosts of their own, some even over zones."""
+        """Some require one replica per host, some an even spread over zones."""
         selector = wire.LabelSelector(match_labels={"app": name})
         rule = self._company.choice((None, None, None, "apart", "even"))
         if rule == "apart":

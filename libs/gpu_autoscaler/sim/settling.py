@@ -1,4 +1,4 @@
-"""The end of a run: faults have stopped, and everything has to come to rest. What is not at rest broke a promise."""
+"""Quiescence: after the faults end the system must come to rest. Checks at rest what holds only then."""
 
 from collections import Counter
 from datetime import timedelta
@@ -11,7 +11,7 @@ from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS
-from gpu_autoscaler.model.reasons import BudgetLimit, GpusLimit, MoneyLimit, NodesLimit, NoOfferFits
+from gpu_autoscaler.model.reasons import HourlyPriceLimit, GpusLimit, SpendLimit, NodesLimit, NoOfferFits
 from gpu_autoscaler.model.shape_reasons import NoDomainFits
 from gpu_autoscaler.sim.cloud import Cloud
 from gpu_autoscaler.sim.kubernetes import Kubernetes
@@ -24,18 +24,18 @@ from gpu_autoscaler.sim.witness import Witness
 from gpu_autoscaler.sim.workloads import Workloads
 
 SETTLED_SECONDS_MAX = 12 * 3600.0
-QUIET_SECONDS = 300.0  # at rest for so long: what is told late has been told
-# What a policy can hold a job back for as long as it stands as it is.
-_OF_LIMITS = (BudgetLimit, GpusLimit, MoneyLimit, NodesLimit, NoOfferFits, NoDomainFits)
+QUIET_SECONDS = 300.0  # at rest this long: delayed facts have arrived
+# Deferrals that can last as long as the policy is unchanged.
+_OF_LIMITS = (HourlyPriceLimit, GpusLimit, SpendLimit, NodesLimit, NoOfferFits, NoDomainFits)
 STANDSTILL_SECONDS = 1800.0  # longer than a boot, a cooldown and a deadline together
 RECOMPUTED_PLANS_COUNT = 3
-SAID_AGAIN_COUNT = 300  # facts of each stream at most, the last ones
-SAID_AGAIN_AGE_MAX = timedelta(hours=1)  # well within what tombstones remember, longer than any broker repeats
+SAID_AGAIN_COUNT = 300  # at most, the latest of each stream
+SAID_AGAIN_AGE_MAX = timedelta(hours=1)  # within the life of tombstones, beyond any redelivery
 BUDGET_MARKS_RATIO = (0.8, 1.0)
 
 
 class Run(Protocol):
-    """What is judged."""
+    """Parts of the run that are judged."""
 
     loop: VirtualLoop
     record: Record
@@ -48,7 +48,7 @@ class Run(Protocol):
 
 
 class Settling:
-    """Waits for rest, then looks at everything once."""
+    """Waits for rest, then judges the end state once."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -58,7 +58,7 @@ class Settling:
         self._moved_at = 0.0
 
     def is_over(self) -> bool:
-        """True once everything is at rest, has had more than enough time for it, or stands still and should not."""
+        """True once the run is at rest, has had the maximum time, or is stuck."""
         now = self._run.loop.time()
         if self._began_at is None:
             self._began_at = now
@@ -76,7 +76,7 @@ class Settling:
         return is_quiet or now - self._began_at > SETTLED_SECONDS_MAX
 
     def judge(self) -> None:
-        """Say what is not as it was promised."""
+        """Report everything that violates an invariant."""
         for what in self._unrest():
             self._run.witness.breaks("settling", what)
         self._judge_jobs()
@@ -121,12 +121,12 @@ class Settling:
         return found
 
     def _wanted_count(self) -> int:
-        """Machines that the policy wants in a cluster without work: each pool its own, and so many of all together."""
+        """Return the minimum size of a cluster without work."""
         policy = self._run.policies.now
         return max(policy.nodes_count_min, sum(pool.nodes_count_min for pool in policy.pools))
 
     def _held_by_the_policy(self) -> set[str]:
-        """Jobs that the last plan says a limit keeps from ever starting, in a cluster that is as small as it may be."""
+        """Return jobs that a limit keeps from ever starting, in a cluster at its minimum size."""
         run = self._run
         standing_count = sum(1 for machine in run.cloud.machines if machine.state != "terminated")
         if standing_count > self._wanted_count():
@@ -134,11 +134,11 @@ class Settling:
         return {subject.removeprefix("job/") for subject in self._held()}
 
     def _held(self) -> set[str]:
-        """What the last plan holds back for a limit; `cluster` is the smallest number of nodes."""
+        """Return the subjects that the last plan defers for a limit; `cluster` is the minimum number of nodes."""
         plans = self._run.record.facts["SCALING"]
         last = next((told.fact for told in reversed(plans) if isinstance(told.fact, ScalingPlanMade)), None)
-        held_back = () if last is None else last.plan.held_back
-        return {held.subject for held in held_back if isinstance(held.reason, _OF_LIMITS)}
+        deferred = () if last is None else last.plan.deferred
+        return {held.subject for held in deferred if isinstance(held.reason, _OF_LIMITS)}
 
     # ---- no accepted job is lost; each ends in exactly one final state
 
@@ -153,11 +153,11 @@ class Settling:
                 queued.add(fact.job_id)
             elif isinstance(fact, JobRejected):
                 answered.add(fact.request_id)
-        # The first end counts, of the streams that are there; what was lost with others may be said anew.
+        # The first end in each generation of streams counts; after a loss an end may be published again.
         for facts in (*run.record.lost, run.record.facts):
             told = (one.fact for one in reversed(facts["JOB"]) if isinstance(one.fact, JobFinished))
             ends |= {fact.job_id: fact.outcome for fact in told}
-        for recorded in run.record.facts["JOB"]:  # what nobody had answered when everything was lost was never accepted
+        for recorded in run.record.facts["JOB"]:  # requests without a response at a loss were never accepted
             fact, request_id = recorded.fact, recorded.envelope.id
             if isinstance(fact, JobRequested) and request_id not in answered and str(fact.job_id) not in queued:
                 breaks("no job is lost", f"request {request_id} was never answered")
@@ -173,7 +173,7 @@ class Settling:
             breaks("no job is lost", f"cancelled, and still in Kubernetes: {', '.join(left)}")
 
     def _judge_answers(self) -> None:
-        """Who asks once more for what was accepted is not refused."""
+        """A repeated request of an accepted job is not rejected."""
         run = self._run
         asked: dict[str, JobRequested] = {}
         accepted: dict[str, JobRequested] = {}
@@ -192,7 +192,7 @@ class Settling:
                 if request is not None and request == accepted.get(request.job_id or ""):
                     run.witness.breaks("no job is lost", f"{request.job_id} was accepted, and refused when asked again")
 
-    # ---- nothing ordered and forgotten
+    # ---- no order is forgotten
 
     def _judge_orders(self) -> None:
         state = self._state()
@@ -206,7 +206,7 @@ class Settling:
         if doubles:
             self._run.witness.breaks("one launch for one action", f"bought twice: {', '.join(doubles)}")
 
-    # ---- the ledger is the bill, to the micro-dollar
+    # ---- the ledger equals the invoice, to the micro-dollar
 
     def _judge_bill(self) -> None:
         breaks = self._run.witness.breaks
@@ -229,7 +229,7 @@ class Settling:
         self._judge_marks()
 
     def _judge_marks(self) -> None:
-        """Whose money is spent, or soon will be, has heard of it."""
+        """Each job budget that was crossed was announced."""
         run = self._run
         told = {
             (one.fact.scope_id, one.fact.mark_ratio)
@@ -244,7 +244,7 @@ class Settling:
                     what = f"job {job_id} has spent {spent} of {limit}, and nobody was told of {mark:.0%}"
                     run.witness.breaks("the bill", what)
 
-    # ---- a recorded plan can be recomputed
+    # ---- every recorded plan can be recomputed
 
     def _judge_plans(self) -> None:
         for streams in (*self._run.record.lost, self._run.record.facts):
@@ -259,9 +259,9 @@ class Settling:
                     self._run.witness.breaks("recomputable plans", f"plan {fact.plan_id} comes out otherwise")
 
     def _judge_repeats(self) -> None:
-        """What is said again changes nothing, the oldest last.
+        """Facts published again change nothing, even in reverse order.
 
-        What is older may speak of what ended long ago, and has been forgotten since.
+        Older facts may be about objects whose tombstones have expired.
         """
         state = self._state()
         for stream, facts in self._run.record.facts.items():

@@ -1,7 +1,8 @@
-"""Room as the world has it: work is placed where nodes take it, moves to where there is room, and comes as a whole.
+"""Invariants of placement: jobs are placed on nodes that accept pods, moved pods fit elsewhere, and a gang has capacity
+for all members.
 
-Part of the witness. It counts in favour of whoever decides: only work that everybody has seen takes room, and rules
-about neighbours and volumes are left out. So what it says does not fit, fits in no way.
+Lenient: only pods known to every process take capacity, and affinity and volumes are ignored. So a violation is
+certain.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,12 +25,12 @@ from gpu_autoscaler.store.protocol import JobRow
 
 SERVED, REMOVAL, GANG = "work is served", "no voluntary removal", "a gang is bought whole"
 SAID_LATELY = timedelta(seconds=10)
-KNOWN_SECONDS = 60.0  # what stands for so long in calm times is known to everybody
-_MOVED_BY_CHOICE = (NodeDrifted, NodeExpired, NodeUnderused)  # an idle node has nobody to move
+KNOWN_SECONDS = 60.0  # a state that has lasted this long without faults is known to every process
+_MOVED_BY_CHOICE = (NodeDrifted, NodeExpired, NodeUnderused)  # an idle node has no pods to move
 
 
 class Shelter:
-    """Knows what is free, and what is on its way."""
+    """Tracks free capacity and orders."""
 
     def __init__(
         self, workloads: Workloads, cloud: Cloud, jobs: Mapping[JobId, JobRow], breaks: Callable[[str, str], None]
@@ -40,17 +41,17 @@ class Shelter:
         self._jobs = jobs
         self._breaks = breaks
         self._on_order: dict[ActionId, BuyNode] = {}
-        self._open: set[str] = set()  # names of nodes that take pods
-        self._shut_at: dict[str, float] = {}  # by name: since when each of the others takes none, or is gone
+        self._open: set[str] = set()  # names of nodes that accept pods
+        self._shut_at: dict[str, float] = {}  # by name of former ones: since when the node accepts none or is gone
         cloud.launch_listeners.append(self._launched)
         self._cluster.listen(self._heard)
 
     def over(self, action_id: ActionId) -> None:
-        """Nothing comes of the order."""
+        """The order was refused or released."""
         self._on_order.pop(action_id, None)
 
     def planned(self, plan: Plan, *, is_calm: bool) -> None:
-        """A plan was made. In troubled times it may be made on an old picture, and is only noted."""
+        """A plan was published. With faults it may use stale data and is only recorded."""
         bought = [one for one in plan.decisions if isinstance(one, BuyNode)]
         self._on_order.update((one.action_id, one) for one in bought)
         now = self._cluster.now()
@@ -67,10 +68,10 @@ class Shelter:
                 if drain.is_voluntary:
                     self._see_moved(drain, {one.node_name for one in moved})
 
-    # ---- work is placed where it can run
+    # ---- jobs are placed where they can run
 
     def placed(self, placed: JobPlaced, *, is_calm: bool) -> None:
-        """A job was released for these nodes. What was placed long ago and is said again is no decision of now."""
+        """A job was released to these nodes. Repeated facts of old placements are ignored."""
         now = self._workloads.loop.time()
         if not is_calm or self._cluster.now() - placed.placed_at > SAID_LATELY:
             return
@@ -82,7 +83,7 @@ class Shelter:
                 )
                 return
 
-    # ---- who moves has another place
+    # ---- moved pods fit elsewhere
 
     def _see_moved(self, drain: DrainNode, going: set[str]) -> None:
         nodes = [node for node in self._cluster.all(NODES) if is_open(node) and node.metadata.name not in going]
@@ -97,7 +98,7 @@ class Shelter:
                 return
 
     def _known_pods(self) -> Iterator[wire.Pod]:
-        """Pods at work for so long that everybody knows of them, and that nobody has told to go."""
+        """Yield running pods known to every process that have not been evicted."""
         seen_by = self._cluster.now() - timedelta(seconds=KNOWN_SECONDS)
         for pod in self._cluster.all(PODS):
             since = pod.status.start_time
@@ -117,11 +118,11 @@ class Shelter:
             self._open.discard(name)
             self._shut_at[name] = self._workloads.loop.time()
 
-    # ---- a gang has places for all
+    # ---- a gang has capacity for all members
 
     def _see_gang(self, job_id: JobId) -> None:
         row = self._jobs.get(job_id)
-        if row is None or row.spec.member_resources.slices:  # how a node's GPUs will be cut is not asked here
+        if row is None or row.spec.member_resources.slices:  # the future MIG layout of a node is not predicted
             return
         wanted = row.spec
         there = sum(
@@ -136,7 +137,7 @@ class Shelter:
             self._breaks(GANG, f"nodes are bought for {job_id}, of {wanted.gang_count} members {places} have a place")
 
     def _rooms(self) -> Iterator[Resources]:
-        """Free room on all that stands, and all of what is to come."""
+        """Yield the free capacity of all nodes, and the capacity of all orders."""
         nodes = self._cluster.all(NODES)
         whole = {node.metadata.name: free for node, free in zip(nodes, free_room(nodes, ()).values(), strict=True)}
         for machine in self._cloud.machines:

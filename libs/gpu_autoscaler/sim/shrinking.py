@@ -1,7 +1,7 @@
-"""Makes a failing run small: the shortest list of faults found that still breaks the same promise.
+"""Shrinks a failing run to the shortest list of faults found that violates the same invariant.
 
 Delta debugging (Zeller, Hildebrandt: "Simplifying and Isolating Failure-Inducing Input", 2002), first over kinds of
-faults, then over single occurrences; bounded in runs and in time, as each try is a whole run.
+faults, then over single occurrences. Limited in runs and time, as each attempt is a whole run.
 """
 
 import time
@@ -17,13 +17,13 @@ T = TypeVar("T")
 Run = Callable[[Setting], Result]
 
 RUNS_COUNT_MAX = 120
-SECONDS_MAX = 60.0  # of wall time; a try that is under way goes on to its end
-# What breaks with fewer faults breaks at about the same time; a try is not run for much longer.
+SECONDS_MAX = 60.0  # of wall time; a run in progress is completed
+# With fewer faults the violation occurs at about the same time; attempts run only slightly longer.
 LATER_HOURS = 0.5
 
 
 class _Tries:
-    """Runs left, and the smallest one so far that breaks the promise."""
+    """Attempts left, and the smallest run so far that violates the invariant."""
 
     def __init__(self, run: Run, setting: Setting, result: Result, until: float, now: Callable[[], float]) -> None:
         self.smallest, self.result = setting, result
@@ -36,7 +36,7 @@ class _Tries:
         self._now = now
 
     def breaks(self, setting: Setting) -> bool:
-        """True when this run breaks the same promise; False also when there are no runs or is no time left."""
+        """True if this run violates the same invariant; False also when attempts or time are used up."""
         if self._left_count == 0 or self._now() >= self._until:
             return False
         self._left_count -= 1
@@ -55,7 +55,7 @@ def shrink(
     seconds_max: float = SECONDS_MAX,
     now: Callable[[], float] = time.monotonic,
 ) -> tuple[Setting, Result]:
-    """Return the smallest run found that breaks the promise that `result` broke, and what came of it."""
+    """Return the smallest run found that violates the invariant of `result`, and its result."""
     tries = _Tries(run, setting, result, now() + seconds_max, now)
     kinds = sorted(result.faults)
     kinds = list(_least(kinds, lambda kept: tries.breaks(replace(setting, kinds=tuple(kept)))))
@@ -67,12 +67,12 @@ def shrink(
 
 
 def only(setting: Setting, kept: Sequence[Occurrence]) -> Setting:
-    """The same run with these faults alone."""
+    """Return the same run with only these faults."""
     return replace(setting, kinds=tuple(sorted({kind for kind, _ in kept})), only=tuple(kept))
 
 
 def _least(things: Sequence[T], breaks: Callable[[Sequence[T]], bool]) -> Sequence[T]:
-    """Return a part of `things`, in their order, from which no chunk can be left out; all of them at worst."""
+    """Return a subsequence of `things` from which no chunk can be removed; all of them at worst."""
     if not things or breaks(()):
         return ()
     chunks_count = 2

@@ -1,6 +1,6 @@
-"""How a process begins that starts from a snapshot: the runtime's own code, on the run's broker and store.
+"""Start of a process from a snapshot: the runtime's own code on the simulated bus and store.
 
-What a fault makes of a snapshot stands here as well: kept damaged, by an older version, or of other streams.
+Also corrupts snapshots: damaged bytes, an older format version, or marks of other streams.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from gpu_autoscaler.sim.faults import Faults
 from gpu_autoscaler.sim.gate import Gate
 from gpu_autoscaler.sim.record import Record
 
-AGAIN_SECONDS = 1.0  # until a start tries again that found store or broker away
-KEPT_SECONDS = 180.0  # `store.snapshot_seconds` of the settings
+AGAIN_SECONDS = 1.0  # between attempts while store or broker is unavailable
+KEPT_SECONDS = 180.0  # default of `store.snapshot_seconds`
 _OLDER = timedelta(hours=1)
 
 
 class SnapshotDiffers(AssertionError):
-    """A snapshot and what came since are another state than all facts."""
+    """A snapshot and the later facts fold to another state than all facts."""
 
 
 class SimStreams:
-    """What `Snapshots` asks of a bus."""
+    """The stream lookups that `Snapshots` needs."""
 
     def __init__(self, gate: Gate, record: Record) -> None:
         self._gate = gate
@@ -50,7 +50,7 @@ class SimStreams:
 
 
 async def resume(snapshots: Snapshots, gate: Gate) -> None:
-    """Begin where the last usable snapshot ends, however long store and broker are away."""
+    """Resume from the newest usable snapshot; retry while store or broker is unavailable."""
     while True:
         try:
             await snapshots.resume()
@@ -62,7 +62,7 @@ async def resume(snapshots: Snapshots, gate: Gate) -> None:
 
 
 async def keep(snapshots: Snapshots, gate: Gate) -> None:
-    """Keep one every few minutes, for ever."""
+    """Keep a snapshot every few minutes, forever."""
     while True:
         await gate.wait(KEPT_SECONDS)
         await snapshots.keep()
@@ -70,7 +70,7 @@ async def keep(snapshots: Snapshots, gate: Gate) -> None:
 
 
 def spoilt(faults: Faults, label: bytes, body: bytes) -> tuple[bytes, bytes]:
-    """Return label and body as the store will have them."""
+    """Return label and body as the store will return them."""
     if faults.strikes("snapshot_corrupt"):
         place = int(faults.seconds("snapshot_corrupt", 0, len(body)))
         return label, body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :]
@@ -88,6 +88,6 @@ def _changed(label: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
 
 
 def _age(told: dict[str, Any]) -> None:
-    """Its streams are those that were there before."""
+    """Date its streams as if they were the former ones."""
     for mark in told["marks"]:
         mark["created_at"] = (msgspec.convert(mark["created_at"], datetime) - _OLDER).isoformat()

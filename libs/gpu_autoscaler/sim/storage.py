@@ -1,7 +1,6 @@
-"""Volumes that stand in one zone: classes, claims that wait for their pod or not, and some that are made late.
+"""Zonal volumes: storage classes, claims with immediate or delayed binding, and claims created late.
 
-In most runs there are none, and then nobody sees anything of this. What can be reached from where is said here once
-more, and not shared with the core: what the core believes of a pod's zones is put to the test.
+Most runs have none. Reachability is computed independently of the core, whose zone rules are thereby tested.
 """
 
 import random
@@ -17,21 +16,21 @@ from gpu_autoscaler.sim.workloads import Workloads
 from gpu_autoscaler.simcluster.offers import ZONES
 
 NAMESPACE = "serving"
-RATIO = 0.2  # of runs in which services keep something
+RATIO = 0.2  # of runs: services keep data
 WAITS, AT_ONCE = "waits-for-pod", "at-once"
-CLAIMED_RATIO = 0.6  # of services, where any do
-LATE_RATIO = 0.3  # of claims: made after the pods that name them
+CLAIMED_RATIO = 0.6  # of services in such a run
+LATE_RATIO = 0.3  # of claims: created after the pods that name them
 LATE_SECONDS = (60.0, 900.0)
 MADE_SECONDS = (1.0, 30.0)
 
 
 def has_storage(seed: int) -> bool:
-    """True for a run in which services keep something."""
+    """True for a run whose services keep data. The string that seeds `Random` is part of the seed's meaning."""
     return random.Random(f"{seed}/claimed volumes").random() < RATIO
 
 
 class Storage:
-    """The volumes of one cluster, and who makes them."""
+    """The volumes of one cluster and their controller."""
 
     def __init__(self, workloads: Workloads, chance: random.Random) -> None:
         self._workloads = workloads
@@ -49,7 +48,7 @@ class Storage:
         self._cluster.listen(self._heard)
 
     def volumes_for(self, service: str) -> tuple[wire.Volume, ...]:
-        """Claim a volume for a service, sooner or later; most keep something, and the others get none."""
+        """Return the service's volumes, and create their claims now or late; some services get none."""
         chance = self._chance
         if chance.random() >= CLAIMED_RATIO:
             return ()
@@ -61,7 +60,7 @@ class Storage:
         return (wire.Volume(name="data", persistent_volume_claim=wire.ClaimSource(claim_name=name)),)
 
     def reaches(self, pod: wire.Pod, node: wire.Node) -> bool:
-        """True where the node can have all volumes of the pod."""
+        """True if all volumes of the pod are reachable from the node."""
         for volume in pod.spec.volumes:
             source = volume.persistent_volume_claim
             claim = None if source is None else self._cluster.find(CLAIMS, NAMESPACE, source.claim_name)
@@ -85,7 +84,7 @@ class Storage:
         self._workloads.look_again()
 
     def _make(self, name: str, zone: str) -> None:
-        """Make the volume and bind the claim to it."""
+        """Create the volume and bind the claim to it."""
         claim = self._cluster.find(CLAIMS, NAMESPACE, name)
         if claim is None or claim.spec.volume_name:
             return
@@ -108,7 +107,7 @@ class Storage:
         return "" if required is None else required.node_selector_terms[0].match_expressions[0].values[0]
 
     def _heard(self, plural: str, entry: Entry) -> None:
-        """A pod that got a node has its volumes made where that is."""
+        """A bound pod gets its volumes in its node's zone."""
         pod = entry.object
         if plural != PODS.plural or entry.is_deleted or not isinstance(pod, wire.Pod) or not pod.spec.node_name:
             return

@@ -1,4 +1,4 @@
-"""A store of record in memory, for the simulator: the contract of the real ones, without threads or files."""
+"""A store in memory: the contract of the real ones, without threads or files."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -30,7 +30,7 @@ _SpanKey = tuple[ProviderId, datetime]
 
 
 class Tables:
-    """What is on disk: outlives whoever opened it."""
+    """Data on disk: outlives every process."""
 
     def __init__(self) -> None:
         self.jobs: dict[JobId, JobRow] = {}
@@ -42,11 +42,11 @@ class Tables:
         self.periods: dict[tuple[str, str], int] = {}
         self.requests: dict[str, RequestRow] = {}
         self.snapshots: dict[int, tuple[SnapshotRow, bytes]] = {}
-        self.snapshots_count = 0  # ever kept
+        self.snapshots_count = 0  # kept so far, forgotten ones included
 
 
 class MemoryStore:
-    """A Store; of two on the same tables one sees what the other wrote."""
+    """A Store; instances over the same tables see each other's writes."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -108,7 +108,7 @@ class MemoryStore:
     async def charge(self, spans: Sequence[CostAccrued]) -> int:
         """See Store."""
         await self._reached()
-        msgspec.json.encode(spans)  # what no file could hold is refused before anything of it is taken
+        msgspec.json.encode(spans)  # refuse what cannot be encoded before anything is stored
         return sum(self._charge(span) for span in spans)
 
     def _charge(self, span: CostAccrued) -> int:
@@ -191,7 +191,7 @@ class MemoryStore:
             del self._tables.requests[key]
         return len(old)
 
-    async def keep_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+    async def save_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
         """See Store."""
         await self._reached()
         self._tables.snapshots_count += 1
@@ -209,21 +209,21 @@ class MemoryStore:
         kept = self._tables.snapshots.get(number)
         return None if kept is None else kept[1]
 
-    async def forget_snapshots(self, numbers: Sequence[int]) -> None:
+    async def delete_snapshots(self, numbers: Sequence[int]) -> None:
         """See Store."""
         await self._reached()
         for number in numbers:
             self._tables.snapshots.pop(number, None)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     async def _reached(self) -> None:
-        """The call came through: a store that is full or away says so here."""
+        """Check that the store can be reached; subclasses fail here."""
 
 
 def _page(rows: Sequence[T], is_wanted: Sequence[bool], cursor: str | None, count_max: int) -> Page[T]:
-    """Return the newest of the wanted rows before the cursor: the place, from 1, of the last one given."""
+    """Return the newest wanted rows before the cursor: the position, from 1, of the last row of the former page."""
     count = max(1, min(count_max, PAGE_COUNT_MAX))
     end = len(rows) if cursor is None else min(len(rows), place_of(cursor) - 1)
     places = [place for place in range(end, 0, -1) if is_wanted[place - 1]]

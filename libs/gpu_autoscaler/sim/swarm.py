@@ -1,4 +1,4 @@
-"""Many runs on all cores: a progress bar, a summary for people, `out/sim.json` for programs."""
+"""Many runs on all cores: progress bar, summary for people, `out/sim.json` for programs."""
 
 import itertools
 import os
@@ -19,14 +19,14 @@ from gpu_autoscaler.sim.faults import KINDS, Occurrence
 from gpu_autoscaler.sim.shrinking import Run, shrink
 from gpu_autoscaler.sim.world import Result, Setting
 
-NO_FAULT = "none"  # in place of a list of faults
-SHRUNK_COUNT_MAX = 3  # failing runs that are made small; each takes as long as many runs
-# Hours of a run count only where its world had, on average, at least so much in it.
+NO_FAULT = "none"  # instead of an empty list of faults
+SHRUNK_COUNT_MAX = 3  # shrinking takes as long as many runs
+# Only hours of runs with at least these means count.
 NODES_MEAN_MIN, PODS_PER_HOUR_MIN, FAULTS_PER_HOUR_MIN = 10.0, 30.0, 1.0
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that broke a promise, as small as it was made."""
+    """A run that violated an invariant, shrunk if possible."""
 
     seed: int
     promise: str
@@ -34,16 +34,16 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Occurrence, ...]
     is_shrunk: bool
     last_facts: tuple[str, ...]
-    arguments: str  # of `make sim`, beside the seed
-    arguments_small: str  # ... with the listed faults alone
+    arguments: str  # of `make sim`, besides the seed
+    arguments_small: str  # ... with the listed faults only
 
 
 class Lived(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run was like."""
+    """Figures of one run."""
 
     seed: int
     cluster_hours: float
-    is_counted: bool  # its world was large and troubled enough
+    is_counted: bool  # large and faulty enough, see `is_counted`
     nodes_mean: float
     pods_per_hour: float
     faults_per_hour: float
@@ -51,32 +51,32 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of all runs."""
+    """Totals of all runs."""
 
     commit: str
     seeds: int
     cluster_hours: float  # of runs that count
-    cluster_hours_run: float  # of all
+    cluster_hours_run: float  # of all runs
     cpu_seconds: float
-    cluster_hours_per_cpu_second: float  # of all
+    cluster_hours_per_cpu_second: float  # of all runs
     facts: int
     plans: int
     nodes_mean: float
     pods_per_hour: float
     faults_per_hour: float
-    faults: dict[str, int]  # every kind there is
+    faults: dict[str, int]  # every kind, also those that never struck
     faults_never_struck: tuple[str, ...]
-    reasons: dict[str, int]  # every reason there is
+    reasons: dict[str, int]  # every reason, also those never given
     reasons_never_given: tuple[str, ...]
     broken: tuple[Failure, ...]
     runs: tuple[Lived, ...]
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """When to begin no more runs."""
+    """When to start no more runs."""
 
-    cluster_hours: float | None = None  # once so many count; None: when all settings have run
-    seconds: float | None = None  # once so much time has passed; None: however long it takes
+    cluster_hours: float | None = None  # that count; None: until all settings have run
+    seconds: float | None = None  # of wall time; None: unlimited
 
 
 NO_BOUNDS = Bounds()
@@ -90,7 +90,7 @@ def sweep(
     processes_count: int | None = None,
     bounds: Bounds = NO_BOUNDS,
 ) -> list[tuple[Setting, Result]]:
-    """Run them one after the other on all cores, as far as the bounds let; in the order in which they were given."""
+    """Run the settings in parallel within the limits. Return the results in the order of the settings."""
     count = processes_count or os.cpu_count() or 1
     began_at = time.monotonic()
     lived: dict[int, tuple[Setting, Result]] = {}
@@ -127,7 +127,7 @@ def _progress(console: Console) -> Progress:
 
 
 def is_counted(result: Result) -> bool:
-    """True for a run whose world was large and troubled enough to count its hours."""
+    """True for a run large and faulty enough for its hours to count."""
     return (
         result.nodes_mean >= NODES_MEAN_MIN
         and result.pods_per_hour >= PODS_PER_HOUR_MIN
@@ -136,7 +136,7 @@ def is_counted(result: Result) -> bool:
 
 
 def summarise(lived: Sequence[tuple[Setting, Result]], run: Run, *, commit: str, options: str = "") -> Summary:
-    """Return the sums; the first failing runs are made small. `options`: of the command, that `run` stands for."""
+    """Return the totals; the first failing runs are shrunk. `options`: the command options that `run` stands for."""
     results = [result for _, result in lived]
     hours = sum(result.cluster_hours for result in results)
     cpu_seconds = sum(result.cpu_seconds for result in results)
@@ -180,7 +180,7 @@ def _lived(result: Result) -> Lived:
 
 
 def failure_of(result: Result, setting: Setting, run: Run, *, is_shrunk: bool, options: str = "") -> Failure:
-    """Return the failing run for people to read."""
+    """Return the failing run for the report."""
     smallest, small = shrink(setting, result, run) if is_shrunk else (setting, result)
     return Failure(
         seed=result.seed,
@@ -204,7 +204,7 @@ def _arguments(setting: Setting, only: Sequence[Occurrence] | None, options: str
 
 
 def faults_of(told: str) -> tuple[Occurrence, ...]:
-    """Return the faults of a list as `tell` prints it. Raises ValueError."""
+    """Parse a list of faults as `format_faults` writes it. Raises ValueError."""
     if told == NO_FAULT:
         return ()
     found = [one.partition("#") for one in told.split(",")]
@@ -214,7 +214,7 @@ def faults_of(told: str) -> tuple[Occurrence, ...]:
 
 
 def told_faults(faults: Sequence[Occurrence]) -> str:
-    """Return the list as `faults_of` reads it."""
+    """Return the list in the form that `parse_faults` reads."""
     return ",".join(f"{kind}#{number}" for kind, number in faults) or NO_FAULT
 
 
@@ -225,7 +225,7 @@ def write(summary: Summary, path: Path) -> None:
 
 
 def tell(summary: Summary, console: Console) -> None:
-    """Say what came of it: figures, what was never reached, and each failure with the way to see it again."""
+    """Print totals, faults and reasons that never occurred, and each failure with its command."""
     hours = f"{summary.cluster_hours_run:g} cluster-hours ({summary.cluster_hours:g} count)"
     sums = f"{summary.seeds} seeds, {hours}, {summary.facts} facts, {summary.plans} plans"
     means = (summary.nodes_mean, summary.pods_per_hour, summary.faults_per_hour)
@@ -260,7 +260,7 @@ def _with_why(name: str) -> str:
 
 
 def reason_tags() -> list[str]:
-    """Return the tag of every reason that there is, for doing or for holding back."""
+    """Return the tag of every reason, of decisions and of deferrals."""
     found = (getattr(reasons, name) for name in dir(reasons))
     return sorted(one.tag() for one in found if isinstance(one, type) and issubclass(one, Reason) and one is not Reason)
 

@@ -1,7 +1,6 @@
-"""Nothing is bought twice for the same work: what is on order is held against the work that truly waits.
+"""Invariant: nothing is bought twice for the same work. Orders are compared with the work that is really waiting.
 
-Every piece of work counts as a node of its own, so that whoever packs well never comes near; whoever forgets what is
-on its way does. Part of the witness.
+Each piece of work counts as one node, so only a plan that forgets its orders exceeds the count.
 """
 
 from collections import Counter
@@ -10,20 +9,20 @@ from collections.abc import Callable, Mapping
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.model.decisions import BuyNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, JobId
-from gpu_autoscaler.model.reasons import OverrideWants, ReplacesNodes, WantedAhead
+from gpu_autoscaler.model.reasons import BelowOverride, ReplacesNodes, CapacityBuffer
 from gpu_autoscaler.sim.cloud import Cloud, Machine
 from gpu_autoscaler.sim.policies import Policies
 from gpu_autoscaler.sim.workloads import Workloads, controller_of
 from gpu_autoscaler.store.protocol import JobRow
 
-# Bought so that others may go, or that somebody may come: their plans say how many of them there are to be. What is to
-# be kept free by the policy is known, and counted by itself.
-_FOR_NOBODY_WHO_WAITS = (ReplacesNodes, WantedAhead, OverrideWants)
-SLACK_COUNT = 2  # bought for work that found another place in the same instant
+# Bought for replacement, in advance or for an override: the reason states the count. Headroom is known from the policy
+# and counted separately.
+_FOR_NOBODY_WHO_WAITS = (ReplacesNodes, CapacityBuffer, BelowOverride)
+SLACK_COUNT = 2  # for work that was placed elsewhere at the same instant
 
 
 class Thrift:
-    """Knows what is on order, and who has waited while it was."""
+    """Tracks open orders, and the work that waited meanwhile."""
 
     def __init__(
         self,
@@ -33,20 +32,20 @@ class Thrift:
         jobs: Mapping[JobId, JobRow],
         breaks: Callable[[str, str], None],
     ) -> None:
-        """`jobs`: those that are accepted, as the store has them."""
+        """`jobs`: the accepted jobs in the store."""
         self._workloads = workloads
         self._cloud = cloud
         self._policies = policies
         self._jobs = jobs
         self._breaks = breaks
         self._ordered_at: dict[ActionId, float] = {}
-        self._ahead_at: dict[ActionId, float] = {}  # for what the policy wants to be free
+        self._ahead_at: dict[ActionId, float] = {}  # for headroom
         self._machines: dict[ActionId, Machine] = {}
-        self._waited: dict[str, tuple[int, float]] = {}  # by whose work: how much at once, and when it was seen last
+        self._waited: dict[str, tuple[int, float]] = {}  # by owner: maximum waiting at once, and when it was last seen waiting
         cloud.launch_listeners.append(self._launched)
 
     def planned(self, plan: Plan, *, is_calm: bool) -> None:
-        """A plan was made. In troubled times it may be made on an old picture, and is only noted."""
+        """A plan was published. With faults it may use stale data and is only recorded."""
         now = self._workloads.loop.time()
         self._look(now)
         for decision in plan.decisions:
@@ -58,7 +57,7 @@ class Thrift:
                 self.refused(decision.order_action_id)
         self._forget(now)
         policy = self._policies.now
-        nodes_count_min = max(policy.nodes_count_min, *(size.nodes_count_min or 0 for size in policy.sizes), 0)
+        nodes_count_min = max(policy.nodes_count_min, *(size.nodes_count_min or 0 for size in policy.scheduled_limits), 0)
         wanted_count = sum(count for count, _ in self._waited.values()) + nodes_count_min
         has_bought = any(isinstance(decision, BuyNode) for decision in plan.decisions)
         if is_calm and has_bought and len(self._ordered_at) > wanted_count + SLACK_COUNT:
@@ -75,7 +74,7 @@ class Thrift:
             )
 
     def refused(self, action_id: ActionId) -> None:
-        """The order is none any more: the cloud would not sell, or it was given back."""
+        """The order was refused or released."""
         self._ordered_at.pop(action_id, None)
         self._ahead_at.pop(action_id, None)
 
@@ -83,7 +82,7 @@ class Thrift:
         self._machines[machine.order.action_id] = machine
 
     def _forget(self, now: float) -> None:
-        """What has come, has died or is late is on order no more; who has not waited since then does not count."""
+        """Drop orders that are launched, ended or late, and work that has not waited since."""
         boot_seconds = self._policies.now.boot_seconds_max
         for action_id, ordered_at in {**self._ordered_at, **self._ahead_at}.items():
             machine = self._machines.get(action_id)
@@ -114,6 +113,6 @@ class Thrift:
 
 
 def _is_for_headroom(decision: BuyNode) -> bool:
-    """True for a node of which the policy itself says how much is to be free; a forecast says it by itself."""
+    """True for a node bought for headroom, whose size the policy states; not for a forecast."""
     reason = decision.reason
-    return isinstance(reason, WantedAhead) and all(key.startswith("headroom/") for key in reason.demand)
+    return isinstance(reason, CapacityBuffer) and all(key.startswith("headroom/") for key in reason.demand)

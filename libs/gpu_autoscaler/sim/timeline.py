@@ -1,7 +1,7 @@
 """Virtual time: an event loop that never waits. When nothing is ready it jumps to the next timer.
 
-Doors run as they do live (`gather`, `timeout`, semaphores); what happens at one instant happens in the order in which
-it was asked for, so that equal seeds are equal runs.
+Services run unchanged (`gather`, `timeout`, semaphores). Callbacks of one instant run in the order in which they were
+scheduled, so equal seeds give equal runs.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from gpu_autoscaler.runtime.clock import Clock
 
-SAME_INSTANT_SECONDS = 1e-9  # the machine's own resolution would differ from machine to machine
+SAME_INSTANT_SECONDS = 1e-9  # the clock resolution differs between machines
 T = TypeVar("T")
-ORIGIN = datetime(2026, 1, 5, tzinfo=UTC)  # a Monday; every run begins here
+ORIGIN = datetime(2026, 1, 5, tzinfo=UTC)  # a Monday; every run starts here
 
 
 class _Jump(selectors.BaseSelector):
-    """Instead of waiting for a socket, moves the loop's time on."""
+    """A selector that advances the loop's time instead of waiting for sockets."""
 
     def __init__(self) -> None:
         self.passed_seconds = 0.0
@@ -46,31 +46,32 @@ class _Jump(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop in which an hour takes as long as what happens in it."""
+    """An asyncio loop whose hours take only as long as the work in them."""
 
     def __init__(self, origin: datetime = ORIGIN) -> None:
-        """`origin`: the instant at which it begins."""
+        """`origin`: the instant at which time starts."""
         self._jump = _Jump()
         super().__init__(self._jump)
         self._ready: deque[asyncio.Handle]
         self._stopping: bool
         self._origin = origin
-        # Of two timers at one instant, the one that was set first goes first; asyncio's own heap promises nothing.
+        # Timers of the same instant fire in the order in which they were set; asyncio's own heap does not guarantee an
+        # order.
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_count = 0
-        self._now = (0.0, origin)  # the instant that was asked for last
-        # What was killed stays as it was until the end: a collected coroutine would run its `finally` at any time.
+        self._now = (0.0, origin)  # cache of the last result of now()
+        # Killed processes are retained until the end: a collected coroutine would run its `finally` at any time.
         self.graveyard: list[object] = []
 
     def _make_self_pipe(self) -> None:
-        """No thread ever wakes it, so it needs no sockets; one that is only set up leaves nothing behind unclosed."""
+        """Skip the sockets: no thread wakes this loop, and sockets would have to be closed."""
         self._ssock = self._csock = None
 
     def _close_self_pipe(self) -> None:
-        """There is none."""
+        """Nothing to close."""
 
     def __del__(self) -> None:
-        """Nothing is held that would have to be given back."""
+        """Nothing to release."""
 
     def call_at(  # type: ignore[override]  # typed by position in typeshed, which a plain signature cannot say again
         self,
@@ -79,16 +80,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,  # noqa: ANN401 - whatever the callback takes
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As asyncio's, with an order among equals."""
+        """Schedule like asyncio, with a defined order of equal instants."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._timers_count += 1
         heapq.heappush(self._timers, (when, self._timers_count, timer))
         return timer
 
     def _run_once(self) -> None:
-        """One turn, as asyncio's own, but for waiting: where nothing is ready, time is what the next timer says.
+        """Run one iteration like asyncio. Where nothing is ready, jump to the next timer instead of waiting.
 
-        Everything that is due at this instant comes after what was ready already.
+        Timers that are due now run after the callbacks that were ready before.
         """
         ready, timers = self._ready, self._timers
         while timers and timers[0][2].cancelled():
@@ -113,7 +114,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         func: Callable[..., T],
         *args: Any,  # noqa: ANN401 - whatever it takes
     ) -> asyncio.Future[T]:
-        """Do it at once: work that live services give to a thread takes no time here."""
+        """Run the function at once: work that live services hand to a thread takes no time here."""
         done: asyncio.Future[T] = self.create_future()
         try:
             done.set_result(func(*args))
@@ -126,7 +127,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jump.passed_seconds
 
     def now(self) -> datetime:
-        """The instant, by the world's own clock."""
+        """The instant by the simulation's clock."""
         seconds = self._jump.passed_seconds
         if self._now[0] != seconds:
             self._now = (seconds, self._origin + timedelta(seconds=seconds))
@@ -134,7 +135,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock(Clock):
-    """A process' clock; it may go wrong by `skew_seconds`."""
+    """The clock of one process, off by `skew_seconds`."""
 
     def __init__(self, loop: VirtualLoop, skew_seconds: float = 0.0) -> None:
         self._loop = loop
@@ -142,7 +143,7 @@ class VirtualClock(Clock):
         super().__init__(1.0, ORIGIN)
 
     def wall_now(self) -> datetime:  # type: ignore[override]  # there is no wall here
-        """The instant as this process believes it to be."""
+        """The instant by this process's clock."""
         return self._loop.now() + self._skew
 
     def monotonic_seconds(self) -> float:  # type: ignore[override]  # as above

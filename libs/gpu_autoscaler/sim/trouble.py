@@ -1,5 +1,6 @@
-"""Faults that come by themselves: when each strikes, whom, and for how long. Those of single calls stand where they
-are made."""
+"""Scheduled faults: when each strikes, its target and its duration. Faults of single calls are injected by the
+adapters.
+"""
 
 import random
 from collections.abc import Callable, Mapping
@@ -28,16 +29,16 @@ from gpu_autoscaler.sim.witness import Witness
 from gpu_autoscaler.sim.workloads import COLLECTED_SECONDS, Workloads, is_ready
 
 LOST_SECONDS = (1.0, 20.0)
-REBUILT_SECONDS = 60.0  # from then on everything is as good as before
+REBUILT_SECONDS = 60.0  # until the state is rebuilt
 AWAY_SECONDS = (20.0, 300.0)
 LAG_SECONDS = (5.0, 120.0)
 SECOND_SCALER_SECONDS = (60.0, 1800.0)
-ODD_SECONDS = (600.0, 3600.0)  # telemetry and prices
+ODD_SECONDS = (600.0, 3600.0)  # for telemetry, prices and marks
 STORM_NOTICE_SECONDS = (30.0, 120.0)
-WITHDRAWN_SECONDS_MAX = 40.0  # a cloud that changes its mind does it soon
+WITHDRAWN_SECONDS_MAX = 40.0  # clouds withdraw notices early
 SOLD_OUT_SECONDS = (300.0, 2400.0)
-HELD_AFTERWARDS_SECONDS = 900.0  # until what came too late is gone again
-HELD_SECONDS = (30.0, 1500.0)  # longer than the boots of a run's policies, now and then
+HELD_AFTERWARDS_SECONDS = 900.0  # until late machines are removed
+HELD_SECONDS = (30.0, 1500.0)  # sometimes longer than the boot timeout
 EVERYTHING = "everything"
 FROZEN_SECONDS = (300.0, 2400.0)
 ILLS: tuple[dict[str, object], ...] = (
@@ -51,7 +52,7 @@ MARKS = ((labels.DO_NOT_DISRUPT, "true"), (labels.DO_NOT_DISRUPT, "30m"), (label
 
 
 class Stage(Protocol):
-    """What can be hit."""
+    """Parts of the run that faults can strike."""
 
     loop: VirtualLoop
     faults: Faults
@@ -69,7 +70,7 @@ class Stage(Protocol):
 
 
 class Trouble:
-    """The calendar of faults."""
+    """Schedules and injects the faults of a run."""
 
     def __init__(self, stage: Stage, chance: random.Random) -> None:
         self._loop = stage.loop
@@ -126,12 +127,12 @@ class Trouble:
         }
 
     def begin(self) -> None:
-        """Let it come."""
+        """Start scheduling."""
         for name in self._acts:
             self._await(name)
 
     def end(self) -> None:
-        """Nothing more goes wrong, and what is wrong is put right."""
+        """End all faults and repair everything."""
         self._faults.is_over = True
         self._return_broker()
         self._store.is_full = False
@@ -154,7 +155,7 @@ class Trouble:
             self._loop.call_later(seconds, self._come, name)
 
     def strike(self, name: str) -> None:
-        """Let one happen now, where there is somebody to hit."""
+        """Strike now if there is a target."""
         if not self._faults.is_over and self._has_victim(name) and self._faults.happens(name):
             self._acts[name]()
 
@@ -196,7 +197,7 @@ class Trouble:
         self._crew.pump()
 
     def _lose_everything(self) -> None:
-        """Servers come back with empty disks: whoever stood on their streams has to begin again."""
+        """The broker comes back with empty disks: every process must rebuild its state."""
         self._record.is_away = True
         self._record.lose()
         self._documents.lost()
@@ -207,7 +208,7 @@ class Trouble:
         self._loop.call_later(seconds, self._return_broker)
 
     def _leave_behind(self) -> None:
-        """Somebody's script, or an account before this one, made a machine with our tags and no plan knows of it."""
+        """Launch a machine with our tags that no plan knows, as a script or a former installation would."""
         offers = self._cloud.listed()
         number = int(self._faults.seconds("instance_left_behind", 0, len(offers)))
         self._cloud.leave_behind(offers[number], self._installation)
@@ -237,15 +238,16 @@ class Trouble:
         self._faults.lasts(60.0, KUBERNETES)
 
     def _lose_kubernetes(self) -> None:
-        """Nobody gets through to the API server, as while it is upgraded; what runs runs on."""
+        """The API server is unavailable, like during an upgrade; running pods continue."""
         self._watches.is_away = True
         seconds = self._faults.seconds("kubernetes_away", *AWAY_SECONDS)
         self._faults.lasts(seconds + 60.0, KUBERNETES)
         self._loop.call_later(seconds, setattr, self._watches, "is_away", False)
 
     def _delete_node(self) -> None:
-        """Somebody deletes the object. Held by a finalizer it stays until that is taken away; else it is gone, the
-        machine runs on, and its pods are collected."""
+        """Delete a node object. With a finalizer it stays until the finalizer is removed; otherwise it is gone, the
+        machine runs on, and its pods are garbage-collected.
+        """
         machine = self._pick("node_vanished", [one for one in self._cloud.alive() if one.is_usable])
         node = self._workloads.cluster.find(NODES, "", machine.node_name)
         if node is not None and node.metadata.finalizers:
@@ -262,13 +264,13 @@ class Trouble:
     # ---- operators
 
     def _freeze(self) -> None:
-        """Somebody holds everything for a while."""
+        """Freeze the cluster for a while."""
         self._policies.freeze(is_frozen=True)
         seconds = self._faults.seconds("operator_freezes", *FROZEN_SECONDS)
         self._loop.call_later(seconds, lambda: self._policies.freeze(is_frozen=False))
 
     def _mark(self) -> None:
-        """Somebody wants to look at a node, and marks it as one that must stay."""
+        """Mark a node as not to be disrupted for a while."""
         machine = self._pick("operator_marks_node", [one for one in self._cloud.alive() if one.is_usable])
         key, value = MARKS[int(self._faults.seconds("operator_marks_node", 0, len(MARKS)))]
         self._annotate(machine, {key: value})
@@ -290,7 +292,7 @@ class Trouble:
         name = f"notice_{seconds:.0f}"
         machine = self._pick(name, self._cloud.spot())
         self._cloud.warn(machine, seconds)
-        # What a queue says of a notice is never taken back.
+        # A notice in the queue is never withdrawn.
         if seconds > 0 and not self._events.is_open and self._faults.strikes("notice_cancelled"):
             after_seconds = self._faults.seconds("notice_cancelled", 1.0, min(seconds, WITHDRAWN_SECONDS_MAX))
             self._loop.call_later(after_seconds, self._withdraw, machine)
@@ -326,7 +328,7 @@ class Trouble:
         self._for_a_while("price_missing", lambda offer: replace(offer, price_micro_usd_per_hour=None))
 
     def _sell_out(self) -> None:
-        """One GPU model, or everything: refused for a while, whatever the price list says."""
+        """Sell out one GPU model, or everything, for a while."""
         models = sorted({offer.gpu_model for offer in self._cloud.listed() if offer.gpu_model is not None})
         hit = {self._faults.choose("capacity_gone", [*models, *[EVERYTHING] * len(models)])}
         hit = set(models) if EVERYTHING in hit else hit
@@ -335,14 +337,14 @@ class Trouble:
         self._loop.call_later(seconds, self._cloud.sold_out.difference_update, hit)
 
     def _hold_launches(self) -> None:
-        """The cloud's own queue stands still: who asks hears nothing, and the machine comes when it moves again."""
+        """Delay launches: calls time out, and the machines appear after the outage."""
         self._cloud.is_holding = True
         seconds = self._faults.seconds("launches_held", *HELD_SECONDS)
         self._faults.lasts(seconds + HELD_AFTERWARDS_SECONDS, CLOUD)
         self._loop.call_later(seconds, self._cloud.make_held)
 
     def _for_a_while(self, name: str, change: Callable[[Offer], Offer]) -> None:
-        """Change the offers of a third of the models, or of the types, and put them back later."""
+        """Change the offers of a third of the models, or types, and restore them later."""
         by_model = self._chance.random() < 0.5
         kinds = {
             offer.key: (offer.gpu_model if by_model else offer.instance_type) or "" for offer in self._cloud.listed()
@@ -360,7 +362,7 @@ class Trouble:
         return offer if price is None else replace(offer, price_micro_usd_per_hour=round(price * factor))
 
     def _wear(self) -> None:
-        """What has befallen a GPU stays with it."""
+        """Damage a GPU permanently."""
         machine = self._pick("worn_gpu", [one for one in self._cloud.alive() if one.is_usable])
         machine.fall_ill(ILLS[int(self._faults.seconds("worn_gpu", 0, len(ILLS)))])
 

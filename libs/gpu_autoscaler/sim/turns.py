@@ -20,7 +20,7 @@ from gpu_autoscaler.core.removing.idling import idle_seconds_allowed
 from gpu_autoscaler.core.removing.patience import expected_end, left_alone
 from gpu_autoscaler.core.removing.protection import protected_until
 from gpu_autoscaler.core.removing.wear import expires_at
-from gpu_autoscaler.core.shortfalls import REMEMBERED_SECONDS, Came
+from gpu_autoscaler.core.shortfalls import REMEMBERED_SECONDS, ObservedAllocatable
 from gpu_autoscaler.core.state import (
     ClusterState,
     DirectiveRecord,
@@ -29,9 +29,9 @@ from gpu_autoscaler.core.state import (
     JobRecord,
     OrderRecord,
     Usable,
-    WishRecord,
+    ReportedDemandRecord,
 )
-from gpu_autoscaler.core.trails import GAP_SECONDS_MAX, GpuTrail, NodeTrail, since_at_most
+from gpu_autoscaler.core.trails import GAP_SECONDS_MAX, GpuTelemetryHistory, NodeTelemetryHistory, since_at_most
 from gpu_autoscaler.core.views import counts_for_idleness, is_waiting
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.pod import PodObserved
@@ -61,8 +61,8 @@ def turns_of_the_queue(state: ClusterState, policy: ScalingPolicy) -> Turns:
     """Where the schedule may turn: room fails to come, a hint has grown old, work may be on spot again."""
     return (
         _deadlines(state.orders),
-        _hinted_until(policy, state.hints),
-        _wished_until(state.wishes),
+        _hinted_until(policy, state.rebalance_recommended_at),
+        _wished_until(state.reported_demand),
         _worn_until(policy, state.jobs),
     )
 
@@ -74,14 +74,14 @@ def turns_of_plans(state: ClusterState, policy: ScalingPolicy, now: datetime) ->
         _idle(policy, node_views(state, now), state.usable),
         _orders(policy, state.orders, state.instances),
         _removals(policy, state.drains),
-        _renewals(policy, state.nodes, state.usable, state.amiss_since),
+        _renewals(policy, state.nodes, state.usable, state.unhealthy_since),
         _ends(state.directives),
         _periods(policy, state.offers),
         _gangs(policy, state.gangs, state.orders),
         _waits(policy, state.pods, state.jobs),
         _bursts(policy, state.pods, state.jobs),
         _moves(policy, state.pods, state.jobs, state.nodes),
-        _forgotten(state.came),
+        _forgotten(state.observed_allocatable),
         _answered(policy, state.orders),
     )
 
@@ -89,9 +89,9 @@ def turns_of_plans(state: ClusterState, policy: ScalingPolicy, now: datetime) ->
 def telemetry_turns(state: ClusterState, policy: ScalingPolicy) -> Turns:
     """Where what telemetry says may turn a plan, or end a job."""
     return (
-        _silent(policy, state.usable, state.trails),
-        _used_little(policy, state.trails),
-        _proven(policy, state.trails),
+        _silent(policy, state.usable, state.telemetry_history),
+        _used_little(policy, state.telemetry_history),
+        _proven(policy, state.telemetry_history),
     )
 
 
@@ -121,9 +121,9 @@ class Calendar:
         return (
             minute if policy.forecast.is_on else None,
             tuple(each.holds(now, timedelta(seconds=each.lead_seconds)) for each in policy.headrooms),
-            tuple(each.holds(now, timedelta(seconds=each.lead_seconds)) for each in policy.sizes),
-            tuple(each.holds(now) for each in policy.sizes),
-            tuple(each.holds_at(now) for each in policy.removal.budgets if not any(each.mistakes())),
+            tuple(each.holds(now, timedelta(seconds=each.lead_seconds)) for each in policy.scheduled_limits),
+            tuple(each.holds(now) for each in policy.scheduled_limits),
+            tuple(each.holds_at(now) for each in policy.removal.disruption_budgets if not any(each.mistakes())),
         )
 
 
@@ -142,11 +142,11 @@ def _deadlines(orders: Mapping[ActionId, OrderRecord]) -> list[datetime]:
 
 @remembered(8)
 def _hinted_until(policy: ScalingPolicy, hints: Mapping[ProviderId, datetime]) -> list[datetime]:
-    return sorted(at + timedelta(seconds=policy.spot.hint_seconds) for at in hints.values())
+    return sorted(at + timedelta(seconds=policy.spot.rebalance_avoid_seconds) for at in hints.values())
 
 
 @remembered(8)
-def _wished_until(wishes: Mapping[str, WishRecord]) -> list[datetime]:
+def _wished_until(wishes: Mapping[str, ReportedDemandRecord]) -> list[datetime]:
     return sorted(record.reported.until for record in wishes.values())
 
 
@@ -165,7 +165,7 @@ def _worn_until(policy: ScalingPolicy, jobs: Mapping[JobId, JobRecord]) -> list[
 def _idle(policy: ScalingPolicy, views: tuple[NodeView, ...], usables: Mapping[NodeUid, Usable]) -> list[datetime]:
     """When empty nodes have been so for long enough, and any node is old enough to go by choice."""
     young = timedelta(seconds=policy.scale_down_cooldown_seconds)
-    returns = timedelta(seconds=max(policy.spot.return_seconds_min, policy.scale_down_cooldown_seconds))
+    returns = timedelta(seconds=max(policy.spot.return_to_spot_seconds_min, policy.scale_down_cooldown_seconds))
     found = [usable.since + after for usable in usables.values() for after in (young, returns)]
     for view in views:
         if view.empty_since is not None:
@@ -182,7 +182,7 @@ def _orders(
 ) -> list[datetime]:
     """When what was refused may be asked for again, the next may be bought, and a node be replaced once more."""
     cooldown = timedelta(seconds=policy.limits.scale_up_cooldown_seconds)
-    again = timedelta(seconds=policy.removal.replacement_seconds_min)
+    again = timedelta(seconds=policy.removal.replacement_cooldown_seconds)
     found = [refusal.until for refusal in refusals_of(orders, instances).values()]
     for order in orders.values():
         if order.planned_at is None:
@@ -197,7 +197,7 @@ def _orders(
 @remembered(8)
 def _removals(policy: ScalingPolicy, drains: Mapping[ActionId, DrainRecord]) -> list[datetime]:
     """When a drain that was given up may be tried again, and what a node went for is forgotten."""
-    again, gone = timedelta(seconds=policy.removal.retry_seconds), timedelta(seconds=policy.scale_down_cooldown_seconds)
+    again, gone = timedelta(seconds=policy.removal.drain_retry_seconds), timedelta(seconds=policy.scale_down_cooldown_seconds)
     found = [each.cancelled.cancelled_at + again for each in drains.values() if each.cancelled is not None]
     return sorted([*found, *(each.planned_at + gone for each in drains.values() if each.planned_at is not None)])
 
@@ -207,16 +207,16 @@ def _renewals(
     policy: ScalingPolicy,
     nodes: Mapping[NodeUid, NodeObserved],
     usables: Mapping[NodeUid, Usable],
-    amiss_since: Mapping[NodeUid, datetime],
+    unhealthy_since: Mapping[NodeUid, datetime],
 ) -> list[datetime]:
     """When a node becomes due to be replaced, for its age, its sickness or its price."""
     rules = policy.removal
-    found = [since + timedelta(seconds=rules.sick_seconds_max) for since in amiss_since.values()]
+    found = [since + timedelta(seconds=rules.unhealthy_seconds_max) for since in unhealthy_since.values()]
     for node in nodes.values():
         due_at = expires_at(node.name, node.created_at, policy)
         if due_at is not None:
-            found += [due_at, due_at + timedelta(seconds=rules.expire_overtime_seconds)]
-    stands = timedelta(seconds=max(rules.horizon_hours * 3600.0, policy.scale_down_cooldown_seconds))
+            found += [due_at, due_at + timedelta(seconds=rules.expire_grace_seconds)]
+    stands = timedelta(seconds=max(rules.replacement_payback_hours * 3600.0, policy.scale_down_cooldown_seconds))
     return sorted([*found, *(usable.since + stands for usable in usables.values())])
 
 
@@ -234,7 +234,7 @@ def _periods(policy: ScalingPolicy, sampled: SpotOffersSampled | None) -> list[d
         if offer.paid_from is not None:
             found.append(offer.paid_from)
         if offer.paid_until is not None:
-            found.append(offer.paid_until - timedelta(seconds=policy.paid_drain_seconds + offer.boot_seconds))
+            found.append(offer.paid_until - timedelta(seconds=policy.reservation_drain_seconds + offer.boot_seconds))
     return sorted(found)
 
 
@@ -270,11 +270,11 @@ def _bursts(
     policy: ScalingPolicy, pods: Mapping[PodUid, PodObserved], jobs: Mapping[JobId, JobRecord]
 ) -> list[datetime]:
     """When nothing more is taken to come, and what waits for it has waited for long enough."""
-    if not policy.burst.wait_seconds_max:
+    if not policy.batching.wait_seconds_max:
         return []
     came = [pod.created_at for pod in pods.values() if pod.node_name is None]
     came += [job.queued.queued_at for job in jobs.values() if job.queued is not None and is_waiting(job)]
-    quiet, longest = policy.burst.quiet_seconds, policy.burst.wait_seconds_max
+    quiet, longest = policy.batching.quiet_seconds, policy.batching.wait_seconds_max
     waits = [timedelta(seconds=seconds) for seconds in (-quiet, quiet, longest, longest + quiet)]
     return sorted(at + each for at in came for each in waits)
 
@@ -287,8 +287,8 @@ def _moves(
     nodes: Mapping[NodeUid, NodeObserved],
 ) -> list[datetime]:
     """When a pod has run for long enough to be moved by choice, or ends so soon that it is not, and marks are over."""
-    rules = policy.removal.patience
-    run, ending = timedelta(seconds=rules.run_seconds_min), timedelta(seconds=rules.end_seconds)
+    rules = policy.removal.protection
+    run, ending = timedelta(seconds=rules.run_seconds_min), timedelta(seconds=rules.ending_soon_seconds)
     found: list[datetime | None] = [
         protected_until(dict(node.annotations), node.created_at) for node in nodes.values() if node.annotations
     ]
@@ -307,7 +307,7 @@ def _moves(
 
 
 @remembered(8)
-def _forgotten(came: Mapping[str, Came]) -> list[datetime]:
+def _forgotten(came: Mapping[str, ObservedAllocatable]) -> list[datetime]:
     """When what the last node of an offer lacked counts no more."""
     return sorted(each.gone_at + timedelta(seconds=REMEMBERED_SECONDS) for each in came.values())
 
@@ -326,16 +326,16 @@ def _answered(policy: ScalingPolicy, orders: Mapping[ActionId, OrderRecord]) -> 
 
 @remembered(8)
 def _silent(
-    policy: ScalingPolicy, usables: Mapping[NodeUid, Usable], trails: Mapping[NodeUid, NodeTrail]
+    policy: ScalingPolicy, usables: Mapping[NodeUid, Usable], trails: Mapping[NodeUid, NodeTelemetryHistory]
 ) -> list[datetime]:
     """When a node that is not heard of counts as silent."""
-    silent = timedelta(seconds=policy.utilization.silent_seconds_max)
+    silent = timedelta(seconds=policy.utilization.telemetry_age_seconds_max)
     found = [usable.since + silent for usable in usables.values()]
     return sorted([*found, *(trail.seen_until + silent for trail in trails.values())])
 
 
 @remembered(8)
-def _used_little(policy: ScalingPolicy, trails: Mapping[NodeUid, NodeTrail]) -> list[datetime]:
+def _used_little(policy: ScalingPolicy, trails: Mapping[NodeUid, NodeTelemetryHistory]) -> list[datetime]:
     """When a node, or a job on it, has been used little for long enough."""
     rules, idle = policy.utilization, policy.idle_jobs
     lows = (since_at_most(trail.busy, rules.low_ratio * 100) for trail in trails.values())
@@ -348,9 +348,9 @@ def _used_little(policy: ScalingPolicy, trails: Mapping[NodeUid, NodeTrail]) -> 
 
 
 @remembered(8)
-def _proven(policy: ScalingPolicy, trails: Mapping[NodeUid, NodeTrail]) -> list[datetime]:
+def _proven(policy: ScalingPolicy, trails: Mapping[NodeUid, NodeTelemetryHistory]) -> list[datetime]:
     """When what is amiss with a GPU counts as proven, or is heard of no more."""
-    rules = policy.removal.gpu
+    rules = policy.removal.gpu_health
     found: list[datetime] = []
     for trail in trails.values():
         if is_suspect(trail, rules):
@@ -360,7 +360,7 @@ def _proven(policy: ScalingPolicy, trails: Mapping[NodeUid, NodeTrail]) -> list[
     return sorted(found)
 
 
-def _marks(gpu: GpuTrail) -> Iterator[datetime]:
+def _marks(gpu: GpuTelemetryHistory) -> Iterator[datetime]:
     yield from (since for _, since in gpu.xids)
     yield from (since for _, since in gpu.cool)
     yield from (since for since in (gpu.row_remap_failed_since, gpu.double_bit_since) if since is not None)

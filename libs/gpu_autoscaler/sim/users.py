@@ -1,4 +1,4 @@
-"""People with work: jobs that arrive, wishes that change, and nonsense. Services stand in `serving.py`."""
+"""Users: jobs that arrive, invalid requests, repeated requests, cancellations, and programs that report demand."""
 
 import random
 from typing import Any
@@ -18,16 +18,16 @@ from gpu_autoscaler.sim.timeline import VirtualLoop
 
 JOBS_PER_HOUR = (16.0, 26.0)
 RUN_SECONDS_MIN, RUN_SECONDS_MEDIAN, RUN_SECONDS_MAX = 30.0, 1200.0, 5400.0
-ASKED_AGAIN_SECONDS = 5.0  # while the broker is away
-PARTS_RATIO = 0.5  # of jobs, where some need a part of a GPU alone
+ASKED_AGAIN_SECONDS = 5.0  # while the broker is unavailable
+PARTS_RATIO = 0.5  # of jobs, where some need a GPU fraction
 _MODELS = (None, None, None, "T4", "A10G", "L4")
-# Some budget their work by what a spot GPU costs, and do not think of dearer ones, or of work that is done twice.
-TIGHT_RATIO = 0.2  # of those who gave no budget
+# Some set a job budget from the spot price of a GPU, ignoring expensive GPUs and work that is done twice.
+TIGHT_RATIO = 0.2  # of the jobs without a budget
 TIGHT_USD_PER_GPU_HOUR = 0.4
 
 
 class Users:
-    """Everybody who asks for jobs."""
+    """All users who submit jobs."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Users:
         jobs_per_hour: float | None = None,
         wants_parts: bool = False,
     ) -> None:
-        """`jobs_per_hour`: None for the seed's own choice. `wants_parts`: some work needs a part of a GPU alone."""
+        """`jobs_per_hour`: None: chosen by the seed. `wants_fractions`: some jobs need a GPU fraction."""
         self._wants_parts = wants_parts
         self.requests: list[tuple[FactId, JobRequested]] = []
         self._loop = loop
@@ -52,11 +52,11 @@ class Users:
         self._is_over = False
 
     def begin(self) -> None:
-        """Let work arrive from now on."""
+        """Start submitting jobs."""
         self._next()
 
     def leave(self) -> None:
-        """Want nothing new any more; what was asked for runs on."""
+        """Submit no more jobs; accepted jobs continue."""
         self._is_over = True
 
     # ---- jobs
@@ -96,10 +96,10 @@ class Users:
             workload_type=chance.choice((None, "training", "batch")),
             run_seconds=round(run_seconds, 1),
         )
-        # Some can begin with fewer; drawn apart, so that kept seeds stay.
+        # Some elastic jobs start with fewer members; drawn from a separate generator to keep recorded seeds stable.
         least = random.Random(f"{name}/{run_seconds}").choice((None, 1, 2)) if request.members > 2 else None
         request = replace(request, min_members=least, budget_limit_usd=_budget(request))
-        # Where some work is particular about GPUs, gangs are about zones.
+        # Where some jobs ask for GPU fractions, gangs ask for one zone.
         return replace(request, within=labels.ZONE) if self._wants_parts and request.members > 1 else request
 
     def _gpus(self) -> GpuRequirements:
@@ -107,7 +107,7 @@ class Users:
         if self._wants_parts and chance.random() < PARTS_RATIO:
             return GpuRequirements(gpu_count=1, gpu_fraction=chance.choice((0.1, 0.25, 0.5, 0.9)))
         gpu_count, model = chance.choice((1, 1, 1, 1, 2, 4)), chance.choice(_MODELS)
-        # Who names one and is not too particular names another as well; drawn apart, so that kept seeds stay.
+        # Some jobs accept a second model; drawn from a separate generator to keep recorded seeds stable.
         second = random.Random(f"{len(self.requests)}/{model}").choice((None, None, "T4", "L4"))
         if model is None or second in (None, model):
             return GpuRequirements(gpu_count=gpu_count, gpu_type=model)
@@ -142,7 +142,7 @@ class Users:
 
 
 def _budget(request: JobRequested) -> float | None:
-    """What the request says, or a tight one; drawn apart, so that most of the kept seeds stay as they were."""
+    """Return the job's budget, or for some a tight one; drawn from a separate generator to keep recorded seeds stable."""
     chance = random.Random(f"{request.job_id}/{request.run_seconds}/budget")
     gpu_count = request.gpu_requirements.gpu_count
     if request.budget_limit_usd is not None or request.run_seconds is None or chance.random() >= TIGHT_RATIO:

@@ -1,6 +1,6 @@
-"""The promises, held against the world's own truth at every step; what services believe counts for nothing here.
+"""Checks invariants on every event against the true state of the simulation, whatever the services believe.
 
-Numbers are those of the design notes, "Promises". What can only be said at the end stands in `settling.py`.
+Invariants of the end of a run are in `quiescence.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,20 +48,19 @@ from gpu_autoscaler.sim.workloads import Workloads, controller_of
 from gpu_autoscaler.store.protocol import JobRow
 
 CORDONED_SECONDS = 2.0
-DRAINED_SECONDS_MIN = 15.0  # a notice that was read so long before its end leaves time to empty the node
-JUST_SAVED_SECONDS = 900.0  # a drain by choice takes no longer
-LAST_CALL_SECONDS = 10.0  # before a pod's grace period is all that is left: earlier nobody hurries who still saves
-CALM_SECONDS = 60.0  # without a fault before: what was late because of one has caught up
-# Who reads a notice, who decides, and what carries it. What else is wrong (prices, launches, telemetry, other services)
-# is no excuse.
+DRAINED_SECONDS_MIN = 15.0  # a notice read this long before its deadline leaves time to empty the node
+JUST_SAVED_SECONDS = 900.0  # longer than a voluntary drain
+LAST_CALL_SECONDS = 10.0  # before the last moment that leaves the pod its grace period
+CALM_SECONDS = 60.0  # without a fault: delayed work has caught up
+# The path of a notice. Faults elsewhere (prices, launches, telemetry, other services) excuse nothing.
 NOTICE_PATH = (BROKER, RECORD, KUBERNETES, STORE, "notices", "prices", "pod_watcher", "scaler", "scaler-2")
-WITHDRAWN_SECONDS = 60.0  # until everybody has heard that a notice no longer stands
-ORDERED_SECONDS = 180.0  # from the plan that buys a machine to its launch, at most
-AT_WORK_SECONDS = 90.0  # a pod that has run for so long in calm times is known to everybody
+WITHDRAWN_SECONDS = 60.0  # until every process knows that a notice was withdrawn
+ORDERED_SECONDS = 180.0  # at most, from the plan that buys a machine to its launch
+AT_WORK_SECONDS = 90.0  # a pod that has run this long without faults is known to every process
 
 
 class Broken:
-    """A promise that was not kept."""
+    """A violated invariant."""
 
     __slots__ = ("at", "promise", "what")
 
@@ -75,7 +74,7 @@ class Broken:
 
 
 class Witness:
-    """Sees what is done to the world, and says at once when a promise breaks."""
+    """Observes every action on the simulation and reports violations at once."""
 
     def __init__(
         self,
@@ -87,8 +86,7 @@ class Witness:
         *,
         calm_since: Callable[..., float],
     ) -> None:
-        """`jobs`: as the store has them; `calm_since`: when the last fault at these places was over, in the loop's
-        seconds."""
+        """`jobs`: as in the store; `calm_since`: when the last fault at these places ended, in seconds of the loop."""
         self.broken: list[Broken] = []
         self.lost_listeners: list[Callable[[], None]] = []
         self._loop = loop
@@ -99,8 +97,8 @@ class Witness:
         self._launched: set[ActionId] = set()
         self._decided: set[ActionId] = set()
         self._last_plan_sequence = 0
-        self._read_at: dict[str, float] = {}  # by node name: when its notice was first read
-        self._left_by_choice: set[str] = set()  # names of nodes that once drained without a notice
+        self._read_at: dict[str, float] = {}  # by node name: when its notice was first received
+        self._left_by_choice: set[str] = set()  # names of nodes that were drained voluntarily
         self._thrift = Thrift(workloads, cloud, policies, jobs, self.breaks)
         self._ceilings = Ceilings(cloud, policies, self.breaks)
         self._purse = Purse(loop, cloud, workloads.cluster, policies, jobs, self.breaks, calm_since=calm_since)
@@ -120,14 +118,14 @@ class Witness:
         workloads.cluster.listen(self._changed)
 
     def breaks(self, promise: str, what: str) -> None:
-        """Put it on record, and end the run: what follows from a broken promise is no news."""
+        """Record the violation and end the run: later violations would only follow from it."""
         self.broken.append(Broken(promise, what, self._loop.now()))
         self._loop.stop()
 
-    # ---- never two launches for one action, never more than the limits
+    # ---- one launch per action; limits are never exceeded
 
     def launched(self, machine: Machine) -> None:
-        """A machine was made."""
+        """A machine was launched."""
         action_id = machine.order.action_id
         if action_id in self._launched:
             self.breaks("one launch for one action", f"{action_id} bought a second machine, {machine.provider_id}")
@@ -138,21 +136,21 @@ class Witness:
         self._purse.launched(machine)
 
     def asked(self, order: Order, known_to: int) -> None:
-        """Somebody is about to ask for a machine."""
+        """A process is about to launch a machine."""
         self._courtesy.asked(order.action_id, known_to)
 
     def deleted(self, message: Message) -> None:
-        """Somebody deleted an event of the cloud's queue."""
+        """A message of the interruption queue was deleted."""
         self._hearing.deleted(message)
 
-    # ---- never a voluntary removal of what must not be disturbed
+    # ---- no voluntary removal of protected work
 
     def withdrawn(self, machine: Machine) -> None:
-        """The cloud took a notice back."""
+        """The cloud withdrew a notice."""
         self._recalls.withdrawn(machine)
 
     def disturbed(self, pod: wire.Pod, *, is_forced: bool) -> None:
-        """Somebody asks for the pod's eviction, or deletes it against all budgets."""
+        """A process evicts the pod, or deletes it regardless of its budgets."""
         machine = self._cloud.of_node(pod.spec.node_name)
         if machine is None and pod.spec.node_name is not None:
             self.breaks(
@@ -172,9 +170,9 @@ class Witness:
             self.breaks("no voluntary removal", f"{name} was evicted, and {why}")
 
     def ended(self, machine: Machine) -> None:
-        """A service ends a machine that lives."""
+        """A process terminates a running machine."""
         if self._workloads.cluster.find(NODES, "", machine.node_name) is None:
-            return  # somebody deleted the node's object, which dooms what runs there whoever ends the machine
+            return  # the node object was deleted by hand, so its pods are lost anyway
         is_due = machine.notice is not None and (
             machine.notice.reclaim_at is None or machine.notice.reclaim_at <= self._loop.now()
         )
@@ -184,7 +182,7 @@ class Witness:
             self.breaks("no voluntary removal", f"{machine.node_name} was ended with work on it: {names}")
 
     def removed(self, node: wire.Node) -> None:
-        """A service deletes a node's object."""
+        """A process deletes a node object."""
         machine = self._cloud.of_node(node.metadata.name)
         if machine is None:
             self.breaks("nodes of others", f"{node.metadata.name} was deleted, which is not ours")
@@ -200,28 +198,28 @@ class Witness:
     def _is_doomed(self, machine: Machine) -> bool:
         node = self._workloads.cluster.find(NODES, "", machine.node_name)
         if node is not None and node.metadata.deletion_timestamp is not None:
-            return True  # somebody deleted it by hand
+            return True  # deleted by hand
         if machine.notice is not None or machine.has_broken_gpu or self._is_overdue(machine) or self._is_dud(machine):
-            return True  # be it the second notice, after a first that was taken back
+            return True  # possibly a second notice after a withdrawn one
         withdrawn_at = self._recalls.withdrawn_at(machine.node_name)
         if withdrawn_at is None:
             return False
-        # Whoever has not heard of it yet acts on the notice in good faith; troubles make that take longer.
+        # A process that does not know of the withdrawal yet still acts on the notice; faults delay its knowledge.
         return self._loop.time() - max(withdrawn_at, self._calm_since(*NOTICE_PATH)) < WITHDRAWN_SECONDS
 
     def _is_dud(self, machine: Machine) -> bool:
-        """True for a machine that was not what was bought when its time to boot was over."""
+        """True for a machine that was not usable when its boot timeout ended."""
         seconds = (self._loop.now() - machine.launched_at).total_seconds()
         return not machine.is_usable and (
             machine.was_held or seconds >= self._policies.now.boot_seconds_max - ORDERED_SECONDS
         )
 
     def _is_overdue(self, machine: Machine) -> bool:
-        """True for a machine so old that nothing protects what runs there any more."""
+        """True for a machine so old that nothing protects its pods any more."""
         rules = self._policies.now.removal
         if rules.expire_seconds_max is None:
             return False
-        seconds = rules.expire_seconds_max * (1 - rules.expire_jitter_ratio) + rules.expire_overtime_seconds
+        seconds = rules.expire_seconds_max * (1 - rules.expire_jitter_ratio) + rules.expire_grace_seconds
         return (self._loop.now() - machine.launched_at).total_seconds() >= seconds
 
     def _protection(self, pod: wire.Pod) -> str | None:
@@ -238,17 +236,17 @@ class Witness:
         return None if owner is not None or controller_of(pod) is not None else "nobody would make it again"
 
     def _has_just_saved(self, pod: wire.Pod) -> bool:
-        """True where the pod was asked to save before it was told to go, and did."""
+        """True if the pod was asked for a checkpoint before its eviction and has saved."""
         told = pod.metadata.annotations
         said = told.get(labels.CHECKPOINTED_AT)
         if not said or labels.CHECKPOINT_REQUESTED not in told:
             return False
         return self._loop.now() - datetime.fromisoformat(said) < timedelta(seconds=JUST_SAVED_SECONDS)
 
-    # ---- one plan after the other
+    # ---- one plan per parent
 
     def lost(self) -> None:
-        """The broker lost everything: plans are counted anew."""
+        """All streams are lost: plan sequences restart."""
         self._last_plan_sequence = 0
         for listener in self.lost_listeners:
             listener()
@@ -273,7 +271,7 @@ class Witness:
         self._decided.update(each.action_id for each in plan.decisions if isinstance(each, BuyNode))
 
     def _see_frozen(self, made: ScalingPlanMade) -> None:
-        """Under a freeze nothing is bought, and nothing goes but what the cloud takes."""
+        """A frozen cluster buys nothing and removes only what the cloud reclaims."""
         if not self._policies.by_digest[made.policy_digest].is_frozen:
             return
         for one in made.plan.decisions:
@@ -289,7 +287,7 @@ class Witness:
             if pod.metadata.deletion_timestamp is None and (now - started_at).total_seconds() > AT_WORK_SECONDS:
                 self.breaks("no voluntary removal", f"{node_name} was called idle, and {pod.metadata.name} runs there")
 
-    # ---- a notice is answered
+    # ---- interruption notices
 
     def heard(self, recorded: Recorded) -> None:
         """A fact was stored."""
@@ -322,7 +320,7 @@ class Witness:
             self.breaks("no job is ended on what a sensor says", f"{recorded.fact.job_id}: {recorded.fact.note}")
 
     def _see_answered(self, notice: SpotNoticeReceived) -> None:
-        """Look again when the time for each part of the answer is over."""
+        """Check each part of the response after its time limit."""
         machine, read_at = self._cloud.of_id(notice.provider_id), self._loop.time()
         if machine is None:
             return
@@ -334,7 +332,7 @@ class Witness:
                 self._loop.call_later(left_seconds - 1.0, self._see_emptied, machine, read_at)
 
     def _see_cordoned(self, machine: Machine, read_at: float) -> None:
-        """Soon after it is read nothing new lands there, and what runs there is told."""
+        """Soon after the notice is received the node is cordoned and its pods are notified."""
         node = self._workloads.cluster.find(NODES, "", machine.node_name)
         if node is None or not self._is_to_be_answered(machine, read_at):
             return
@@ -346,17 +344,17 @@ class Witness:
                 self.breaks("a notice is answered", what)
 
     def _see_emptied(self, machine: Machine, read_at: float) -> None:
-        """At its deadline nothing is left that was not at least told to go."""
+        """Just before the deadline every pod has been evicted."""
         if self._is_to_be_answered(machine, read_at):
             for pod in self._staying(machine):
                 what = f"{pod.metadata.name} on {machine.node_name} is still there when the machine is taken"
                 self.breaks("a notice is answered", what)
 
     def _see_whether_told(self, pod: wire.Pod, machine: Machine) -> None:
-        """A pod that goes because of a notice has heard of it, so that it could save its work."""
+        """A pod evicted for a notice was notified before, so that it could save its work."""
         read_at = self._read_at.get(machine.node_name)
         if read_at is None or machine.notice is None or machine.node_name in self._left_by_choice:
-            return  # it goes for another reason, or for none any more
+            return  # evicted for another cause
         is_told = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
         if not is_told and pod.metadata.deletion_timestamp is None and self._is_to_be_answered(machine, read_at):
             what = f"{pod.metadata.name} on {machine.node_name} was not told before it went"
@@ -365,7 +363,7 @@ class Witness:
             self.breaks("a notice is answered", f"{pod.metadata.name} on {machine.node_name} had to go while it saved")
 
     def _is_still_saving(self, pod: wire.Pod, machine: Machine) -> bool:
-        """True where a pod that can save was asked, has not saved since the notice, and has time left to do so."""
+        """True if a pod that can save was asked, has not saved since the notice, and has time left."""
         said = pod.metadata.annotations.get(labels.CHECKPOINTED_AT)
         reclaim_at = None if machine.notice is None else machine.notice.reclaim_at
         if said is None or reclaim_at is None or pod.metadata.deletion_timestamp is not None:
@@ -375,11 +373,11 @@ class Witness:
         return left_seconds > LAST_CALL_SECONDS and (not said or datetime.fromisoformat(said) < noticed_at)
 
     def _staying(self, machine: Machine) -> list[wire.Pod]:
-        """Pods at work there that nobody has told to go."""
+        """Return running pods that have not been evicted."""
         return [pod for pod in self._cloud.pods_on(machine) if pod.metadata.deletion_timestamp is None]
 
     def _is_to_be_answered(self, machine: Machine, read_at: float) -> bool:
-        """True where the notice stands and no fault lay on the way of the answer, nor in the minute before."""
+        """True if the notice is active and no fault delayed the response since the minute before it."""
         stands = machine.notice is not None and machine.is_alive
         return stands and self._was_calm_on_notices_path(read_at)
 
@@ -387,5 +385,5 @@ class Witness:
         return self._was_calm_since(at, *NOTICE_PATH)
 
     def _was_calm_since(self, at: float, *places: str) -> bool:
-        """No fault was in force at these places, from a minute before `at` until now; at none at all for none given."""
+        """True if no fault was active at these places from a minute before `at` until now; without places: anywhere."""
         return self._calm_since(*places) < at - CALM_SECONDS

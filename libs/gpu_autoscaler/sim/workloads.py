@@ -1,7 +1,8 @@
-"""Kubernetes at work: Jobs make pods, the scheduler binds them, kubelets run them, deletions take their grace.
+"""Kubernetes controllers: Jobs create pods, the scheduler binds them, kubelets run them, deletions take their grace
+period.
 
-The rules are those of `simcluster`'s controllers, as events instead of ticks. Source: Kubernetes documentation, "Jobs",
-"Pod Lifecycle", "Pod disruption conditions" (read 2026-11-21).
+The rules are those of `simcluster`'s controllers, driven by events instead of ticks. Source: Kubernetes documentation,
+"Jobs", "Pod Lifecycle", "Pod disruption conditions" (read 2026-11-21).
 """
 
 import random
@@ -24,11 +25,11 @@ from gpu_autoscaler.sim.company import allowed, has_rules
 from gpu_autoscaler.sim.kubernetes import Entry, Kubernetes, with_condition
 from gpu_autoscaler.sim.timeline import VirtualLoop
 
-RUN_SECONDS = "simcluster.gpu-autoscaler.io/run-seconds"  # on pods: how long the work takes; without it: for ever
+RUN_SECONDS = "simcluster.gpu-autoscaler.io/run-seconds"  # on pods: duration of the work; without it: forever
 DISRUPTED = "DisruptionTarget"
-START_SECONDS = (2.0, 8.0)  # from the binding of a pod to its being ready: image and container
-COLLECTED_SECONDS = 20.0  # from a node object's deletion to that of its pods
-NOTICED_SECONDS = 0.2  # until a controller has seen what changed
+START_SECONDS = (2.0, 8.0)  # from binding to ready: image pull and container start
+COLLECTED_SECONDS = 20.0  # from a node object's deletion to garbage collection of its pods
+NOTICED_SECONDS = 0.2  # until a controller reacts to a change
 
 
 @dataclass(slots=True)
@@ -40,33 +41,33 @@ class Work:
     made_count: int = 0
     done: set[int] = field(default_factory=set)
     pods: dict[int, wire.Pod] = field(default_factory=dict)  # by index; the last one made for it
-    deadline: TimerHandle | None = None  # of its active time, which begins anew with each release
+    deadline: TimerHandle | None = None  # of its active time, which restarts with each release
 
     @property
     def members_count(self) -> int:
-        """How many pods are to complete."""
+        """How many pods must complete."""
         return int(self.manifest["spec"]["completions"])
 
 
 class Workloads:
-    """The controllers of pods and Jobs."""
+    """The controllers of pods and Jobs, the scheduler and the kubelets."""
 
     def __init__(self, cluster: Kubernetes, loop: VirtualLoop, chance: random.Random) -> None:
         self.cluster = cluster
         self.loop = loop
-        self.works: dict[str, Work] = {}  # by uid of the Job
-        self.completed: set[str] = set()  # names of Jobs all of whose members ran to their end
+        self.works: dict[str, Work] = {}  # by Job uid
+        self.completed: set[str] = set()  # names of Jobs whose members all completed
         self._chance = chance
-        self.silent_since: dict[str, datetime] = {}  # by name of the nodes whose kubelet is dead
-        self.saved_seconds: Callable[[wire.Pod], float] = nothing_saved  # of a new pod's work, by those before it
-        self.reaches: Callable[[wire.Pod, wire.Node], bool] = always_reaches  # the pod's volumes, from the node
+        self.silent_since: dict[str, datetime] = {}  # by name of nodes whose kubelet is dead
+        self.saved_seconds: Callable[[wire.Pod], float] = nothing_saved  # progress that a new pod's predecessors saved
+        self.reaches: Callable[[wire.Pod, wire.Node], bool] = always_reaches  # whether a pod's volumes are reachable from a node
         self._is_scheduling = False
         cluster.listen(self._heard)
 
     # ---- Jobs
 
     def create_job(self, namespace: str, manifest: Mapping[str, Any]) -> wire.Job:
-        """Make the Job; its pods follow once it is not suspended."""
+        """Create the Job; its pods follow once it is not suspended."""
         body: dict[str, Any] = msgspec.to_builtins(manifest)
         told = body["metadata"]
         metadata = self.cluster.metadata(namespace, told["name"], labels=dict(told.get("labels", {})))
@@ -78,7 +79,7 @@ class Workloads:
         return job
 
     def patch_job(self, job: wire.Job, manifest: dict[str, Any]) -> wire.Job:
-        """Store the Job with this manifest."""
+        """Replace the Job's manifest."""
         work = self.works[job.metadata.uid]
         work.manifest = manifest
         specification = msgspec.convert(manifest["spec"], wire.JobSpecification)
@@ -106,7 +107,7 @@ class Workloads:
                 self.delete(pod)
 
     def _held(self, work: Work) -> None:
-        """A Job that is suspended loses its pods, and none of them counts as failed."""
+        """Delete the pods of a suspended Job; none of them counts as failed."""
         if work.deadline is not None:
             work.deadline.cancel()
         for pod in self._pods_of(work.job.metadata.uid):
@@ -121,7 +122,7 @@ class Workloads:
         self.loop.call_later(NOTICED_SECONDS, self._fill, uid)
 
     def _fill(self, uid: str) -> None:
-        """Make a pod for each place that has none."""
+        """Create a pod for each index without one."""
         work = self.works.get(uid)
         if work is None or is_over(work.job) or work.job.spec.suspend:
             return
@@ -174,7 +175,7 @@ class Workloads:
             work.job = self.cluster.put(JOBS, replace(work.job, status=status))
 
     def _count(self, uid: str) -> None:
-        """Bring the Job's status up to date with its pods."""
+        """Update the Job's status from its pods."""
         work = self.works.get(uid)
         if work is None or is_over(work.job):
             return
@@ -193,7 +194,9 @@ class Workloads:
             self._end_job(work, "Complete", "CompletionsReached", "Reached expected number of succeeded pods")
 
     def _suspension(self, job: wire.Job) -> tuple[wire.Condition, ...]:
-        """The Job's conditions, with what its suspension is now; one that never was suspended says nothing of it."""
+        """Return the Job's conditions with its current suspension; a Job that never was suspended has no such
+        condition.
+        """
         known = condition(job.status.conditions, "Suspended")
         if known is None and not job.spec.suspend:
             return job.status.conditions
@@ -207,7 +210,7 @@ class Workloads:
     # ---- the scheduler
 
     def nodes(self) -> list[wire.Node]:
-        """Every node."""
+        """Return all nodes."""
         return self.cluster.all(NODES)
 
     def _heard(self, plural: str, _: Entry) -> None:
@@ -215,13 +218,13 @@ class Workloads:
             self.look_again()
 
     def look_again(self) -> None:
-        """Something changed that may let a pod be bound."""
+        """A change may let a pod be bound."""
         if not self._is_scheduling:
             self._is_scheduling = True
             self.loop.call_later(NOTICED_SECONDS, self._schedule)
 
     def _schedule(self) -> None:
-        """Bind what fits, highest priority first, then the oldest; say of the rest that it does not."""
+        """Bind pods that fit, highest priority first, then oldest; mark the others unschedulable."""
         waiting = [pod for pod in self.cluster.all(PODS) if is_waiting(pod)]
         if waiting:
             nodes = self.cluster.all(NODES)
@@ -287,7 +290,7 @@ class Workloads:
         self._changed(pod)
 
     def _on_living_node(self, bound: wire.Pod) -> wire.Pod | None:
-        """Return the pod as it is, where its kubelet can still do something for it."""
+        """Return the pod if its kubelet can still act on it."""
         pod = self.cluster.current(PODS, bound)
         if pod is None or pod.metadata.deletion_timestamp is not None or pod.status.phase in FINISHED:
             return None
@@ -308,14 +311,14 @@ class Workloads:
     # ---- deletion
 
     def disrupt(self, pod: wire.Pod, *, grace_seconds: float | None = None) -> None:
-        """Delete the pod as an eviction or a node's end does: its Job does not take it for a failure."""
+        """Delete the pod like an eviction or node loss: its Job does not count it as failed."""
         known = self.cluster.current(PODS, pod)
         if known is not None:
             conditions = with_condition(known.status.conditions, DISRUPTED, "True", self.cluster.now())
             self.delete(replace(known, status=replace(known.status, conditions=conditions)), grace_seconds)
 
     def delete(self, pod: wire.Pod, grace_seconds: float | None = None) -> None:
-        """Begin the pod's end: its grace period, or a shorter one than it has already."""
+        """Start the pod's termination, or shorten its grace period."""
         grace = pod.spec.termination_grace_period_seconds if grace_seconds is None else grace_seconds
         until = self.cluster.now() + timedelta(seconds=grace)
         known = pod.metadata.deletion_timestamp
@@ -331,7 +334,7 @@ class Workloads:
             self.gone(pod)
 
     def gone(self, pod: wire.Pod) -> None:
-        """The pod's object goes; who made it makes another, unless its end counts as a failure."""
+        """Remove the pod object; its owner replaces it unless the pod counts as failed."""
         if pod.status.phase not in FINISHED:
             pod = self._finish(pod, "Failed")
         self.cluster.remove(PODS, pod)
@@ -347,14 +350,14 @@ class Workloads:
         self._changed(pod)
         self.loop.call_later(NOTICED_SECONDS, self._fill, uid)
 
-    # ---- nodes that go
+    # ---- nodes that end
 
     def silence(self, node_name: str) -> None:
-        """The machine is off: nothing runs there any more, and nobody says so."""
+        """The machine is off: its pods stop without a status update."""
         self.silent_since.setdefault(node_name, self.cluster.now())
 
     def forget_node(self, node_name: str) -> None:
-        """The node's object goes, and with it the pods that are still bound to it."""
+        """Remove the node object and the pods bound to it."""
         node = self.cluster.find(NODES, "", node_name)
         if node is not None:
             self.cluster.delete(NODES, node)
@@ -363,32 +366,32 @@ class Workloads:
                 self.lose(pod)
 
     def lose(self, pod: wire.Pod) -> None:
-        """The pod's object is collected: its node is no more."""
+        """Garbage-collect the pod of a removed node."""
         conditions = with_condition(pod.status.conditions, DISRUPTED, "True", self.cluster.now())
         self.gone(replace(pod, status=replace(pod.status, conditions=conditions)))
 
 
 def nothing_saved(_: wire.Pod) -> float:
-    """Work starts over."""
+    """Work restarts from zero."""
     return 0.0
 
 
 def controller_of(pod: wire.Pod) -> str | None:
-    """Return the uid of the object that made the pod."""
+    """Return the uid of the pod's controller."""
     return next((owner.uid for owner in pod.metadata.owner_references if owner.controller), None)
 
 
 def is_ready(pod: wire.Pod) -> bool:
-    """True while the pod runs and serves."""
+    """True while the pod is running and ready."""
     ready = condition(pod.status.conditions, "Ready")
     return pod.status.phase == "Running" and ready is not None and ready.status == "True"
 
 
 def is_waiting(pod: wire.Pod) -> bool:
-    """True for a pod that the scheduler is to bind."""
+    """True for a pod that the scheduler must bind."""
     return pod.spec.node_name is None and pod.metadata.deletion_timestamp is None and pod.status.phase == "Pending"
 
 
 def always_reaches(_pod: wire.Pod, _node: wire.Node) -> bool:
-    """There are no volumes."""
+    """The cluster has no volumes."""
     return True

@@ -1,4 +1,4 @@
-"""One run: a world, the services in it, faults, and a witness, from one seed."""
+"""One run: a simulated cluster and cloud, the services, faults and an invariant monitor, all from one seed."""
 
 import asyncio
 import gc
@@ -55,52 +55,52 @@ SIGNS_OF_LIFE = ("_watched", "_listed")
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes a run: equal settings and code, equal run."""
+    """Inputs of a run: equal settings and equal code give an equal run."""
 
     seed: int
     hours: float = HOURS
-    kinds: tuple[str, ...] | None = None  # of faults; None: the seed's own choice
-    only: tuple[Occurrence, ...] | None = None  # of faults; None: all that come
-    faults_times: float = 1.0  # as often as usual
-    jobs_per_hour: float | None = None  # None: the seed's own choice
-    ends_at_hours: float | None = None  # whatever is still open then is not judged; None: when all is settled
-    skips_ticks: bool = True  # whose inputs did not change; the facts are the same either way
-    is_coded: bool = False  # facts go through the codec on their way
-    is_large: bool = False  # a world whose hours count, see `large.py`
+    kinds: tuple[str, ...] | None = None  # of faults; None: chosen by the seed
+    only: tuple[Occurrence, ...] | None = None  # the only faults that strike; None: all that occur
+    faults_times: float = 1.0  # multiplies the frequency of every fault
+    jobs_per_hour: float | None = None  # None: chosen by the seed
+    ends_at_hours: float | None = None  # work still open then is not judged; None: the run ends at quiescence
+    skips_ticks: bool = True  # skip ticks whose inputs did not change; the facts are the same either way
+    is_coded: bool = False  # encode and decode each fact on its way
+    is_large: bool = False  # use the profiles of `actors/large_clusters.py`, whose hours count
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run."""
+    """Outcome of a run."""
 
     seed: int
-    cluster_hours: float  # of work and faults; the time until all was settled comes on top
+    cluster_hours: float  # with work and faults; the time to quiescence is not included
     facts_count: int
     plans_count: int
     nodes_mean: float
-    pods_count: int  # that came to be
+    pods_count: int  # created in all
     digest: str  # of all facts, in order
     faults: dict[str, int]
     happened: tuple[Occurrence, ...]
     reasons: dict[str, int]
-    broken: tuple[str, ...]  # empty: every promise was kept
-    promise: str = ""  # the first that was not
-    ended_at_hours: float = 0.0  # with what came after the faults
+    broken: tuple[str, ...]  # empty: no invariant was violated
+    promise: str = ""  # the first violated invariant
+    ended_at_hours: float = 0.0  # with the time to quiescence
     last_facts: tuple[str, ...] = ()
-    cpu_seconds: float = 0.0  # that the run took, told by who ran it
+    cpu_seconds: float = 0.0  # measured by the caller
 
     @property
     def pods_per_hour(self) -> float:
-        """Pods that came to be, an hour."""
+        """Pods created per hour."""
         return self.pods_count / self.cluster_hours if self.cluster_hours else 0.0
 
     @property
     def faults_per_hour(self) -> float:
-        """Faults that struck, an hour."""
+        """Faults that struck per hour."""
         return sum(self.faults.values()) / self.cluster_hours if self.cluster_hours else 0.0
 
 
 class World:
-    """Everything of one run."""
+    """All parts of one run."""
 
     _node_seconds = 0.0
 
@@ -166,7 +166,7 @@ class World:
         self._settling = Settling(self)
 
     def run(self) -> Result:
-        """Let it happen: hours with faults, then without until all is settled."""
+        """Run the hours with faults, then continue without faults until quiescence."""
         asyncio.set_event_loop(self.loop)
         try:
             if self.setting.is_large and self.policies.now.forecast.is_on:
@@ -272,7 +272,7 @@ class World:
         self.loop.close()
         asyncio.set_event_loop(None)
 
-    # ---- what came of it
+    # ---- result
 
     def _result(self, seconds: float) -> Result:
         digest = hashlib.blake2b(digest_size=16)
@@ -297,7 +297,7 @@ class World:
         )
 
     def _last_facts(self) -> tuple[str, ...]:
-        """What was said last; signs of life and telemetry, which come all the time, left out."""
+        """Return the most recent facts, without signs of life and telemetry."""
         telling = (
             each
             for each in reversed(self.record.order)
@@ -321,9 +321,9 @@ class World:
 
 
 def run(setting: Setting, roles: Roles) -> Result:
-    """Return what came of one run.
+    """Return the result of one run.
 
-    Garbage is collected when it is over: there is hardly any, and looking for it takes a tenth of the time.
+    Garbage collection is off during the run: there is hardly any garbage, and collection takes a tenth of the time.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -122,7 +122,7 @@ class Cloud:
         self._see_sold(order.offer.key, 1)
         return self._make(order)
 
-    def launch_together(self, transaction: str, orders: Sequence[Order]) -> tuple[Instance, ...]:
+    def launch_group(self, transaction: str, orders: Sequence[Order]) -> tuple[Instance, ...]:
         """Make all instances, or return those that were made. Raises LaunchRefused, PermanentError."""
         tokens = [(order.installation, order.action_id) for order in orders]
         made = [self._by_token[token] for token in tokens if token in self._by_token]

@@ -160,17 +160,17 @@ def _add_launch_routes(app: web.Application, cloud: Cloud) -> None:
         body = await request.read()
         return _launched(lambda: cloud.launch(msgspec.json.decode(body, type=Order)))
 
-    async def launch_together(request: web.Request) -> web.Response:
+    async def launch_group(request: web.Request) -> web.Response:
         body = await request.read()
 
         def made() -> tuple[Instance, ...]:
             wanted = msgspec.json.decode(body, type=Together)
-            return cloud.launch_together(wanted.transaction, wanted.orders)
+            return cloud.launch_group(wanted.transaction, wanted.orders)
 
         return _launched(made)
 
     app.router.add_post("/cloud/instances", launch)
-    app.router.add_post("/cloud/instances/together", launch_together)
+    app.router.add_post("/cloud/instances/together", launch_group)
 
 
 def _launched(make: Callable[[], object]) -> web.Response:

@@ -158,7 +158,7 @@ def require_valid_status(kind: Kind, new: Json) -> None:
         return
     status = new.get("status") or {}
     causes = [
-        each for side in ("capacity", "allocatable") for each in _amounts(status.get(side) or {}, f"status.{side}")
+        amount for side in ("capacity", "allocatable") for amount in _amounts(status.get(side) or {}, f"status.{side}")
     ]
     if causes:
         raise invalid(kind, new["metadata"]["name"], causes)

@@ -30,7 +30,7 @@ def is_missing(url: str) -> bool:
     return not url.startswith(POSTGRES_PREFIXES) and not Path(path_of(url)).is_file()
 
 
-def problem_of(url: str) -> str | None:
+def store_url_error(url: str) -> str | None:
     """Return what is wrong with the URL of a store, None when nothing is. The URL itself may hold a password."""
     if url.startswith(("sqlite:///", *POSTGRES_PREFIXES)):
         return None

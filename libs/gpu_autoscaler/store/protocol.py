@@ -164,7 +164,7 @@ class Store(Protocol):
         """Drop claims that were begun before; return how many."""
         ...
 
-    async def keep_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+    async def save_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
         """Commit a folded state and what it stands for."""
         ...
 
@@ -176,7 +176,7 @@ class Store(Protocol):
         """Return the state that was kept under this number; None when it is forgotten."""
         ...
 
-    async def forget_snapshots(self, numbers: Sequence[int]) -> None:
+    async def delete_snapshots(self, numbers: Sequence[int]) -> None:
         """Drop these; numbers that are not there are no mistake."""
         ...
 

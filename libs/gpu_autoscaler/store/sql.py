@@ -149,7 +149,7 @@ class SqlStore(ABC):
         """See Store."""
         return await self._write(one("DELETE FROM requests WHERE begun_at < ? RETURNING 1", number_of(before)))
 
-    async def keep_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+    async def save_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
         """See Store."""
         insert = "INSERT INTO snapshots (kept_at, label, body) VALUES (?, ?, ?)"
         await self._write(one(insert, number_of(kept_at), label, body))
@@ -163,7 +163,7 @@ class SqlStore(ABC):
         found = await self._rows("SELECT body FROM snapshots WHERE number = ?", (number,))
         return msgspec.convert(found[0][0], bytes) if found else None
 
-    async def forget_snapshots(self, numbers: Sequence[int]) -> None:
+    async def delete_snapshots(self, numbers: Sequence[int]) -> None:
         """See Store."""
         for number in numbers:
             await self._write(one("DELETE FROM snapshots WHERE number = ?", number))

@@ -11,7 +11,7 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import InvalidFact
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.reading import read_message
+from gpu_autoscaler.runtime.reading import decode_message
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +82,6 @@ class History:
 
     def _recorded(self, message: Message) -> Recorded | None:
         try:
-            return read_message(message, self._clock)
+            return decode_message(message, self._clock)
         except InvalidFact:
             return None  # set aside; a cut names only the newest of those

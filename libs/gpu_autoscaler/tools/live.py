@@ -15,15 +15,15 @@ import msgspec
 
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
-from gpu_autoscaler.providers.findings import Finding, advice, fault, fine
+from gpu_autoscaler.providers.findings import Finding, warning, error, ok
 from gpu_autoscaler.providers.protocol import (
     CapacityProvider,
-    HealsItself,
+    ReplacesInstances,
     Instance,
     LaunchRefused,
     Order,
     RefusalKind,
-    ShowsOne,
+    DescribesInstance,
 )
 from gpu_autoscaler.runtime.clock import Clock
 
@@ -103,7 +103,7 @@ class LiveCheck:
             try:
                 await self._walk()
             except _Interrupted:
-                self._tell(advice("live: interrupted", "stopped", "wait: what was bought is being ended"))
+                self._tell(warning("live: interrupted", "stopped", "wait: what was bought is being ended"))
             finally:
                 left = await self._clear()
         finally:
@@ -142,15 +142,15 @@ class LiveCheck:
             said = await walk()
         except LaunchRefused as exc:
             self._is_refused = True
-            found = fault(subject, f"refused: {exc}", _AFTER_REFUSAL[exc.kind])
+            found = error(subject, f"refused: {exc}", _AFTER_REFUSAL[exc.kind])
         except TransientError as exc:
-            found = fault(subject, str(exc), "see that the cloud can be reached, then try again")
+            found = error(subject, str(exc), "see that the cloud can be reached, then try again")
         except (_Broken, AutoscalerError) as exc:
-            found = fault(subject, str(exc), next_step)
+            found = error(subject, str(exc), next_step)
         else:
-            found = fine(subject, said)
+            found = ok(subject, said)
         self._tell(msgspec.structs.replace(found, said=f"{found.said} ({self._seconds_since(began):.1f} s)"))
-        return found.level != "fault"
+        return found.level != "error"
 
     async def _launch(self) -> str:
         self._is_asked, self._asked_at = True, self._clock.now()
@@ -180,7 +180,7 @@ class LiveCheck:
 
     async def _alone(self) -> str:
         driver = self._driver
-        if not isinstance(driver, ShowsOne):
+        if not isinstance(driver, DescribesInstance):
             return "this driver cannot be asked about one"
 
         async def look() -> str | None:
@@ -202,7 +202,7 @@ class LiveCheck:
 
     async def _detached(self) -> str:
         driver = self._driver
-        if not isinstance(driver, HealsItself):
+        if not isinstance(driver, ReplacesInstances):
             return "not needed: nothing here replaces what ends"
         for one in (*self._bought, *self._bought):  # twice is no error
             await self._answered(partial(driver.detach, one))
@@ -263,12 +263,12 @@ class LiveCheck:
             left = self.not_ended
             if left and (refused_count >= _REFUSED_MAX or self._seconds_since(began) >= self._limits.ended_seconds_max):
                 names = ", ".join(one or f"an instance of action id {self._order.action_id}" for one in left)
-                self._tell(fault("live: NOT ENDED", f"{names} may still run, and cost{heard}", "end it by hand, now"))
+                self._tell(error("live: NOT ENDED", f"{names} may still run, and cost{heard}", "end it by hand, now"))
                 return left
             if left:
                 await self._clock.sleep(self._limits.poll_seconds)
         if is_told:
-            self._tell(fine("live: ended", ", ".join(sorted(self._bought)) or "nothing had been made"))
+            self._tell(ok("live: ended", ", ".join(sorted(self._bought)) or "nothing had been made"))
         return ()
 
     async def _end_all(self) -> None:
@@ -295,7 +295,7 @@ class LiveCheck:
         listed = {one.provider_id: one for one in await self._ours(driver)}
         for one in self._bought.keys() - self._over:
             shown = listed.get(one)
-            if isinstance(driver, ShowsOne) and shown is None:
+            if isinstance(driver, DescribesInstance) and shown is None:
                 shown = await self._called(partial(driver.instance, one))
             if (shown is None and self._bought[one]) or (shown is not None and shown.state == "terminated"):
                 self._over.add(one)

@@ -24,7 +24,7 @@ from gpu_autoscaler.model.errors import ConfigError, InvalidFact
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.digests import policy_digest
-from gpu_autoscaler.runtime.snapshot_codec import Label, read_label
+from gpu_autoscaler.runtime.snapshot_codec import Label, decode_label
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler.tools.history import History, Stored
 from gpu_autoscaler.tools.replay import Start, folded_of, from_snapshot, is_below
@@ -178,7 +178,7 @@ async def _first_plan(history: History, from_at: datetime, to_at: datetime) -> C
 async def _begin(bus: Bus, store: Store | None, first: Cut) -> Start | Missing:
     spans = {stream: await bus.span(stream) for stream in STREAMS}
     for row in [] if store is None else await store.snapshots():
-        label = read_label(row.label)
+        label = decode_label(row.label)
         # Another core may have folded it: what it kept is all that there is of that time, so the check of the core
         # that a service's start makes is not made here.
         if isinstance(label, Label) and is_below(label.cut, first) and store is not None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpu_autoscaler.bus.protocol import Bus, StreamSpan
-from gpu_autoscaler.core.documents import policy_in_force
+from gpu_autoscaler.core.documents import effective_policy
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -24,7 +24,7 @@ from gpu_autoscaler.model.decisions import Cut, Plan
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
-from gpu_autoscaler.runtime.snapshot_codec import Label, Refusal, read_label
+from gpu_autoscaler.runtime.snapshot_codec import Label, Refusal, decode_label
 from gpu_autoscaler.runtime.snapshots import refused, rewritten, state_of
 from gpu_autoscaler.store.protocol import SnapshotRow, Store
 from gpu_autoscaler.tools.history import History
@@ -104,7 +104,7 @@ async def _not_in_the_stream(bus: Bus, plan_id: str, store: Store | None) -> Rec
 
 async def _compare(history: History, start: Start, recorded: ScalingPlanMade, policy: ScalingPolicy) -> Recomputation:
     state, facts_count = await _state_at(history, start, recorded.cut)
-    in_force = policy_in_force(policy, state.policy_documents)
+    in_force = effective_policy(policy, state.policy_documents)
     if recorded.policy_digest != (own_policy := policy_digest(in_force)):
         return Recomputation(
             verdict=Verdict.OTHER_POLICY,
@@ -152,7 +152,7 @@ async def start_of(bus: Bus, history: History, recorded: ScalingPlanMade, store:
         return Start(missing=f"{facts_gone}, and there is no store here to take a snapshot from; set store.url")
     rows, below_count, refusal = await store.snapshots(), 0, None
     for row in rows:
-        label = read_label(row.label)
+        label = decode_label(row.label)
         if isinstance(label, Label) and not is_below(label.cut, recorded.cut):
             continue
         below_count += 1

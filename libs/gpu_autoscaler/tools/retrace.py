@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpu_autoscaler.core.differences import differences
-from gpu_autoscaler.core.documents import policy_in_force
+from gpu_autoscaler.core.documents import effective_policy
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -163,7 +163,7 @@ class _Walk:
     def _at_plan(self, fact: ScalingPlanMade) -> None:
         self._fold.to_cut(fact.cut)
         state, as_of = self._fold.state, fact.plan.as_of
-        again = plan(state, policy_in_force(self._policy, state.policy_documents), as_of)
+        again = plan(state, effective_policy(self._policy, state.policy_documents), as_of)
         self._equal_count += msgspec.json.encode(again) == msgspec.json.encode(fact.plan)
         self._seen = None
         found = {(one.subject, one.kind): one for one in differences(fact.plan, again, state)}
@@ -200,7 +200,7 @@ class _Walk:
 
     def _at_tick(self, at: datetime, last: Plan) -> None:
         state = self._fold.state
-        policy = policy_in_force(self._policy, state.policy_documents)
+        policy = effective_policy(self._policy, state.policy_documents)
         seen = plan_inputs(StateView(state), policy, at)
         if seen != self._seen:
             self._seen = seen

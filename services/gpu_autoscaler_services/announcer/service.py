@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 import structlog
 
 from gpu_autoscaler.core.announcements import Announcement, announcements
-from gpu_autoscaler.core.documents import policy_in_force
+from gpu_autoscaler.core.documents import effective_policy
 from gpu_autoscaler.core.headline import Sight
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.catalogue import FACTS
@@ -78,7 +78,7 @@ class Announcer:
     async def on_tick(self, now: datetime) -> Outputs:
         """Say what is new, within the limit of one tick; the rest is still new at the next one."""
         state = self._view.state
-        policy = policy_in_force(self._file, state.policy_documents)
+        policy = effective_policy(self._file, state.policy_documents)
         told = list(announcements(Sight.of(state, policy, now, self._plan)))
         topics = {each.topic for each in told}
         self._said = {topic: said for topic, said in self._said.items() if topic in topics}

@@ -1,1 +1,1 @@
-"""`gpu-autoscaler ...`: data on stdout, words on stderr, exit codes that scripts can tell apart."""
+"""`gpu-autoscaler ...`: data on stdout, messages on stderr, a distinct exit code per outcome."""

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.karpenter.old_kinds import converted
 from gpu_autoscaler_services.cli.exits import Exit
-from gpu_autoscaler_services.cli.output import words
+from gpu_autoscaler_services.cli.output import print_message
 
 convert = App(name="convert", help="Other people's old configuration as today's.", help_format="plaintext")
 
@@ -30,7 +30,7 @@ def karpenter(
     """
     found = converted(_documents(file), role=role, source=str(file))
     for what, told in found.notes:
-        words(f"{what}: {told}")
+        print_message(f"{what}: {told}")
     print(yaml.safe_dump_all(found.objects, sort_keys=False), end="")
     return Exit.OK
 

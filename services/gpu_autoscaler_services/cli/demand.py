@@ -1,4 +1,4 @@
-"""`gpu-autoscaler demand ...`: say how much room is to be free for work to come, and see what stands."""
+"""`gpu-autoscaler demand`: report demand for work that is about to arrive, and list active reports."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -7,17 +7,25 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from gpu_autoscaler_services.cli.client import Document, Gateway
-from gpu_autoscaler_services.cli.output import Columns, Output, show, words
+from gpu_autoscaler_services.cli.output import Columns, Output, show, print_message
 
 HERE = Gateway()
 HOUR_SECONDS = 3600.0
 
-demand = App(name="demand", help="Ask for room to be free for work to come.", help_format="plaintext")
+demand = App(
+    name="demand",
+    help="Report demand, so that capacity is free for work that is about to arrive.",
+    help_format="plaintext",
+    help_epilogue="""Examples:
+  gpu-autoscaler demand report nightly-eval --count 4 --gpus 1 --gpu-type L40S --seconds 7200
+  gpu-autoscaler demand report nightly-eval --count 0 --gpus 1 --gpu-type L40S
+  gpu-autoscaler demand list""",
+)
 
 _COLUMNS: Columns = (
     ("SOURCE", lambda row: row["source"]),
     ("COUNT", lambda row: "unknown" if row["count"] is None else str(row["count"])),
-    ("GPUS", lambda row: f"{row['shape']['gpu_count']} {row['shape']['gpu_type'] or ''}".strip()),
+    ("GPUS EACH", lambda row: f"{row['shape']['gpu_count']} {row['shape']['gpu_type'] or ''}".strip()),
     ("PRIORITY", lambda row: row["priority"]),
     ("UNTIL", lambda row: row["until"][:19] + "Z"),
     ("MESSAGE", lambda row: row["message"] or row["note"]),
@@ -26,20 +34,20 @@ _COLUMNS: Columns = (
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What the flags add up to."""
+class ReportedDemand:
+    """The options of `demand report`."""
 
-    count: Annotated[int, Parameter(help="Members with free room; 0: none is needed any more.")]
-    gpus: Annotated[int, Parameter(help="GPUs of each member.")]
-    gpu_type: Annotated[str | None, Parameter(help="GPU model, e.g. A100; any when left out.")] = None
-    cpu: Annotated[str, Parameter(help="CPU of each member, as a Kubernetes quantity.")] = "1"
-    memory: Annotated[str, Parameter(help="Memory of each member, as a Kubernetes quantity.")] = "4Gi"
-    seconds: Annotated[float, Parameter(help="For so long, in cluster time; say it again to go on.")] = HOUR_SECONDS
-    priority: Annotated[str, Parameter(help="low, medium, high, or 0..1000; among wishes.")] = "medium"
-    note: Annotated[str, Parameter(help="For people.")] = ""
+    count: Annotated[int, Parameter(help="Members that capacity is kept free for; 0 ends the report.")]
+    gpus: Annotated[int, Parameter(help="GPUs per member.")]
+    gpu_type: Annotated[str | None, Parameter(help="GPU model, e.g. A100. Default: any.")] = None
+    cpu: Annotated[str, Parameter(help="CPU per member, as a Kubernetes quantity.")] = "1"
+    memory: Annotated[str, Parameter(help="Memory per member, as a Kubernetes quantity.")] = "4Gi"
+    seconds: Annotated[float, Parameter(help="Validity in cluster time; report again to extend.")] = HOUR_SECONDS
+    priority: Annotated[str, Parameter(help="low, medium, high, or 0..1000; orders reports among each other.")] = "medium"
+    note: Annotated[str, Parameter(help="Note, shown in lists.")] = ""
 
     def body(self, source: str, now: datetime) -> Document:
-        """The report, said at this instant of cluster time."""
+        """Return the request body of a report made at `now`, in cluster time."""
         return {
             "source": source,
             "shape": {"gpu_count": self.gpus, "gpu_type": self.gpu_type, "cpu": self.cpu, "memory": self.memory},
@@ -51,20 +59,25 @@ class Wish:
 
 
 @demand.command
-def report(source: str, /, *, wish: Wish, gateway: Gateway = HERE, output: Output = "table") -> None:
-    """Say how much room is to be free. The last word of a source counts.
+def report(source: str, /, *, reported: ReportedDemand, gateway: Gateway = HERE, output: Output = "table") -> None:
+    """Report demand of a source. A new report replaces the source's previous one.
 
-    Pods and jobs come first, whatever the priority. When the work has come, say a smaller count.
+    Pods and jobs have precedence, whatever the priority. Report a smaller count when the work has arrived.
+
+    Parameters
+    ----------
+    source: str
+        Name of the reporting system, e.g. nightly-eval.
     """
     now = datetime.fromisoformat(gateway.read("status")["as_of"])
-    accepted = gateway.send("POST", "demand", wish.body(source, now))
+    accepted = gateway.send("POST", "demand", reported.body(source, now))
     if output == "table":
-        words("accepted; see what stands with: gpu-autoscaler demand list")
+        print_message("accepted; list active reports with: gpu-autoscaler demand list")
     show(accepted, [accepted], _COLUMNS, lambda row: str(row["source"]), output)
 
 
 @demand.command(name="list")
 def list_(*, gateway: Gateway = HERE, output: Output = "table") -> None:
-    """Wishes that stand, and why there is no room for one yet."""
+    """List active reports and why capacity for one is still missing."""
     document = gateway.read("demand")
     show(document, document["items"], _COLUMNS, lambda row: str(row["source"]), output)

@@ -1,4 +1,4 @@
-"""`gpu-autoscaler demo`: the whole story on a simulated cluster, told as it happens."""
+"""`gpu-autoscaler demo`: run a complete scenario on a simulated cluster and narrate it."""
 
 import asyncio
 from pathlib import Path
@@ -7,24 +7,24 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gpu_autoscaler_services.cli.exits import Exit
-from gpu_autoscaler_services.cli.output import words
+from gpu_autoscaler_services.cli.output import print_message
 from gpu_autoscaler_services.local.system import CloudName
 
 
 def demo(
     *,
-    trace: Annotated[str | None, Parameter(help="Real pods instead of the story: openb:FOLDER.")] = None,
-    pods: Annotated[int, Parameter(help="How many of the trace's last pods.")] = 100,
-    speed: Annotated[float, Parameter(help="How much faster the trace's arrivals and run times pass.")] = 600.0,
-    clock_factor: Annotated[float, Parameter(help="How much faster cluster time passes, 1 to 20.")] = 15.0,
-    gateway_port: Annotated[int, Parameter(help="Port of dashboard and API; 0 takes a free one.")] = 8000,
-    folder: Annotated[Path, Parameter(help="Where logs, stores and the report go; emptied first.")] = Path("out/demo"),
-    cloud: Annotated[CloudName, Parameter(help="Whose API nodes are bought by; all but sim are fakes.")] = "sim",
-    keep: Annotated[bool, Parameter(help="Stay up after the report, until Ctrl-C.")] = False,
+    trace: Annotated[str | None, Parameter(help="Replay recorded pods instead of the scenario: openb:FOLDER.")] = None,
+    pods: Annotated[int, Parameter(help="Number of pods, from the end of the trace.")] = 100,
+    speed: Annotated[float, Parameter(help="Speed-up of the trace's arrivals and run times.")] = 600.0,
+    clock_factor: Annotated[float, Parameter(help="Speed-up of cluster time, 1 to 20.")] = 15.0,
+    gateway_port: Annotated[int, Parameter(help="Port of dashboard and API; 0 picks a free one.")] = 8000,
+    folder: Annotated[Path, Parameter(help="Folder of logs, stores and report; emptied first.")] = Path("out/demo"),
+    cloud: Annotated[CloudName, Parameter(help="Cloud API to buy nodes from; all except sim are fakes.")] = "sim",
+    keep: Annotated[bool, Parameter(help="Keep running after the report, until Ctrl-C.")] = False,
 ) -> int:
-    """Start everything here, play a story, report. Exits 1 when a promise was broken."""
+    """Run the demo."""
     from gpu_autoscaler_services.demo.run import DemoOptions, run_demo  # noqa: PLC0415 - imports the whole system
-    from gpu_autoscaler_services.demo.telling import Teller, show_report  # noqa: PLC0415 - as above
+    from gpu_autoscaler_services.demo.telling import Teller, show_report  # noqa: PLC0415 - imports the whole system
 
     options = DemoOptions(
         folder=folder,
@@ -39,6 +39,6 @@ def demo(
     teller = Teller()
     report = asyncio.run(run_demo(options, teller.say, on_report=lambda made: show_report(made, folder)))
     if report.broken_promises:
-        words(f"{len(report.broken_promises)} promise(s) broken; logs are in {folder / 'logs'}")
+        print_message(f"{len(report.broken_promises)} promise(s) broken; logs are in {folder / 'logs'}")
         return Exit.FAILURE
     return Exit.OK

@@ -1,4 +1,4 @@
-"""Commands that overrule the policy for a while: freeze, pause, override, resume, and what is in force."""
+"""Commands that override the policy temporarily: freeze, pause, override, resume, directives."""
 
 import getpass
 import re
@@ -8,149 +8,142 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from gpu_autoscaler_services.cli.client import Document, Gateway, part
+from gpu_autoscaler_services.cli.client import Document, Gateway, path_segment
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import Columns, Output, show, words
+from gpu_autoscaler_services.cli.output import Columns, Output, show, print_message
 
 HERE = Gateway()
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_SPAN = re.compile(r"(?:\d+[smhd])+")
+_DURATION = re.compile(r"(?:\d+[smhd])+")
 
-Reason = Annotated[str, Parameter(help="Why, for those who find the cluster like that.")]
-For = Annotated[str, Parameter(name="--for", help="How long, in cluster time: 90m, 2h, 1h30m, 3d.")]
+Reason = Annotated[str, Parameter(help="Why; shown to others while it is active.")]
+For = Annotated[str, Parameter(name="--for", help="Duration in cluster time: 90m, 2h, 1h30m, 3d.")]
 
 _COLUMNS: Columns = (
     ("KEY", lambda row: row["key"]),
-    ("WHAT", lambda row: told(row["directive"])),
+    ("DIRECTIVE", lambda row: describe(row["directive"])),
     ("BY", lambda row: row["given_by"]),
     ("UNTIL", lambda row: row["until"][:19] + "Z"),
-    ("WHY", lambda row: row["reason"]),
+    ("REASON", lambda row: row["reason"]),
 )
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What the flags of an override add up to."""
+    """The options of `override`."""
 
-    at_least: Annotated[int | None, Parameter(help="So many are bought, and kept.")] = None
-    at_most: Annotated[int | None, Parameter(help="No more are bought; empty ones beyond go without a wait.")] = None
-    target: Annotated[int | None, Parameter(help="Both at once: so many.")] = None
-    unit: Annotated[Literal["nodes", "gpus"], Parameter(help="What is counted.")] = "nodes"
-    pool: Annotated[str | None, Parameter(help="Of this pool alone.")] = None
-    gpu_type: Annotated[str | None, Parameter(help="Of this GPU model alone, e.g. A100.")] = None
+    at_least: Annotated[int | None, Parameter(help="Minimum: bought if missing, and kept.")] = None
+    at_most: Annotated[int | None, Parameter(help="Maximum: no more are bought; empty nodes above it are removed at once.")] = None
+    target: Annotated[int | None, Parameter(help="Minimum and maximum at once.")] = None
+    unit: Annotated[Literal["nodes", "gpus"], Parameter(help="Unit of the numbers.")] = "nodes"
+    pool: Annotated[str | None, Parameter(help="Only this pool.")] = None
+    gpu_type: Annotated[str | None, Parameter(help="Only this GPU model, e.g. A100.")] = None
 
     def body(self) -> Document:
-        """The override that is meant. Raises Stop where two flags say the same thing."""
+        """Return the override as a request body. Raises Stop if --target is combined with a bound."""
         if self.target is not None and (self.at_least is not None or self.at_most is not None):
-            raise Stop("--target says both bounds; leave --at-least and --at-most out", Exit.USAGE)
+            raise Stop("--target sets both bounds; omit --at-least and --at-most", Exit.USAGE)
         name = "nodes_count" if self.unit == "nodes" else "gpu_count"
         least, most = (self.at_least, self.at_most) if self.target is None else (self.target, self.target)
-        said = {"pool": self.pool, "gpu_model": self.gpu_type, f"{name}_min": least, f"{name}_max": most}
-        return {"directive": "override", **{key: value for key, value in said.items() if value is not None}}
+        fields = {"pool": self.pool, "gpu_model": self.gpu_type, f"{name}_min": least, f"{name}_max": most}
+        return {"directive": "override", **{key: value for key, value in fields.items() if value is not None}}
 
 
-def freeze(*, reason: Reason, long: For, gateway: Gateway = HERE, output: Output = "table") -> None:
-    """Buy nothing and remove nothing by choice for a while.
-
-    What was decided before goes on to its end. What the cloud takes is still answered: cordoned, told to save, drained
-    by the deadline, given back when the notice is withdrawn; but no replacement is bought. Jobs start where room is.
-    """
-    _give({"directive": "freeze"}, reason, long, gateway, output)
+def freeze(*, reason: Reason, duration: For, gateway: Gateway = HERE, output: Output = "table") -> None:
+    """Suspend purchases and voluntary removals."""
+    _send({"directive": "freeze"}, reason, duration, gateway, output)
 
 
-def pause(pool: str, /, *, reason: Reason, long: For, gateway: Gateway = HERE, output: Output = "table") -> None:
-    """Leave one pool as it is for a while: nothing is bought for it, none of its nodes goes by choice.
+def pause(pool: str, /, *, reason: Reason, duration: For, gateway: Gateway = HERE, output: Output = "table") -> None:
+    """Suspend purchases and voluntary removals of one pool.
 
     Parameters
     ----------
     pool: str
-        Its name in the policy.
+        Name of the pool in the policy.
     """
-    _give({"directive": "pause", "pool": pool}, reason, long, gateway, output)
+    _send({"directive": "pause", "pool": pool}, reason, duration, gateway, output)
 
 
 def override(
     *,
     bounds: Bounds = Bounds(),
     reason: Reason,
-    long: For,
+    duration: For,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
-    """Want at least or at most so many nodes or GPUs for a while. Nodes with work on them stay.
-
-    The policy's own limits hold besides. Of one scope (all, a pool, a GPU model, both) the last word counts.
-    """
-    _give(bounds.body(), reason, long, gateway, output)
+    """Set a temporary minimum or maximum of nodes or GPUs."""
+    _send(bounds.body(), reason, duration, gateway, output)
 
 
 def resume(
-    key: Annotated[str, Parameter(help="As `directives` lists it: freeze, pause/<pool>, override/<scope>.")] = "freeze",
+    key: Annotated[str, Parameter(help="Key listed by `directives`: freeze, pause/POOL, override/SCOPE.")] = "freeze",
     /,
     *,
-    reason: Annotated[str, Parameter(help="Why, if there is something to say.")] = "",
+    reason: Annotated[str, Parameter(help="Why it ends early.")] = "",
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
-    """Take a freeze, pause or override back before its time is over; the freeze where nothing is named."""
-    query = f"?reason={part(reason)}&lifted_by={part(_who())}"
-    document = gateway.send("DELETE", f"directives/{part(key)}{query}")
+    """End a directive early."""
+    query = f"?reason={path_segment(reason)}&lifted_by={path_segment(_who())}"
+    document = gateway.send("DELETE", f"directives/{path_segment(key)}{query}")
     if output == "table":
-        words(f"taken back: {document['key']}; the policy alone holds again there")
+        print_message(f"{document['key']} ended; the policy applies again")
     else:
         show(document, [document], _COLUMNS, lambda row: str(row["key"]), output)
 
 
 def directives(*, gateway: Gateway = HERE, output: Output = "table") -> None:
-    """What overrules the policy now, who said so, why, and until when."""
+    """List active directives."""
     document = gateway.read("directives")
     if output == "table" and not document["items"]:
-        words("nothing overrules the policy")
+        print_message("no active freeze, pause or override")
         return
     show(document, document["items"], _COLUMNS, lambda row: str(row["key"]), output)
 
 
-def told(directive: Document) -> str:
-    """A directive in a few words: `at least 16 GPUs of pool training`."""
+def describe(directive: Document) -> str:
+    """Return a directive as a phrase: `at least 16 GPUs of pool training`."""
     if directive["directive"] == "freeze":
-        return "freeze: buy nothing, remove nothing"
+        return "freeze: no purchases, no voluntary removals"
     if directive["directive"] == "pause":
         return f"pause pool {directive['pool']}"
     bounds = (("nodes", directive.get("nodes_count_min"), directive.get("nodes_count_max")),
               ("GPUs", directive.get("gpu_count_min"), directive.get("gpu_count_max")))  # fmt: skip
-    said = [_bound(unit, least, most) for unit, least, most in bounds if least is not None or most is not None]
+    phrases = [_bound(unit, least, most) for unit, least, most in bounds if least is not None or most is not None]
     parts = [f"of pool {directive['pool']}" if directive.get("pool") else "", directive.get("gpu_model") or ""]
-    return " ".join(filter(None, (", ".join(said), *parts)))
+    return " ".join(filter(None, (", ".join(phrases), *parts)))
 
 
 def _bound(unit: str, least: int | None, most: int | None) -> str:
     if least == most:
         return f"{least} {unit}"
     return " and ".join(
-        f"{word} {count} {unit}" for word, count in (("at least", least), ("at most", most)) if count is not None
+        f"{prefix} {count} {unit}" for prefix, count in (("at least", least), ("at most", most)) if count is not None
     )
 
 
-def _give(directive: dict[str, Any], reason: str, long: str, gateway: Gateway, output: Output) -> None:
+def _send(directive: dict[str, Any], reason: str, duration: str, gateway: Gateway, output: Output) -> None:
     now = datetime.fromisoformat(gateway.read("status")["as_of"])
-    until = now + timedelta(seconds=seconds_of(long))
+    until = now + timedelta(seconds=seconds_of(duration))
     body = {"directive": directive, "reason": reason, "until": until.isoformat(), "given_by": _who()}
     accepted = gateway.send("POST", "directives", body)
     if output == "table":
-        words(f"accepted; take it back with: gpu-autoscaler resume {accepted['key']}")
+        print_message(f"accepted; end it early with: gpu-autoscaler resume {accepted['key']}")
     show(accepted, [accepted], _COLUMNS, lambda row: str(row["key"]), output)
 
 
 def seconds_of(text: str) -> float:
-    """`1h30m` as seconds. Raises Stop for what is no span of time."""
-    if not _SPAN.fullmatch(text):
-        raise Stop(f"--for {text!r} is no span of time; say for instance 90m, 2h, 1h30m or 3d", Exit.USAGE)
+    """Return `1h30m` as seconds. Raises Stop for anything else than a duration."""
+    if not _DURATION.fullmatch(text):
+        raise Stop(f"--for {text!r} is not a duration; examples: 90m, 2h, 1h30m, 3d", Exit.USAGE)
     return float(sum(int(count) * _UNIT_SECONDS[unit] for count, unit in re.findall(r"(\d+)([smhd])", text)))
 
 
 def _who() -> str:
-    """The name of the person at this machine, for people; the gateway's own knowledge goes before it."""
+    """Return the local user's name. A gateway that authenticates callers uses their authenticated name instead."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # no such user, as in some containers

@@ -16,12 +16,12 @@ from gpu_autoscaler.providers.aws.examine import needed_policy
 from gpu_autoscaler.providers.azure.examine import needed_role
 from gpu_autoscaler.providers.gcp.permissions import role_text
 from gpu_autoscaler.providers.karpenter import KarpenterOptions
-from gpu_autoscaler.providers.karpenter.options import node_class_of, see_options
-from gpu_autoscaler.providers.registry import ProviderOptions, examine_provider
+from gpu_autoscaler.providers.karpenter.options import node_class_of, validate_options
+from gpu_autoscaler.providers.registry import ProviderOptions, run_preflight
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.live import LiveAsked, see_live, walk_live
-from gpu_autoscaler_services.cli.output import Output, show, words
+from gpu_autoscaler_services.cli.output import Output, show, print_message
 from gpu_autoscaler_services.rights import RIGHTS_WITH_KARPENTER, rules_with_karpenter
 from gpu_autoscaler_services.wiring import connection_of
 
@@ -71,8 +71,8 @@ def doctor(
         azure=settings.azure,
         gcp=settings.gcp,
     )
-    findings = list(asyncio.run(examine_provider(settings.provider.name, options)))
-    code = Exit.FAILURE if any(finding.level == "fault" for finding in findings) else Exit.OK
+    findings = list(asyncio.run(run_preflight(settings.provider.name, options)))
+    code = Exit.FAILURE if any(finding.level == "error" for finding in findings) else Exit.OK
     if live and code is Exit.OK:
         asked = LiveAsked(pool=pool, offer_key=offer, is_agreed=yes)
         steps, code = asyncio.run(walk_live(settings.provider.name, options, asked))
@@ -80,9 +80,9 @@ def doctor(
     rows = [msgspec.to_builtins(finding) for finding in findings]
     columns = [(key, lambda row, key=key: row[key]) for key in ("level", "subject", "said", "next_step")]
     show(rows, rows, columns, lambda row: str(row["subject"]), output)
-    faults_count = sum(1 for finding in findings if finding.level == "fault")
+    faults_count = sum(1 for finding in findings if finding.level == "error")
     if faults_count:
-        words(f"{settings.provider.name}: {faults_count} fault(s); nothing is bought until they are gone")
+        print_message(f"{settings.provider.name}: {faults_count} fault(s); nothing is bought until they are gone")
     return code
 
 
@@ -105,7 +105,7 @@ def _print_policy(settings: Settings) -> int:
 
 def _cluster_role(options: KarpenterOptions) -> str:
     """The role of whoever buys through Karpenter, beside what the services need anyway."""
-    see_options(options)
+    validate_options(options)
     node_class = node_class_of(options)
     of_class = {
         "apiGroups": [node_class.group],

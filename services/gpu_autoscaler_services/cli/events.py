@@ -14,14 +14,14 @@ HERE = Gateway()
 def events(
     *,
     subject: Annotated[
-        list[str] | None, Parameter(help="Subject filter with NATS wildcards, e.g. scaling.>; may be repeated.")
+        list[str] | None, Parameter(help="Subject filter with NATS wildcards, e.g. scaling.>; repeatable.")
     ] = None,
-    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=(), help="Go on as facts arrive.")] = False,
-    limit: Annotated[int, Parameter(help="How many of the newest, without --follow.")] = 50,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=(), help="Print facts as they arrive, until Ctrl-C.")] = False,
+    limit: Annotated[int, Parameter(help="Number of newest facts, without --follow.")] = 50,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
-    """Recorded facts, oldest first. With --follow, one line a fact (JSON lines with -o json)."""
+    """Show recorded facts."""
     subjects = subject or [">"]
     if follow:
         for event in gateway.events(subjects):

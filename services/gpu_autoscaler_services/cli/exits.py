@@ -1,4 +1,4 @@
-"""How a command ends. Scripts tell the cases apart by the exit code."""
+"""Exit codes of commands, for scripts to distinguish outcomes."""
 
 import enum
 
@@ -13,11 +13,11 @@ class Exit(enum.IntEnum):
     USAGE = 2
     NOT_FOUND = 3
     TIME_OUT = 4
-    INTERRUPTED = 130  # 128 + SIGINT, as shells count
+    INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class Stop(AutoscalerError):
-    """The command cannot go on: the words for stderr and the exit code."""
+    """The command cannot continue: the message for stderr and the exit code."""
 
     def __init__(self, message: str, code: Exit = Exit.FAILURE) -> None:
         super().__init__(message)

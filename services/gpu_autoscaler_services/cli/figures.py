@@ -1,4 +1,4 @@
-"""Outcomes side by side, as rows of a table: cost, nodes, jobs, waiting."""
+"""Tabulate outcomes side by side: cost, nodes, jobs, waiting time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -7,37 +7,37 @@ from gpu_autoscaler.tools.outcome import ALL, Outcome
 from gpu_autoscaler_services.cli.output import Row
 
 _COUNTS: tuple[tuple[str, Callable[[Outcome], int]], ...] = (
-    ("jobs", lambda one: one.jobs_count),
-    ("jobs started", lambda one: one.started_count),
-    ("jobs finished", lambda one: one.finished_count),
-    ("attempts lost", lambda one: one.interrupted_count),
+    ("jobs", lambda outcome: outcome.jobs_count),
+    ("jobs started", lambda outcome: outcome.started_count),
+    ("jobs finished", lambda outcome: outcome.finished_count),
+    ("interrupted attempts", lambda outcome: outcome.interrupted_count),
 )
 
 
 def figures(outcomes: Mapping[str, Outcome]) -> Iterator[Row]:
-    """Yield a row a figure: its `name`, one column an outcome by its name, and the `difference` of the last two."""
-    ones = tuple(outcomes.values())
-    names = list(dict.fromkeys(name for one in ones for name in one.waiting))
+    """Yield one row per figure: `name`, a column per outcome, and the `difference` of the last two."""
+    values = tuple(outcomes.values())
+    names = list(dict.fromkeys(name for outcome in values for name in outcome.waiting))
     heads = tuple(outcomes)
-    yield _row("cost", heads, [one.cost_micro_usd / MICRO_USD_PER_USD for one in ones], "${:,.2f}")
-    yield _row("node-hours", heads, [one.node_hours for one in ones], "{:,.2f}")
-    yield _row("nodes at most", heads, [one.nodes_count_max for one in ones], "{:d}")
+    yield _row("cost", heads, [outcome.cost_micro_usd / MICRO_USD_PER_USD for outcome in values], "${:,.2f}")
+    yield _row("node-hours", heads, [outcome.node_hours for outcome in values], "{:,.2f}")
+    yield _row("peak nodes", heads, [outcome.nodes_count_max for outcome in values], "{:d}")
     for name, pick in _COUNTS:
-        yield _row(name, heads, [pick(one) for one in ones], "{:d}")
+        yield _row(name, heads, [pick(outcome) for outcome in values], "{:d}")
     for name in names:
-        waiting = [one.waiting.get(name) for one in ones]
-        whose = "all jobs" if name == ALL else f"priority {name}"
-        means = [None if one is None else one.mean_seconds for one in waiting]
-        yield _row(f"wait, mean ({whose})", heads, means, "{:,.0f} s")
-        late = [None if one is None else one.p95_seconds for one in waiting]
-        yield _row(f"wait, 95 % ({whose})", heads, late, "{:,.0f} s")
+        waits = [outcome.waiting.get(name) for outcome in values]
+        scope = "all jobs" if name == ALL else f"priority {name}"
+        means = [None if wait is None else wait.mean_seconds for wait in waits]
+        yield _row(f"mean wait ({scope})", heads, means, "{:,.0f} s")
+        p95s = [None if wait is None else wait.p95_seconds for wait in waits]
+        yield _row(f"p95 wait ({scope})", heads, p95s, "{:,.0f} s")
 
 
 def _row(name: str, heads: Sequence[str], values: Sequence[float | None], form: str) -> Row:
-    told = ["-" if value is None else form.format(value) for value in values]
+    cells = ["-" if value is None else form.format(value) for value in values]
     before, after = values[-2:]
     difference = "" if before is None or after is None else _signed(form.format(abs(after - before)), after - before)
-    return {"name": name, **dict(zip(heads, told, strict=True)), "difference": difference}
+    return {"name": name, **dict(zip(heads, cells, strict=True)), "difference": difference}
 
 
 def _signed(text: str, amount: float) -> str:

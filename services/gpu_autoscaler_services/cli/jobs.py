@@ -1,4 +1,4 @@
-"""`gpu-autoscaler jobs ...`: submit, list, show, cancel and wait."""
+"""`gpu-autoscaler jobs`: submit, list, show, cancel and wait."""
 
 import sys
 import time
@@ -10,27 +10,36 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from gpu_autoscaler_services.cli.client import Document, Gateway, part
+from gpu_autoscaler_services.cli.client import Document, Gateway, path_segment
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import Columns, Output, show, words
+from gpu_autoscaler_services.cli.output import Columns, Output, show, print_message
 
 HERE = Gateway()
 POLL_SECONDS = 1.0
 FINAL = ("completed", "failed", "cancelled")
-REMARKABLE = Literal["final", "running", "completed"]
+WAIT_TARGETS = Literal["final", "running", "completed"]
 
-jobs = App(name="jobs", help="Submit, list, show, cancel and wait for jobs.")
+jobs = App(
+    name="jobs",
+    help="Submit, list, show, cancel and wait for jobs.",
+    help_format="plaintext",
+    help_epilogue="""Examples:
+  gpu-autoscaler jobs submit --name train --project vision --image registry.example/train:1 --gpus 8 --gpu-type A100
+  gpu-autoscaler jobs submit --file job.yaml --priority high -- python train.py
+  gpu-autoscaler jobs list --state running
+  gpu-autoscaler jobs wait JOB_ID --for completed""",
+)
 
 _COLUMNS: Columns = (
     ("JOB ID", lambda row: row["job_id"]),
     ("NAME", lambda row: row["job_name"]),
     ("PROJECT", lambda row: row["project_id"]),
     ("STATUS", lambda row: row["status"]),
-    ("QUEUE", lambda row: row["queue_position"]),
+    ("QUEUE POSITION", lambda row: row["queue_position"]),
     ("GPUS", lambda row: f"{_members(row)}x{row['gpu_count']} {row['gpu_type'] or ''}".strip()),
     ("NODES", lambda row: row["node_names"]),
-    ("STARTS", lambda row: (row["estimated_start_time"] or "unknown")[:19]),
-    ("COST", lambda row: "-" if row["estimated_cost_usd"] is None else f"${row['estimated_cost_usd']:,.2f}"),
+    ("ESTIMATED START", lambda row: (row["estimated_start_time"] or "unknown")[:19]),
+    ("ESTIMATED COST", lambda row: "-" if row["estimated_cost_usd"] is None else f"${row['estimated_cost_usd']:,.2f}"),
     ("CREATED", lambda row: row["created_at"][:19] + "Z"),
     ("MESSAGE", lambda row: row["message"]),
 )
@@ -47,43 +56,43 @@ def _show(document: Document, rows: list[Document], output: Output) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the flags of `jobs submit` add up to; None leaves it to the file, or to the gateway's default."""
+    """The options of `jobs submit`. None: the value of the file, else the gateway's default."""
 
     name: Annotated[str | None, Parameter(help="Name of the job.")] = None
-    project: Annotated[str | None, Parameter(help="Project that pays.")] = None
+    project: Annotated[str | None, Parameter(help="Project that the cost is charged to.")] = None
     image: Annotated[str | None, Parameter(help="Container image.")] = None
-    gpus: Annotated[int | None, Parameter(help="GPUs of each member.")] = None
+    gpus: Annotated[int | None, Parameter(help="GPUs per member.")] = None
     gpu_type: Annotated[
-        str | None, Parameter(help="GPU model, e.g. A100, or several (H100,A100), the best first; any when left out.")
+        str | None, Parameter(help="GPU model, e.g. A100, or several in order of preference (H100,A100). Default: any.")
     ] = None
-    gpu_memory_gb: Annotated[float | None, Parameter(help="Least memory of one GPU in GiB.")] = None
-    gpu_fraction: Annotated[float | None, Parameter(help="A part of one GPU will do: this share of its memory.")] = None
-    shared: Annotated[bool | None, Parameter(help="A part of one GPU will do: with --gpu-memory-gb of memory.")] = None
-    members: Annotated[int | None, Parameter(help="Pods that start together or not at all.")] = None
+    gpu_memory_gb: Annotated[float | None, Parameter(help="Minimum memory per GPU in GiB.")] = None
+    gpu_fraction: Annotated[float | None, Parameter(help="Share of one GPU's memory, instead of whole GPUs.")] = None
+    shared: Annotated[bool | None, Parameter(help="Accept a part of one GPU with --gpu-memory-gb of memory.")] = None
+    members: Annotated[int | None, Parameter(help="Gang size: pods that start together or not at all.")] = None
     min_members: Annotated[
-        int | None, Parameter(help="So many start together; the others join where and when there is room.")
+        int | None, Parameter(help="Elastic job: members that start together; the others join as capacity becomes free.")
     ] = None
     start_by_at: Annotated[
-        str | None, Parameter(help="RFC 3339 instant; of equal priority the earliest goes first.")
+        str | None, Parameter(help="Deadline to start, RFC 3339; earliest first among equal priorities.")
     ] = None
-    within: Annotated[str | None, Parameter(help="Label of nodes whose value all members share.")] = None
-    priority: Annotated[str | None, Parameter(help="low, medium, high, or 0..1000; higher goes first.")] = None
-    cpu: Annotated[str | None, Parameter(help="CPU of each member, as a Kubernetes quantity.")] = None
-    memory: Annotated[str | None, Parameter(help="Memory of each member, as a Kubernetes quantity.")] = None
-    env: Annotated[dict[str, str] | None, Parameter(help="Environment: --env.NAME VALUE.")] = None
-    annotation: Annotated[list[str] | None, Parameter(help="KEY=VALUE on each pod; may be repeated.")] = None
-    label: Annotated[list[str] | None, Parameter(help="KEY=VALUE on each pod; may be repeated.")] = None
-    max_duration_hours: Annotated[float | None, Parameter(help="Ended after this many hours.")] = None
-    budget_limit_usd: Annotated[float | None, Parameter(help="Ended when it has cost this much.")] = None
+    within: Annotated[str | None, Parameter(help="Node label (topology key) whose value must be equal for all members.")] = None
+    priority: Annotated[str | None, Parameter(help="low, medium, high, or 0..1000; higher starts first.")] = None
+    cpu: Annotated[str | None, Parameter(help="CPU per member, as a Kubernetes quantity.")] = None
+    memory: Annotated[str | None, Parameter(help="Memory per member, as a Kubernetes quantity.")] = None
+    env: Annotated[dict[str, str] | None, Parameter(help="Environment variable: --env.NAME VALUE.")] = None
+    annotation: Annotated[list[str] | None, Parameter(help="Pod annotation KEY=VALUE; repeatable.")] = None
+    label: Annotated[list[str] | None, Parameter(help="Pod label KEY=VALUE; repeatable.")] = None
+    max_duration_hours: Annotated[float | None, Parameter(help="Job time limit in hours.")] = None
+    budget_limit_usd: Annotated[float | None, Parameter(help="Job budget: the job is terminated when its cost reaches it.")] = None
     preemptible: Annotated[bool | None, Parameter(help="May run on spot capacity.")] = None
     workload_type: Annotated[str | None, Parameter(help="training, inference, batch, development ...")] = None
     runtime: Annotated[
-        str | None, Parameter(help="What makes its members: job, jobset, pytorchjob, rayjob, volcano.")
+        str | None, Parameter(help="Kind of workload object: job, jobset, pytorchjob, rayjob, volcano.")
     ] = None
-    job_id: Annotated[str | None, Parameter(help="Id of your choice: the same one twice is one job.")] = None
+    job_id: Annotated[str | None, Parameter(help="Your own id; submitting it again does not create another job.")] = None
 
     def body(self, base: Document, command: tuple[str, ...]) -> Document:
-        """The request: what the file says, and the flags above it."""
+        """Return the request: the file's fields, overridden by the options."""
         priority = self.priority
         flat = {
             "job_name": self.name,
@@ -103,7 +112,7 @@ class Request:
         nested: dict[str, dict[str, Any]] = {
             "gpu_requirements": {
                 "gpu_count": self.gpus,
-                "gpu_type": _one_or_several(self.gpu_type),
+                "gpu_type": _gpu_types(self.gpu_type),
                 "gpu_memory_gb": self.gpu_memory_gb,
                 "gpu_fraction": self.gpu_fraction,
                 "is_shared": self.shared,
@@ -120,28 +129,28 @@ class Request:
         return body
 
 
-def _one_or_several(said: str | None) -> str | list[str] | None:
-    """What stands between commas, the best first; one alone is no list."""
-    names = [] if said is None else [name.strip() for name in said.split(",")]
-    return names if len(names) > 1 else said
+def _gpu_types(text: str | None) -> str | list[str] | None:
+    """Return comma-separated models as a list; a single model stays a string."""
+    names = [] if text is None else [name.strip() for name in text.split(",")]
+    return names if len(names) > 1 else text
 
 
-def _pairs(flag: str, said: list[str] | None) -> dict[str, str]:
-    """What stands before and after the first `=`."""
-    found = {}
-    for each in said or ():
-        key, is_there, value = each.partition("=")
-        if not is_there:
-            raise Stop(f"{flag} {each}: say KEY=VALUE; the value may be empty", Exit.USAGE)
-        found[key] = value
-    return found
+def _pairs(option: str, texts: list[str] | None) -> dict[str, str]:
+    """Split each KEY=VALUE at the first `=`."""
+    pairs = {}
+    for text in texts or ():
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise Stop(f"{option} {text}: expected KEY=VALUE; VALUE may be empty", Exit.USAGE)
+        pairs[key] = value
+    return pairs
 
 
 def _known(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-NO_FLAGS = Request()
+NO_OPTIONS = Request()
 
 
 @jobs.command
@@ -149,19 +158,22 @@ def submit(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
     file: Annotated[
         str | None,
-        Parameter(name=["--file", "-f"], allow_leading_hyphen=True, help="JSON or YAML request; - reads stdin."),
+        Parameter(name=["--file", "-f"], allow_leading_hyphen=True, help="Request as JSON or YAML; - reads stdin."),
     ] = None,
-    request: Annotated[Request, Parameter(name="*")] = NO_FLAGS,
-    idempotency_key: Annotated[str | None, Parameter(help="The same key twice is one job.")] = None,
+    request: Annotated[Request, Parameter(name="*")] = NO_OPTIONS,
+    idempotency_key: Annotated[str | None, Parameter(help="Repeating a request with the same key submits one job.")] = None,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
-    """Ask for a job, from flags, from a file, or from both (flags win). Words after -- are the container's command."""
+    """Submit a job from options, from a file, or from both (options win).
+
+    Arguments after -- are the container's command.
+    """
     body = request.body({} if file is None else _read(file), command)
     key = idempotency_key or str(uuid.uuid4())
     accepted = gateway.send("POST", "gpu/jobs", body, {"Idempotency-Key": key})
     if output == "table":
-        words(f"accepted; follow it with: gpu-autoscaler jobs wait {accepted['job_id']}")
+        print_message(f"accepted; wait for it with: gpu-autoscaler jobs wait {accepted['job_id']}")
     _show(accepted, [accepted], output)
 
 
@@ -169,24 +181,24 @@ def _read(path: str) -> Document:
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Stop(f"{path} cannot be read: {error}", Exit.USAGE) from error
+        raise Stop(f"request file {path} cannot be read: {error}", Exit.USAGE) from error
     import yaml  # noqa: PLC0415 - only with --file
 
     try:
         document = yaml.safe_load(text)  # YAML holds JSON
     except yaml.YAMLError as error:
-        raise Stop(f"{path} is neither JSON nor YAML: {error}", Exit.USAGE) from error
+        raise Stop(f"request file {path} is neither JSON nor YAML: {error}", Exit.USAGE) from error
     if not isinstance(document, dict):
-        raise Stop(f"{path} holds no request: expected fields such as job_name", Exit.USAGE)
+        raise Stop(f"request file {path} is not an object; expected fields such as job_name, project_id, container", Exit.USAGE)
     return document
 
 
 @jobs.command(name="list")
 def list_(
     *,
-    state: Annotated[list[str] | None, Parameter(help="Only jobs in this state; may be repeated.")] = None,
+    state: Annotated[list[str] | None, Parameter(help="Only jobs in this state; repeatable.")] = None,
     project: Annotated[str | None, Parameter(help="Only jobs of this project.")] = None,
-    limit: Annotated[int, Parameter(help="How many, newest first; pages are fetched as needed.")] = 100,
+    limit: Annotated[int, Parameter(help="Number of jobs, newest first.")] = 100,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
@@ -207,16 +219,16 @@ def list_(
 @jobs.command(name="show")
 def show_(job_id: str, /, *, gateway: Gateway = HERE, output: Output = "table") -> None:
     """Show one job."""
-    job = gateway.read(f"gpu/jobs/{part(job_id)}")
+    job = gateway.read(f"gpu/jobs/{path_segment(job_id)}")
     _show(job, [job], output)
 
 
 @jobs.command
 def cancel(job_id: str, /, *, gateway: Gateway = HERE, output: Output = "table") -> None:
-    """Ask for a job to end."""
-    job = gateway.send("DELETE", f"gpu/jobs/{part(job_id)}")
+    """Cancel a job."""
+    job = gateway.send("DELETE", f"gpu/jobs/{path_segment(job_id)}")
     if output == "table":
-        words("asked for; it ends within seconds")
+        print_message("cancellation requested; the job ends within seconds")
     _show(job, [job], output)
 
 
@@ -225,23 +237,28 @@ def wait(
     job_id: str,
     /,
     *,
-    until: Annotated[REMARKABLE, Parameter(name="--for", help="What to wait for.")] = "final",
-    timeout_seconds: Annotated[float, Parameter(name=["--timeout", "--timeout-seconds"], help="Wall time.")] = 3600.0,
+    until: Annotated[WAIT_TARGETS, Parameter(name="--for", help="State to wait for.")] = "final",
+    timeout_seconds: Annotated[float, Parameter(name=["--timeout", "--timeout-seconds"], help="Maximum wait in seconds of wall time.")] = 3600.0,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> int:
-    """Wait for a job. Exits 0 when it came to what was waited for (completed, for final), 1 when it ended otherwise,
-    4 when the time is up."""
+    """Wait for a job.
+
+    Exit codes: 0 state reached (for final: completed), 1 ended in another state, 4 timed out.
+    """
     deadline = time.monotonic() + timeout_seconds
     status = ""
     while True:
-        job = gateway.read(f"gpu/jobs/{part(job_id)}")
+        job = gateway.read(f"gpu/jobs/{path_segment(job_id)}")
         if job["status"] != status:
             status = job["status"]
-            words(f"{job_id} {status}")
+            print_message(f"{job_id} {status}")
         if status in FINAL or status == until:
             _show(job, [job], output)
             return Exit.OK if status in {"completed", until} else Exit.FAILURE
         if time.monotonic() + POLL_SECONDS > deadline:
-            raise Stop(f"{job_id} is still {status} after {timeout_seconds:g} s", Exit.TIME_OUT)
+            raise Stop(
+                f"job {job_id} is still {status} after {timeout_seconds:g} s; see: gpu-autoscaler why job {job_id}",
+                Exit.TIME_OUT,
+            )
         time.sleep(POLL_SECONDS)

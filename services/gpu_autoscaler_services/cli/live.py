@@ -21,7 +21,7 @@ from gpu_autoscaler.providers.registry import ProviderOptions, open_provider
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.tools.live import LiveCheck, LiveLimits, LiveReport
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import words
+from gpu_autoscaler_services.cli.output import print_message
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CLOUDS = ("aws", "azure", "gcp", "sim")
@@ -60,7 +60,7 @@ async def walk_live(name: str, options: ProviderOptions, asked: LiveAsked) -> tu
     price = (offer.price_micro_usd_per_hour or 0) / MICRO_USD_PER_USD
     told = f"one instance of {offer.key} for pool {asked.pool}, at ${price:,.4f} an hour by the {offer.price_source}"
     if not asked.is_agreed:
-        words(f"doctor --live would buy {told}, and end it within minutes; nothing was bought: add --yes to buy it")
+        print_message(f"doctor --live would buy {told}, and end it within minutes; nothing was bought: add --yes to buy it")
         return (), Exit.OK
     order = Order(
         action_id=ActionId(uuid.uuid4().hex),
@@ -70,13 +70,13 @@ async def walk_live(name: str, options: ProviderOptions, asked: LiveAsked) -> tu
         labels=(),
         taints=(TAINT,),
     )
-    words(f"buying {told}, as action {order.action_id} of installation {order.installation}; Ctrl-C ends it early")
+    print_message(f"buying {told}, as action {order.action_id} of installation {order.installation}; Ctrl-C ends it early")
     check = LiveCheck(lambda: open_provider(name, options), order, Clock.from_environment(), _say, LiveLimits())
     try:
         report = await _until_interrupted(check)
     finally:  # also when it is broken off: then the report never came
         for left in check.not_ended:
-            words(f"NOT ENDED, it may still run and cost. By hand: {by_hand(name, options, order, left)}")
+            print_message(f"NOT ENDED, it may still run and cost. By hand: {by_hand(name, options, order, left)}")
     return report.steps, _exit_of(report)
 
 
@@ -143,7 +143,7 @@ async def _until_interrupted(check: LiveCheck) -> LiveReport:
         if heard > 1:
             walk.cancel()
             return
-        words("interrupted: what was bought is being ended, which may take minutes; once more leaves it behind")
+        print_message("interrupted: what was bought is being ended, which may take minutes; once more leaves it behind")
         check.interrupt()
 
     with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: who started it hears the signals
@@ -166,9 +166,9 @@ def _exit_of(report: LiveReport) -> Exit:
         return Exit.FAILURE
     if report.is_interrupted:
         return Exit.INTERRUPTED
-    return Exit.FAILURE if any(step.level == "fault" for step in report.steps) else Exit.OK
+    return Exit.FAILURE if any(step.level == "error" for step in report.steps) else Exit.OK
 
 
 def _say(found: Finding) -> None:
     step = f"; {found.next_step}" if found.next_step else ""
-    words(f"{found.level:6}  {found.subject}: {found.said}{step}")
+    print_message(f"{found.level:6}  {found.subject}: {found.said}{step}")

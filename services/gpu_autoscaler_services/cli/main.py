@@ -1,13 +1,13 @@
-"""The `gpu-autoscaler` command. Each command's module is imported only when it runs, so that `--help` is quick.
+"""The `gpu-autoscaler` command. A command's module is imported only when the command runs, so `--help` is quick.
 
-A new command is one line here.
+A new command is one entry here: its group, module, help and example.
 """
 
 import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group
 
 from gpu_autoscaler.model.errors import AutoscalerError, ConfigError, TransientError
 from gpu_autoscaler_services.cli.exits import Exit, Stop
@@ -21,41 +21,214 @@ def _version() -> str:
     return version("gpu-autoscaler")
 
 
+_CLUSTER, _JOBS, _DECISIONS, _OPERATE, _SPEND, _SETUP, _DEVELOP, _HELP = (
+    Group.create_ordered(title)
+    for title in (
+        "See the cluster",
+        "Run jobs",
+        "Understand decisions",
+        "Operate",
+        "Spend and prices",
+        "Set up and check",
+        "Develop and replay",
+        "Help",
+    )
+)
+
 app = App(
     name="gpu-autoscaler",
-    help="Event-driven GPU cluster scaling: what runs, what waits, what was decided and why.",
+    help="Scale GPU clusters: what runs, what waits, what the autoscaler decided and why.",
     version=_version,
     help_format="plaintext",
+    help_epilogue="Help for one command: gpu-autoscaler COMMAND --help",
 )
-app.command(f"{_HERE}.views:status", help="The cluster in numbers.")
-app.command(f"{_HERE}.views:nodes", help="Every node from its order to its end.")
-app.command(f"{_HERE}.jobs:jobs", name="jobs", help="Submit, list, show, cancel and wait for jobs.")
-app.command(f"{_HERE}.demand:demand", name="demand", help="Ask for room to be free for work to come.")
-app.command(f"{_HERE}.directives:freeze", help="Buy nothing and remove nothing by choice, for a while.")
-app.command(f"{_HERE}.directives:pause", help="Leave one pool as it is, for a while.")
-app.command(f"{_HERE}.directives:override", help="Want at least or at most so many nodes or GPUs, for a while.")
-app.command(f"{_HERE}.directives:resume", help="Take a freeze, a pause or an override back.")
-app.command(f"{_HERE}.directives:directives", help="What overrules the policy now, who said so, and until when.")
-app.command(f"{_HERE}.views:plans", help="The last plans: what was decided, what was held back, and why.")
-app.command(f"{_HERE}.views:shadow", help="Where a policy in shadow would decide otherwise, with both reasons.")
-app.command(f"{_HERE}.views:cost", help="Money by time and by project.")
-app.command(f"{_HERE}.market:budget", help="What is spent, promised and left of each limit of money.")
-app.command(f"{_HERE}.market:offers", help="What is for sale, and what the cloud would not sell: until when, and why.")
-app.command(f"{_HERE}.events:events", help="Recorded facts, the newest or as they arrive.")
-app.command(f"{_HERE}.views:why", help="The story of a node, pod or job back to its first cause.")
-app.command(f"{_HERE}.record:recompute", help="Make a recorded plan again from its facts and compare it byte for byte.")
-app.command(
-    f"{_HERE}.replay:replay", help="Ask today's code about a recorded history, and list what it decides otherwise."
+app["--help"].group = app["--version"].group = _HELP
+
+
+def _group(group: Group, target: str, name: str, summary: str) -> None:
+    """Register a module's App, which holds subcommands and its own examples."""
+    app.command(f"{_HERE}.{target}", name=name, group=group, help=summary)
+
+
+def _command(group: Group, target: str, text: str, *examples: str) -> None:
+    """Register a function. `text` is a summary line, then optionally a blank line and details."""
+    epilogue = "\n".join(("Examples:", *(f"  gpu-autoscaler {example}" for example in examples)))
+    paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    app.command(f"{_HERE}.{target}", group=group, help="\n\n".join(paragraphs), help_epilogue=epilogue)
+
+
+_command(
+    _CLUSTER,
+    "views:status",
+    """Show the cluster in numbers: nodes, GPUs, jobs, price per hour, last plan.""",
+    "status",
+    "status -o json",
 )
-app.command(f"{_HERE}.policy:policy", name="policy", help="Check a policy file, with every mistake at once.")
-app.command(f"{_HERE}.record:dead_letters", name="dead-letters", help="Messages that were set aside, and why.")
-app.command(f"{_HERE}.up:up", help="Run the whole system here, every service a process.")
-app.command(f"{_HERE}.doctor:doctor", help="Whether the cloud can be bought from as the settings say.")
-app.command(f"{_HERE}.prices:prices", name="prices", help="Write down what the cloud asks for.")
-app.command(f"{_HERE}.convert:convert", name="convert", help="Other people's old configuration as today's.")
-app.command(f"{_HERE}.fake_cloud:fake_cloud", name="fake-cloud", help="Serve a cloud to try a driver against.")
-app.command(f"{_HERE}.observe:observe", help="Look on beside another autoscaler: what ours would do, and save or cost.")
-app.command(f"{_HERE}.demo:demo", help="Show the whole story on a simulated cluster.")
+_command(
+    _CLUSTER,
+    "views:nodes",
+    """List nodes, from order to termination, with GPUs, price and interruption notices.""",
+    "nodes",
+)
+_command(
+    _CLUSTER,
+    "events:events",
+    """Show recorded facts: the newest ones, or new ones as they arrive.
+
+Without --follow, facts are listed oldest first. With --follow, each fact is one line (JSON lines with -o json).""",
+    "events --subject 'scaling.>' --limit 20",
+    "events --follow --subject job.finished -o json",
+)
+_group(_JOBS, "jobs:jobs", "jobs", "Submit, list, show, cancel and wait for jobs.")
+_group(_JOBS, "demand:demand", "demand", "Report demand, so that capacity is free for work that is about to arrive.")
+_command(
+    _DECISIONS,
+    "views:why",
+    """Explain a node, pod or job: what it waits for or why it exists, then its history back to the first cause.""",
+    "why job job-1a2b",
+    "why node gpu-node-7",
+    "why pod team-a/trainer-0",
+)
+_command(
+    _DECISIONS,
+    "views:plans",
+    """List the latest plans: decisions and deferred actions, each with its reason.""",
+    "plans --limit 3",
+)
+_command(
+    _DECISIONS,
+    "views:shadow",
+    """Show where the shadow policy would decide differently from the active one, with both reasons.
+
+Both policies see the same cluster state. The shadow policy changes nothing, so a difference lasts until the active
+policy acts or the state changes.""",
+    "shadow",
+)
+_command(
+    _DECISIONS,
+    "record:recompute",
+    """Recompute a recorded plan from its facts and compare the two byte for byte.
+
+If the first facts have expired, a snapshot in the store (store.url) replaces them.
+
+Exit codes: 0 equal, 1 different, 3 plan not found, 5 facts expired, 6 made by another version of the core, 7 made with
+another policy.""",
+    "recompute plan-3f9c",
+)
+_command(
+    _OPERATE,
+    "directives:freeze",
+    """Suspend all purchases and all voluntary removals for a while.
+
+Actions already started complete. Interruption notices are still handled: the node is cordoned, jobs save a checkpoint,
+the node is drained before the deadline, and uncordoned if the notice is withdrawn. No replacement is bought. Jobs
+still start on free capacity.""",
+    "freeze --for 2h --reason 'network maintenance'",
+)
+_command(
+    _OPERATE,
+    "directives:pause",
+    """Suspend purchases and voluntary removals of one pool for a while.""",
+    "pause training --for 1h30m --reason 'image rollout'",
+)
+_command(
+    _OPERATE,
+    "directives:override",
+    """Temporarily set a minimum or maximum of nodes or GPUs.
+
+Nodes with running work are not removed. The limits of the policy still apply. A new override replaces the previous one
+of the same scope (cluster, pool, GPU model, or pool and GPU model).""",
+    "override --at-least 4 --pool training --for 3d --reason 'release week'",
+    "override --at-most 16 --unit gpus --gpu-type A100 --for 12h --reason 'spend review'",
+)
+_command(
+    _OPERATE,
+    "directives:resume",
+    """End a freeze, pause or override early. Without a key, ends the freeze.""",
+    "resume",
+    "resume pause/training --reason 'rollout finished'",
+)
+_command(
+    _OPERATE,
+    "directives:directives",
+    """List active freezes, pauses and overrides: who set each, why, and until when.""",
+    "directives",
+)
+_group(_OPERATE, "record:dead_letters", "dead-letters", "List or resubmit messages that a service could not process.")
+_command(_SPEND, "views:cost", """Show spend by time span and by project.""", "cost", "cost --span-seconds 86400")
+_command(
+    _SPEND,
+    "market:budget",
+    """Show each spend budget: limit, spent, reserved and left.""",
+    "budget",
+)
+_command(
+    _SPEND,
+    "market:offers",
+    """List available offers with prices, and offers that the cloud refused lately: until when, and why.""",
+    "offers",
+)
+_group(_SPEND, "prices:prices", "prices", "Save the cloud's current prices or catalog to a file.")
+_command(
+    _SETUP,
+    "up:up",
+    """Run the whole system on this machine until Ctrl-C: NATS, a simulated cluster, every service as a process.""",
+    "up",
+    "up --policy policy.toml --clock-factor 10",
+    "up --kubeconfig ~/.kube/config",
+)
+_command(
+    _SETUP,
+    "doctor:doctor",
+    """Check cloud access and configuration: credentials, region, subnets, groups, types, prices, quotas.
+
+Buys nothing unless both --live and --yes are given.
+
+Exit codes: 0 no faults, 1 faults found or an instance could not be terminated, 2 invalid settings, 130 interrupted.""",
+    "doctor --config settings.toml",
+    "doctor --policy",
+    "doctor --live --installation UID --yes",
+)
+_group(_SETUP, "policy:policy", "policy", "Validate a policy file.")
+_group(_SETUP, "convert:convert", "convert", "Convert legacy configuration.")
+_command(
+    _SETUP,
+    "observe:observe",
+    """Run read-only beside another autoscaler: what ours would do, and what it would save or cost.
+
+Needs get, list and watch on nodes and pods. Every write is refused on this machine, whatever the credentials allow.
+NATS, watchers and dashboard run locally; nothing is decided or changed in the cluster.""",
+    "observe --offers offers.json --for 3600",
+)
+_command(
+    _DEVELOP,
+    "demo:demo",
+    """Run a complete scenario on a simulated cluster and report it. Exits 1 if a promise is broken.""",
+    "demo",
+    "demo --trace openb:traces/ --pods 200",
+)
+_command(
+    _DEVELOP,
+    "replay:replay",
+    """Plan a recorded history again with the current code, and list each decision that differs with both reasons.
+
+The history is a file, or what the running system has recorded between --from and --to. Decisions that would come
+sooner are found between the recorded plans.
+
+With --policy, the recorded workload runs in the simulator twice: under the recorded policy, which shows the error of
+the model, and under the other policy.
+
+Exit codes: 0 equal (with --policy: compared), 1 different, 3 no plan in that time, 5 facts expired.""",
+    "replay history.xz",
+    "replay --from 2026-11-21T08:00:00Z --save history.xz",
+    "replay history.xz --policy cheaper.toml --chart what-if.svg",
+)
+_command(
+    _DEVELOP,
+    "fake_cloud:fake_cloud",
+    """Serve a fake cloud API to test a driver against, until Ctrl-C. Prints the settings that connect the services.""",
+    "fake-cloud aws",
+)
 
 
 def run(tokens: Sequence[str] | None = None) -> int:
@@ -63,31 +236,31 @@ def run(tokens: Sequence[str] | None = None) -> int:
     try:
         code = app(tokens, exit_on_error=False, result_action="return_value")
     except CycloptsError:
-        return Exit.USAGE  # cyclopts has said what is wrong
+        return Exit.USAGE  # cyclopts has printed the error
     except Stop as stop:
-        return _say(stop, stop.code)
+        return _print_error(stop, stop.code)
     except ConfigError as error:
-        return _say(error, Exit.USAGE)
+        return _print_error(error, Exit.USAGE)
     except TransientError as error:
-        return _say(error, Exit.TIME_OUT)
+        return _print_error(error, Exit.TIME_OUT)
     except AutoscalerError as error:
-        return _say(error, Exit.FAILURE)
+        return _print_error(error, Exit.FAILURE)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # The reader left (`| head`). Python would complain once more while closing stdout.
+        # The reader has closed the pipe (`| head`). Python would raise once more while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     return code if isinstance(code, int) else Exit.OK
 
 
-def _say(error: Exception, code: Exit) -> Exit:
+def _print_error(error: Exception, code: Exit) -> Exit:
     print(f"gpu-autoscaler: {error}", file=sys.stderr)
     return code
 
 
 def main() -> None:
-    """Entry of the installed command."""
+    """Run the installed command."""
     sys.exit(run())
 
 

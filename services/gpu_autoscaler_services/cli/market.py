@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpu_autoscaler_services.cli.client import Gateway
-from gpu_autoscaler_services.cli.output import Output, show, usd, words
+from gpu_autoscaler_services.cli.output import Output, show, usd, print_message
 from gpu_autoscaler_services.cli.views import HERE
 
 
@@ -12,7 +12,7 @@ def budget(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     """What is spent, promised and left of each limit of money."""
     document = gateway.read("budget")
     if output == "table" and not document["items"]:
-        words("the policy limits no money by day or month; `limits.money` and `pools.money` would")
+        print_message("the policy limits no money by day or month; `limits.spend` and `pools.spend` would")
         return
     columns = (
         ("WHOSE", lambda row: row["owner"]),

@@ -31,7 +31,7 @@ from gpu_autoscaler.tools.recording import Recording, save
 from gpu_autoscaler.tools.window import FACTS_COUNT_MAX, Window
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.figures import figures
-from gpu_autoscaler_services.cli.output import Columns, Output, show, words
+from gpu_autoscaler_services.cli.output import Columns, Output, show, print_message
 
 _LOOK_SECONDS = 1.0
 FACTS_COUNT_MIN = 1000  # a price list and a few pods
@@ -94,9 +94,9 @@ def observe(
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        await system.start(words)
+        await system.start(print_message)
         try:
-            words(f"dashboard and API: {system.gateway_url}; nothing is written to the cluster; Ctrl-C ends it")
+            print_message(f"dashboard and API: {system.gateway_url}; nothing is written to the cluster; Ctrl-C ends it")
             bus = await connect(system.nats_url)
             async with contextlib.AsyncExitStack() as open_things:
                 open_things.push_async_callback(bus.close)
@@ -108,7 +108,7 @@ def observe(
                     async with asyncio.timeout(span.for_seconds):
                         await _look_on(watching, ended, span.report_seconds, output)
             await _report(watching, output)
-            words(f"the record: {watching.kept(folder)}; gpu-autoscaler replay reads it")
+            print_message(f"the record: {watching.kept(folder)}; gpu-autoscaler replay reads it")
         finally:
             await system.stop()
 
@@ -152,7 +152,7 @@ class Watching:
         # No instance there is of ours: that is known, and as fresh as this moment.
         made = plan(msgspec.structs.replace(self._state, instances_listed_at=now), self._policy, now)
         said = [decision_sentence(each) for each in made.decisions]
-        said += [held_back_sentence(each) for each in made.held_back]
+        said += [held_back_sentence(each) for each in made.deferred]
         yield from (sentence for sentence in said if sentence not in self._said)
         self._said = frozenset(said)
 
@@ -191,9 +191,9 @@ async def _look_on(watching: Watching, ended: asyncio.Event, report_seconds: flo
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ended.wait(), _LOOK_SECONDS)
         for sentence in watching.look():
-            words(f"{watching.clock.now():%H:%M:%S} we would: {sentence}")
+            print_message(f"{watching.clock.now():%H:%M:%S} we would: {sentence}")
         if told := watching.dropped():
-            words(told)
+            print_message(told)
         if loop.time() >= report_at:
             await _report(watching, output)
             report_at = loop.time() + report_seconds
@@ -204,10 +204,10 @@ async def _report(watching: Watching, output: Output) -> None:
         # In a thread of its own: the model has an event loop of virtual time.
         found = await asyncio.to_thread(watching.compared)
     except ConfigError as exc:
-        words("; ".join(exc.mistakes))
+        print_message("; ".join(exc.mistakes))
         return
     rows = list(figures({"theirs": found.theirs, "ours": found.ours}))
     show(msgspec.to_builtins(found), rows, _COLUMNS, lambda row: str(row["name"]), output)
-    words("assumed:")
+    print_message("assumed:")
     for sentence in found.assumed:
-        words(f"  - {sentence}")
+        print_message(f"  - {sentence}")

@@ -11,7 +11,7 @@ from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler_services.cli.client import Gateway
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import words
+from gpu_autoscaler_services.cli.output import print_message
 
 HERE = Gateway()
 policy = App(name="policy", help="Check a policy file.", help_format="plaintext")
@@ -40,7 +40,7 @@ def check(
     looked = "" if offers is None else f"; each pool finds something among {len(offers)} offers"
     print(f"{file}: can be followed ({len(found.pools)} pools: {pools}){looked}")
     if offers is None:
-        words("not looked at: whether each pool finds something for sale; --on-sale asks the gateway")
+        print_message("not looked at: whether each pool finds something for sale; --on-sale asks the gateway")
     return Exit.OK
 
 

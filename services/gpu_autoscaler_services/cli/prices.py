@@ -16,7 +16,7 @@ from gpu_autoscaler.providers.karpenter.shelf import rows_of
 from gpu_autoscaler.providers.registry import ProviderOptions, open_provider
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import words
+from gpu_autoscaler_services.cli.output import print_message
 from gpu_autoscaler_services.wiring import connection_of
 
 prices = App(name="prices", help="What the cloud asks for.", help_format="plaintext")
@@ -45,7 +45,7 @@ def snapshot(
         raise Stop(f"{settings.provider.name} tells no price of {len(offers)} offers; `gpu-autoscaler doctor` says why")
     file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     unpriced = "" if len(told) == len(offers) else f"; {len(offers) - len(told)} offers have none"
-    words(f"{file}: {len(told)} prices of {settings.provider.name}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC{unpriced}")
+    print_message(f"{file}: {len(told)} prices of {settings.provider.name}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC{unpriced}")
     return Exit.OK
 
 
@@ -69,7 +69,7 @@ def shelf(
     part.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n")
     part.replace(file)
     types = len({row.instance_type for row in rows})
-    words(f"{file}: {types} types of {settings.provider.name}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
+    print_message(f"{file}: {types} types of {settings.provider.name}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
     return Exit.OK
 
 

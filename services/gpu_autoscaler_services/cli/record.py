@@ -20,7 +20,7 @@ from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.tools.replay import Recomputation, Verdict
 from gpu_autoscaler.tools.replay import recompute as recompute_plan
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import Columns, Output, show, words
+from gpu_autoscaler_services.cli.output import Columns, Output, show, print_message
 from gpu_autoscaler_services.wiring import command_bus, command_store
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def recompute(
     if found.verdict is Verdict.EQUAL:
         print(f"{plan_id}: {found.sentence}")
     else:
-        words(f"gpu-autoscaler: {plan_id}: {found.sentence}")
+        print_message(f"gpu-autoscaler: {plan_id}: {found.sentence}")
     return found.verdict
 
 

@@ -21,7 +21,7 @@ from gpu_autoscaler.tools.retraced import notes, told
 from gpu_autoscaler.tools.whatif import WhatIf, notice_of, what_if
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.figures import figures
-from gpu_autoscaler_services.cli.output import Columns, Output, show, words
+from gpu_autoscaler_services.cli.output import Columns, Output, show, print_message
 from gpu_autoscaler_services.cli.record import HERE, Broker, with_bus
 from gpu_autoscaler_services.simulation import ROLES
 from gpu_autoscaler_services.wiring import command_store
@@ -60,13 +60,13 @@ def replay(
     other = None if policy is None else load_policy(policy)
     history = _history(file, from_, to, broker)
     if isinstance(history, Missing):
-        words(f"gpu-autoscaler: {history.sentence}")
+        print_message(f"gpu-autoscaler: {history.sentence}")
         return Verdict.FACTS_GONE if history.is_aged_out else Exit.NOT_FOUND
     if save_to is not None:
         save(history, save_to)
-        words(f"kept in {save_to}")
+        print_message(f"kept in {save_to}")
     if not history.plans():
-        words("gpu-autoscaler: no plan was made in the time asked for")
+        print_message("gpu-autoscaler: no plan was made in the time asked for")
         return Exit.NOT_FOUND
     if other is not None:
         # What the services of the model log of its world is no word to the person who asked.
@@ -79,7 +79,7 @@ def replay(
     for line in told(retraced):
         print(line)
     for note in notes(retraced):
-        words(note)
+        print_message(note)
     return Verdict.DIFFERS if retraced.found else Verdict.EQUAL
 
 
@@ -87,12 +87,12 @@ def _tell(found: WhatIf, picture: Path, output: Output) -> None:
     document = msgspec.to_builtins(found)
     rows = list(figures({"recorded": found.recorded, "modelled": found.modelled, "other": found.other}))
     show(document, rows, _COLUMNS, lambda row: str(row["name"]), output)
-    words(notice_of(found))
+    print_message(notice_of(found))
     for head, sentences in (("from the record", found.taken_over), ("modelled", found.assumed)):
-        words(f"{head}:")
+        print_message(f"{head}:")
         for sentence in sentences:
-            words(f"  - {sentence}")
-    words(f"picture: {picture}")
+            print_message(f"  - {sentence}")
+    print_message(f"picture: {picture}")
 
 
 _COLUMNS: Columns = (

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gpu_autoscaler_services.cli.exits import Exit
-from gpu_autoscaler_services.cli.output import words
+from gpu_autoscaler_services.cli.output import print_message
 
 
 def up(
@@ -30,8 +30,8 @@ def up(
 
     clock = kept_clock(folder, clock_factor)
     if kubeconfig is not None:
-        words(f"the cluster: {_seen(kubeconfig, clock_factor)}")
-        words("the cloud is simulated: what is bought there joins no cluster, and nodes that are there are not touched")
+        print_message(f"the cluster: {_seen(kubeconfig, clock_factor)}")
+        print_message("the cloud is simulated: what is bought there joins no cluster, and nodes that are there are not touched")
     system = LocalSystem(
         folder,
         clock=clock,
@@ -47,14 +47,14 @@ def up(
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        await system.start(words)
+        await system.start(print_message)
         try:
-            words(f"dashboard and API: {system.gateway_url}")
-            words(f"NATS: {system.nats_url}; try: gpu-autoscaler events --follow --gateway {system.gateway_url}")
-            words(f"the simulated cluster: {system.simcluster_url}; logs: {folder / 'logs'}; Ctrl-C ends all of it")
+            print_message(f"dashboard and API: {system.gateway_url}")
+            print_message(f"NATS: {system.nats_url}; try: gpu-autoscaler events --follow --gateway {system.gateway_url}")
+            print_message(f"the simulated cluster: {system.simcluster_url}; logs: {folder / 'logs'}; Ctrl-C ends all of it")
             await ended.wait()
         finally:
-            words("ending every process")
+            print_message("ending every process")
             await system.stop()
 
     asyncio.run(run())

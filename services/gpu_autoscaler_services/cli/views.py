@@ -1,18 +1,18 @@
-"""Commands that show what the gateway knows: status, nodes, plans, cost, why."""
+"""Commands that show the gateway's view: status, nodes, plans, shadow, cost, budget, offers, why."""
 
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from gpu_autoscaler_services.cli.client import Gateway, part
-from gpu_autoscaler_services.cli.directives import told
-from gpu_autoscaler_services.cli.output import Output, Row, age, show, usd, words
+from gpu_autoscaler_services.cli.client import Gateway, path_segment
+from gpu_autoscaler_services.cli.directives import describe
+from gpu_autoscaler_services.cli.output import Output, Row, age, show, usd, print_message
 
 HERE = Gateway()
 
 
 def status(*, gateway: Gateway = HERE, output: Output = "table") -> None:
-    """The cluster in numbers."""
+    """Show the cluster in numbers."""
     document = gateway.read("status")
     rows = [{"name": name, "value": value} for name, value in _figures(document)]
     columns = (("", lambda row: row["name"]), ("", lambda row: row["value"]))
@@ -29,21 +29,21 @@ def _figures(document: dict[str, Any]) -> list[tuple[str, str]]:
             f"{document['gpu_busy_count']} busy of {document['gpu_count']}, {document['gpu_booting_count']} booting",
         ),
         ("jobs", _counts(document["jobs_by_status"])),
-        ("pods without room", str(document["pods_unschedulable_count"])),
-        ("spot notices", str(document["notices_count"])),
-        ("price an hour", usd(document["price_micro_usd_per_hour"]) + (f" and {unknown} unknown" if unknown else "")),
+        ("unschedulable pods", str(document["pods_unschedulable_count"])),
+        ("interruption notices", str(document["notices_count"])),
+        ("price per hour", usd(document["price_micro_usd_per_hour"]) + (f" plus {unknown} instance(s) without a known price" if unknown else "")),
         (
             "last plan",
             f"{age(document['last_plan_at'], document['as_of'])} ago" if document["last_plan_at"] else "none yet",
         ),
         ("active scaler", document["active_scaler"] or "unknown"),
-        *(("overruled", _overruled(one)) for one in document["directives"]),
-        ("broker", "connected" if document["is_broker_connected"] else "away"),
+        *(("directive", _directive(directive)) for directive in document["directives"]),
+        ("broker", "connected" if document["is_broker_connected"] else "disconnected"),
     ]
 
 
-def _overruled(one: dict[str, Any]) -> str:
-    return f"{told(one['directive'])}, by {one['given_by']} until {one['until'][:19]}Z: {one['reason']}"
+def _directive(row: dict[str, Any]) -> str:
+    return f"{describe(row['directive'])}, by {row['given_by']} until {row['until'][:19]}Z: {row['reason']}"
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -51,14 +51,14 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def nodes(*, gateway: Gateway = HERE, output: Output = "table") -> None:
-    """Every node from its order to its end."""
+    """List nodes, from order to termination."""
     document = gateway.read("nodes")
     columns = (
         ("NAME", lambda row: row["name"]),
         ("PHASE", lambda row: row["phase"]),
         ("TYPE", lambda row: row["instance_type"]),
         ("ZONE", lambda row: row["zone"]),
-        ("CAPACITY", lambda row: row["capacity_type"]),
+        ("CAPACITY TYPE", lambda row: row["capacity_type"]),
         ("GPUS", lambda row: f"{row['gpu_busy_count']}/{row['gpu_count']} {row['gpu_model'] or ''}".strip()),
         ("PRICE/H", lambda row: usd(row["price_micro_usd_per_hour"])),
         ("AGE", lambda row: age(row["since"], document["as_of"])),
@@ -69,21 +69,21 @@ def nodes(*, gateway: Gateway = HERE, output: Output = "table") -> None:
 
 def plans(
     *,
-    limit: Annotated[int, Parameter(help="How many, newest first.")] = 10,
+    limit: Annotated[int, Parameter(help="Number of plans, newest first.")] = 10,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
-    """The last plans: what was decided, what was held back, and why."""
+    """List the latest plans."""
     document = gateway.read("plans", limit=limit)
     rows = [row for plan in document["items"] for row in _plan_rows(plan)]
-    known = gateway.read("nodes")["items"] if output == "table" else []
-    names = {f"node/{node['node_uid']}": f"node/{node['name']}" for node in known}
+    node_items = gateway.read("nodes")["items"] if output == "table" else []
+    names = {f"node/{node['node_uid']}": f"node/{node['name']}" for node in node_items}
     columns = (
         ("PLAN", lambda row: row["plan_id"]),
         ("AT", lambda row: row["as_of"][:19] + "Z"),
-        ("WHAT", lambda row: row["what"].replace("_", " ")),
-        ("ABOUT", lambda row: names.get(row["subject"], row["subject"])),
-        ("WHY", lambda row: row["sentence"]),
+        ("ACTION", lambda row: row["action"].replace("_", " ")),
+        ("SUBJECT", lambda row: names.get(row["subject"], row["subject"])),
+        ("REASON", lambda row: row["sentence"]),
     )
     named = document["items"] if output == "name" else rows
     show(document, named, columns, lambda row: str(row["plan_id"]), output)
@@ -91,83 +91,80 @@ def plans(
 
 def _plan_rows(plan: dict[str, Any]) -> list[Row]:
     head = {"plan_id": plan["plan_id"], "as_of": plan["as_of"]}
-    decided = [{**head, **one, "what": one["decision"]} for one in plan["decisions"]]
-    held = [{**head, **one, "what": "held back"} for one in plan["held_back"]]
-    return [*decided, *held] or [{**head, "what": "nothing", "subject": "", "sentence": ""}]
+    decided = [{**head, **decision, "action": decision["decision"]} for decision in plan["decisions"]]
+    deferred = [{**head, **action, "action": "deferred"} for action in plan["deferred"]]
+    return [*decided, *deferred] or [{**head, "action": "none", "subject": "", "sentence": ""}]
 
 
 def shadow(
     *,
-    limit: Annotated[int, Parameter(help="How many of the differences that are over.")] = 10,
+    limit: Annotated[int, Parameter(help="Number of past differences.")] = 10,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
-    """Where a policy in shadow would decide otherwise than the one in force, with both reasons.
-
-    Both are asked about the real state. The shadow acts on nothing: what it would do stays until the real one does it.
-    """
+    """Show where the shadow policy differs from the active one."""
     document = gateway.read("shadow", limit=limit)
     if output == "table":
-        words(_shadow_words(document))
+        print_message(_shadow_summary(document))
     rows = [*document["now"], *document["earlier"]]
     columns = (
         ("SINCE", lambda row: row["since_at"][:19] + "Z"),
         ("UNTIL", lambda row: "now" if row["until_at"] is None else row["until_at"][:19] + "Z"),
-        ("ABOUT", lambda row: row["name"]),
-        ("REAL", lambda row: _said(row["real"])),
-        ("SHADOW", lambda row: _said(row["shadow"])),
+        ("SUBJECT", lambda row: row["name"]),
+        ("ACTIVE POLICY", lambda row: _outcome(row["real"])),
+        ("SHADOW POLICY", lambda row: _outcome(row["shadow"])),
     )
     if rows or output != "table":
         show(document, rows, columns, lambda row: str(row["subject"]), output)
 
 
-def _shadow_words(document: dict[str, Any]) -> str:
-    if document["said_at"] is None:
-        return "no policy runs in shadow; start one with `up --shadow FILE`, or the service with policy.shadow_path"
+def _shadow_summary(document: dict[str, Any]) -> str:
+    if document["changed_at"] is None:
+        return "no shadow policy is running; start one with `up --shadow FILE` or set policy.shadow_path for the shadow service"
     count = len(document["now"])
-    both = f"policy {document['policy_digest'][:8]} in shadow of {document['real_policy_digest'][:8]}"
-    lines = [f"{both}: {f'{count} otherwise now' if count else 'decides the same now'}"]
+    policies = f"shadow policy {document['policy_digest'][:8]}, active policy {document['real_policy_digest'][:8]}"
+    lines = [f"{policies}: {f'{count} difference(s) now' if count else 'no differences now'}"]
     if document["is_compared_with_scaler"] is False:
-        lines.append("the scaler runs with another policy than the one compared with; give both the same policy.path")
+        lines.append("the scaler runs another policy than the one compared here; set the same policy.path for both services")
     return "\n".join(lines)
 
 
-def _said(side: dict[str, Any]) -> str:
-    return side["sentence"] or str(side["what"])
+def _outcome(side: dict[str, Any]) -> str:
+    return side["sentence"] or str(side["outcome"])
 
 
 def cost(
     *,
-    span_seconds: Annotated[int, Parameter(help="Width of a line in seconds of cluster time.")] = 3600,
+    span_seconds: Annotated[int, Parameter(help="Seconds of cluster time per row.")] = 3600,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
-    """Money by time and by project."""
+    """Show spend by time and by project."""
     document = gateway.read("cost", span_seconds=span_seconds)
-    spans = [{**span, "what": f"from {span['from_at']}"} for span in document["spans"]]
-    projects = [{**one, "what": f"project {one['project_id'] or 'unknown'}"} for one in document["projects"]]
+    spans = [{**span, "scope": f"from {span['from_at']}"} for span in document["spans"]]
+    projects = [{**project, "scope": f"project {project['project_id'] or 'unknown'}"} for project in document["projects"]]
     columns = (
-        ("WHAT", lambda row: row["what"]),
+        ("SCOPE", lambda row: row["scope"]),
         ("ALLOCATED", lambda row: usd(row["allocated_micro_usd"])),
         ("IDLE", lambda row: usd(row.get("idle_micro_usd"))),
     )
-    named = spans if output == "name" else [*spans, {**document, "what": "all of it"}, *projects]
+    named = spans if output == "name" else [*spans, {**document, "scope": "total"}, *projects]
     show(document, named, columns, lambda row: str(row["from_at"]), output)
 
 
 def why(
     kind: Literal["node", "pod", "job"], name: str, /, *, gateway: Gateway = HERE, output: Output = "table"
 ) -> None:
-    """What it waits for, or what keeps it; then its story back to its first cause.
+    """Explain a node, pod or job.
 
     Parameters
     ----------
     kind: Literal["node", "pod", "job"]
-        What it is.
+        Kind of object.
     name: str
-        Its name or id.
+        Name or id; namespace/name for a pod.
     """
-    document = gateway.read(f"why/{kind}/{part(name)}")
+    document = gateway.read(f"why/{kind}/{path_segment(name)}")
     if output == "table":
         if document["now"]:
             print(document["now"], end="\n\n")

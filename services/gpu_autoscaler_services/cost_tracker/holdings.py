@@ -5,8 +5,8 @@ from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.folding.graves import stone_of
-from gpu_autoscaler.core.spending.accrual import Holding, Owner
+from gpu_autoscaler.core.folding.graves import tombstone_of
+from gpu_autoscaler.core.spending.accrual import Allocation, Owner
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.views import is_finished, is_workload
 from gpu_autoscaler.events.envelope import Recorded
@@ -45,10 +45,10 @@ class Holdings:
             from_at = began_at if known is None else min(began_at, known.from_at)
             on_node[pod.pod_uid] = _Held(pod=pod, seen_at=at, from_at=from_at)
 
-    def on_node(self, shape: NodeShape, state: ClusterState) -> list[Holding]:
+    def on_node(self, shape: NodeShape, state: ClusterState) -> list[Allocation]:
         """Return who held what of this node: GPUs, or parts of GPUs, where it has some, else CPU."""
         return [
-            Holding(
+            Allocation(
                 owner=_owner(held.pod, state),
                 units=shape.units_of(held.pod.requests),
                 from_at=held.from_at,
@@ -81,7 +81,7 @@ def _until(held: _Held, state: ClusterState) -> datetime | None:
         return held.pod.finished_at or held.seen_at
     if held.pod.pod_uid in state.pods:
         return None
-    gone = stone_of(state.pods_gone, held.pod.pod_uid)
+    gone = tombstone_of(state.pods_gone, held.pod.pod_uid)
     return held.seen_at if gone is None else gone.gone_at
 
 

@@ -11,7 +11,7 @@ import structlog
 from prometheus_client import Gauge
 
 from gpu_autoscaler.core.folding.ledger import period_start
-from gpu_autoscaler.core.spending.accrual import busy_gpus, marks_crossed, span_micro_usd, split
+from gpu_autoscaler.core.spending.accrual import busy_gpus, thresholds_crossed, span_micro_usd, split
 from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostBudgetCrossed, CostLedgerTold, SpentByJob
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
@@ -279,7 +279,7 @@ class CostTracker:
                 limit_micro_usd=limit,
                 crossed_at=now,
             )
-            for mark in marks_crossed(spent, limit, BUDGET_MARKS)
+            for mark in thresholds_crossed(spent, limit, BUDGET_MARKS)
         )
         return [fact for fact in facts if fact.condition() not in self._marks_told]
 

@@ -13,7 +13,7 @@ from gpu_autoscaler.bus.streams import Declared
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.model.errors import InvalidFact
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.reading import read_message
+from gpu_autoscaler.runtime.reading import decode_message
 from gpu_autoscaler_services.demo.record import Record, Seen
 
 
@@ -71,7 +71,7 @@ class Follower:
 
     def _read(self, message: Message) -> Seen | None:
         try:
-            recorded = read_message(message, self._clock)
+            recorded = decode_message(message, self._clock)
         except InvalidFact:
             return None  # the services set it aside; `dead-letters list` shows it
         return Seen(recorded=recorded, stored_at=message.stored_at)

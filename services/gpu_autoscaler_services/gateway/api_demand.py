@@ -36,7 +36,7 @@ async def list_demand_handler(request: web.Request) -> web.Response:
     model = request.app[READ_MODEL]
     as_of, planned = model.clock.now(), model.sight().planned
     items = []
-    for source, record in sorted(model.view.state.wishes.items()):
+    for source, record in sorted(model.view.state.reported_demand.items()):
         if as_of < record.reported.until:
             held = [planned[key] for key in planned if key.startswith(f"demand/{source}/")]
             items.append(_told(record.reported, sentence(held[0]) if held else ""))

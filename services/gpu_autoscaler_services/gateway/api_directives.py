@@ -9,7 +9,7 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from gpu_autoscaler.core.directives import mistakes_of, standing
+from gpu_autoscaler.core.directives import mistakes_of, active_facts
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
 from gpu_autoscaler.model.directives import AnyDirective
 from gpu_autoscaler.model.observed import Instant
@@ -80,7 +80,7 @@ async def lift_directive_handler(request: web.Request) -> web.Response:
 
 def in_force_now(model: ReadModel) -> tuple[wire.Directive, ...]:
     """What overrules the policy now, by key."""
-    return tuple(told(each) for each in standing(model.view.state.directives.values(), model.clock.now()))
+    return tuple(told(each) for each in active_facts(model.view.state.directives.values(), model.clock.now()))
 
 
 def told(given: PolicyDirectiveGiven) -> wire.Directive:

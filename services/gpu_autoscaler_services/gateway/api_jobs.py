@@ -13,15 +13,15 @@ import msgspec
 from aiohttp import web
 
 from gpu_autoscaler.core.admission import admit, job_id_of, supply
-from gpu_autoscaler.core.queueing.job_budgets import too_little
+from gpu_autoscaler.core.queueing.job_budgets import budget_violation
 from gpu_autoscaler.core.views import job_state, queue
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Mistake
 from gpu_autoscaler.runtime.digests import request_digest
-from gpu_autoscaler.runtime.documents import mistakes_in
+from gpu_autoscaler.runtime.documents import validation_errors
 from gpu_autoscaler.runtime.metrics import package_version
-from gpu_autoscaler.runtime.reading import read_message
+from gpu_autoscaler.runtime.reading import decode_message
 from gpu_autoscaler.store.protocol import JobRow
 from gpu_autoscaler_services.gateway import outlook, wire
 from gpu_autoscaler_services.gateway.auth import CALLER
@@ -83,7 +83,7 @@ async def read_body(request: web.Request, kind: type[F]) -> F:
         document = msgspec.json.decode(await request.read())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from error
-    if mistakes := mistakes_in(document, kind):
+    if mistakes := validation_errors(document, kind):
         named = (mistake.partition(": ") for mistake in mistakes)
         raise _invalid(tuple(Mistake(field, _of_version(reason)) for field, _, reason in named))
     return msgspec.convert(document, kind)
@@ -120,7 +120,7 @@ async def _accept(request: web.Request, asked: JobRequested, spec: JobSpec, dige
     model = request.app[READ_MODEL]
     known = await model.store.job(spec.job_id)
     if known is None:
-        if (mistake := too_little(spec, model.view.state)) is not None:
+        if (mistake := budget_violation(spec, model.view.state)) is not None:
             raise _invalid((mistake,))
         waiting_count = len(queue(model.view.state))
         if waiting_count >= model.policy.queue_count_max:
@@ -148,7 +148,7 @@ async def _publish_once(asked: JobRequested, digest: str, model: ReadModel) -> N
     first = await model.bus.message_at(ack.stream, ack.sequence)
     if first is None:
         return
-    recorded = read_message(first, model.clock)
+    recorded = decode_message(first, model.clock)
     if not isinstance(recorded.fact, JobRequested) or request_digest(recorded.fact) != digest:
         raise Problem(HTTPStatus.CONFLICT, f"job_id {asked.job_id!r} {OTHER_BODY}")
 

@@ -8,7 +8,7 @@ from aiohttp import web
 from gpu_autoscaler.core.buying.price_ages import is_stale, priced_at
 from gpu_autoscaler.core.buying.refusals import reaches, standing
 from gpu_autoscaler.core.nodes.life import node_views
-from gpu_autoscaler.core.spending.money import books_of
+from gpu_autoscaler.core.spending.money import spend_snapshot_of
 from gpu_autoscaler.core.views import pods_by_node
 from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.model.observed import Instant
@@ -67,7 +67,7 @@ async def budget_handler(request: web.Request) -> web.Response:
     """What is spent, promised and left of each limit, in the period of now."""
     model = request.app[READ_MODEL]
     state, as_of = model.view.state, model.clock.now()
-    books = books_of(state, node_views(state, as_of), pods_by_node(state), model.policy, as_of)
+    books = spend_snapshot_of(state, node_views(state, as_of), pods_by_node(state), model.policy, as_of)
     items = []
     for cap in books.caps:
         spent, reserved, doubt = books.spent[cap], books.promised[cap], books.doubt(cap)

@@ -130,14 +130,14 @@ def _plan(entry: Entry) -> wire.Plan:
             )
             for decision in fact.plan.decisions
         ),
-        held_back=tuple(
-            wire.HeldBack(
+        deferred=tuple(
+            wire.Deferred(
                 step=held.step,
                 subject=held.subject,
                 reason=held.reason.tag(),
                 sentence=explain.sentence(held.reason),
             )
-            for held in fact.plan.held_back
+            for held in fact.plan.deferred
         ),
         cut=dict(fact.cut.last_sequences),
         policy_digest=fact.policy_digest,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from gpu_autoscaler.bus.protocol import Ack, Bus
-from gpu_autoscaler.core.documents import policy_in_force
+from gpu_autoscaler.core.documents import effective_policy
 from gpu_autoscaler.core.headline import Sight
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.fact import Fact
@@ -47,7 +47,7 @@ class ReadModel:
     @property
     def policy(self) -> ScalingPolicy:
         """What is in force: the file, with the documents that are merged under it."""
-        return policy_in_force(self.policy_file, self.view.state.policy_documents)
+        return effective_policy(self.policy_file, self.view.state.policy_documents)
 
     def sight(self) -> Sight:
         """What lines about waiting work are read from: the state, and the last plan that came over the stream."""

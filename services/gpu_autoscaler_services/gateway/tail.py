@@ -18,7 +18,7 @@ from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.errors import InvalidFact, TransientError
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.reading import read_message
+from gpu_autoscaler.runtime.reading import decode_message
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
 STREAMS = tuple(sorted({fact.stream() for fact in FACTS}))
@@ -140,7 +140,7 @@ class Tail:
     def entry(self, message: Message) -> Entry | None:
         """The message as an entry; None when it is no valid fact (its effect consumer sets it aside)."""
         try:
-            recorded = read_message(message, self._clock)
+            recorded = decode_message(message, self._clock)
         except InvalidFact:
             return None
         return Entry(recorded=recorded, subject=message.subject, stored_at=message.stored_at)

@@ -142,7 +142,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
 
 
-class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
+class Deferred(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a plan did not do."""
 
     step: str
@@ -158,7 +158,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     as_of: Instant
     decisions: tuple[Decision, ...]
-    held_back: tuple[HeldBack, ...]
+    deferred: tuple[Deferred, ...]
     cut: dict[str, int]
     policy_digest: str
     core_digest: str
@@ -167,7 +167,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class ShadowSide(msgspec.Struct, frozen=True, kw_only=True):
     """What one of the two policies would do about a subject."""
 
-    what: str  # buy_node, drain_node, cancel_drain, release_instance, held_back, nothing
+    what: str  # buy_node, drain_node, cancel_drain, release_instance, deferred, nothing
     reason: str  # the reason's tag; empty: none was given
     sentence: str
 

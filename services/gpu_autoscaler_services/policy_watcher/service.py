@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.core.announcements import MESSAGE_LENGTH_MAX, Announcement
-from gpu_autoscaler.core.documents import Judgement, judge
+from gpu_autoscaler.core.documents import DocumentResolution, resolve_documents
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.fact import Fact
@@ -161,17 +161,17 @@ class PolicyWatcher:
         """Say what is in force where the stream has it otherwise; answer on the objects."""
         if not self._is_listed:
             return ()
-        judgement, unreadable = self._judge()
-        self._accepted = judgement.accepted
+        resolution, unreadable = self._judge()
+        self._accepted = resolution.accepted
         known = self._view.state.policy_documents
         is_old = known is not None and now - known.accepted_at > SAID_AGAIN_AFTER
-        if is_old or judgement.accepted != (() if known is None else known.documents):
+        if is_old or resolution.accepted != (() if known is None else known.documents):
             last = datetime.min.replace(tzinfo=now.tzinfo) if known is None else known.accepted_at
             # The last word counts by its instant, and a clock may have been set back.
             at = max(now, last + timedelta(microseconds=1))
-            log.info("policies in force", names=[f"{each.name}@{each.generation}" for each in judgement.accepted])
-            return (PolicyDocumentsAccepted(documents=judgement.accepted, accepted_at=at),)
-        await self._answer({**judgement.refused, **unreadable}, now)
+            log.info("policies in force", names=[f"{each.name}@{each.generation}" for each in resolution.accepted])
+            return (PolicyDocumentsAccepted(documents=resolution.accepted, accepted_at=at),)
+        await self._answer({**resolution.refused, **unreadable}, now)
         return ()
 
     def _in_force(self) -> tuple[PolicyDocument, ...]:
@@ -181,7 +181,7 @@ class PolicyWatcher:
         known = self._view.state.policy_documents
         return tuple(filter(None, map(_told_of, self._objects.values()))) if known is None else known.documents
 
-    def _judge(self) -> tuple[Judgement, dict[str, tuple[str, ...]]]:
+    def _judge(self) -> tuple[DocumentResolution, dict[str, tuple[str, ...]]]:
         documents: list[PolicyDocument] = []
         unreadable: dict[str, tuple[str, ...]] = {}
         before = {each.uid: each for each in self._in_force()}
@@ -194,16 +194,16 @@ class PolicyWatcher:
                 unreadable[uid] = (str(exc),)
                 if uid in before:
                     documents.append(before[uid])
-        judgement = judge(documents, before.values(), self._file, self._provider)
-        for each in judgement.accepted:
+        resolution = resolve_documents(documents, before.values(), self._file, self._provider)
+        for each in resolution.accepted:
             if each.uid in specs and each.generation == self._objects[each.uid].metadata.generation:
                 self._specs[each.uid] = specs[each.uid]
-        return judgement, unreadable
+        return resolution, unreadable
 
     # ---- answering
 
     async def _answer(self, refused: Mapping[str, tuple[str, ...]], now: datetime) -> None:
-        """Write what is new to each object, and an Event where the judgement is. Another try comes with each tick."""
+        """Write what is new to each object, and an Event where the resolution is. Another try comes with each tick."""
         in_force = {each.uid: each for each in self._in_force()}
         self._written = {uid: each for uid, each in self._written.items() if uid in self._objects}
         for uid, one in self._objects.items():
@@ -252,7 +252,7 @@ class PolicyWatcher:
         self._written[one.metadata.uid], self._mute = (status, now), ""
 
     async def _announce(self, one: Policy, status: PolicyStatus, now: datetime) -> None:
-        """`PolicyAccepted` or `PolicyRefused`, once for each judgement."""
+        """`PolicyAccepted` or `PolicyRefused`, once for each resolution."""
         accepted, ready = status.conditions
         is_refused = accepted.status == "False"
         words = f"{accepted.message}; {ready.message}" if is_refused else ready.message

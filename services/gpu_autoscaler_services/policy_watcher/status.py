@@ -60,7 +60,7 @@ def _pool(name: str, own: Sequence[NodeView]) -> PoolStatus:
 
 def _spent(period: Period, pools: Sequence[str], state: ClusterState, now: datetime) -> str | None:
     """What the ledger has charged; None while it has said nothing at all."""
-    if state.ledger_told_at is None and not state.charges:
+    if state.ledger_reported_at is None and not state.charges:
         return None
     owners = state.spent.get(period_name(period, now)) or {}
     return _usd(sum(owners.get(f"pool/{name}", 0) for name in pools))
@@ -76,7 +76,7 @@ def _conditions(
     """`Accepted`: can be decided by. `Ready`: is decided by, at the generation that people see."""
     if not refused:
         accepted = ("True", "Accepted", "")
-        ready = ("True", "InForce", f"generation {generation} is in force")
+        ready = ("True", "ActiveDirectives", f"generation {generation} is in force")
     else:
         accepted = ("False", "Refused", "; ".join(refused)[:MESSAGE_LENGTH_MAX])
         stays = "nothing of it is in force" if in_force is None else f"generation {in_force.generation} stays in force"

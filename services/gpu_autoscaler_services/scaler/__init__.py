@@ -1,1 +1,1 @@
-"""Decides what the cluster should become, and carries it out: the plan, and its executor."""
+"""Plans the cluster's size and executes the plan."""

@@ -1,7 +1,4 @@
-"""The executor's half that deals with Kubernetes: cordon, evict, uncordon.
-
-Chooses nothing; every pass bears repeating.
-"""
+"""The executor's calls to Kubernetes: cordon, evict, uncordon. Decides nothing; every pass is idempotent."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -29,35 +26,34 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid
-from gpu_autoscaler.model.reasons import BootTimedOut, GangGivenUp, NodeIdle, NodeLost
+from gpu_autoscaler.model.reasons import BootTimedOut, GangAbandoned, NodeIdle, NodeLost
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
 from gpu_autoscaler_services.scaler import eviction_order
 
-PASS_SECONDS = 1.0  # cluster time between two looks at a draining node
+PASS_SECONDS = 1.0  # cluster time between two passes over a draining node
 PASS_WALL_SECONDS_MIN = 0.2
 
 log = structlog.get_logger()
 
 
 class Drains:
-    """Nodes are emptied, or left alone again."""
+    """Drains nodes, and cancels drains."""
 
     def __init__(self, view: StateView, kube: KubeApi, clock: Clock, hooks: Hooks | None = None) -> None:
-        """Without hooks pods are told to save by their annotation alone."""
+        """Without `hooks` pods are asked to save a checkpoint by annotation only."""
         self._view = view
         self._hooks = hooks
         self._kube = kube
         self._clock = clock
-        self._cleared: set[ActionId] = set()  # releases that may go on; after a restart it is looked once more
+        self._cleared: set[ActionId] = set()  # releases that passed the check; a restart repeats it
 
     async def start(self, decision: DrainNode, plan_id: PlanId) -> list[Fact]:
-        """Cordon the node; tell its pods to save their work. Raises TransientError.
+        """Cordon the node and ask its pods to save a checkpoint. Raises TransientError.
 
-        Of a voluntary drain only those are told that say they can: they are waited for. It looks once more at what is
-        there now that nothing new can land: a node that is not idle any more, or has a protected pod, is uncordoned at
-        once and stays.
+        A voluntary drain asks only the pods that can save, and waits for them. With new pods kept off by the cordon it
+        checks the pods again: a node that is no longer idle, or has a protected pod, is uncordoned and stays.
         """
         record = self._record(decision.action_id)
         if record is not None and (record.started or record.cancel or record.cancelled or record.terminated):
@@ -66,13 +62,13 @@ class Drains:
         if not await self._cordon(decision.node_name, decision.node_uid, is_cordoned=True):
             return [self._drained(decision, plan_id)]  # the node object is gone, and its pods with it
         pods = eviction_order.leaving(await self._kube.pods_on(decision.node_name))
-        told: list[Fact] = []
+        facts: list[Fact] = []
         if decision.is_voluntary:
             if why := self._objection(pods, decision, now):
-                return await self._give_up(decision, plan_id, why)
+                return await self._abandon(decision, plan_id, why)
             pods = [pod for pod in pods if can_save(pod.metadata.annotations)]
         if pods:
-            told.append(await self._request_checkpoints(pods, decision, plan_id, now))
+            facts.append(await self._request_checkpoints(pods, decision, plan_id, now))
         started = ScalingDrainStarted(
             action_id=decision.action_id,
             plan_id=plan_id,
@@ -83,12 +79,12 @@ class Drains:
             deadline_at=decision.deadline_at,
             started_at=now,
         )
-        return [*told, started]
+        return [*facts, started]
 
     async def proceed(self, started: ScalingDrainStarted) -> Outcome:
-        """One pass over the node: evict whose turn it is; come again until it is empty, given up, or cancelled.
+        """Make one pass over the node: evict the pods that are due; repeat until drained, abandoned or cancelled.
 
-        Raises TransientError, which also brings the next pass.
+        Raises TransientError, after which the pass is repeated as well.
         """
         record = self._record(started.action_id)
         if record is not None and (record.cancel or record.cancelled or record.drained or record.terminated):
@@ -104,9 +100,9 @@ class Drains:
         if started.is_voluntary:
             why = self._objection(pods, None if record is None else record.decision, now)
             if now >= started.deadline_at:
-                why = f"{counted(len(pods), 'pod')} had not gone by the deadline"
+                why = f"{counted(len(pods), 'pod')} left at the deadline"
             if why:
-                return Outcome(facts=tuple(await self._give_up(started, started.plan_id, why)))
+                return Outcome(facts=tuple(await self._abandon(started, started.plan_id, why)))
         facts: list[Fact] = []
         due = eviction_order.due(
             pods, started.deadline_at, now, asked_at=started.started_at, is_patient=started.is_voluntary
@@ -116,61 +112,60 @@ class Drains:
         if not started.is_voluntary and now >= started.deadline_at:
             for pod in pods:
                 facts += await self._force(pod, started)
-        return Outcome(facts=tuple(facts), again_after_seconds=self._pass_wall_seconds())
+        return Outcome(facts=tuple(facts), redeliver_after_seconds=self._pass_wall_seconds())
 
     async def _emptied(self, started: ScalingDrainStarted, now: datetime) -> Outcome:
-        """No pod is left; until the deadline its volumes are waited for, as who comes next could not have them."""
+        """End the drain once the node's volumes are detached, or at the deadline: their next pods need them."""
         volumes: Sequence[str] = ()
         try:
             if now < started.deadline_at:
                 volumes = await self._kube.volumes_on(started.node_name)
         except PermanentError as exc:
-            log.warning("volumes of a node not readable, it does not wait for them", error=str(exc))
+            log.warning("volume list refused, detachment not awaited", node=started.node_name, error=str(exc))
         if volumes:
-            log.info("volumes still attached, the node waits for them", node=started.node_name, volumes=volumes)
-            return Outcome(again_after_seconds=self._pass_wall_seconds())
+            log.info("volume detachment awaited", node=started.node_name, volumes=volumes)
+            return Outcome(redeliver_after_seconds=self._pass_wall_seconds())
         return Outcome(facts=(self._drained(started, started.plan_id),))
 
-    async def spare(self, decision: ReleaseInstance, plan_id: PlanId) -> list[Fact] | None:
-        """Look once more before an instance is ended that was given back as no use yet; None where it may end.
+    async def recheck_release(self, decision: ReleaseInstance, plan_id: PlanId) -> list[Fact] | None:
+        """Check once more that the instance to release runs no work; None if it may be terminated.
 
-        Its node may have come up since, and taken work: what was decided on is as old as the last word of the watch.
-        So the node is cordoned, if there is one, and where work is there it stays, and its pods are let onto it again.
-        Raises TransientError.
+        Its node may have registered and taken pods since the last watch event that the decision was based on. So the
+        node, if there is one, is cordoned; if it has pods it is uncordoned and stays. Raises TransientError.
         """
         record = self._record(decision.action_id)
         if record is not None and record.cancelled:
             return []
         if decision.action_id in self._cleared:
-            return None  # it ends, and takes a while for it
+            return None  # its termination is under way
         node = await self._node_of(decision)
         if node is not None and (why := await self._work_on(node, decision)):
-            return [self._spared(node, decision, plan_id, why)]
+            return [self._release_cancelled(node, decision, plan_id, why)]
         if node is not None and not node.spec.unschedulable:
             name, uid = node.metadata.name, NodeUid(node.metadata.uid)
             if await self._cordon(name, uid, is_cordoned=True) and (why := await self._work_on(node, decision)):
                 await self._cordon(name, uid, is_cordoned=False)
-                return [self._spared(node, decision, plan_id, why)]
-        self._cleared &= self._view.state.drains.keys()  # what is forgotten there is over
+                return [self._release_cancelled(node, decision, plan_id, why)]
+        self._cleared &= self._view.state.drains.keys()  # the state forgets what is over
         self._cleared.add(decision.action_id)
         return None
 
     async def cancel(self, decision: CancelDrain, plan_id: PlanId) -> list[Fact]:
-        """Uncordon the node, unless it was drained before: an empty node on its way out is not called back.
+        """Uncordon the node, unless it was drained before the cancellation: then its termination goes on.
 
-        One that was drained while this was decided is ended by nobody (`Purchases.terminate`), and stays.
+        A node that is drained after the cancellation is not terminated (`Purchases.terminate`), and stays.
         """
         record = self._record(decision.drain_action_id)
         is_late = record is not None and record.drained is not None and record.cancel is None
         if record is not None and (is_late or record.cancelled or record.terminated):
             return []
-        return await self._keep(decision, plan_id, decision.drain_action_id, "")
+        return await self._uncordon(decision, plan_id, decision.drain_action_id, "")
 
     # ---- steps
 
     async def _node_of(self, decision: ReleaseInstance) -> wire.Node | None:
-        """The node as it is now, known to the record or not; None: there is none, or none that says whose it is."""
-        known = next((one for one in self._view.state.nodes.values() if _is_of(one, decision)), None)
+        """Return the node of the instance as it is now, in the state or not; None if there is none."""
+        known = next((node for node in self._view.state.nodes.values() if _is_of(node, decision)), None)
         if known is not None:
             try:
                 node = await self._kube.get(NODES, "", known.name)
@@ -178,27 +173,28 @@ class Drains:
                 return None
             return node if node.metadata.uid == known.node_uid else None
         try:
-            found = await self._kube.nodes_labelled(f"{labels.ACTION_ID}={decision.order_action_id}")
+            nodes = await self._kube.nodes_labelled(f"{labels.ACTION_ID}={decision.order_action_id}")
         except PermanentError as exc:
-            log.warning("nodes not readable, what the record knows of them counts", error=str(exc))
+            log.warning("node list refused, recorded nodes used", error=str(exc))
             return None
-        return next(iter(found), None)
+        return next(iter(nodes), None)
 
     async def _work_on(self, node: wire.Node, decision: ReleaseInstance) -> str:
-        """Why the node must not end unasked; empty where nothing speaks against it.
+        """Return why the node must not be terminated without a drain; empty if it may.
 
-        Where its time to boot is over, or it was lost, only what can run there counts: a node that is not ready runs
-        nothing, and would be waited for without end.
+        Pods on a node that is not ready do not count if it timed out while booting or was lost.
         """
-        is_ready = any(each.type == "Ready" and each.status == "True" for each in node.status.conditions)
+        is_ready = any(condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions)
         if not is_ready and isinstance(decision.reason, BootTimedOut | NodeLost):
             return ""
         pods = eviction_order.leaving(await self._kube.pods_on(node.metadata.name))
-        here = next((pod.metadata for pod in pods if pod.metadata.deletion_timestamp is None), None)
-        return "" if here is None else f"pod {here.namespace}/{here.name} has come: it is in use"
+        pod = next((pod.metadata for pod in pods if pod.metadata.deletion_timestamp is None), None)
+        return "" if pod is None else f"node is in use: pod {pod.namespace}/{pod.name} was scheduled to it"
 
-    def _spared(self, node: wire.Node, decision: ReleaseInstance, plan_id: PlanId, why: str) -> ScalingDrainCancelled:
-        log.info("instance not given back, its node stays", node=node.metadata.name, reason=why)
+    def _release_cancelled(
+        self, node: wire.Node, decision: ReleaseInstance, plan_id: PlanId, why: str
+    ) -> ScalingDrainCancelled:
+        log.info("release cancelled", node=node.metadata.name, reason=why)
         return ScalingDrainCancelled(
             action_id=decision.action_id,
             plan_id=plan_id,
@@ -212,7 +208,7 @@ class Drains:
     async def _request_checkpoints(
         self, pods: Sequence[wire.Pod], decision: DrainNode, plan_id: PlanId, now: datetime
     ) -> ScalingCheckpointRequested:
-        """Tell the pods until when they can save; how they answer, `core/removing/checkpoints.py` says."""
+        """Notify the pods of the deadline; `core/removing/checkpoints.py` reads their answers."""
         deadline = {labels.CHECKPOINT_REQUESTED: decision.deadline_at.isoformat()}
         for pod in pods:
             await self._kube.annotate_pod(pod, deadline)
@@ -234,19 +230,19 @@ class Drains:
 
     @staticmethod
     def _objection(pods: Sequence[wire.Pod], decision: object, now: datetime) -> str:
-        """Why a voluntary drain must not go on; empty where nothing speaks against it. Budgets speak for themselves."""
+        """Return why a voluntary drain must stop; empty if not. The eviction API enforces PodDisruptionBudgets."""
         waiting = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
-        if waiting and isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle | GangGivenUp):
-            return f"pod {waiting[0].metadata.namespace}/{waiting[0].metadata.name} has come: not idle any more"
+        if waiting and isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle | GangAbandoned):
+            pod = waiting[0]
+            return f"node is no longer idle: pod {pod.metadata.namespace}/{pod.metadata.name} was scheduled to it"
         for pod in waiting:
-            # The version means nothing here: this pod is compared with nothing.
+            # The epoch does not matter: the fact is not compared.
             if (what := pod_protection(pod_observed(pod, epoch=0), (), now)) is not None:
                 return f"pod {pod.metadata.namespace}/{pod.metadata.name} is protected: {what}"
         return ""
 
     async def _evict(self, pod: wire.Pod, started: ScalingDrainStarted) -> list[Fact]:
-        """Ask nicely; an involuntary drain that is told no insists as soon as the pod's grace period is all that is
-        left of the time."""
+        """Evict the pod; an involuntary drain deletes a refused pod once only its grace period is left."""
         eviction = await self._kube.evict_pod(pod)
         if eviction.answer == "accepted":
             return [self._evicted(pod, started, is_forced=False)]
@@ -254,9 +250,9 @@ class Drains:
             return []
         if not started.is_voluntary and self._clock.now() >= eviction_order.last_call(pod, started.deadline_at):
             return await self._force(pod, started)
-        say = log.warning if eviction.answer == "refused" else log.info
-        say(
-            "eviction held up, the node waits for it",
+        write = log.warning if eviction.answer == "refused" else log.info
+        write(
+            "eviction delayed",
             pod=f"{pod.metadata.namespace}/{pod.metadata.name}",
             node=started.node_name,
             action_id=started.action_id,
@@ -267,7 +263,7 @@ class Drains:
         return []
 
     async def _force(self, pod: wire.Pod, started: ScalingDrainStarted) -> list[Fact]:
-        """Delete the pod with what grace is left; a shorter grace than it has already, never a longer one."""
+        """Delete the pod with the grace that is left; never extend the grace of a pod that is being deleted."""
         now = self._clock.now()
         seconds = eviction_order.grace_seconds(pod, started.deadline_at, now)
         ends_at = pod.metadata.deletion_timestamp
@@ -277,30 +273,30 @@ class Drains:
             return []
         return [self._evicted(pod, started, is_forced=True)]
 
-    async def _give_up(self, drain: DrainNode | ScalingDrainStarted, plan_id: PlanId, why: str) -> list[Fact]:
-        log.info("drain given up, the node stays", node=drain.node_name, action_id=drain.action_id, reason=why)
-        return await self._keep(drain, plan_id, drain.action_id, why)
+    async def _abandon(self, drain: DrainNode | ScalingDrainStarted, plan_id: PlanId, why: str) -> list[Fact]:
+        log.info("drain abandoned", node=drain.node_name, action_id=drain.action_id, reason=why)
+        return await self._uncordon(drain, plan_id, drain.action_id, why)
 
-    async def _keep(
-        self, said: DrainNode | ScalingDrainStarted | CancelDrain, plan_id: PlanId, drain_action_id: ActionId, why: str
+    async def _uncordon(
+        self, drain: DrainNode | ScalingDrainStarted | CancelDrain, plan_id: PlanId, drain_action_id: ActionId, why: str
     ) -> list[Fact]:
-        """Let pods onto the node again, and say that its drain is over."""
-        await self._cordon(said.node_name, said.node_uid, is_cordoned=False)
+        """Uncordon the node; return the end of its drain."""
+        await self._cordon(drain.node_name, drain.node_uid, is_cordoned=False)
         cancelled = ScalingDrainCancelled(
-            action_id=said.action_id,
+            action_id=drain.action_id,
             plan_id=plan_id,
             drain_action_id=drain_action_id,
-            node_uid=said.node_uid,
-            node_name=said.node_name,
+            node_uid=drain.node_uid,
+            node_name=drain.node_name,
             cancelled_at=self._clock.now(),
             given_up_because=why,
         )
         return [cancelled]
 
     async def _cordon(self, node_name: str, node_uid: NodeUid, *, is_cordoned: bool) -> bool:
-        """False where that very node is gone; the UID in the patch is a precondition."""
-        # None takes the field away, as kubectl uncordon does (RFC 7386, section 2).
-        metadata = {"uid": node_uid, "labels": self._balanced(node_uid, is_cordoned=is_cordoned)}
+        """Return False if the node of this UID is gone; the UID in the patch is a precondition."""
+        # None removes the field, as kubectl uncordon does (RFC 7386, section 2).
+        metadata = {"uid": node_uid, "labels": self._load_balancer_label(node_uid, is_cordoned=is_cordoned)}
         patch = {"metadata": metadata, "spec": {"unschedulable": True if is_cordoned else None}}
         try:
             await self._kube.patch_node(node_name, patch)
@@ -308,12 +304,14 @@ class Drains:
             return False
         return True
 
-    def _balanced(self, node_uid: NodeUid, *, is_cordoned: bool) -> dict[str, str | None]:
-        """Load balancers send to every node, also for pods elsewhere: to none that is to go (Karpenter,
-        `terminator/terminator.go`, does the same; read 2026-11-22). What somebody else wrote there stays."""
+    def _load_balancer_label(self, node_uid: NodeUid, *, is_cordoned: bool) -> dict[str, str | None]:
+        """Exclude a cordoned node from load balancers (as Karpenter, `terminator/terminator.go`, read 2026-11-22).
+
+        A value that somebody else wrote is kept.
+        """
         node = self._view.state.nodes.get(node_uid)
-        said = None if node is None else dict(node.labels).get(labels.EXCLUDE_FROM_BALANCERS)
-        if said not in (None, labels.EXCLUDED_BY_US):
+        value = None if node is None else dict(node.labels).get(labels.EXCLUDE_FROM_BALANCERS)
+        if value not in (None, labels.EXCLUDED_BY_US):
             return {}
         return {labels.EXCLUDE_FROM_BALANCERS: labels.EXCLUDED_BY_US if is_cordoned else None}
 

@@ -1,4 +1,4 @@
-"""Who has to leave a node, in which order, and when it cannot wait any longer. Pure; used by the drains."""
+"""Which pods leave a draining node, in which order, and by when. Pure; used by `drains.py`."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -10,31 +10,31 @@ from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 
 # Pods from here on are critical to cluster or node (Kubernetes, "Pod Priority and Preemption", read 2026-11-21).
 CRITICAL_PRIORITY_MIN = 2_000_000_000
-MIRROR = "kubernetes.io/config.mirror"  # on the shadows of static pods: they cannot be evicted (kubectl drain)
-# S77 and its ruling: the annotation first, else the kind of work. Training leaves last and has the most time.
+MIRROR = "kubernetes.io/config.mirror"  # on mirror pods of static pods, which cannot be evicted (kubectl drain)
+# For pods without the priority annotation; training leaves last. Source: docs/decisions.md#eviction-priority.
 _PRIORITY_BY_WORKLOAD = {"training": "high", "inference": "medium", "development": "low", "batch": "low"}
-# A pod that may wait for its turn is told to go at the latest this long before its own grace period would end at the
+# A pod that waits for its wave is evicted at the latest this long before its own grace period would end at the
 # deadline. Source: our own; a few passes of the drain.
 TURN_MARGIN_SECONDS = 5.0
-# How long after its grace period a deleted pod may still be listed before its kubelet counts as dead.
+# How long after its grace period a deleted pod may be listed before its kubelet is considered dead.
 # Source: our own; a kubelet removes the object within seconds.
 OVERDUE_SECONDS = 10.0
 
 
 def leaving(pods: Sequence[wire.Pod]) -> list[wire.Pod]:
-    """Return the pods that keep a node from being drained, in the order in which they are to go.
+    """Return the pods that a drain evicts, in order of eviction.
 
-    DaemonSet and mirror pods stay with their node, and what has ended holds nothing. Critical pods go last; before
-    them low eviction priority first (CHECKLIST S77; Karpenter, `terminator/eviction.go`, read 2026-11-21), and of one
-    priority who saved last goes first, who never did last.
+    DaemonSet, mirror and finished pods are ignored. Low eviction priority first, critical pods last (as Karpenter,
+    `terminator/eviction.go`, read 2026-11-21); of one priority, the latest checkpoint first, pods without one last.
     """
     return sorted(
-        filter(_counts, pods), key=lambda pod: (tier(pod), -_saved_at(pod), pod.metadata.namespace, pod.metadata.name)
+        filter(_is_evictable, pods),
+        key=lambda pod: (tier(pod), -_saved_at(pod), pod.metadata.namespace, pod.metadata.name),
     )
 
 
 def tier(pod: wire.Pod) -> tuple[bool, int]:
-    """Return the pod's wave: all of one wave are told to go together, the next one after they are gone."""
+    """Return the pod's wave: the pods of a wave are evicted together, the next wave after they are gone."""
     named = pod.metadata.annotations.get(labels.EVICTION_PRIORITY, "")
     if named not in PRIORITY_NAMES:
         named = _PRIORITY_BY_WORKLOAD.get(pod.metadata.labels.get(labels.WORKLOAD_TYPE, ""), "medium")
@@ -49,10 +49,10 @@ def due(
     asked_at: datetime | None = None,
     is_patient: bool = False,
 ) -> list[wire.Pod]:
-    """Return those of `leaving` whose turn it is: the first wave, and who has just its grace period left.
+    """Return the pods of `leaving` to evict now: the first wave, and pods that have only their grace period left.
 
-    Of a wave that was asked at `asked_at` to save, who can save and has not yet is left to it; where nobody has to go
-    (`is_patient`), to the end.
+    A pod that was asked at `asked_at` to save a checkpoint is not due until it has; with `is_patient` (a voluntary
+    drain) not even when its time runs out.
     """
     first = tier(pods[0])
 
@@ -66,25 +66,25 @@ def due(
 
 
 def last_call(pod: wire.Pod, deadline_at: datetime) -> datetime:
-    """Return the instant from which on the pod's grace period would pass the deadline."""
+    """Return the latest eviction whose grace period ends by the deadline."""
     return deadline_at - timedelta(seconds=pod.spec.termination_grace_period_seconds)
 
 
 def grace_seconds(pod: wire.Pod, deadline_at: datetime, now: datetime) -> int:
-    """Return the grace that is left before the deadline: the pod's own at most, one second at least."""
+    """Return the grace that is left before the deadline: at most the pod's own, at least one second."""
     left_seconds = (deadline_at - now).total_seconds()
     return max(1, int(min(pod.spec.termination_grace_period_seconds, left_seconds)))
 
 
 def is_overdue(pod: wire.Pod, now: datetime) -> bool:
-    """True for a pod whose grace period is long over: its kubelet is dead and will never say that it is gone."""
-    deleted_at = pod.metadata.deletion_timestamp  # the instant at which the grace period ends
+    """Return True if the grace period ended OVERDUE_SECONDS ago: the kubelet is considered dead."""
+    deleted_at = pod.metadata.deletion_timestamp  # the end of the grace period
     return deleted_at is not None and now >= deleted_at + timedelta(seconds=OVERDUE_SECONDS)
 
 
 def _is_saving(pod: wire.Pod, asked_at: datetime | None) -> bool:
-    told = pod.metadata.annotations
-    return asked_at is not None and can_save(told) and not has_answered(told, asked_at)
+    annotations = pod.metadata.annotations
+    return asked_at is not None and can_save(annotations) and not has_answered(annotations, asked_at)
 
 
 def _saved_at(pod: wire.Pod) -> float:
@@ -92,7 +92,7 @@ def _saved_at(pod: wire.Pod) -> float:
     return 0.0 if at is None else at.timestamp()
 
 
-def _counts(pod: wire.Pod) -> bool:
+def _is_evictable(pod: wire.Pod) -> bool:
     owner = next((owner.kind for owner in pod.metadata.owner_references if owner.controller), None)
     is_bound_to_node = owner in ("DaemonSet", "Node") or MIRROR in pod.metadata.annotations
     return not is_bound_to_node and pod.status.phase not in ("Succeeded", "Failed")

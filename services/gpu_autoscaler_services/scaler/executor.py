@@ -1,7 +1,7 @@
-"""Gives plans their effect, one tiny step at a time: one fact in, one call out, one fact back. Chooses nothing.
+"""Executes plans step by step: one fact in, one call out, one fact back. Decides nothing.
 
-A crash anywhere resumes by redelivery: the plan holds the offer, the deadline and the token that make a second try
-harmless, and each step looks first whether it was taken already.
+After a crash redelivery resumes the work: the plan holds the offer, the deadline and the idempotency token, and each
+step first checks whether it was already taken.
 """
 
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ from gpu_autoscaler_services.scaler.guards import Guards
 from gpu_autoscaler_services.scaler.leftovers import Leftovers
 from gpu_autoscaler_services.scaler.purchases import Purchases
 
-RETRY_WALL_SECONDS = 1.0  # until a plan is taken up again of which a part could not be carried out
+RETRY_WALL_SECONDS = 1.0  # until a plan whose decisions partly failed is retried
 
 log = structlog.get_logger()
 
 
 class Executor:
-    """The row of steps."""
+    """Dispatches each fact to its step."""
 
     def __init__(
         self,
@@ -50,14 +50,13 @@ class Executor:
         self._purchases = purchases
         self._drains = drains
         self._store = store
-        # No steps of a plan: how nodes are held, who is told that others end them, and which objects are left of nodes
-        # that are no more, follows from the state alone.
+        # Not part of a plan: finalizers, checkpoint notices and orphaned nodes follow from the state alone.
         self.guards = guards
         self.farewells = farewells
         self.leftovers = leftovers
 
     async def step(self, recorded: Recorded) -> Outputs:
-        """Take the step that follows from this fact. Raises TransientError, PermanentError."""
+        """Take the step that this fact calls for. Raises TransientError, PermanentError."""
         match recorded.fact:
             case ScalingPlanMade() as made:
                 return await self._begin(made, made_at=recorded.envelope.time)
@@ -72,43 +71,45 @@ class Executor:
             case ScalingNodeDrained() as drained:
                 return await self._purchases.terminate(drained)
             case other:
-                raise PermanentError(f"{other.type_name()} is no step of a plan: the consumer's filter is too wide")
+                raise PermanentError(
+                    f"unexpected fact {other.type_name()}: no execution step; narrow the consumer's filter"
+                )
 
     async def _begin(self, made: ScalingPlanMade, *, made_at: datetime) -> Outcome:
-        """Put the plan on record, and begin every decision of it.
+        """Store the plan, then begin each of its decisions.
 
-        On record first: what has begun must be known to whoever goes on after all streams are lost.
+        Stored first, so that a decision that has begun is known even after the loss of all streams.
         """
         failures: list[AutoscalerError] = []
         try:
             await self._store.record_plan(made, made_at=made_at)
         except TransientError as exc:
-            failures.append(exc)  # holds up no decision: a notice does not wait for a full disk
-        return await self._begin_all([(one, made.plan_id) for one in made.plan.decisions], failures)
+            failures.append(exc)  # does not delay the decisions: interruption handling must not wait for a full disk
+        return await self._begin_all([(decision, made.plan_id) for decision in made.plan.decisions], failures)
 
     async def _resume(self, restored: ScalingDecisionsRestored) -> Outcome:
-        """Begin again what was open when the stream was lost; each step looks first whether it was taken."""
-        open_ones = (past for past in restored.past if not past.is_only_counted)
-        return await self._begin_all([(past.decision, past.plan_id) for past in open_ones], [])
+        """Begin the decisions again that were open when the stream was lost."""
+        open_decisions = (past for past in restored.past if not past.is_only_counted)
+        return await self._begin_all([(past.decision, past.plan_id) for past in open_decisions], [])
 
     async def _begin_all(
         self, decisions: Sequence[tuple[AnyDecision, PlanId]], failures: list[AutoscalerError]
     ) -> Outcome:
-        """Begin each decision. What fails does not hold up the rest: that is published first, then all is taken up
-        again. A failure that lasts is raised only when nothing else is left to say. Raises PermanentError,
-        TransientError.
+        """Begin each decision. A failure does not delay the others: their facts are published, then all are retried.
+
+        Raises PermanentError or TransientError if no decision produced a fact.
         """
         facts: list[Fact] = []
         for decision, plan_id in decisions:
             try:
                 facts += await self._begin_one(decision, plan_id)
             except (TransientError, PermanentError) as exc:
-                log.warning("decision not begun, tried again", action_id=decision.action_id, error=str(exc))
+                log.warning("decision start failed, retried", action_id=decision.action_id, error=str(exc))
                 failures.append(exc)
         if failures and not facts:
-            # What may pass comes first: a plan is given up only when all that is left of it never can be done.
+            # Transient failures first: a plan is abandoned only if every remaining decision fails permanently.
             raise min(failures, key=lambda failure: isinstance(failure, PermanentError))
-        return Outcome(facts=tuple(facts), again_after_seconds=RETRY_WALL_SECONDS if failures else None)
+        return Outcome(facts=tuple(facts), redeliver_after_seconds=RETRY_WALL_SECONDS if failures else None)
 
     async def _begin_one(self, decision: AnyDecision, plan_id: PlanId) -> list[Fact]:
         match decision:
@@ -119,7 +120,7 @@ class Executor:
             case CancelDrain():
                 return await self._drains.cancel(decision, plan_id)
             case ReleaseInstance():
-                spared = await self._drains.spare(decision, plan_id)
-                return await self._purchases.release(decision, plan_id) if spared is None else spared
+                cancelled = await self._drains.recheck_release(decision, plan_id)
+                return await self._purchases.release(decision, plan_id) if cancelled is None else cancelled
             case _:
                 assert_never(decision)

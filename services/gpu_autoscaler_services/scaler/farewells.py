@@ -1,6 +1,6 @@
-"""The executor's word to pods whose node Karpenter ends: save your work. It stops nothing and empties nothing.
+"""Asks pods on nodes that Karpenter deletes to save a checkpoint. Evicts nothing.
 
-What is due `core/removing/departures.py` finds; each pod is looked at before it is told, so that nobody is told twice.
+`core/removing/departures.py` finds the nodes. Each pod is read before it is notified, so that none is notified twice.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler_services.scaler import eviction_order
 
-NODES_PER_TICK_MAX = 32  # the rest at the next one
+NODES_PER_TICK_MAX = 32
 
 log = structlog.get_logger()
 
 
 class Farewells:
-    """Tells pods, by annotation and by their hook."""
+    """Notifies pods by annotation and by their HTTP hook."""
 
     def __init__(self, kube: KubeApi, hooks: Hooks | None = None) -> None:
-        """Without hooks pods are told by their annotation alone."""
+        """Without `hooks` pods are notified by annotation only."""
         self._kube = kube
         self._hooks = hooks
-        self._refused: set[str] = set()  # nodes of which it was said already that their pods cannot be told
+        self._refused: set[str] = set()  # nodes whose refusal is already logged
 
     async def tell(self, state: ClusterState) -> None:
-        """Tell everybody who is to be told now; whom the API server does not let us tell is told at the next look."""
+        """Notify the pods that are due; failures are retried with the next tick."""
         due = departures(state)
         self._refused &= {departure.node_name for departure in due}
         await asyncio.gather(*(self._tell_on(departure) for departure in due[:NODES_PER_TICK_MAX]))
@@ -44,10 +44,10 @@ class Farewells:
             pods = [pod for pod in on_node if not is_told(pod.metadata.annotations, departure.since)]
             await asyncio.gather(*(self._tell_pod(pod, departure.since) for pod in pods))
         except TransientError as exc:
-            log.warning("pods not told that their node goes, tried again", node=name, error=str(exc))
+            log.warning("checkpoint notice failed, retried", node=name, error=str(exc))
         except PermanentError as exc:
             if name not in self._refused:
-                log.warning("pods not told that their node goes", node=name, error=str(exc))
+                log.warning("checkpoint notice refused", node=name, error=str(exc))
             self._refused.add(name)
 
     async def _tell_pod(self, pod: wire.Pod, since: datetime) -> None:
@@ -58,6 +58,6 @@ class Farewells:
 
 
 def _ends_at(pod: wire.Pod, since: datetime) -> datetime:
-    """When it is killed: its own grace is all that Karpenter waits for, from the eviction on, which comes at once."""
-    ends_at = pod.metadata.deletion_timestamp  # the instant at which the grace period ends
+    """Return when the pod is killed: Karpenter evicts at once and waits for the pod's grace period only."""
+    ends_at = pod.metadata.deletion_timestamp  # the end of the grace period
     return ends_at or since + timedelta(seconds=pod.spec.termination_grace_period_seconds)

@@ -1,7 +1,7 @@
-"""The executor's hand on the finalizer of our nodes: what `core/removing/deleted.py` finds due is written, no more.
+"""Adds and removes our finalizer on nodes, as `core/removing/deleted.py` finds due.
 
-It looks before it writes, with the version that it saw: other people's finalizers stay as they are. Whoever begins with
-the state as it is goes on where another one stopped, so nothing of this is on record.
+Each write carries the resource version that was read, so that the finalizers of others are kept. The state says what is
+due, so nothing of this is recorded.
 """
 
 import asyncio
@@ -28,13 +28,15 @@ class Guards:
 
     def __init__(self, kube: KubeApi) -> None:
         self._kube = kube
-        self._refused: set[str] = set()  # nodes of which it was told already that nothing can be written
+        self._refused: set[str] = set()  # nodes whose refusal is already logged
 
     async def keep(
         self, state: ClusterState, policy: ScalingPolicy, now: datetime, *, is_late_only: bool = False
     ) -> None:
-        """Write what is due, within the limit of one tick, a few at once; or that alone which does not suffer delay:
-        nodes that go, and those that have been there for a while."""
+        """Write what is due, within the limits of one tick.
+
+        `is_late_only`: only removals, and additions to nodes that are older than _NEW_FOR.
+        """
         due = guards_due(state, policy, now)
         if is_late_only:
             due = tuple(guard for guard in due if not guard.is_wanted or _is_old(guard, now))
@@ -45,29 +47,29 @@ class Guards:
                 return
 
     async def _keep(self, guard: Guard) -> bool:
-        """Return whether the API server answers."""
+        """Write one change; return whether the API server answers."""
         name = guard.view.name
         try:
             await self._write(guard)
         except (NotFound, Conflict):
-            pass  # gone, or changed under way: what is due shows at the next look
+            pass  # deleted or changed meanwhile: the next tick sees it
         except TransientError as exc:
-            log.warning("finalizer not written, tried again", node=name, error=str(exc))
+            log.warning("finalizer write failed, retried", node=name, error=str(exc))
             return False
         except PermanentError as exc:
             if name not in self._refused:
-                log.warning("finalizer not written, the node is not held", node=name, error=str(exc))
+                log.warning("finalizer write refused", node=name, error=str(exc))
             self._refused.add(name)
         return True
 
     async def _write(self, guard: Guard) -> None:
         node = await self._kube.get(NODES, "", guard.view.name)
-        held = node.metadata.finalizers
-        is_there = labels.TERMINATION_FINALIZER in held
+        finalizers = node.metadata.finalizers
+        is_present = labels.TERMINATION_FINALIZER in finalizers
         is_late = guard.is_wanted and node.metadata.deletion_timestamp is not None
-        if node.metadata.uid != guard.view.node_uid or is_there == guard.is_wanted or is_late:
+        if node.metadata.uid != guard.view.node_uid or is_present == guard.is_wanted or is_late:
             return
-        others = [one for one in held if one != labels.TERMINATION_FINALIZER]
+        others = [name for name in finalizers if name != labels.TERMINATION_FINALIZER]
         patch = {
             "metadata": {
                 "uid": node.metadata.uid,
@@ -77,9 +79,7 @@ class Guards:
         }
         await self._kube.patch_node(guard.view.name, patch)
         if not guard.is_wanted:
-            log.info(
-                "finalizer taken away", node=guard.view.name, is_deleted=node.metadata.deletion_timestamp is not None
-            )
+            log.info("finalizer removed", node=guard.view.name, is_deleted=node.metadata.deletion_timestamp is not None)
 
 
 def _is_old(guard: Guard, now: datetime) -> bool:

@@ -1,4 +1,4 @@
-"""The cloud's list of our instances as a source that never ends. Reads the cloud, decides nothing."""
+"""The cloud's list of our instances as an endless source. Decides nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from gpu_autoscaler.providers.protocol import CapacityProvider, Instance
 from gpu_autoscaler.runtime.clock import Clock
 
 LIST_SECONDS = 10.0  # cluster time between two lists
-LIST_WALL_SECONDS_MIN = 1.0  # a fast clock does not make the cloud's rate limits any wider
+LIST_WALL_SECONDS_MIN = 1.0  # the cloud's API rate limits hold in wall time, however fast the cluster clock
 
 log = structlog.get_logger()
 
@@ -25,7 +25,7 @@ class InstancesListed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceWatch:
-    """Our instances, listed again and again; may be iterated anew after a failure."""
+    """Lists our instances repeatedly; may be iterated again after a failure."""
 
     def __init__(self, provider: CapacityProvider, installation: str, clock: Clock) -> None:
         self._provider = provider
@@ -33,13 +33,13 @@ class InstanceWatch:
         self._clock = clock
 
     async def __aiter__(self) -> AsyncIterator[InstancesListed]:
-        """Yield a whole list every LIST_SECONDS. One that fails is skipped: it proves nothing, least of all absence."""
+        """Yield a whole list every LIST_SECONDS. A failed list is skipped: it is no proof of absence."""
         while True:
-            listed_at = self._clock.now()  # before the call: what is launched meanwhile may be missing
+            listed_at = self._clock.now()  # before the call: an instance launched meanwhile may be missing
             try:
                 instances = await self._provider.instances(self._installation)
             except AutoscalerError as exc:
-                log.warning("instances not listed, what depends on the list holds still", error=str(exc))
+                log.warning("instance list failed, retried", error=str(exc))
             else:
                 yield InstancesListed(instances=tuple(instances), listed_at=listed_at)
             await asyncio.sleep(max(self._clock.wall_seconds(LIST_SECONDS), LIST_WALL_SECONDS_MIN))

@@ -1,4 +1,4 @@
-"""The end of what is paid for: said like a notice of the cloud, so that its work moves in time."""
+"""The end of a paid reservation, published as an interruption notice so that its work moves before."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -10,15 +10,15 @@ from gpu_autoscaler_services.scaler.inventory import InstancesListed
 
 
 def ends_due(state: ClusterState, policy: ScalingPolicy, listed: InstancesListed) -> Iterator[SpotNoticeReceived]:
-    """Yield a notice for each listed instance whose paid period is nearly over, once."""
-    ahead = timedelta(seconds=policy.paid_drain_seconds)
-    for one in listed.instances:
-        order = None if one.action_id is None else state.orders.get(one.action_id)
+    """Yield a notice, once, for each listed instance whose reservation is about to end."""
+    ahead = timedelta(seconds=policy.reservation_drain_seconds)
+    for instance in listed.instances:
+        order = None if instance.action_id is None else state.orders.get(instance.action_id)
         until = None if order is None or order.decision is None else order.decision.offer.paid_until
-        if until is None or one.state == "terminated" or listed.listed_at < until - ahead:
+        if until is None or instance.state == "terminated" or listed.listed_at < until - ahead:
             continue
         notice = SpotNoticeReceived(
-            provider_id=one.provider_id,
+            provider_id=instance.provider_id,
             kind="paid_period_over",
             provider_event=until.isoformat(),
             reclaim_at=until,

@@ -1,4 +1,4 @@
-"""The scaler: folds everything, plans on each tick, has the plan checked, publishes it behind its fence."""
+"""The scaler: folds all facts, plans on each tick, has the plan checked and publishes it, fenced by its parent."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from datetime import UTC, datetime
@@ -10,8 +10,8 @@ import structlog
 from gpu_autoscaler.core.buying.burst import planned_again_seconds
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.demand_levels import sample_due
-from gpu_autoscaler.core.documents import policy_in_force
-from gpu_autoscaler.core.foresight import Foresight, foresight
+from gpu_autoscaler.core.documents import effective_policy
+from gpu_autoscaler.core.foresight import ForecastGauges, foresight
 from gpu_autoscaler.core.idle_jobs import idle_jobs_cancelled
 from gpu_autoscaler.core.interruptions import is_taken
 from gpu_autoscaler.core.plan import plan
@@ -68,7 +68,7 @@ from gpu_autoscaler_services.scaler.inventory import InstancesListed
 from gpu_autoscaler_services.scaler.paid import ends_due
 from gpu_autoscaler_services.scaler.past import Past
 
-# An instance's life is the cloud's to count and never starts over, whatever becomes of the cluster.
+# Instance states are versioned by the cloud, so they never restart with a new cluster.
 INSTANCE_EPOCH = 0
 _FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"})
 
@@ -79,26 +79,26 @@ log = structlog.get_logger()
 
 
 class Figures(Protocol):
-    """What planning tells besides plans, e.g. to `runtime/metrics.py`."""
+    """Metrics of planning; implemented by `runtime/metrics.py`."""
 
-    def tell_plan_refused(self) -> None:
-        """The second opinion refused a plan: count what must never happen."""
+    def count_refused_plan(self) -> None:
+        """Count a plan that the plan check refused."""
         ...
 
-    def tell_foresight(self, foresight: Foresight) -> None:
-        """What the forecast says now."""
+    def set_forecast(self, foresight: ForecastGauges) -> None:
+        """Set the gauges of the forecast."""
         ...
 
 
 class Digests(msgspec.Struct, frozen=True, kw_only=True):
-    """Which policy and which code plans are made with (`runtime/digests.py`)."""
+    """Digests of the policy and of the code that make plans (`runtime/digests.py`)."""
 
     policy: str
     core: str
 
 
 class Scaler:
-    """Plans and executes. Of two of it one plan is refused by the stream; every step of execution bears repeating."""
+    """Plans and executes. Of two concurrent scalers the stream refuses one plan; every execution step is idempotent."""
 
     name: ClassVar[str] = "scaler"
     consumes: ClassVar[tuple[type[Fact], ...]] = (
@@ -131,7 +131,7 @@ class Scaler:
         PolicyChanged,
         NodeInstanceObserved,
         NodeInstanceListed,
-        SpotNoticeReceived,  # that a paid period is nearly over
+        SpotNoticeReceived,  # the end of a paid reservation
     )
     urgent: ClassVar[tuple[type[Fact], ...]] = (
         JobQueued,
@@ -140,11 +140,11 @@ class Scaler:
         DemandReported,
         PolicyDirectiveGiven,
         PolicyDirectiveLifted,
-        PolicyChanged,  # what waited for it is planned now
+        PolicyChanged,  # planning waits until the stream has it
         PolicyDocumentsAccepted,
         JobFinished,
-        PodObserved,  # one that is unschedulable; see `is_urgent`
-        NodeObserved,  # one that Karpenter ends
+        PodObserved,  # only unschedulable pods, see `is_urgent`
+        NodeObserved,  # only nodes that Karpenter deletes
         NodeGone,
         SpotNoticeReceived,
         SpotNoticeWithdrawn,
@@ -152,7 +152,7 @@ class Scaler:
     )
     tick_seconds: ClassVar[float | None] = _TICK_SECONDS
     starts_from_snapshot: ClassVar[bool] = True
-    handles_at_once: ClassVar[int] = 16  # a slow launch never keeps a drain from its deadline
+    concurrency_max: ClassVar[int] = 16  # a slow launch must not delay a drain
 
     def __init__(
         self,
@@ -172,17 +172,18 @@ class Scaler:
         self._file_path = ""
         self._executor = executor
         self._past = past
-        self.lease = lease  # without one all scalers are active, and the fence alone decides
+        self.lease = lease  # without a lease all scalers are active and only the fence decides
         self._instances = instances
         self._digests = digests
         self._figures = figures
-        self._change: PolicyChanged | None = None  # to be said until the stream has it
-        self._last_said: tuple[int, frozenset[tuple[str, str, str]]] = (-1, frozenset())  # parent, what was held back
+        self._change: PolicyChanged | None = None  # published on each tick until the stream has it
+        self._last_published: tuple[int, frozenset[tuple[str, str, str]]] = (-1, frozenset())  # parent, deferrals
 
     def is_urgent(self, fact: Fact) -> bool:
-        """True for what is declared, but of pods only for those that wait for room, and of nodes only for those that
-        Karpenter ends: the others come all the time. Pods there have their own grace alone to save in, and are evicted
-        at once."""
+        """Return False for the frequent observations of scheduled pods and of nodes that Karpenter does not delete.
+
+        Karpenter evicts pods at once, so they have only their own grace period to save a checkpoint in.
+        """
         match fact:
             case PodObserved():
                 return fact.unschedulable_since is not None and fact.node_name is None
@@ -192,13 +193,13 @@ class Scaler:
                 return True
 
     def use_policy(self, policy: ScalingPolicy, path: str) -> None:
-        """Decide by this policy from the next tick on, and say so; `path` is that of the file."""
+        """Use this policy from the next tick on and publish the change. `path`: of the policy file."""
         self._file, self._file_path = policy, path
 
-    def _merge(self, state: ClusterState) -> None:
-        """Take up what file and documents amount to now, and what is to be said of the change."""
+    def _merge_policy(self, state: ClusterState) -> None:
+        """Merge the policy file with the accepted documents; a difference becomes the change to publish."""
         accepted = state.policy_documents
-        policy = policy_in_force(self._file, accepted)
+        policy = effective_policy(self._file, accepted)
         if policy is self._policy:
             return
         before, self._policy = self._policy, policy
@@ -207,7 +208,7 @@ class Scaler:
         if digest == self._digests.policy:
             return
         documents = () if accepted is None else accepted.documents
-        names = [self._file_path, *(f"autoscalingpolicy/{each.name}" for each in documents)]
+        names = [self._file_path, *(f"autoscalingpolicy/{document.name}" for document in documents)]
         self._change = PolicyChanged(
             policy_digest=digest,
             before_digest=self._digests.policy,
@@ -220,62 +221,63 @@ class Scaler:
     # ---- planning
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """Return the plan of this instant, fenced by its parent; nothing where it adds nothing to the last one."""
-        self._merge(self._view.state)
-        if (first := await self._past.before_first_plan(self._view.state, now)) is not None:
-            return first
+        """Return a new plan, fenced by its parent; nothing if it adds nothing to the last one."""
+        self._merge_policy(self._view.state)
+        if (recovered := await self._past.before_first_plan(self._view.state, now)) is not None:
+            return recovered
         state, cut = self._view.state, self._view.cut
-        if (change := self._change_to_say(state, now)) is not None:
+        if (change := self._unpublished_change(state, now)) is not None:
             return (change,)
-        self._figures.tell_foresight(foresight(state, self._policy, now))
-        made = plan(state, self._policy, now)
-        if mistakes := check(made, state, self._policy):
-            self._figures.tell_plan_refused()
-            log.error("plan refused by the second opinion, nothing is done", mistakes=mistakes, as_of=now.isoformat())
+        self._figures.set_forecast(foresight(state, self._policy, now))
+        planned = plan(state, self._policy, now)
+        if violations := check(planned, state, self._policy):
+            self._figures.count_refused_plan()
+            log.error("plan refused", violations=violations, as_of=now.isoformat(), step="report it; nothing is done")
             return ()
-        is_news = self._is_news(made, state)
-        # A plan that says something does not wait for calls to Kubernetes, but for those that have waited for long.
+        is_news = self._is_news(planned, state)
+        # A new plan waits only for the finalizers that are overdue.
         await self._executor.guards.keep(state, self._policy, now, is_late_only=is_news)
         await self._executor.farewells.tell(state)
-        again_seconds = planned_again_seconds(made, _TICK_SECONDS)
+        again_seconds = planned_again_seconds(planned, _TICK_SECONDS)
         if not is_news:
             removed = await self._executor.leftovers.remove(state, self._policy, now)
             facts = (*removed, *idle_jobs_cancelled(state, self._policy, now), *sample_due(state, self._policy, now))
             return facts if again_seconds is None else Outcome(facts=facts, next_tick_seconds=again_seconds)
         return Outcome(
-            facts=(self._plan_made(made, cut),),
-            expected_last_sequence=made.parent_sequence,
+            facts=(self._plan_made(planned, cut),),
+            expected_last_sequence=planned.parent_sequence,
             next_tick_seconds=again_seconds,
         )
 
-    def _change_to_say(self, state: ClusterState, now: datetime) -> PolicyChanged | None:
-        """The change of policy that the stream does not have yet. The tick that says it makes no plan."""
-        said = state.policy_changed
-        if self._change is None or (said is not None and said.policy_digest == self._change.policy_digest):
+    def _unpublished_change(self, state: ClusterState, now: datetime) -> PolicyChanged | None:
+        """Return the policy change that the stream does not have yet. No plan is made in the same tick."""
+        published = state.policy_changed
+        if self._change is None or (published is not None and published.policy_digest == self._change.policy_digest):
             self._change = None
             return None
         self._change = msgspec.structs.replace(self._change, changed_at=now)
         return self._change
 
-    def _is_news(self, made: Plan, state: ClusterState) -> bool:
-        """True unless the plan decides nothing and holds back the same as its parent, for the same kinds of reason.
+    def _is_news(self, planned: Plan, state: ClusterState) -> bool:
+        """Return False if the plan decides nothing and defers the same as its parent for the same reason tags.
 
-        How long a node has been idle changes with every tick; that it is not idle for long enough is said once. A
-        parent that has not moved means that the stream never took what was said: it is said again.
+        The values of a reason (seconds idle) change with every tick and are no news. If the parent has not moved, the
+        stream did not store the last plan: it is published again.
         """
-        held = frozenset((one.step, one.subject, one.reason.tag()) for one in made.held_back)
-        said_after, said = self._last_said
-        is_news = bool(made.decisions) or held != said or (said_after == state.last_plan_sequence and bool(held))
+        deferred = frozenset((item.step, item.subject, item.reason.tag()) for item in planned.deferred)
+        last_parent, last_deferred = self._last_published
+        is_unstored = last_parent == state.last_plan_sequence and bool(deferred)
+        is_news = bool(planned.decisions) or deferred != last_deferred or is_unstored
         if is_news:
-            self._last_said = (state.last_plan_sequence, held)
+            self._last_published = (state.last_plan_sequence, deferred)
         return is_news
 
-    def _plan_made(self, made: Plan, cut: Cut) -> ScalingPlanMade:
+    def _plan_made(self, planned: Plan, cut: Cut) -> ScalingPlanMade:
         digests = self._digests
-        plan_id = derive_id(msgspec.json.encode(cut).hex(), made.as_of.isoformat(), digests.policy, digests.core)
+        plan_id = derive_id(msgspec.json.encode(cut).hex(), planned.as_of.isoformat(), digests.policy, digests.core)
         return ScalingPlanMade(
             plan_id=PlanId(plan_id),
-            plan=made,
+            plan=planned,
             cut=cut,
             policy_digest=digests.policy,
             core_digest=digests.core,
@@ -285,40 +287,40 @@ class Scaler:
     # ---- executing
 
     async def on_fact(self, recorded: Recorded) -> Outputs:
-        """Take the next step of what was decided."""
+        """Take the next step of a decision."""
         return await self._executor.step(recorded)
 
-    # ---- seeing what the cloud has
+    # ---- the cloud's instances
 
     def sources(self) -> Sequence[AsyncIterator[InstancesListed]]:
         """The cloud's list of our instances."""
         return [aiter(self._instances)]
 
     async def on_item(self, item: InstancesListed) -> Outputs:
-        """Return each instance whose state is further than what is known of it, then the list as a whole."""
+        """Return each instance whose state is newer than the recorded one, then the list of all."""
         known = self._view.state.instances
         facts: list[Fact] = []
-        for one in item.instances:
-            version = INSTANCE_STATE_VERSION[one.state]
-            before = known.get(one.provider_id)
+        for instance in item.instances:
+            version = INSTANCE_STATE_VERSION[instance.state]
+            before = known.get(instance.provider_id)
             if before is not None and before.version >= version:
                 continue
             facts.append(
                 NodeInstanceObserved(
                     epoch=INSTANCE_EPOCH,
                     version=version,
-                    provider_id=one.provider_id,
-                    action_id=one.action_id,
-                    state=one.state,
-                    instance_type=one.instance_type,
-                    zone=one.zone,
-                    capacity_type=one.capacity_type,
-                    price_micro_usd_per_hour=one.price_micro_usd_per_hour,
-                    launched_at=one.launched_at,
-                    terminated_at=one.terminated_at,
-                    is_taken=is_taken(self._view.state, one.provider_id, one.state),
+                    provider_id=instance.provider_id,
+                    action_id=instance.action_id,
+                    state=instance.state,
+                    instance_type=instance.instance_type,
+                    zone=instance.zone,
+                    capacity_type=instance.capacity_type,
+                    price_micro_usd_per_hour=instance.price_micro_usd_per_hour,
+                    launched_at=instance.launched_at,
+                    terminated_at=instance.terminated_at,
+                    is_taken=is_taken(self._view.state, instance.provider_id, instance.state),
                 )
             )
-        uids = tuple(sorted(one.provider_id for one in item.instances))
+        provider_ids = tuple(sorted(instance.provider_id for instance in item.instances))
         facts += ends_due(self._view.state, self._policy, item)
-        return [*facts, NodeInstanceListed(provider_ids=uids, listed_at=item.listed_at)]
+        return [*facts, NodeInstanceListed(provider_ids=provider_ids, listed_at=item.listed_at)]

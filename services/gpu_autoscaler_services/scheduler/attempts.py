@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from gpu_autoscaler.core.demand import is_member
-from gpu_autoscaler.core.folding.graves import all_stones
+from gpu_autoscaler.core.folding.graves import all_tombstones
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import is_preempted, job_pods
@@ -26,7 +26,7 @@ def losses(state: ClusterState, policy: ScalingPolicy) -> dict[JobId, list[Fact]
     where a pod had done its work, or where only a list showed that it is gone: how it ended is unknown then.
     """
     found: dict[JobId, list[Fact]] = {}
-    stones = [stone for stone in all_stones(state.pods_gone) if stone.lost is not None]
+    stones = [stone for stone in all_tombstones(state.pods_gone) if stone.lost is not None]
     for stone in sorted(stones, key=lambda stone: (stone.gone_at, stone.version)):
         gone = stone.lost
         job = None if gone is None or gone.job_id is None else state.jobs.get(gone.job_id)

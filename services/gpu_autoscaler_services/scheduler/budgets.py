@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from gpu_autoscaler.core.queueing.job_budgets import SAVING_SECONDS, Outlay, outlays
+from gpu_autoscaler.core.queueing.job_budgets import CHECKPOINT_SECONDS, JobSpend, job_spends
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.words.wording import money
 from gpu_autoscaler.events.job import JobFinished
@@ -32,7 +32,7 @@ class Budgets:
     async def ends(self, state: ClusterState, now: datetime, is_ending: Callable[[JobId], bool]) -> list[JobFinished]:
         """Return the end of each job whose budget is spent; others are told to save where little is left."""
         ended: list[JobFinished] = []
-        found = outlays(state, now)
+        found = job_spends(state, now)
         limited = {outlay.spec.job_id for outlay in found}
         self._told = {job_id: attempt for job_id, attempt in self._told.items() if job_id in limited}
         self._uncounted = {each for each in self._uncounted if each[0] in limited}
@@ -49,7 +49,7 @@ class Budgets:
                 await self._tell(outlay, _attempt(state, job_id), now)
         return ended
 
-    def _tell_of_the_uncounted(self, outlay: Outlay) -> None:
+    def _tell_of_the_uncounted(self, outlay: JobSpend) -> None:
         for offer in outlay.unpriced:
             if (outlay.spec.job_id, offer) not in self._uncounted:
                 self._uncounted.add((outlay.spec.job_id, offer))
@@ -59,8 +59,8 @@ class Budgets:
                     offer=offer,
                 )
 
-    async def _tell(self, outlay: Outlay, attempt: int, now: datetime) -> None:
-        deadline_at = now + timedelta(seconds=SAVING_SECONDS)
+    async def _tell(self, outlay: JobSpend, attempt: int, now: datetime) -> None:
+        deadline_at = now + timedelta(seconds=CHECKPOINT_SECONDS)
         try:
             await self._binder.ask_to_save(outlay.spec.job_id, outlay.node_names, deadline_at)
         except TransientError as exc:
@@ -75,7 +75,7 @@ def _attempt(state: ClusterState, job_id: JobId) -> int:
     return 0 if job is None or job.placed is None else job.placed.attempt
 
 
-def _end(outlay: Outlay, now: datetime) -> JobFinished:
+def _end(outlay: JobSpend, now: datetime) -> JobFinished:
     limit, spent = money(outlay.limit_micro_usd), money(outlay.spent_micro_usd)
     message = f"its budget of {limit} is spent ({spent} with the time that is not charged yet); ask with a larger one"
     return JobFinished(job_id=outlay.spec.job_id, outcome="cancelled", finished_at=now, message=message)

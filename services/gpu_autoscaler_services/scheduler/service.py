@@ -9,9 +9,9 @@ import structlog
 
 from gpu_autoscaler.core.admission import admit, supply
 from gpu_autoscaler.core.buying.sparing import is_to_leave_spot
-from gpu_autoscaler.core.documents import policy_in_force
+from gpu_autoscaler.core.documents import effective_policy
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.queueing.job_budgets import too_little
+from gpu_autoscaler.core.queueing.job_budgets import budget_violation
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.queueing.scoring import estimates_due
 from gpu_autoscaler.core.reports import mistakes_of
@@ -85,7 +85,7 @@ class Scheduler:
     urgent: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobPreempted, JobFinished, NodeObserved, PodGone)
     tick_seconds: ClassVar[float | None] = 2.0
     starts_from_snapshot: ClassVar[bool] = True
-    handles_at_once: ClassVar[int] = 8  # one slow call to Kubernetes does not hold up the queue
+    concurrency_max: ClassVar[int] = 8  # one slow call to Kubernetes does not hold up the queue
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Scheduler:
 
     @property
     def _policy(self) -> ScalingPolicy:
-        return policy_in_force(self._file, self._view.state.policy_documents)
+        return effective_policy(self._file, self._view.state.policy_documents)
 
     # ---- placing
 
@@ -192,7 +192,7 @@ class Scheduler:
         if not isinstance(spec, JobSpec):
             return _refused(request, envelope.id, spec)
         row = await self._store.job(spec.job_id)
-        if row is None and (mistake := too_little(spec, self._view.state)) is not None:
+        if row is None and (mistake := budget_violation(spec, self._view.state)) is not None:
             return _refused(request, envelope.id, (mistake,))
         if row is None and not await self._binder.serves(spec.runtime):
             return _refused(request, envelope.id, (Mistake("runtime", not_installed(spec.runtime)),))
@@ -200,7 +200,7 @@ class Scheduler:
         # A row: the job is in already, or the gateway has promised it (202). No queue is too full for it.
         if row is None and waiting_count >= self._policy.queue_count_max:
             if abs(self._now() - envelope.time) < PROMISE_AGE_MAX:
-                return Outcome(again_after_seconds=ACCEPTANCE_SECONDS)
+                return Outcome(redeliver_after_seconds=ACCEPTANCE_SECONDS)
             reason = f"{waiting_count} jobs wait already, the policy allows {self._policy.queue_count_max}; try later"
             return _refused(request, envelope.id, (Mistake("queue", reason),))
         now = self._now()
@@ -248,7 +248,7 @@ class Scheduler:
         """End the job on record; its Kubernetes Job goes as the effect of that."""
         row = await self._store.job(request.job_id)
         if row is None and self._may_be_accepted(request.job_id):
-            return Outcome(again_after_seconds=ACCEPTANCE_SECONDS)
+            return Outcome(redeliver_after_seconds=ACCEPTANCE_SECONDS)
         self._cancels_since.pop(request.job_id, None)
         if row is None:
             raise PermanentError(f"job_id: {request.job_id!r} was never accepted: there is nothing to cancel")

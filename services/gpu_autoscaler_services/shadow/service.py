@@ -13,7 +13,7 @@ import structlog
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.differences import differences
-from gpu_autoscaler.core.documents import policy_in_force
+from gpu_autoscaler.core.documents import effective_policy
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
@@ -146,13 +146,13 @@ class Shadow:
             if state is not None:
                 yield _Moment(state=state, cut=made.cut, real=made.plan, real_plan_id=made.plan_id)
         state = self._view.state
-        real = policy_in_force(self._real, state.policy_documents)
+        real = effective_policy(self._real, state.policy_documents)
         yield _Moment(state=state, cut=self._view.cut, real=plan(state, real, now))
 
     def _beside(self, moment: _Moment) -> ShadowPlanMade | None:
         """What the shadow would do at this moment; None where that is no news."""
         as_of, documents = moment.real.as_of, moment.state.policy_documents
-        shadow = policy_in_force(self._shadow, documents)
+        shadow = effective_policy(self._shadow, documents)
         digests = self._digests_under(documents)
         other = plan(moment.state, shadow, as_of)
         if mistakes := check(other, moment.state, shadow):
@@ -180,7 +180,7 @@ class Shadow:
         """Those of what both files amount to with the documents."""
         if documents is None or not documents.documents:
             return self._digests
-        merged = (policy_in_force(each, documents) for each in (self._shadow, self._real))
+        merged = (effective_policy(each, documents) for each in (self._shadow, self._real))
         shadow, real = (policy_digest(each) for each in merged)
         return Digests(shadow=shadow, real=real, core=self._digests.core)
 

@@ -21,7 +21,7 @@ def annotated_notices(state: ClusterState, now: datetime) -> list[Fact]:
         if node.action_id is None or node.provider_id is None:
             continue  # not ours: nothing of it is ever removed
         known = [each for each in state.notices.values() if each.notice.provider_id == node.provider_id]
-        standing = [each.notice for each in known if each.is_standing and each.notice.way == "annotation"]
+        standing = [each.notice for each in known if each.is_active and each.notice.way == "annotation"]
         shown = _shown(node, standing, now)
         if shown is not None:
             told = new_notice(node.provider_id, node.name, shown, known, now, way="annotation")

@@ -50,7 +50,7 @@ class CloudEvents:
                 provider_id = provider_id_of(self._view.state, instance_id)
                 if provider_id is None:
                     return await self._unknown(event)
-                known_at = self._view.state.hints.get(provider_id)
+                known_at = self._view.state.rebalance_recommended_at.get(provider_id)
                 if known_at is None or known_at < noticed_at:
                     return [rebalance_fact(provider_id, None, noticed_at)]
             case Ending(instance_id=instance_id, notice=notice):

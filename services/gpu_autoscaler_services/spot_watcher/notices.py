@@ -34,7 +34,7 @@ def notice_facts(
     names = {(each.kind, each.provider_event) for each in shown}
     for record in known:
         notice = record.notice
-        if record.is_standing and _can_be_withdrawn(notice, now) and (notice.kind, notice.provider_event) not in names:
+        if record.is_active and _can_be_withdrawn(notice, now) and (notice.kind, notice.provider_event) not in names:
             facts.append(
                 SpotNoticeWithdrawn(
                     provider_id=provider_id,
@@ -71,10 +71,10 @@ def new_notice(
             continue
         if notice.provider_event == shown.provider_event:
             # Azure says no deadline any more once the event has started: what was said stands.
-            if record.is_standing and shown.reclaim_at in (None, notice.reclaim_at):
+            if record.is_active and shown.reclaim_at in (None, notice.reclaim_at):
                 return None
             withdrawn_at = None if record.withdrawn is None else record.withdrawn.withdrawn_at
-        elif record.is_standing and (notice.way != way or way == "queue"):
+        elif record.is_active and (notice.way != way or way == "queue"):
             if shown.reclaim_at is None or (notice.reclaim_at is not None and notice.reclaim_at <= shown.reclaim_at):
                 return None
             event, way = notice.provider_event, notice.way

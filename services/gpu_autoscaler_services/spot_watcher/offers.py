@@ -32,7 +32,7 @@ class CentralOffers:
 
     async def look(self, now: datetime) -> list[Fact]:
         """Return what is new. Raises TransientError; then the next tick asks again."""
-        annotated = annotated_notices(self._view.state, now) if self._policy.spot.test_annotation else []
+        annotated = annotated_notices(self._view.state, now) if self._policy.spot.is_test_annotation_on else []
         return annotated or await self._offers(now)
 
     async def _offers(self, now: datetime) -> list[Fact]:

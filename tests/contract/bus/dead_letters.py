@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 from tests.contract.bus.desk import SOON_SECONDS, Desk, only
 
-from gpu_autoscaler.bus.dead_letters import ORIGINAL_ID, DeadLetters, GivenUp
+from gpu_autoscaler.bus.dead_letters import ORIGINAL_ID, DeadLetters, MaxDeliveriesAdvisory
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import ADVISORY, DEAD, GIVEN_UP, STREAMS, ConsumerSpec, Declared
+from gpu_autoscaler.bus.streams import ADVISORY, DEAD, MAX_DELIVERIES_CONSUMER, STREAMS, ConsumerSpec, Declared
 from gpu_autoscaler.model.errors import PermanentError
 
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -26,7 +26,7 @@ class DeadLetterContract:
             durable=desk.consumer.durable, stream=desk.stream.name, subjects=desk.consumer.subjects,
             ack_wait_seconds=0.2, max_ack_pending=10, max_deliver=2,
         )  # fmt: skip
-        bus = await desk.bus(Declared(streams=(desk.stream, *aside), consumers=(impatient, GIVEN_UP)))
+        bus = await desk.bus(Declared(streams=(desk.stream, *aside), consumers=(impatient, MAX_DELIVERIES_CONSUMER)))
         return bus, DeadLetters(bus)
 
     async def test_a_dead_letter_keeps_message_and_reason(self, desk: Desk, mortuary: tuple[Bus, DeadLetters]) -> None:
@@ -114,11 +114,11 @@ class DeadLetterContract:
         for count in (1, 2):
             assert only(await consumer.fetch(1, SOON_SECONDS)).delivered_count == count
 
-        collected: Sequence[GivenUp] = ()
+        collected: Sequence[MaxDeliveriesAdvisory] = ()
         async with asyncio.timeout(SOON_SECONDS):
             while not collected:
                 assert await consumer.fetch(1, 0.2) == []
-                collected = await letters.collect_given_up(at=AT, wait_seconds_max=0.2)
+                collected = await letters.collect_max_deliveries(at=AT, wait_seconds_max=0.2)
 
         (letter,) = await letters.page()
         assert [(one.stream, one.stream_seq, one.deliveries) for one in collected] == [(desk.stream.name, 1, 2)]

@@ -12,7 +12,14 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.scheduling import Taint
-from gpu_autoscaler.providers.protocol import CapacityProvider, Instance, LaunchRefused, Order, RefusalKind, ShowsOne
+from gpu_autoscaler.providers.protocol import (
+    CapacityProvider,
+    DescribesInstance,
+    Instance,
+    LaunchRefused,
+    Order,
+    RefusalKind,
+)
 
 # Too many calls; nobody answers or everything fails; the credentials ran out.
 Trouble = Literal["throttled", "down", "expired"]
@@ -92,7 +99,7 @@ async def order(rig: Rig, action: str = "a1", *, installation: str = OURS, index
 
 async def shown(rig: Rig, provider_id: ProviderId) -> Instance:
     """Our instance of that name, as the list shows it."""
-    return next(each for each in await rig.ours.instances(OURS) if each.provider_id == provider_id)
+    return next(instance for instance in await rig.ours.instances(OURS) if instance.provider_id == provider_id)
 
 
 class ProviderContract:
@@ -126,7 +133,7 @@ class ProviderContract:
         first = await rig.ours.launch(wanted)
         again = await asyncio.gather(*(rig.ours.launch(wanted) for _ in range(5)))
         assert {each.provider_id for each in again} == {first.provider_id}
-        assert [each.provider_id for each in await rig.ours.instances(OURS)] == [first.provider_id]
+        assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [first.provider_id]
 
     async def test_a_lost_answer_is_no_second_instance(self, rig: Rig) -> None:
         """The launch was done and not told: the second try returns what the first one made."""
@@ -135,7 +142,7 @@ class ProviderContract:
         with pytest.raises(TransientError):
             await rig.ours.launch(wanted)
         made = await rig.ours.launch(wanted)
-        assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
+        assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [made.provider_id]
 
     async def test_a_token_buys_one_thing(self, rig: Rig) -> None:
         """The same token for another offer is a mistake, and makes nothing."""
@@ -203,7 +210,7 @@ class ProviderContract:
                 await attempt
         await rig.calm()
         await rig.ours.launch(other)
-        assert sorted(str(each.action_id) for each in await rig.ours.instances(OURS)) == ["a1", "a2"]
+        assert sorted(str(instance.action_id) for instance in await rig.ours.instances(OURS)) == ["a1", "a2"]
         assert (await shown(rig, made.provider_id)).state in ("pending", "running")
 
     async def test_what_shows_up_late_is_not_bought_again(self, rig: Rig) -> None:
@@ -216,7 +223,7 @@ class ProviderContract:
         await rig.wait(90)
         assert not unseen
         assert again.provider_id == made.provider_id
-        assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
+        assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [made.provider_id]
 
     async def test_one_that_dies_while_booting_is_told(self, rig: Rig) -> None:
         """It ended, with a date; its token does not buy another."""
@@ -235,7 +242,7 @@ class ProviderContract:
     async def test_a_large_fleet_is_listed_whole(self, rig: Rig) -> None:
         """Two thousand instances, each of them once, however the cloud cuts its answers."""
         await rig.stock(await order(rig), 2000)
-        listed = [each.provider_id for each in await rig.ours.instances(OURS)]
+        listed = [instance.provider_id for instance in await rig.ours.instances(OURS)]
         assert len(listed) == len(set(listed)) == 2000
 
     async def test_an_end_is_final_and_dated(self, rig: Rig) -> None:
@@ -290,7 +297,7 @@ class ProviderContract:
         """Alive, then ended or unknown; one that never was is unknown. Asking changes nothing. Karpenter's claims come
         and go by its own rules: who has nothing but them cannot be asked."""
         ours = rig.ours
-        if not isinstance(ours, ShowsOne):
+        if not isinstance(ours, DescribesInstance):
             assert ours.name == "karpenter"
             return
         made = await ours.launch(await order(rig))
@@ -306,7 +313,7 @@ class ProviderContract:
     @pytest.mark.parametrize("kind", ["throttled", "down", "expired"])
     async def test_trouble_says_nothing_of_one_instance(self, rig: Rig, kind: Trouble) -> None:
         """Neither that it is there nor that it is gone."""
-        if isinstance(rig.ours, ShowsOne):
+        if isinstance(rig.ours, DescribesInstance):
             made = await rig.ours.launch(await order(rig))
             await rig.trouble(kind)
             with pytest.raises(TransientError):
@@ -317,7 +324,7 @@ class ProviderContract:
     @pytest.mark.parametrize("is_by_hand", [False, True])
     async def test_one_that_is_not_ours_is_not_spoken_of(self, rig: Rig, is_by_hand: bool) -> None:  # noqa: FBT001
         """Another installation's, or made by hand: whoever wants to act on it is told to leave it alone."""
-        if isinstance(rig.ours, ShowsOne):
+        if isinstance(rig.ours, DescribesInstance):
             theirs = None if is_by_hand else await rig.theirs.launch(await order(rig, installation=THEIRS))
             name = await rig.stranger(await order(rig)) if theirs is None else theirs.provider_id
             with pytest.raises(PermanentError, match="left alone"):

@@ -31,7 +31,7 @@ class CountedContract(ProviderContract):
                 await rig.ours.launch(wanted)
         await rig.wait(90)
         made = await rig.ours.launch(wanted)
-        assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
+        assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [made.provider_id]
         assert rig.wanted_count() == 1
 
     async def test_only_the_named_offer_is_refused(self, rig: Rig) -> None:

@@ -17,8 +17,8 @@ from tests.support.aws import Region, served_region
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.protocol import LaunchRefused, Order, RefusalKind, ShowsOne
-from gpu_autoscaler.providers.tokens import token_of, uuid_of
+from gpu_autoscaler.providers.protocol import DescribesInstance, LaunchRefused, Order, RefusalKind
+from gpu_autoscaler.providers.tokens import idempotency_token, idempotency_uuid
 from gpu_autoscaler.simcloud.faults import Fault
 
 pytestmark = pytest.mark.timeout(180)
@@ -232,7 +232,7 @@ async def test_an_answer_that_never_comes_ends_by_our_limit(rig: AwsRig) -> None
         await hasty.launch(wanted)
     made = await rig.ours.launch(wanted)
     await hasty.close()
-    assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
+    assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [made.provider_id]
     assert rig.fake.launches_count == 1
 
 
@@ -245,7 +245,7 @@ async def test_an_instance_of_another_cloud_is_left_alone(rig: AwsRig) -> None:
 
 async def test_an_instance_of_another_region_is_not_spoken_of(rig: AwsRig) -> None:
     """This endpoint knows nothing of it, which is no word that it is gone."""
-    assert isinstance(rig.ours, ShowsOne)
+    assert isinstance(rig.ours, DescribesInstance)
     with pytest.raises(PermanentError, match="another region"):
         await rig.ours.instance(ProviderId("aws:///ap-east-9a/i-0123456789abcdef0"))
     assert not rig.fake.asked_of("DescribeInstances")
@@ -306,9 +306,9 @@ async def test_labels_and_taints_reach_the_node(rig: AwsRig, tmp_path: Path) -> 
 
 def test_tokens_have_the_forms_that_clouds_ask_for() -> None:
     """32 hex digits, or a UUID of the same; another installation has another."""
-    assert len(token_of(OURS, ActionId("a1"))) == 32
-    assert uuid_of(OURS, ActionId("a1")).replace("-", "") == token_of(OURS, ActionId("a1"))
-    assert token_of(OURS, ActionId("a1")) != token_of(THEIRS, ActionId("a1"))
+    assert len(idempotency_token(OURS, ActionId("a1"))) == 32
+    assert idempotency_uuid(OURS, ActionId("a1")).replace("-", "") == idempotency_token(OURS, ActionId("a1"))
+    assert idempotency_token(OURS, ActionId("a1")) != idempotency_token(THEIRS, ActionId("a1"))
 
 
 async def test_a_price_says_whose_word_it_is_and_how_old(rig: AwsRig, tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ async def test_a_price_says_whose_word_it_is_and_how_old(rig: AwsRig, tmp_path: 
     rig.fake.faults.add(Fault(kind="refused", call="GetProducts", code="AccessDeniedException"))
     await rig.wait(7200 + 60)
     later = {offer.key: offer for offer in await provider.offers()}
-    found = {one.subject: one for one in await provider.examine()}
+    found = {one.subject: one for one in await provider.preflight()}
     await provider.close()
     list_key, file_key, spot_key = (
         f"{name}.xlarge/eu-west-1a/{of}" for name, of in (("g4dn", "on-demand"), ("g5", "on-demand"), ("g4dn", "spot"))
@@ -346,10 +346,10 @@ async def test_a_pool_s_instances_stand_in_its_placement_group(rig: AwsRig) -> N
     await provider.launch(msgspec.structs.replace(await order(rig, "a2"), pool="plain"))
     with pytest.raises(LaunchRefused, match=r"InvalidPlacementGroup\.Unknown.*gone") as refused:
         await provider.launch(msgspec.structs.replace(await order(rig, "a3"), pool="other"))
-    found = {one.subject: one for one in await provider.examine()}
+    found = {one.subject: one for one in await provider.preflight()}
     await provider.close()
     asked = [call.parameters.get("Placement.GroupName") for call in rig.fake.asked_of("RunInstances")[:2]]
     assert asked == ["near", None]
     assert refused.value.kind == "configuration"
-    assert found["aws.placement_groups gone"].level == "fault"
+    assert found["aws.placement_groups gone"].level == "error"
     assert "one zone" in found["aws.placement_groups near"].next_step

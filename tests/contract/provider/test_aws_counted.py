@@ -18,7 +18,7 @@ from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.aws.counted import LEDGER_TAG
 from gpu_autoscaler.providers.aws.permissions import CALLS
-from gpu_autoscaler.providers.protocol import HealsItself, LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import LaunchRefused, Order, ReplacesInstances
 from gpu_autoscaler.simcloud.faults import Fault
 
 boto3 = pytest.importorskip("boto3", reason="NOT RUN: boto3 is not installed; `make .venv/.dev` installs it")
@@ -49,7 +49,7 @@ class CountedRig(AwsRig):
 
     def provider(self, *groups: str, installation: str = OURS) -> Any:  # noqa: ANN401 - as `Region.provider`
         """A driver with these groups alone."""
-        return self.region.provider(installation, launch_template=None, subnets=(), counted_groups=groups)
+        return self.region.provider(installation, launch_template=None, subnets=(), desired_capacity_groups=groups)
 
     def wanted_count(self, name: str = "workers") -> int:
         """What the group is told."""
@@ -124,7 +124,7 @@ async def test_a_refusal_is_told_when_nothing_stands_any_more(rig: CountedRig) -
     assert rig.wanted_count() == 1
     assert not "".join(rig.remembered())
     assert rig.fake.groups.heal() == 0
-    assert [each.provider_id for each in await rig.ours.instances(OURS)] == [first.provider_id]
+    assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [first.provider_id]
 
 
 async def test_an_old_failure_is_no_refusal(rig: CountedRig) -> None:
@@ -146,7 +146,7 @@ async def test_what_is_there_already_is_no_newcomer(rig: CountedRig) -> None:
     made = await rig.ours.launch(await order(rig))
     assert made.provider_id.rpartition("/")[2] not in before
     assert rig.wanted_count() == 3
-    assert {each.action_id for each in await rig.ours.instances(OURS)} == {"a1", None}
+    assert {instance.action_id for instance in await rig.ours.instances(OURS)} == {"a1", None}
 
 
 async def test_what_a_group_replaces_of_itself_serves_the_order_that_stands(rig: CountedRig) -> None:
@@ -157,19 +157,19 @@ async def test_what_a_group_replaces_of_itself_serves_the_order_that_stands(rig:
     group.instance_states = []  # the group has seen it, and not yet made the successor
     rig.fake.groups.heal()
     await rig.ours.launch(await order(rig, "a2"))
-    alive = [each for each in await rig.ours.instances(OURS) if each.state in ("pending", "running")]
+    alive = [instance for instance in await rig.ours.instances(OURS) if instance.state in ("pending", "running")]
     assert len(alive) == rig.wanted_count()
     assert "a2" in {each.action_id for each in alive}
 
 
 async def test_down_by_name_and_out_of_the_group_at_a_notice(rig: CountedRig) -> None:
     """The number falls by the one that goes, and by the one that is taken; nobody else goes."""
-    assert isinstance(rig.ours, HealsItself)
+    assert isinstance(rig.ours, ReplacesInstances)
     made = [await rig.ours.launch(await order(rig, f"a{number}")) for number in range(3)]
     await rig.ours.terminate(made[0].provider_id, now=rig.now())
     await rig.ours.detach(made[1].provider_id)
     await rig.wait(30)
-    alive = {each.action_id for each in await rig.ours.instances(OURS) if each.state == "running"}
+    alive = {instance.action_id for instance in await rig.ours.instances(OURS) if instance.state == "running"}
     assert (alive, rig.wanted_count()) == ({"a1", "a2"}, 1)
 
 
@@ -220,7 +220,7 @@ async def test_few_rights_are_enough(rig: CountedRig, tmp_path: Path) -> None:
     for call in CALLS.keys() - granted - launches:
         rig.fake.faults.add(Fault(kind="refused", call=call, code="AccessDenied"))
     provider = rig.region.provider(
-        OURS, launch_template=None, subnets=(), counted_groups=("default=poor",), prices_path=str(path)
+        OURS, launch_template=None, subnets=(), desired_capacity_groups=("default=poor",), prices_path=str(path)
     )
     (offer,) = await provider.offers()
     wanted = Order(action_id=ActionId("a1"), installation=OURS, pool="default", offer=offer, labels=(), taints=())
@@ -302,6 +302,6 @@ async def test_an_order_that_nobody_asks_for_any_more_buys_nothing(rig: CountedR
         await rig.ours.launch(wanted)
     rig.fake.groups.heal()
     made = await rig.ours.launch(wanted)
-    assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
+    assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [made.provider_id]
     assert (made.action_id, rig.wanted_count()) == ("a2", 1)
     assert not "".join(rig.remembered())

@@ -13,7 +13,7 @@ from tests.support.aws import Region
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.protocol import LaunchRefused, ShowsOne
+from gpu_autoscaler.providers.protocol import DescribesInstance, LaunchRefused
 from gpu_autoscaler.simcloud.faults import Fault
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.cloud("aws", calls=("CreateFleet", "CreateTags"))]
@@ -46,12 +46,12 @@ async def test_tags_that_were_never_written_are_reckoned_again(rig: FleetRig, wr
     wanted = await gang(rig)
     lose_tags(rig, written_count)
     with pytest.raises(TransientError):
-        await ours(rig).launch_together(FIRST, wanted)
+        await ours(rig).launch_group(FIRST, wanted)
     before = await listed(rig)
     rig.fake.faults.clear()
-    assert isinstance(rig.ours, ShowsOne)
-    alone = [await rig.ours.instance(one.provider_id) for one in await rig.ours.instances(OURS)]
-    made = names(list(await ours(rig).launch_together(FIRST, wanted)))
+    assert isinstance(rig.ours, DescribesInstance)
+    alone = [await rig.ours.instance(instance.provider_id) for instance in await rig.ours.instances(OURS)]
+    made = names(list(await ours(rig).launch_group(FIRST, wanted)))
     assert sorted(before) == ["t1", "t2", "t3"]
     assert names([one for one in alone if one is not None]) == before
     assert made == before == await listed(rig)
@@ -63,12 +63,13 @@ async def test_a_part_is_told_by_the_same_reckoning(rig: FleetRig) -> None:
     wanted = await gang(rig)
     lose_tags(rig)
     with pytest.raises(TransientError):
-        await ours(rig).launch_together(FIRST, wanted)
+        await ours(rig).launch_group(FIRST, wanted)
     rig.fake.faults.clear()
     before = await listed(rig)
-    part = names(list(await ours(rig).launch_together(FIRST, wanted[1:])))
+    part = names(list(await ours(rig).launch_group(FIRST, wanted[1:])))
     ended = await rig.ours.terminate(
-        next(one.provider_id for one in await rig.ours.instances(OURS) if one.action_id == "t1"), now=rig.now()
+        next(instance.provider_id for instance in await rig.ours.instances(OURS) if instance.action_id == "t1"),
+        now=rig.now(),
     )
     assert part == {name: before[name] for name in ("t2", "t3")}
     assert ended is not None
@@ -80,15 +81,15 @@ async def test_a_young_fleet_that_shows_in_part_is_not_guessed_at(rig: FleetRig)
     wanted = await gang(rig)
     lose_tags(rig)
     with pytest.raises(TransientError):
-        await ours(rig).launch_together(FIRST, wanted)
+        await ours(rig).launch_group(FIRST, wanted)
     rig.fake.faults.clear()
     before = await listed(rig)
-    hidden = min(one.provider_id.rpartition("/")[2] for one in await rig.ours.instances(OURS))
+    hidden = min(instance.provider_id.rpartition("/")[2] for instance in await rig.ours.instances(OURS))
     life = rig.fake.machines._lives[hidden]
     shown_at, life.shown_at = life.shown_at, life.shown_at.replace(year=2030)
     in_part = await rig.ours.instances(OURS)
     with pytest.raises(TransientError, match="does not show whole"):
-        await ours(rig).launch_together(FIRST, wanted[:2])
+        await ours(rig).launch_group(FIRST, wanted[:2])
     life.shown_at = shown_at
     assert list(in_part) == []
     assert await listed(rig) == before
@@ -96,9 +97,9 @@ async def test_a_young_fleet_that_shows_in_part_is_not_guessed_at(rig: FleetRig)
 
 async def test_a_fleet_asks_for_all_or_none_of_one_kind(rig: FleetRig) -> None:
     """One override, the least it may make is all of it, and what RunInstances says of market and tags."""
-    spot = next(one for one in await rig.ours.offers() if one.capacity_type is CapacityType.SPOT)
+    spot = next(offer for offer in await rig.ours.offers() if offer.capacity_type is CapacityType.SPOT)
     wanted = [msgspec.structs.replace(one, offer=spot) for one in await gang(rig)]
-    made = await ours(rig).launch_together(FIRST, wanted)
+    made = await ours(rig).launch_group(FIRST, wanted)
     (call,) = rig.fake.asked_of("CreateFleet")
     asked, tags = call.parameters, call.tags("instance")
     assert {one.capacity_type for one in made} == {CapacityType.SPOT}
@@ -122,7 +123,7 @@ async def test_a_fleet_is_asked_for_once_for_one_token(rig: FleetRig) -> None:
     wanted = await gang(rig)
     for _ in range(3):
         try:
-            await ours(rig).launch_together(FIRST, wanted)
+            await ours(rig).launch_group(FIRST, wanted)
         except TransientError:
             continue
     tokens = Counter(call.parameters["ClientToken"] for call in rig.fake.asked_of("CreateFleet"))
@@ -137,11 +138,11 @@ async def test_a_quota_without_room_for_all_makes_none(rig: FleetRig) -> None:
     refusals = []
     for _ in range(2):
         with pytest.raises(LaunchRefused) as refused:
-            await ours(rig).launch_together(FIRST, wanted)
+            await ours(rig).launch_group(FIRST, wanted)
         refusals.append((refused.value.code, refused.value.kind, refused.value.scope))
         rig.fake.quota_vcpus.clear()
     later = await gang(rig, first=7)
-    made = await ours(rig).launch_together(ActionId("t7"), later)
+    made = await ours(rig).launch_group(ActionId("t7"), later)
     assert refusals == [("VcpuLimitExceeded", "quota", "region")] * 2
     assert await listed(rig) == names(list(made))
 
@@ -159,7 +160,7 @@ async def test_why_a_fleet_is_empty_is_told_in_our_words(rig: FleetRig, code: st
     """By the error in its answer, which is no error of the call."""
     rig.fake.faults.add(Fault(kind="refused", call="CreateFleet", code=code))
     with pytest.raises(LaunchRefused, match=code) as refused:
-        await ours(rig).launch_together(FIRST, await gang(rig))
+        await ours(rig).launch_group(FIRST, await gang(rig))
     assert (refused.value.code, refused.value.kind, refused.value.scope) == (code, kind, scope)
 
 
@@ -169,20 +170,20 @@ async def test_a_fleet_that_is_not_whole_against_its_word_is_ended(rig: FleetRig
     wanted = await gang(rig)
     for _ in range(2):
         with pytest.raises(LaunchRefused, match="2 were made, and ended"):
-            await ours(rig).launch_together(FIRST, wanted)
+            await ours(rig).launch_group(FIRST, wanted)
     await rig.wait(700)  # for as long a third might have shown late
-    assert {one.state for one in await rig.ours.instances(OURS)} == {"terminated"}
+    assert {instance.state for instance in await rig.ours.instances(OURS)} == {"terminated"}
     assert rig.fake.launches_count == 2
 
 
 async def test_an_answer_that_tells_nothing_is_no_refusal(rig: FleetRig) -> None:
     """Neither instances nor errors, when asked again for what was made: it is looked for by its tags."""
     wanted = await gang(rig)
-    made = names(list(await ours(rig).launch_together(FIRST, wanted)))
+    made = names(list(await ours(rig).launch_group(FIRST, wanted)))
     (token,) = rig.fake._tokens
     asked, answer = rig.fake._tokens[token]
     rig.fake._tokens[token] = (asked, re.sub(rb"<fleetInstanceSet>.*</fleetInstanceSet>", b"", answer))
-    assert names(list(await ours(rig).launch_together(FIRST, wanted))) == made
+    assert names(list(await ours(rig).launch_group(FIRST, wanted))) == made
     assert await listed(rig) == made
 
 
@@ -190,7 +191,7 @@ async def test_a_denied_fleet_names_what_to_allow(rig: FleetRig) -> None:
     """Call, actions and the next step."""
     await rig.refuse("*", "permission")
     with pytest.raises(LaunchRefused, match=r"CreateFleet.*ec2:CreateFleet, ec2:RunInstances.*iam:PassRole.*doctor"):
-        await ours(rig).launch_together(FIRST, await gang(rig))
+        await ours(rig).launch_group(FIRST, await gang(rig))
 
 
 async def test_a_ceiling_and_a_placement_group_hold_for_a_fleet(rig: FleetRig) -> None:
@@ -198,15 +199,15 @@ async def test_a_ceiling_and_a_placement_group_hold_for_a_fleet(rig: FleetRig) -
     rig.fake.placement_groups["near"] = "cluster"
     provider = rig.region.provider(OURS, fleets=True, placement_groups=("default=near",), spot_ceilings=("g4dn.*=0.2",))
     spot = next(
-        one
-        for one in await provider.offers()
-        if one.capacity_type is CapacityType.SPOT and one.instance_type == "g4dn.xlarge"
+        offer
+        for offer in await provider.offers()
+        if offer.capacity_type is CapacityType.SPOT and offer.instance_type == "g4dn.xlarge"
     )
     wanted = [msgspec.structs.replace(one, offer=spot) for one in await gang(rig)]
-    await provider.launch_together(FIRST, wanted)
+    await provider.launch_group(FIRST, wanted)
     rig.fake.spot_ratio_of = lambda _: 2.0
     with pytest.raises(LaunchRefused) as refused:
-        await provider.launch_together(
+        await provider.launch_group(
             ActionId("t7"), [msgspec.structs.replace(one, offer=spot) for one in await gang(rig, first=7)]
         )
     await provider.close()
@@ -225,7 +226,7 @@ async def test_a_large_gang_is_known_by_its_tags(rig: FleetRig) -> None:
     ]
     lose_tags(rig)
     with pytest.raises(TransientError):
-        await ours(rig).launch_together(wanted[0].action_id, wanted)
+        await ours(rig).launch_group(wanted[0].action_id, wanted)
     rig.fake.faults.clear()
     assert sorted(await listed(rig)) == [one.action_id for one in wanted]
     tags = rig.fake.asked_of("CreateFleet")[0].tags("instance")
@@ -233,7 +234,7 @@ async def test_a_large_gang_is_known_by_its_tags(rig: FleetRig) -> None:
     assert len(tags) <= 50
     many = [msgspec.structs.replace(wanted[0], action_id=ActionId(f"{number:032x}")) for number in range(100, 400)]
     with pytest.raises(LaunchRefused, match="tags hold the names of 280 orders") as refused:
-        await ours(rig).launch_together(many[0].action_id, many)
+        await ours(rig).launch_group(many[0].action_id, many)
     assert refused.value.kind == "configuration"
     assert len(rig.fake.asked_of("CreateFleet")) == 1
 
@@ -244,11 +245,11 @@ async def test_what_no_fleet_can_make_is_launched_alone(rig: FleetRig) -> None:
     plain = rig.region.provider(OURS)
     grouped = rig.region.provider(OURS, fleets=True, groups=("default=asg",))
     reserved = msgspec.structs.replace(wanted.offer, capacity_type=CapacityType.RESERVED)
-    assert ours(rig).makes_together("default", wanted.offer)
-    assert not ours(rig).makes_together("default", reserved)
-    assert not plain.makes_together("default", wanted.offer)
-    assert not grouped.makes_together("default", wanted.offer)
-    assert grouped.makes_together("other", wanted.offer)
+    assert ours(rig).can_launch_group("default", wanted.offer)
+    assert not ours(rig).can_launch_group("default", reserved)
+    assert not plain.can_launch_group("default", wanted.offer)
+    assert not grouped.can_launch_group("default", wanted.offer)
+    assert grouped.can_launch_group("other", wanted.offer)
     await plain.close()
     await grouped.close()
 

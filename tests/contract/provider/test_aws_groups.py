@@ -15,8 +15,8 @@ from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientEr
 from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
-from gpu_autoscaler.providers.aws.options import AwsOptions, see_options
-from gpu_autoscaler.providers.protocol import HealsItself, LaunchRefused
+from gpu_autoscaler.providers.aws.options import AwsOptions, validate_options
+from gpu_autoscaler.providers.protocol import LaunchRefused, ReplacesInstances
 from gpu_autoscaler.simcloud.faults import Fault
 
 boto3 = pytest.importorskip("boto3", reason="NOT RUN: boto3 is not installed; `make .venv/.dev` installs it")
@@ -88,7 +88,7 @@ async def test_up_by_order_and_down_by_name(rig: GroupRig) -> None:
     await rig.wait(30)
     assert (grown, rig.desired_count()) == (3, 2)
     assert {each.zone for each in made} == {"eu-west-1a", "eu-west-1b", "eu-west-1c"}
-    living = [each.provider_id for each in await rig.ours.instances(OURS) if each.state == "running"]
+    living = [instance.provider_id for instance in await rig.ours.instances(OURS) if instance.state == "running"]
     assert sorted(living) == sorted([made[0].provider_id, made[2].provider_id])
     assert not rig.fake.asked_of("SetDesiredCapacity")
     assert not rig.fake.asked_of("TerminateInstances")
@@ -166,10 +166,10 @@ async def test_an_empty_group_tells_what_its_nodes_will_be(rig: GroupRig) -> Non
     make_group(rig.region, "tagged", Tags=told)
     names = ("vision=tagged", "default=gpu-workers")
     provider = rig.region.provider(OURS, launch_template=None, subnets=(), groups=names)
-    offer = min(await provider.offers(), key=lambda one: one.key)
-    said = [one.next_step for one in await provider.examine() if one.subject == "aws.groups tagged"]
+    offer = min(await provider.offers(), key=lambda offer: offer.key)
+    said = [one.next_step for one in await provider.preflight() if one.subject == "aws.groups tagged"]
     await provider.close()
-    (plain, *_) = sorted(await rig.ours.offers(), key=lambda one: one.key)
+    (plain, *_) = sorted(await rig.ours.offers(), key=lambda offer: offer.key)
     assert offer.marks_in("vision").labels == (("team", "vision"),)
     assert offer.marks_in("vision").taints == (Taint("dedicated", "NoSchedule", "vision"),)
     assert (offer.marks_in("default").labels, plain.marks) == ((), ())
@@ -210,20 +210,20 @@ async def test_a_token_that_bought_in_another_zone_is_told(rig: GroupRig) -> Non
 @pytest.mark.parametrize("made_count", [1, 0], ids=["in its group", "detached"])
 async def test_one_interruption_has_one_successor(rig: GroupRig, made_count: int) -> None:
     """A group replaces what it loses, and we buy as well: so the instance leaves the group at its notice."""
-    assert isinstance(rig.ours, HealsItself)
+    assert isinstance(rig.ours, ReplacesInstances)
     made = await rig.ours.launch(await order(rig))
     if made_count == 0:
         await rig.ours.detach(made.provider_id)
         await rig.ours.detach(made.provider_id)
         assert rig.desired_count() == 0
-        assert [one.provider_id for one in await rig.ours.instances(OURS)] == [made.provider_id]
+        assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [made.provider_id]
     rig.fake.machines.reclaim(made.provider_id.rpartition("/")[2])
     assert rig.fake.groups.heal() == made_count
 
 
 async def test_an_instance_that_left_its_group_is_ended_all_the_same(rig: GroupRig) -> None:
     """By its name alone; other people's are neither taken out of their group nor ended."""
-    assert isinstance(rig.ours, HealsItself)
+    assert isinstance(rig.ours, ReplacesInstances)
     made = await rig.ours.launch(await order(rig))
     theirs = await rig.theirs.launch(await order(rig, "theirs", installation=THEIRS))
     await rig.ours.detach(made.provider_id)
@@ -258,7 +258,7 @@ async def test_a_group_that_others_size_is_not_written_to(rig: GroupRig, kind: s
         OURS, launch_template=None, subnets=(), groups=("default=sized",), shared_groups=("sized",)
     )
     sold = [offer.key for offer in await shared.offers()]
-    said = [one.next_step for one in await shared.examine() if one.subject == "aws.groups sized"]
+    said = [one.next_step for one in await shared.preflight() if one.subject == "aws.groups sized"]
     await shared.close()
     assert len(sold) == (3 if kind == "policy" else 0)  # what EKS keeps is nobody else's at anybody's word
     assert any("on-load stay, by aws.shared_groups" in step for step in said) is (kind == "policy")
@@ -266,9 +266,9 @@ async def test_a_group_that_others_size_is_not_written_to(rig: GroupRig, kind: s
 
 def test_only_a_group_that_launches_by_order_can_be_shared() -> None:
     """One that is told a number has one writer."""
-    options = AwsOptions(region=REGION, counted_groups=("default=old",), shared_groups=("old",))
+    options = AwsOptions(region=REGION, desired_capacity_groups=("default=old",), shared_groups=("old",))
     with pytest.raises(ConfigError, match=r"aws\.shared_groups: 'old' is none of aws\.groups; .* one writer"):
-        see_options(options)
+        validate_options(options)
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ class MaximaRig(AwsRig):
             launch_template=None,
             subnets=(),
             groups=("launched=launched",),
-            counted_groups=("counted=counted",),
-            group_maxima=maxima,
+            desired_capacity_groups=("counted=counted",),
+            group_max_sizes=maxima,
         )
 
     def most(self, name: str) -> int:
@@ -58,7 +58,7 @@ class MaximaRig(AwsRig):
     async def examined(self, provider: AwsCapacity | None = None) -> dict[str, Finding]:
         """What doctor says, by subject."""
         asked = provider or self.provider("launched=2", "counted=2")
-        found = {one.subject: one for one in await asked.examine()}
+        found = {one.subject: one for one in await asked.preflight()}
         if provider is None:
             await asked.close()
         return found
@@ -111,7 +111,7 @@ async def test_it_is_never_written_below_what_is_wanted(rig: MaximaRig, name: st
     assert await rig.is_at_its_most(name)
     assert rig.most(name) == 10
     assert not rig.fake.asked_of("UpdateAutoScalingGroup")
-    assert {one.state for one in await rig.ours.instances(OURS)} == {"running"}
+    assert {instance.state for instance in await rig.ours.instances(OURS)} == {"running"}
 
 
 async def test_nothing_is_bought_while_it_cannot_be_written(rig: MaximaRig) -> None:
@@ -137,11 +137,11 @@ async def test_doctor_says_how_each_maximum_stands(rig: MaximaRig) -> None:
         await rig.buy("launched", f"a{number}", plain)
     await plain.close()
     full = await rig.examined()
-    assert "MaxSize is 10, and 2 with the first order" in found["aws.group_maxima launched"].said
-    assert "MaxSize is 10, and stays" in others["aws.group_maxima launched"].said
-    assert "as it is to be" in others["aws.group_maxima counted"].said
-    assert full["aws.group_maxima launched"].level == "advice"
-    assert "3 instances are wanted" in full["aws.group_maxima launched"].said
+    assert "MaxSize is 10, and 2 with the first order" in found["aws.group_max_sizes launched"].said
+    assert "MaxSize is 10, and stays" in others["aws.group_max_sizes launched"].said
+    assert "as it is to be" in others["aws.group_max_sizes counted"].said
+    assert full["aws.group_max_sizes launched"].level == "warning"
+    assert "3 instances are wanted" in full["aws.group_max_sizes launched"].said
     assert not rig.fake.asked_of("UpdateAutoScalingGroup")
 
 
@@ -150,9 +150,9 @@ async def test_a_group_whose_least_is_above_it_sells_nothing(rig: MaximaRig) -> 
     rig.fake.groups.get("launched").min_size = 3
     rig.fake.groups.get("counted").max_size = 0
     asked = rig.provider("launched=2", "counted=2")
-    faults = [one for one in await asked.examine() if one.level == "fault"]
+    faults = [one for one in await asked.preflight() if one.level == "error"]
     await asked.close()
-    assert [one.subject for one in faults] == ["aws.groups launched"]
+    assert [fault.subject for fault in faults] == ["aws.groups launched"]
     assert "MinSize of 3 is above" in faults[0].said
     await rig.buy("counted", "a1")
 
@@ -164,7 +164,7 @@ async def test_a_group_whose_least_is_above_it_sells_nothing(rig: MaximaRig) -> 
         ("launched=many", "is not group=instances"),
         ("launched=0", "is not group=instances"),
         ("launched=-1", "is not group=instances"),
-        ("gone=3", "is none of aws.groups and aws.counted_groups"),
+        ("gone=3", "is none of aws.groups and aws.desired_capacity_groups"),
     ],
 )
 def test_a_maximum_that_cannot_be_read_is_named(rig: MaximaRig, maximum: str, said: str) -> None:

@@ -147,10 +147,10 @@ async def test_reservations_that_may_not_be_read_stop_nothing_else(rig: Reserved
     rig.have("cr-other-zone", zone="eu-west-1b")
     subnet = rig.region.subnets[0]
     provider = rig.region.provider(OURS, capacity_reservations=("cr-other-zone", "cr-gone"), subnets=(subnet,))
-    found = {one.subject: one for one in await provider.examine()}
+    found = {one.subject: one for one in await provider.preflight()}
     rig.fake.faults.add(Fault(kind="refused", call="DescribeCapacityReservations", code="UnauthorizedOperation"))
     offers = await provider.offers()
-    denied = {one.subject: one for one in await provider.examine()}["DescribeCapacityReservations"]
+    denied = {one.subject: one for one in await provider.preflight()}["DescribeCapacityReservations"]
     await provider.close()
     assert "without a subnet" in found["aws.capacity_reservations cr-other-zone"].said
     assert "is not in eu-west-1" in found["aws.capacity_reservations cr-gone"].said

@@ -32,17 +32,17 @@ async def test_spot_begins_with_the_band_that_is_published_for_it(rig: AwsRig, t
     os.utime(path, (written_at.timestamp(), written_at.timestamp()))
     provider = rig.region.provider(OURS, spot_advisor_path=str(path))
     young = {offer.key: offer.interruption_ratio for offer in await provider.offers()}
-    said = {one.subject: one for one in await provider.examine()}["aws.spot_advisor_path"]
+    said = {one.subject: one for one in await provider.preflight()}["aws.spot_advisor_path"]
     await rig.wait(2 * 86_400)
     old = {offer.key: offer.interruption_ratio for offer in await provider.offers()}
-    late = {one.subject: one for one in await provider.examine()}["aws.spot_advisor_path"]
+    late = {one.subject: one for one in await provider.preflight()}["aws.spot_advisor_path"]
     await provider.close()
     assert young["g4dn.xlarge/eu-west-1a/spot"] == 0.15
     assert young["g5.xlarge/eu-west-1c/spot"] == 0.30
     assert young["g4dn.xlarge/eu-west-1a/on-demand"] is None
     assert set(old.values()) == {None}
-    assert (said.level, f"{written_at:%Y-%m-%d}" in said.said) == ("fine", True)
-    assert late.level == "advice"
+    assert (said.level, f"{written_at:%Y-%m-%d}" in said.said) == ("ok", True)
+    assert late.level == "warning"
 
 
 def test_a_file_that_names_its_day_is_of_that_day(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ async def test_spot_costs_no_more_than_the_settings_say(rig: AwsRig) -> None:
     assert (cheap.price_micro_usd_per_hour or 0) < 200_000
     wanted = msgspec.structs.replace(await order(rig), offer=cheap)
     made = await provider.launch(wanted)
-    found = {one.subject: one for one in await provider.examine()}
+    found = {one.subject: one for one in await provider.preflight()}
 
     rig.fake.spot_ratio_of = lambda _: 2.0
     with pytest.raises(LaunchRefused) as refused:
@@ -93,7 +93,7 @@ async def test_spot_costs_no_more_than_the_settings_say(rig: AwsRig) -> None:
     assert offers["g5.xlarge/eu-west-1a/on-demand"].barred_by is None
     assert (dear.barred_by, "above its ceiling of $0.20000" in str(dear.barred_because)) == (Bar.CEILING, True)
     assert (refused.value.kind, refused.value.code) == ("capacity", "SpotMaxPriceTooLow")
-    assert found["aws.spot_ceilings g4dn.xlarge"].level == "fine"
+    assert found["aws.spot_ceilings g4dn.xlarge"].level == "ok"
     assert "keeps 3 of 3" in found["aws.spot_ceilings g5.*"].said
 
 

@@ -210,7 +210,7 @@ async def test_many_orders_are_written_by_few_calls(rig: AzureRig) -> None:
     """Also while somebody else writes on the set: forty orders of two installations, and each is remembered."""
     orders = [await order(rig, f"a{number}") for number in range(20)]
     others = [await order(rig, f"a{number}", installation=THEIRS) for number in range(20)]
-    await asyncio.gather(*(rig.ours.launch(each) for each in orders), *(rig.theirs.launch(each) for each in others))
+    await asyncio.gather(*(rig.ours.launch(each) for each in orders), *(rig.theirs.launch(other) for other in others))
     tags = rig.fake.scale_sets.get("gpu")["tags"]
     begun = read_begun(text for name, text in tags.items() if name.startswith(BEGUN_TAG))
     assert begun.keys() == {digest_of(AzureMachines.name_of(each)) for each in (*orders, *others)}
@@ -235,7 +235,7 @@ async def test_an_eviction_has_the_date_of_the_log(rig: AzureRig) -> None:
     await rig.ours.terminate(ended.provider_id, now=rig.now())
     at = rig.now()
     await rig.wait(50)
-    assert {each.terminated_at for each in await rig.ours.instances(OURS)} == {at}
+    assert {instance.terminated_at for instance in await rig.ours.instances(OURS)} == {at}
 
 
 async def test_without_the_right_to_read_the_log_an_eviction_is_dated_when_it_is_missed(rig: AzureRig) -> None:
@@ -245,7 +245,7 @@ async def test_without_the_right_to_read_the_log_an_eviction_is_dated_when_it_is
     await rig.let_die(made.provider_id)
     rig.fake.faults.add(Fault(kind="refused", call="ActivityLogs_List", code="AuthorizationFailed"))
     await rig.wait(50)
-    assert [each.terminated_at for each in await rig.ours.instances(OURS)] == [rig.now()]
+    assert [instance.terminated_at for instance in await rig.ours.instances(OURS)] == [rig.now()]
 
 
 async def test_a_machine_carries_whose_it_is(rig: AzureRig) -> None:
@@ -279,7 +279,7 @@ async def test_spot_costs_no_more_than_the_settings_say(rig: AzureRig) -> None:
     buyer = rig.group.provider(OURS, spot_ceilings=(ceiling, "Standard_X*=1"))
     cheap = {offer.key: offer for offer in await buyer.offers()}[first.key]
     await buyer.launch(msgspec.structs.replace(await order(rig), offer=cheap))
-    said = {one.subject: one.said for one in await buyer.examine()}
+    said = {one.subject: one.said for one in await buyer.preflight()}
 
     rig.fake.spot_ratio_of = lambda _: 2.0
     with pytest.raises(LaunchRefused) as refused:

@@ -17,7 +17,7 @@ from gpu_autoscaler.providers.azure.counted import LEDGER_TAGS_MAX, TAG_LENGTH_M
 from gpu_autoscaler.providers.azure.translate import INSTALLATION_TAG, LEDGER_TAG
 from gpu_autoscaler.providers.counting import Ledger
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
-from gpu_autoscaler.providers.tokens import token_of
+from gpu_autoscaler.providers.tokens import idempotency_token
 from gpu_autoscaler.simcloud.faults import Fault
 
 pytestmark = pytest.mark.timeout(180)
@@ -68,8 +68,10 @@ class UniformRig(AzureRig):
         body = self.fake.scale_sets.get(name)
         body["sku"]["capacity"] = count
         self.fake.scale_sets._grow(name, count)
-        members = [str(one["instanceId"]) for one in self.fake.scale_sets.members(name)]
-        ledger = Ledger(named={one: (ActionId(token_of(OURS, ActionId(one))), "526000") for one in members})
+        members = [str(member["instanceId"]) for member in self.fake.scale_sets.members(name)]
+        ledger = Ledger(
+            named={member: (ActionId(idempotency_token(OURS, ActionId(member))), "526000") for member in members}
+        )
         texts = ledger.texts(TAG_LENGTH_MAX, LEDGER_TAGS_MAX, members)
         assert texts is not None, f"{count} orders of {wanted.pool} are more than the tags hold"
         body["tags"] |= {f"{LEDGER_TAG}{number}": text for number, text in enumerate(texts)}
@@ -169,7 +171,7 @@ async def test_a_machine_that_nobody_has_seen_is_nobody_else_s(rig: UniformRig) 
     await rig.wait(600)
     second = await another.launch(await order(rig, "a2"))
     again = await another.launch(wanted)
-    listed = {each.action_id: each.state for each in await another.instances(OURS)}
+    listed = {instance.action_id: instance.state for instance in await another.instances(OURS)}
     await another.close()
     assert (again.action_id, again.state) == ("a1", "terminated")
     assert (second.action_id, listed) == ("a2", {"a2": "running", "a1": "terminated"})
@@ -244,7 +246,7 @@ async def test_an_end_lowers_the_number_by_that_machine(rig: UniformRig) -> None
     made = [await rig.ours.launch(await order(rig, f"a{number}")) for number in range(3)]
     await rig.ours.terminate(made[0].provider_id, now=rig.now())
     await rig.wait(30)
-    alive = [each.provider_id for each in await rig.ours.instances(OURS) if each.state == "running"]
+    alive = [instance.provider_id for instance in await rig.ours.instances(OURS) if instance.state == "running"]
     assert sorted(alive) == sorted([made[1].provider_id, made[2].provider_id])
     assert rig.wanted_count() == 2
 

@@ -79,7 +79,7 @@ class GcpRig(Rig):
 
     async def stranger(self, wanted: Order) -> ProviderId:
         """Made by the group on its own, as when somebody resizes it."""
-        group = next(one for one in self.fake.machines.groups.values() if one.offer_key == wanted.offer.key)
+        group = next(group for group in self.fake.machines.groups.values() if group.offer_key == wanted.offer.key)
         self.fake.machines.want(group, f"{group.name}-x7k2", {})
         return ProviderId(f"gce://fake-project/{group.zone}/{group.name}-x7k2")
 
@@ -126,7 +126,7 @@ async def test_never_two_launches_for_one_token(rig: GcpRig) -> None:
     orders = [await order(rig, f"a{number}") for number in range(4)]
     for _ in range(3):
         await asyncio.gather(*(rig.ours.launch(each) for each in orders), return_exceptions=True)
-    names = Counter(one["name"] for call in rig.fake.asked_of(CREATE) for one in call.body["instances"])
+    names = Counter(instance["name"] for call in rig.fake.asked_of(CREATE) for instance in call.body["instances"])
     assert len(names) == len(orders)
     assert rig.fake.machines.launches_count == len(orders)
 
@@ -169,7 +169,7 @@ async def test_a_group_that_has_not_decided_is_asked_again_and_not_ordered_twice
     await rig.wait(90)
     made = await hasty.launch(wanted)
     await hasty.close()
-    assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
+    assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [made.provider_id]
     assert len(rig.fake.asked_of(CREATE)) == 1
 
 

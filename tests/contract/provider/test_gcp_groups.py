@@ -39,7 +39,7 @@ async def examined(project: Project, /, **changes: object) -> dict[str, Finding]
     """What an examination finds, by subject; of several about one thing the first."""
     provider = project.provider(OURS, **changes)
     found: dict[str, Finding] = {}
-    for finding in await provider.examine():
+    for finding in await provider.preflight():
         found.setdefault(finding.subject, finding)
     await provider.close()
     return found
@@ -71,7 +71,7 @@ async def test_a_group_that_would_act_beside_us_is_not_bought_from(
     assert refused.value.kind == "configuration"
     assert not project.fake.asked_of("instanceGroupManagers.createInstances")
     found = await examined(project, groups=(f"*={'/'.join(WHERE)}",))
-    assert found[f"gcp.groups {'/'.join(WHERE)}"].level == "fault"
+    assert found[f"gcp.groups {'/'.join(WHERE)}"].level == "error"
 
 
 async def test_a_group_with_an_autoscaler_is_shared_at_the_user_s_word(project: Project) -> None:
@@ -82,10 +82,10 @@ async def test_a_group_with_an_autoscaler_is_shared_at_the_user_s_word(project: 
     (offer,) = await buyer.offers()
     order = Order(action_id=ActionId("a1"), installation=OURS, pool="default", offer=offer, labels=(), taints=())
     made = await buyer.launch(order)
-    said = [one for one in await buyer.examine() if one.subject == f"gcp.groups {name}"]
+    said = [one for one in await buyer.preflight() if one.subject == f"gcp.groups {name}"]
     await buyer.close()
     assert made.action_id == "a1"
-    assert [one.level for one in said if "own autoscaler" in one.next_step] == ["advice"]
+    assert [one.level for one in said if "own autoscaler" in one.next_step] == ["warning"]
     with pytest.raises(ConfigError, match=r"gcp\.shared_groups: 'europe-west4-a/other' is none of gcp\.groups"):
         project.provider(OURS, groups=(f"*={name}",), shared_groups=("europe-west4-a/other",))
 
@@ -93,7 +93,7 @@ async def test_a_group_with_an_autoscaler_is_shared_at_the_user_s_word(project: 
 async def test_a_good_set_up_is_found_fine(project: Project) -> None:
     """Credentials, each group with what it sells, quotas, offers; nothing is made."""
     found = await examined(project)
-    assert {one.level for one in found.values()} == {"fine"}
+    assert {one.level for one in found.values()} == {"ok"}
     assert {"credentials", "offers", "quota NVIDIA_L4_GPUS of europe-west4"} <= set(found)
     assert "g2-standard-4/europe-west4-a/spot to pool *" in found[f"gcp.groups {'/'.join(WHERE)}"].said
     assert project.fake.machines.launches_count == 0
@@ -111,13 +111,13 @@ async def test_names_that_are_not_there_or_not_ours_are_told(project: Project, g
     """With the setting that names them; there is nothing to buy then."""
     found = await examined(project, groups=(group,))
     assert problem in found[f"gcp.groups {group.removeprefix('*=')}"].said
-    assert found["offers"].level == "fault"
+    assert found["offers"].level == "error"
 
 
 async def test_a_wrong_project_is_told_at_once(project: Project) -> None:
     """By the first call; the rest would say the same once more."""
     (only,) = (await examined(project, project="another")).values()
-    assert (only.level, "projects/another" in only.said or "not allowed" in only.said) == ("fault", True)
+    assert (only.level, "projects/another" in only.said or "not allowed" in only.said) == ("error", True)
 
 
 @pytest.mark.parametrize("call", ["instanceGroupManagers.list", "zoneOperations.list", "instances.aggregatedList"])
@@ -125,7 +125,7 @@ async def test_a_missing_permission_is_named_with_what_it_costs(project: Project
     """Which call, what to allow, and what does not work until then."""
     project.fake.faults.add(Fault(kind="refused", call=call, code="forbidden"))
     found = (await examined(project))[call]
-    assert (found.level, CALLS[call].without in found.said) == ("fault", True)
+    assert (found.level, CALLS[call].without in found.said) == ("error", True)
     assert CALLS[call].permissions[0] in found.next_step
 
 
@@ -137,13 +137,13 @@ async def test_rights_to_buy_and_remove_are_asked_for_without_using_them(project
     project.fake.missing_permissions = {"compute.instanceGroupManagers.update", "compute.advice.capacityHistory"}
     found = await examined(project)
     create, history = found["instanceGroupManagers.createInstances"], found["advice.capacityHistory"]
-    assert (create.level, "nothing is bought" in create.said) == ("fault", True)
+    assert (create.level, "nothing is bought" in create.said) == ("error", True)
     assert "allow compute.instanceGroupManagers.update; `gpu-autoscaler doctor --policy`" in create.next_step
-    assert history.level == "advice"
+    assert history.level == "warning"
     assert "permissions" not in found
     project.fake.faults.add(Fault(kind="refused", call="projects.testIamPermissions", code="accessNotConfigured"))
     untried = (await examined(project))["permissions"]
-    assert (untried.level, "enable the Cloud Resource Manager API" in untried.next_step) == ("advice", True)
+    assert (untried.level, "enable the Cloud Resource Manager API" in untried.next_step) == ("warning", True)
     assert project.fake.machines.launches_count == 0
 
 
@@ -168,7 +168,7 @@ async def test_a_project_without_any_gpus_is_told(project: Project) -> None:
     assert "GPUS_ALL_REGIONS of the project is 0" in str(barred["g2-standard-4/europe-west4-a/on-demand"])
     assert barred["g2-standard-4/europe-west4-a/spot"] is None
     told = (await examined(project))["quota GPUS_ALL_REGIONS of the project"]
-    assert (told.level, "request an increase" in told.next_step) == ("advice", True)
+    assert (told.level, "request an increase" in told.next_step) == ("warning", True)
 
 
 async def test_a_quota_that_google_does_not_tell_is_not_zero() -> None:
@@ -179,7 +179,7 @@ async def test_a_quota_that_google_does_not_tell_is_not_zero() -> None:
         await buyer.close()
         told = (await examined(project))["quota of nvidia-h100-80gb"]
     assert offers[CapacityType.ON_DEMAND].barred_because is None
-    assert (told.level, "GPUs per GPU family" in told.next_step) == ("advice", True)
+    assert (told.level, "GPUs per GPU family" in told.next_step) == ("warning", True)
 
 
 async def test_a_quota_of_zero_bars_and_is_told(project: Project) -> None:
@@ -191,7 +191,7 @@ async def test_a_quota_of_zero_bars_and_is_told(project: Project) -> None:
     assert barred["g2-standard-4/europe-west4-a/on-demand"] is None
     assert "PREEMPTIBLE_NVIDIA_L4_GPUS of europe-west4 is 0" in str(barred["g2-standard-4/europe-west4-a/spot"])
     told = (await examined(project))["quota PREEMPTIBLE_NVIDIA_L4_GPUS of europe-west4"]
-    assert (told.level, SPOT in told.said, "request an increase" in told.next_step) == ("advice", True, True)
+    assert (told.level, SPOT in told.said, "request an increase" in told.next_step) == ("warning", True, True)
 
 
 async def test_a_reservation_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ async def test_prices_and_risk_are_told_or_unknown(project: Project) -> None:
     assert told[spot] == (round(catalogue.on_demand_micro_usd(kind) * catalogue.SPOT_RATIO), None)
     project.fake.faults.add(Fault(kind="refused", call="services.skus.list", code="accessNotConfigured"))
     assert {price for price, _ in (await offered()).values()} == {None}
-    assert (await examined(project))["prices"].level == "advice"
+    assert (await examined(project))["prices"].level == "warning"
 
 
 async def test_a_price_says_whose_word_it_is_and_how_old(project: Project, tmp_path: Path) -> None:
@@ -248,7 +248,9 @@ async def test_a_price_says_whose_word_it_is_and_how_old(project: Project, tmp_p
     for prices_path in (None, str(path)):
         buyer = project.provider(OURS, prices_path=prices_path)
         offers = {
-            one.key.partition("/")[2]: one for one in await buyer.offers() if one.key.startswith("g2-standard-4/")
+            offer.key.partition("/")[2]: offer
+            for offer in await buyer.offers()
+            if offer.key.startswith("g2-standard-4/")
         }
         await buyer.close()
         told[prices_path] = {key: (one.price_source, one.priced_at) for key, one in offers.items()}
@@ -257,7 +259,7 @@ async def test_a_price_says_whose_word_it_is_and_how_old(project: Project, tmp_p
     assert told[str(path)][f"{zone}/on-demand"] == ("billing catalogue", None)
     assert told[str(path)][f"{zone}/spot"] == ("file of prices", began - timedelta(days=1))
     finding = (await examined(project, prices_path=str(path)))["prices"]
-    assert (finding.level, "gcp.prices_path" in finding.next_step) == ("advice", True)
+    assert (finding.level, "gcp.prices_path" in finding.next_step) == ("warning", True)
 
 
 async def test_without_the_right_to_ask_for_types_the_bundled_table_stands_in(project: Project) -> None:
@@ -295,7 +297,7 @@ async def test_the_command_line_examines_google_cloud_too(
     }.items():
         monkeypatch.setenv(f"GPU_AUTOSCALER_{name}", value)
     assert await asyncio.to_thread(run, ["doctor", "-o", "json"]) == 0
-    assert {one["level"] for one in json.loads(capsys.readouterr().out)} == {"fine"}
+    assert {load["level"] for load in json.loads(capsys.readouterr().out)} == {"ok"}
     assert await asyncio.to_thread(run, ["doctor", "--policy"]) == 0
     role = json.loads(capsys.readouterr().out)
     assert role == json.loads(role_text())

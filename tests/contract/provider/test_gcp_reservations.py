@@ -30,7 +30,7 @@ def order(offer: Offer, action: str = "a1") -> Order:
 async def examined(project: Project, *groups: str) -> dict[str, Finding]:
     """What an examination finds, by subject."""
     provider = project.provider(OURS, groups=groups)
-    found = {finding.subject: finding for finding in await provider.examine()}
+    found = {finding.subject: finding for finding in await provider.preflight()}
     await provider.close()
     return found
 
@@ -53,12 +53,12 @@ async def test_what_is_reserved_is_sold_as_paid_until_it_is_used_up() -> None:
 
         made = await buyer.launch(order(offer))
         assert made.capacity_type is CapacityType.RESERVED
-        assert [each.capacity_type for each in await buyer.instances(OURS)] == [CapacityType.RESERVED]
+        assert [instance.capacity_type for instance in await buyer.instances(OURS)] == [CapacityType.RESERVED]
         project.clock.turn(61)
         full = await reserved(buyer)
         assert (full.barred_by, "ours-2026 is used up: 0 of 1" in str(full.barred_because)) == (Bar.RESERVATION, True)
         assert usual.barred_by is Bar.QUOTA
-        assert (await examined(project, group))["reservation ours-2026"].level == "advice"
+        assert (await examined(project, group))["reservation ours-2026"].level == "warning"
         with pytest.raises(LaunchRefused, match="RESERVATION_CAPACITY_EXCEEDED") as refused:
             await buyer.launch(order(offer, "a2"))
         assert refused.value.kind == "capacity"
@@ -81,7 +81,7 @@ async def test_a_reservation_that_is_not_there_bars_its_group() -> None:
         assert f"ours-2026 is not in {ZONE} of project fake-project" in str(gone.barred_because)
         await buyer.close()
         found = (await examined(project, group))["reservation ours-2026"]
-    assert (found.level, "reservationAffinity" in found.next_step) == ("fault", True)
+    assert (found.level, "reservationAffinity" in found.next_step) == ("error", True)
 
 
 async def test_without_the_right_to_read_reservations_they_are_sold_until_refused() -> None:

@@ -13,7 +13,7 @@ from tests.support.gcp import Project, served_project
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.providers.gcp.capacity import GcpCapacity
-from gpu_autoscaler.providers.gcp.options import GcpOptions, see_options
+from gpu_autoscaler.providers.gcp.options import GcpOptions, validate_options
 from gpu_autoscaler.providers.protocol import LaunchRefused
 from gpu_autoscaler.simcloud.faults import Fault
 
@@ -84,16 +84,16 @@ class TestGcpTogether(TogetherContract):
 async def test_a_request_names_its_instances_and_how_long_they_run(rig: TogetherRig) -> None:
     """One call for all; each is marked as ours and its order's, and with its node's labels, from its first moment."""
     wanted = await gang(rig)
-    made = await rig.ours.launch_together(FIRST, wanted)
+    made = await rig.ours.launch_group(FIRST, wanted)
     (asked,) = rig.fake.asked_of(f"{REQUESTS}.insert")
-    asked_names = [one["name"] for one in asked.body["instances"]]
+    asked_names = [instance["name"] for instance in asked.body["instances"]]
     assert asked_names == [one.provider_id.rpartition("/")[2] for one in made]
     assert asked.body["requestedRunDuration"] == {"seconds": "604800"}
     assert not rig.fake.asked_of("instanceGroupManagers.createInstances")
     marks = [machine.metadata for machine in rig.fake.machines.machines.values()]
-    assert [one["gpu-autoscaler-action-id"] for one in marks] == ["t1", "t2", "t3"]
-    assert {one["gpu-autoscaler-installation"] for one in marks} == {OURS}
-    assert {one["gpu-autoscaler-node-labels"] for one in marks} == {"team=vision"}
+    assert [mark["gpu-autoscaler-action-id"] for mark in marks] == ["t1", "t2", "t3"]
+    assert {mark["gpu-autoscaler-installation"] for mark in marks} == {OURS}
+    assert {mark["gpu-autoscaler-node-labels"] for mark in marks} == {"team=vision"}
 
 
 async def test_what_ends_by_itself_is_sold_with_its_end(rig: TogetherRig) -> None:
@@ -103,16 +103,16 @@ async def test_what_ends_by_itself_is_sold_with_its_end(rig: TogetherRig) -> Non
     assert sold.paid_until is not None
     assert 0 <= 604800 - (sold.paid_until - rig.now()).total_seconds() < 3600
     assert offers["g2-standard-4/europe-west4-b/on-demand"].paid_until is None
-    assert rig.ours.makes_together("default", sold)
-    assert not rig.ours.makes_together("default", offers["g2-standard-4/europe-west4-b/on-demand"])
-    assert not rig.ours.makes_together("default", offers["g2-standard-4/europe-west4-a/spot"])
+    assert rig.ours.can_launch_group("default", sold)
+    assert not rig.ours.can_launch_group("default", offers["g2-standard-4/europe-west4-b/on-demand"])
+    assert not rig.ours.can_launch_group("default", offers["g2-standard-4/europe-west4-a/spot"])
 
 
 async def test_a_refused_request_leaves_nothing_standing(rig: TogetherRig) -> None:
     """Cancelled, read back and deleted before it is told: with room again nothing comes of it."""
     await rig.leave_room("g2-standard-4/europe-west4-a/on-demand", 2)
     with pytest.raises(LaunchRefused) as refused:
-        await rig.ours.launch_together(FIRST, await gang(rig))
+        await rig.ours.launch_group(FIRST, await gang(rig))
     assert refused.value.code == "ZONE_RESOURCE_POOL_EXHAUSTED"
     assert rig.request_names() == []
     assert not any(group.wanted for group in rig.fake.machines.groups.values())
@@ -131,17 +131,17 @@ async def test_a_request_that_waits_in_silence_is_given_up(rig: TogetherRig) -> 
     rig.fake.resizes.waits_silently = True
     for _ in range(2):
         with pytest.raises(TransientError):
-            await hasty.launch_together(FIRST, wanted)
+            await hasty.launch_group(FIRST, wanted)
         await rig.wait(160)
     assert len(rig.fake.asked_of(f"{REQUESTS}.insert")) == 1
     with pytest.raises((LaunchRefused, TransientError)):
-        await hasty.launch_together(FIRST, wanted)
+        await hasty.launch_group(FIRST, wanted)
     await hasty.close()
     # Whoever asks next is told, if that one was too hasty to hear it.
     rig.fake.resizes.waits_silently = False
     await rig.leave_room(wanted[0].offer.key, 0)
     with pytest.raises(LaunchRefused) as refused:
-        await rig.ours.launch_together(FIRST, wanted)
+        await rig.ours.launch_group(FIRST, wanted)
     assert refused.value.kind == "capacity"
     assert rig.request_names() == []
     assert rig.fake.machines.launches_count == 0
@@ -155,26 +155,26 @@ async def test_a_request_that_nobody_asks_about_any_more_is_cancelled(rig: Toget
     await hasty.offers()
     rig.fake.resizes.waits_silently = True
     with pytest.raises(TransientError):
-        await hasty.launch_together(FIRST, wanted)
+        await hasty.launch_group(FIRST, wanted)
     await hasty.instances(OURS)
-    assert [one.state for one in rig.fake.resizes.requests.values()] == ["ACCEPTED"]
+    assert [request.state for request in rig.fake.resizes.requests.values()] == ["ACCEPTED"]
     await rig.wait(700)
     await hasty.instances(OURS)
     await hasty.close()
-    assert [one.state for one in rig.fake.resizes.requests.values()] == ["CANCELLED"]
+    assert [request.state for request in rig.fake.resizes.requests.values()] == ["CANCELLED"]
     assert not any(group.wanted for group in rig.fake.machines.groups.values())
 
 
 async def test_requests_that_are_long_over_are_deleted(rig: TogetherRig) -> None:
     """With the next one; those of others stay, and one that cannot be deleted keeps nobody from buying."""
-    await rig.ours.launch_together(FIRST, await gang(rig))
-    await rig.theirs.launch_together(FIRST, await gang(rig, installation=THEIRS))
+    await rig.ours.launch_group(FIRST, await gang(rig))
+    await rig.theirs.launch_group(FIRST, await gang(rig, installation=THEIRS))
     (ours, theirs) = rig.request_names()
     await rig.wait(90000)
     rig.fake.faults.add(Fault(kind="refused", call=f"{REQUESTS}.delete", code="backendError", left_count=1))
-    await rig.ours.launch_together(ActionId("t11"), await gang(rig, first=11))
+    await rig.ours.launch_group(ActionId("t11"), await gang(rig, first=11))
     assert ours in rig.request_names()
-    await rig.ours.launch_together(ActionId("t21"), await gang(rig, first=21))
+    await rig.ours.launch_group(ActionId("t21"), await gang(rig, first=21))
     assert ours not in rig.request_names()
     assert theirs in rig.request_names()
     assert len(rig.request_names()) == 3
@@ -185,9 +185,9 @@ async def test_a_driver_that_has_just_started_finds_what_was_made(rig: TogetherR
     wanted = await gang(rig)
     await rig.lose_next_answer()
     with pytest.raises(TransientError):
-        await rig.ours.launch_together(FIRST, wanted)
+        await rig.ours.launch_group(FIRST, wanted)
     fresh = rig.fresh()
-    made = await fresh.launch_together(FIRST, wanted[2:])
+    made = await fresh.launch_group(FIRST, wanted[2:])
     told = names(list(await fresh.instances(OURS)))
     await fresh.close()
     assert sorted(told) == ["t1", "t2", "t3"]
@@ -202,7 +202,7 @@ async def test_a_request_is_refused_for_other_reasons_too(rig: TogetherRig, kind
     code = {"quota": "QUOTA_EXCEEDED", "permission": "forbidden", "configuration": "invalid"}[kind]
     rig.fake.faults.add(Fault(kind="refused", call=f"{REQUESTS}.insert", offer=wanted[0].offer.key, code=code))
     with pytest.raises(LaunchRefused) as refused:
-        await rig.ours.launch_together(FIRST, wanted)
+        await rig.ours.launch_group(FIRST, wanted)
     assert refused.value.kind == kind
     assert rig.request_names() == []
 
@@ -272,12 +272,12 @@ async def test_groups_that_cannot_be_asked_so_are_told(rig: TogetherRig) -> None
         "europe-west4-a/g2-standard-4-spot=g2-standard-4",
     )
     provider = rig.project.provider(OURS, together_groups=wrong)
-    told = " ".join(f"{one.subject}: {one.said}" for one in await provider.examine() if one.level == "fault")
+    told = " ".join(f"{one.subject}: {one.said}" for one in await provider.preflight() if one.level == "error")
     await provider.close()
     assert "gcp.groups europe-west4-a/g2-standard-4-on-demand: it makes g2-standard-4, and not a3-highgpu-8g" in told
     assert "gcp.groups europe-west4-a/g2-standard-4-spot: resize requests take no spot" in told
     options = GcpOptions(project="p", groups=("*=europe-west4-a/l4",), together_groups=("europe-west4-a/l4", "x/y=z"))
     with pytest.raises(ConfigError) as mistakes:
-        see_options(options)
+        validate_options(options)
     assert len(mistakes.value.mistakes) == 2
-    see_options(msgspec.structs.replace(options, together_groups=("europe-west4-a/l4=g2-standard-4",)))
+    validate_options(msgspec.structs.replace(options, together_groups=("europe-west4-a/l4=g2-standard-4",)))

@@ -205,7 +205,7 @@ class TestKarpenter(ProviderContract):
     async def test_a_large_fleet_is_listed_whole(self, rig: Rig) -> None:
         """Each of them once, over two pages; two thousand would say no more, and take a minute to make."""
         await rig.stock(await order(rig), 600)
-        listed = [each.provider_id for each in await rig.ours.instances(OURS)]
+        listed = [instance.provider_id for instance in await rig.ours.instances(OURS)]
         assert len(listed) == len(set(listed)) == 600
 
     async def test_what_shows_up_late_is_not_bought_again(self, rig: Rig) -> None:
@@ -222,7 +222,7 @@ async def test_a_claim_leaves_karpenter_no_choice(rig: KarpenterRig) -> None:
     wanted = await order(rig)
     await rig.ours.launch(wanted)
     (claim,) = (await rig.kube.read(CLAIMS))["items"]
-    asked = {each["key"]: each["values"] for each in claim["spec"]["requirements"]}
+    asked = {requirement["key"]: requirement["values"] for requirement in claim["spec"]["requirements"]}
     assert asked == {
         "node.kubernetes.io/instance-type": [wanted.offer.instance_type],
         "topology.kubernetes.io/zone": [wanted.offer.zone],
@@ -267,7 +267,7 @@ async def test_a_karpenter_that_is_away_costs_a_token_nothing(rig: KarpenterRig,
         os.kill(cluster.karpenter_pid, signal.SIGCONT)
     made = await rig.ours.launch(await order(rig))
     await hasty.close()
-    assert [each.provider_id for each in await rig.ours.instances(OURS)] == [made.provider_id]
+    assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [made.provider_id]
 
 
 async def test_a_claim_that_nobody_waits_for_any_more_is_taken_back(rig: KarpenterRig, cluster: Cluster) -> None:

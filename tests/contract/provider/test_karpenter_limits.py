@@ -146,7 +146,7 @@ class TestKarpenterLimits(ProviderContract):
     async def test_a_large_fleet_is_listed_whole(self, rig: Rig) -> None:
         """As with claims of our own, by the same code; over two pages."""
         await rig.stock(await order(rig), 600)
-        assert len({each.provider_id for each in await rig.ours.instances(OURS)}) == 600
+        assert len({instance.provider_id for instance in await rig.ours.instances(OURS)}) == 600
 
     async def test_what_shows_up_late_is_not_bought_again(self, rig: Rig) -> None:
         """Nothing shows up late in an API server: what is launched is listed at once."""
@@ -167,7 +167,7 @@ async def test_the_limit_is_what_lives_and_what_stands(rig: LimitsRig) -> None:
     orders = [await order(rig, f"a{number}") for number in range(3)]
     made = await asyncio.gather(*map(rig.ours.launch, orders))
     assert (await rig.allowed(), len(await rig.claims())) == (3, 3)
-    assert sorted(str(each.action_id) for each in await rig.ours.instances(OURS)) == ["a0", "a1", "a2"]
+    assert sorted(str(instance.action_id) for instance in await rig.ours.instances(OURS)) == ["a0", "a1", "a2"]
     rig.proxy.changes.clear()
     await rig.ours.terminate(made[0].provider_id, now=rig.now())
     done = [(method, path.rpartition("/")[0]) for method, path, _ in rig.proxy.changes]
@@ -176,7 +176,7 @@ async def test_the_limit_is_what_lives_and_what_stands(rig: LimitsRig) -> None:
     assert "uid" in json.loads(rig.proxy.changes[-1][2])["preconditions"]
     await rig.wait(5)
     assert await rig.allowed() == 2
-    ended = {each.action_id: each.state == "terminated" for each in await rig.ours.instances(OURS)}
+    ended = {instance.action_id: instance.state == "terminated" for instance in await rig.ours.instances(OURS)}
     assert ended == {"a0": True, "a1": False, "a2": False}
 
 
@@ -186,10 +186,12 @@ async def test_what_karpenter_ends_it_may_replace_and_that_is_ours_too(rig: Limi
     await rig.let_die(made.provider_id)
 
     async def replaced() -> bool:
-        return any(has_machine(one) and one["status"]["providerID"] != made.provider_id for one in await rig.claims())
+        return any(
+            has_machine(claim) and claim["status"]["providerID"] != made.provider_id for claim in await rig.claims()
+        )
 
     await until_true(replaced)
-    listed = {one.provider_id: one for one in await rig.ours.instances(OURS)}
+    listed = {instance.provider_id: instance for instance in await rig.ours.instances(OURS)}
     (successor,) = listed.keys() - {made.provider_id}
     assert listed[successor].action_id not in (None, "a1")
     assert listed[successor].price_micro_usd_per_hour == made.price_micro_usd_per_hour
@@ -257,7 +259,7 @@ async def test_a_restart_finds_what_was_ordered(rig: LimitsRig) -> None:
     assert await rig.allowed() == 1
     another = rig.provider(OURS)
     made = await another.launch(wanted)
-    assert [each.provider_id for each in await another.instances(OURS)] == [made.provider_id]
+    assert [instance.provider_id for instance in await another.instances(OURS)] == [made.provider_id]
     assert (await rig.allowed(), len(await rig.claims())) == (1, 1)
     await another.close()
 

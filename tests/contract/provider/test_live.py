@@ -84,12 +84,12 @@ class Walk:
 
     def faults(self) -> dict[str, str]:
         """Step that failed -> what was said."""
-        return {one.subject.removeprefix("live: "): one.said for one in self.told if one.level == "fault"}
+        return {one.subject.removeprefix("live: "): one.said for one in self.told if one.level == "error"}
 
     async def living(self) -> Sequence[Instance]:
         """What is there of ours, as the rig's own driver lists it once lists show everything."""
         await self.rig.wait(120)
-        return [one for one in await self.rig.ours.instances(OURS) if one.state != "terminated"]
+        return [instance for instance in await self.rig.ours.instances(OURS) if instance.state != "terminated"]
 
 
 @pytest.fixture(params=["sim", "aws", "aws group", "azure", "gcp"])
@@ -136,8 +136,8 @@ async def test_a_good_cloud_is_walked_through_and_left_empty(walk: Walk) -> None
     """Every step is fine and says how long it took; nothing lives afterwards, one instance was made."""
     report = await walk.run()
     assert walk.faults() == {}
-    assert [one.subject.removeprefix("live: ") for one in report.steps] == STEPS
-    assert all(one.said.endswith(" s)") for one in report.steps)
+    assert [step.subject.removeprefix("live: ") for step in report.steps] == STEPS
+    assert all(step.said.endswith(" s)") for step in report.steps)
     assert (report.left, report.is_interrupted) == ((), False)
     assert not await walk.living()
     assert len(await walk.rig.ours.instances(OURS)) <= 1  # Azure shows nothing of what ended
@@ -158,7 +158,7 @@ async def test_a_refusal_is_told_and_nothing_is_there(walk: Walk) -> None:
     assert list(walk.faults()) == ["launch"]
     assert walk.rig.capacity_code in walk.faults()["launch"]
     assert "--offer" in report.steps[0].next_step
-    assert [one.subject for one in report.steps] == ["live: launch", "live: nothing left"]
+    assert [step.subject for step in report.steps] == ["live: launch", "live: nothing left"]
     assert not await walk.living()
 
 
@@ -235,8 +235,8 @@ async def test_an_interruption_ends_what_was_bought(walk: Walk, after: str) -> N
     report = await walk.run()
     assert report.is_interrupted
     assert report.left == ()
-    assert "told as ended" not in [one.subject.removeprefix("live: ") for one in report.steps]
-    assert [one.subject for one in report.steps[-2:]] == ["live: interrupted", "live: ended"]
+    assert "told as ended" not in [step.subject.removeprefix("live: ") for step in report.steps]
+    assert [step.subject for step in report.steps[-2:]] == ["live: interrupted", "live: ended"]
     assert not await walk.living()
 
 
@@ -253,10 +253,10 @@ async def test_an_interruption_while_answers_are_lost_finds_what_was_made(walk: 
     report = await walk.run()
     walk.rig.wait = pause  # type: ignore[method-assign]
     assert report.is_interrupted
-    assert "live: launch" not in [one.subject for one in report.steps]
+    assert "live: launch" not in [step.subject for step in report.steps]
     assert report.left == ()
     assert not await walk.living()
-    assert {one.state for one in await walk.rig.ours.instances(OURS)} <= {"terminated"}
+    assert {instance.state for instance in await walk.rig.ours.instances(OURS)} <= {"terminated"}
 
 
 async def test_a_bug_on_the_way_leaves_nothing(walk: Walk) -> None:
@@ -324,7 +324,7 @@ async def test_a_token_that_buys_twice_is_a_fault_and_both_are_ended() -> None:
     report = await walk.run()
     assert "bought another one" in walk.faults()["same token again"]
     assert report.left == ()
-    assert [one.state for one in await cloud.instances(OURS)] == ["terminated", "terminated"]
+    assert [instance.state for instance in await cloud.instances(OURS)] == ["terminated", "terminated"]
 
 
 async def test_other_broken_promises_are_each_a_fault_of_their_step() -> None:
@@ -333,7 +333,7 @@ async def test_other_broken_promises_are_each_a_fault_of_their_step() -> None:
     report = await walk.run()
     assert {"asked for alone", "price", "end again"} <= set(walk.faults())
     assert report.left == ()
-    assert [one.state for one in await cloud.instances(OURS)] == ["terminated"]
+    assert [instance.state for instance in await cloud.instances(OURS)] == ["terminated"]
 
 
 def _let_ends_fail(rig: Rig, *, left_count: int) -> None:

@@ -88,7 +88,7 @@ class SimRig(Rig):
 
     async def let_die(self, provider_id: ProviderId) -> None:
         """By the cloud itself."""
-        self.cloud.let_die(next(one for one in self.cloud.machines if one.provider_id == provider_id))
+        self.cloud.let_die(next(machine for machine in self.cloud.machines if machine.provider_id == provider_id))
 
     async def stock(self, wanted: Order, count: int) -> None:
         """Past HTTP."""
@@ -98,7 +98,7 @@ class SimRig(Rig):
     async def stranger(self, wanted: Order) -> ProviderId:
         """Its tag is taken off."""
         made = self.cloud.launch(wanted)
-        machine = next(one for one in self.cloud.machines if one.provider_id == made.provider_id)
+        machine = next(machine for machine in self.cloud.machines if machine.provider_id == made.provider_id)
         machine.installation = None
         return made.provider_id
 

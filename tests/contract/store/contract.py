@@ -218,8 +218,8 @@ class StoreContract:
     async def test_a_snapshot_comes_back_as_it_was_kept(self, open_store: Open) -> None:
         """Byte for byte, by another process, the last one first; bodies only for those who ask."""
         first, second = await open_store(), await open_store()
-        await first.keep_snapshot(label=b"one", body=bytes(range(256)), kept_at=T0)
-        await first.keep_snapshot(label=b"\x00\xff", body=b"", kept_at=T0 + timedelta(minutes=3))
+        await first.save_snapshot(label=b"one", body=bytes(range(256)), kept_at=T0)
+        await first.save_snapshot(label=b"\x00\xff", body=b"", kept_at=T0 + timedelta(minutes=3))
         rows = await second.snapshots()
         assert [(row.label, row.kept_at) for row in rows] == [(b"\x00\xff", T0 + timedelta(minutes=3)), (b"one", T0)]
         assert [await second.snapshot_body(row.number) for row in rows] == [b"", bytes(range(256))]
@@ -229,11 +229,11 @@ class StoreContract:
     async def test_a_forgotten_snapshot_is_gone_and_its_number_with_it(self, store: Store) -> None:
         """Only those that are named go; forgetting twice is no mistake; no later one is taken for it."""
         for label in (b"one", b"two"):
-            await store.keep_snapshot(label=label, body=label, kept_at=T0)
+            await store.save_snapshot(label=label, body=label, kept_at=T0)
         newest, oldest = await store.snapshots()
-        await store.forget_snapshots([newest.number])
-        await store.forget_snapshots([newest.number])
+        await store.delete_snapshots([newest.number])
+        await store.delete_snapshots([newest.number])
         assert await store.snapshots() == [oldest]
         assert await store.snapshot_body(newest.number) is None
-        await store.keep_snapshot(label=b"three", body=b"three", kept_at=T0)
+        await store.save_snapshot(label=b"three", body=b"three", kept_at=T0)
         assert (await store.snapshots())[0].number > newest.number

@@ -78,7 +78,7 @@ async def test_a_deleted_consumer_is_made_again_where_it_was(connect: Connect) -
             await ask(load, range(COUNT, 2 * COUNT))
             await until(lambda: len(set(service.handled)) == 2 * COUNT, "the rest is done")
             await until(lambda: runner.readiness.is_ready, "ready again")
-            counted = runner.metrics.loops_begun_again.labels("interrupted")._value.get()
+            counted = runner.metrics.loop_restarts.labels("interrupted")._value.get()
     assert len(service.handled) == 2 * COUNT, "nothing came a second time"
     assert counted == 1
     (line,) = [line for line in lines if line["event"].startswith("consumer was deleted while it was in use")]

@@ -17,7 +17,7 @@ from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.nats_link import Waits
 from gpu_autoscaler.bus.permissions import password_variable
 from gpu_autoscaler.bus.server import BINARY_ENVIRONMENT, NatsServer, find_binary
-from gpu_autoscaler.bus.streams import BUCKETS, GIVEN_UP, STREAMS, Declared
+from gpu_autoscaler.bus.streams import BUCKETS, MAX_DELIVERIES_CONSUMER, STREAMS, Declared
 from gpu_autoscaler.events.catalogue import FACTS
 from gpu_autoscaler.events.envelope import encode
 from gpu_autoscaler.events.examples import examples
@@ -34,7 +34,7 @@ PROMPT = Waits(connect_seconds_max=2.0)
 
 async def test_a_restart_keeps_port_and_store(nats_store: Path) -> None:
     """Clients find it again, with what they had stored; in order or by force."""
-    declared = Declared(streams=STREAMS, buckets=BUCKETS, consumers=(GIVEN_UP,))
+    declared = Declared(streams=STREAMS, buckets=BUCKETS, consumers=(MAX_DELIVERIES_CONSUMER,))
     server = NatsServer(nats_store, monitor=True)
     await server.start()
     first_url, first_pid = server.url, server.pid
@@ -225,7 +225,7 @@ async def test_the_broker_of_the_containers_is_one_that_we_can_use(mounted_confi
         async with asyncio.timeout(60):
             while (url := listening_at(folder)) is None:
                 await asyncio.sleep(0.02)
-        declared = Declared(streams=STREAMS, buckets=BUCKETS, consumers=(GIVEN_UP,))
+        declared = Declared(streams=STREAMS, buckets=BUCKETS, consumers=(MAX_DELIVERIES_CONSUMER,))
         user = f"{OPERATOR_USER}:{passwords[password_variable(OPERATOR_USER)]}"
         bus = await NatsBus.connect(url.replace("://", f"://{user}@"), name="operator", declared=declared)
         await bus.ensure()

@@ -240,7 +240,7 @@ async def test_other_peoples_instances_are_nobodys_notice(rig: Rig) -> None:
 
 
 @pytest.mark.cloud("aws", errors=("RequestLimitExceeded", "UnauthorizedOperation", "answer lost"))
-@pytest.mark.parametrize("fault", ["RequestLimitExceeded", "AccessDenied", "lost"])
+@pytest.mark.parametrize("error", ["RequestLimitExceeded", "AccessDenied", "lost"])
 async def test_a_queue_that_fails_loses_nothing(rig: Rig, fault: str) -> None:
     """Throttled, forbidden, or the answer lost after the message was handed out: it comes again."""
     rig.bridge.warn(SPOT)

@@ -14,7 +14,7 @@ from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingNodeLaunc
 from gpu_autoscaler.model.decisions import ReleaseInstance
 from gpu_autoscaler.model.jobs import GpuRequirements, ResourceRequest
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import GangGivenUp
+from gpu_autoscaler.model.reasons import GangAbandoned
 from gpu_autoscaler.providers.sim.capacity import SimCapacity
 from gpu_autoscaler.simcluster.cloud import RefusalRule
 
@@ -55,7 +55,7 @@ def of(pool: NodePool) -> ScalingPolicy:
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cloud that makes its machines one after the other, as most do."""
-    monkeypatch.setattr(SimCapacity, "makes_together", lambda *_: False)
+    monkeypatch.setattr(SimCapacity, "can_launch_group", lambda *_: False)
 
 
 @pytest.mark.usefixtures("one_by_one")
@@ -98,8 +98,8 @@ async def test_a_gang_that_nothing_can_complete_gives_back_what_was_launched(tmp
         plans = await line.said(ScalingPlanMade)
         given_back = [each for made in plans for each in made.plan.decisions if isinstance(each, ReleaseInstance)]
         assert [each.reason for each in given_back] == [
-            GangGivenUp(gang="job/gang", hold_reason="offers_refused"),
-            GangGivenUp(gang="job/gang", hold_reason="offers_refused"),
+            GangAbandoned(gang="job/gang", defer_reason="offers_unavailable"),
+            GangAbandoned(gang="job/gang", defer_reason="offers_unavailable"),
         ]
         assert await line.said(JobFinished) == []
         assert await line.dead_letters() == []

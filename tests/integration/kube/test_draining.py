@@ -156,7 +156,7 @@ async def test_a_drain_that_is_called_back_uncordons_and_evicts_nobody_more(benc
     assert not await bench.is_cordoned()
     assert await bench.balancers() is None
     late = await bench.drains.proceed(started)
-    assert (late.facts, late.again_after_seconds) == ((), None)
+    assert (late.facts, late.redeliver_after_seconds) == ((), None)
     assert await bench.leaving() == set()
     assert [one.metadata.name for one in await bench.kube.pods_on(bench.name)] == [name]
 
@@ -179,8 +179,8 @@ async def test_a_voluntary_drain_is_given_up_at_its_deadline_and_says_why(bench:
         await bench.outside.made(BUDGETS, budget(f"{name}-{number}", name, maxUnavailable=0))
     started = await bench.begin(UNDERUSED, seconds=8.0)
     waits = 0
-    while (outcome := await bench.drains.proceed(started)).again_after_seconds is not None:
-        assert (outcome.facts, outcome.again_after_seconds >= 0.2) == ((), True), "it does not spin"
+    while (outcome := await bench.drains.proceed(started)).redeliver_after_seconds is not None:
+        assert (outcome.facts, outcome.redeliver_after_seconds >= 0.2) == ((), True), "it does not spin"
         waits += 1
     (given_up,) = outcome.facts
     assert isinstance(given_up, ScalingDrainCancelled)
@@ -198,7 +198,7 @@ async def test_volumes_are_waited_for_until_they_are_detached(bench: Bench) -> N
         await bench.outside.made(path, {"metadata": {"name": name}, "spec": spec})
     started = await bench.begin(RECLAIM)
     waiting = await bench.drains.proceed(started)
-    assert (waiting.facts, waiting.again_after_seconds is None) == ((), False)
+    assert (waiting.facts, waiting.redeliver_after_seconds is None) == ((), False)
     await bench.outside.send("DELETE", f"{path}/{bench.name}")
     (drained,) = (await bench.drains.proceed(started)).facts
     assert isinstance(drained, ScalingNodeDrained)

@@ -33,7 +33,7 @@ __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 NOTES = Path(__file__).resolve().parents[3] / "deploy/charts/gpu-autoscaler/templates/NOTES.txt"
-ON, OFF = policy(), policy(removal=RemovalPolicy(is_guard_on=False))
+ON, OFF = policy(), policy(removal=RemovalPolicy(is_finalizer_on=False))
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 LATER, LONG = timedelta(seconds=ASKED_AGAIN_SECONDS), timedelta(seconds=REFUSED_SECONDS)
 NAMES = ("ended", "well", "theirs")
-RULES = policy(watch_seconds_max=86_400)
+RULES = policy(watch_age_seconds_max=86_400)
 
 
 def ready(status: str) -> dict[str, object]:

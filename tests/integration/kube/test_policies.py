@@ -14,7 +14,7 @@ from tests.support.kube_policies import defined, policy
 from tests.support.stories import Told, node, record
 from tests.support.stories import policy as policy_file
 
-from gpu_autoscaler.core.documents import policy_in_force
+from gpu_autoscaler.core.documents import effective_policy
 from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state import EMPTY_STATE
@@ -63,7 +63,7 @@ class Running:
     @property
     def in_force(self) -> ScalingPolicy:
         """What a scaler would decide by now."""
-        return policy_in_force(FILE, self.view.state.policy_documents)
+        return effective_policy(FILE, self.view.state.policy_documents)
 
     async def until(self, holds: Callable[[], Any], seconds: float = 60.0) -> None:
         """Wait until it holds."""

@@ -14,7 +14,7 @@ from gpu_autoscaler.bus.nats import NatsBus
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.runtime.trials import BEGUN_COUNT_MAX
+from gpu_autoscaler.runtime.trials import ATTEMPTS_COUNT_MAX
 
 __all__ = ["nats_store", "server"]  # fixtures
 
@@ -34,7 +34,7 @@ async def test_a_deadly_message_is_set_aside_with_its_reason(server: NatsServer,
             await load.publish(*deadly, message_id="deadly")
         await load.publish(*envelope_of(cancel(number)), message_id=str(number))
     try:
-        for _ in range(BEGUN_COUNT_MAX + 1):
+        for _ in range(ATTEMPTS_COUNT_MAX + 1):
             process = await enders.start()
             assert await process.ended() == -signal.SIGKILL
 
@@ -49,7 +49,7 @@ async def test_a_deadly_message_is_set_aside_with_its_reason(server: NatsServer,
         await enders.close()
 
     (letter,) = await letters.page()
-    assert (letter.service, letter.message_id, letter.error_kind) == ("ender", "deadly", "EndsProcess")
+    assert (letter.service, letter.message_id, letter.error_kind) == ("ender", "deadly", "PoisonMessage")
     assert letter.reason.startswith("the process ended 4 times while it handled this message")
     assert letter.payload == deadly[1]
     assert await load.last_sequence("JOB") == 2 * COUNT + 1, "each of the others has its end once"

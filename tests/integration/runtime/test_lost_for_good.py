@@ -16,7 +16,7 @@ from gpu_autoscaler.bus.streams import ConsumerSpec, Declared, streams
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.config import HttpSettings, NatsSettings, Settings, StoreSettings
 from gpu_autoscaler.runtime.plumbing import Limits
-from gpu_autoscaler.runtime.process import EXIT_FAILED, Workplace, serve
+from gpu_autoscaler.runtime.process import EXIT_FAILED, ProcessContext, serve
 from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler_services.wiring import COMPOSE
@@ -35,7 +35,7 @@ async def test_a_message_that_the_server_gave_up_is_set_aside(server: NatsServer
     bus = await NatsBus.connect(server.url, name="ender", declared=declared)
     await bus.ensure()
     service = Ender()
-    limits = Limits(given_up_seconds=0.2, fetch_seconds_max=0.2)
+    limits = Limits(max_deliveries_poll_seconds=0.2, fetch_seconds_max=0.2)
     runner = Runner(service, bus, view=service.view, clock=Clock(), limits=limits)
     run = asyncio.create_task(runner.run())
     subject, payload = envelope_of(cancel(1))
@@ -57,7 +57,7 @@ async def test_a_connection_that_is_closed_for_good_ends_the_process(server: Nat
     """The server throws the client out for words it does not know: exit 1, so that whoever watches starts it again."""
     opened: list[NatsBus] = []
 
-    async def compose(place: Workplace) -> tuple[Service, Bus]:
+    async def compose(place: ProcessContext) -> tuple[Service, Bus]:
         service, bus = await COMPOSE["cost_tracker"](place)
         assert isinstance(bus, NatsBus)
         opened.append(bus)

@@ -162,7 +162,7 @@ async def test_a_budget_without_limits_says_where_they_would_be(
     assert await _run("budget") == Exit.OK
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "limits.money" in shown.err
+    assert "limits.spend" in shown.err
 
 
 async def test_a_long_list_is_fetched_page_by_page(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:

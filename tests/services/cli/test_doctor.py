@@ -44,7 +44,7 @@ def findings(capsys: pytest.CaptureFixture[str], code: int) -> dict[str, dict[st
 def test_a_good_set_up_is_found_fine(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
     """Credentials, zones, offers, a launch that is only tried, quotas; nothing is made."""
     found = findings(capsys, 0)
-    assert {one["level"] for one in found.values()} == {"fine"}
+    assert {one["level"] for one in found.values()} == {"ok"}
     assert {"credentials", "zones", "offers", "RunInstances"} <= set(found)
     assert "would have made" in found["RunInstances"]["said"]
     assert region.fake.launches_count == 0
@@ -54,7 +54,7 @@ def test_a_missing_permission_is_named_with_what_it_costs(region: Region, capsys
     """Which call, which actions to allow, and what does not work until then."""
     region.fake.faults.add(Fault(kind="refused", call="RunInstances", code="UnauthorizedOperation"))
     found = findings(capsys, 1)["RunInstances"]
-    assert (found["level"], "nothing is bought" in found["said"]) == ("fault", True)
+    assert (found["level"], "nothing is bought" in found["said"]) == ("error", True)
     assert "ec2:RunInstances, ec2:CreateTags, iam:PassRole" in found["next_step"]
 
 
@@ -83,7 +83,7 @@ def test_names_that_are_not_there_are_told(
     monkeypatch.setenv("GPU_AUTOSCALER_AWS_LAUNCH_TEMPLATE", "gone")
     monkeypatch.setenv("GPU_AUTOSCALER_AWS_INSTANCE_TYPES", "g4dn.xlarge,g99.*")
     found = findings(capsys, 1)
-    assert found["aws.subnets subnet-0123456789abcdef0"]["level"] == "fault"
+    assert found["aws.subnets subnet-0123456789abcdef0"]["level"] == "error"
     assert "InvalidLaunchTemplateName.NotFoundException" in found["RunInstances"]["said"]
     assert "names no type" in found["aws.instance_types g99.*"]["said"]
 
@@ -109,7 +109,7 @@ def test_a_quota_of_zero_is_told_before_it_refuses(region: Region, capsys: pytes
     region.fake.quota_vcpus["p4d.*"] = 0
     found = findings(capsys, 0)["quota Running On-Demand P instances"]
     assert (found["level"], "p4d.24xlarge" in found["said"], "L-417A185B" in found["next_step"]) == (
-        "advice",
+        "warning",
         True,
         True,
     )
@@ -146,12 +146,12 @@ def test_groups_are_looked_at_by_name(
         (one["level"], one["subject"], one["said"] + one["next_step"]) for one in json.loads(capsys.readouterr().out)
     ]
     assert any(
-        level == "fault" and subject.endswith("odd") and "CapacityRebalance" in said for level, subject, said in told
+        level == "error" and subject.endswith("odd") and "CapacityRebalance" in said for level, subject, said in told
     )
     assert any(
-        level == "fault" and subject.endswith("gone") and "no such group" in said for level, subject, said in told
+        level == "error" and subject.endswith("gone") and "no such group" in said for level, subject, said in told
     )
-    assert any(level == "advice" and "gpu-autoscaler.io/installation" in said for level, subject, said in told)
+    assert any(level == "warning" and "gpu-autoscaler.io/installation" in said for level, subject, said in told)
 
 
 def test_groups_of_cluster_autoscaler_are_shown_for_adoption(
@@ -162,7 +162,7 @@ def test_groups_of_cluster_autoscaler_are_shown_for_adoption(
     enabled = {"Key": "k8s.io/cluster-autoscaler/enabled", "Value": "true", "PropagateAtLaunch": False}
     make_group(region, "found", Tags=[enabled])
     said = findings(capsys, 0)["group found"]
-    assert (said["level"], "<pool>=found" in said["next_step"]) == ("advice", True)
+    assert (said["level"], "<pool>=found" in said["next_step"]) == ("warning", True)
     monkeypatch.setenv("GPU_AUTOSCALER_AWS_GROUPS", "default=found")
     adopted = findings(capsys, 0)
     assert "group found" not in adopted

@@ -17,10 +17,10 @@ async def test_a_good_set_up_has_no_fault(tmp_path: Path) -> None:
     """Credentials, scale set, quotas and offers, and nothing is bought or changed."""
     async with served_group(tmp_path) as group:
         provider = group.provider("ours")
-        findings = await provider.examine()
+        findings = await provider.preflight()
         await provider.close()
         writes = [call for call in group.fake.asked if CALLS.get(call.name) and CALLS[call.name].method != "GET"]
-    assert {one.level for one in findings} == {"fine"}
+    assert {one.level for one in findings} == {"ok"}
     assert [one.subject for one in findings][:2] == ["credentials", "permissions"]
     assert findings[-1].said == "12, of 2 types, 6 of them spot"
     assert not writes
@@ -31,16 +31,16 @@ async def test_each_fault_has_its_next_step(tmp_path: Path) -> None:
     async with served_group(tmp_path) as group:
         group.fake.scale_sets.get("gpu")["properties"]["automaticRepairsPolicy"] = {"enabled": True}
         provider = group.provider("ours", scale_sets=("training=nowhere",))
-        findings = {one.subject: one for one in await provider.examine()}
+        findings = {one.subject: one for one in await provider.preflight()}
         await provider.close()
         del group.fake.scale_sets.get("gpu")["properties"]["automaticRepairsPolicy"]
         group.fake.quota_vcpus["lowPriorityCores"] = 0
         provider = group.provider("ours", instance_types=("Standard_NC4as_T4_v3", "Standard_XY*"))
-        later = {one.subject: one for one in await provider.examine()}
+        later = {one.subject: one for one in await provider.preflight()}
         await provider.close()
     assert "automatic repairs are on" in findings["azure scale set gpu"].said
     assert "no such scale set" in findings["azure scale set nowhere"].said
-    assert later["azure.instance_types Standard_XY*"].level == "advice"
+    assert later["azure.instance_types Standard_XY*"].level == "warning"
     assert later["quota lowPriorityCores"].next_step == "request an increase in the portal"
 
 
@@ -49,9 +49,9 @@ async def test_a_missing_right_is_named(tmp_path: Path) -> None:
     async with served_group(tmp_path) as group:
         group.fake.faults.add(Fault(kind="refused", call="VirtualMachines_List", code="AuthorizationFailed"))
         provider = group.provider("ours")
-        (finding,) = await provider.examine()
+        (finding,) = await provider.preflight()
         await provider.close()
-    assert finding.level == "fault"
+    assert finding.level == "error"
     assert "Microsoft.Compute/virtualMachines/read" in finding.next_step
 
 
@@ -63,23 +63,23 @@ async def test_rights_to_buy_and_remove_are_read_without_using_them(tmp_path: Pa
             {"actions": ["Microsoft.Compute/*", "Microsoft.Network/*/join/action"], "notActions": []},
         ]
         provider = group.provider("ours")
-        elsewhere = {one.subject: one for one in await provider.examine()}
+        elsewhere = {one.subject: one for one in await provider.preflight()}
         group.fake.permissions = [
             {"actions": ["*"], "notActions": ["microsoft.compute/virtualMachines/DELETE"]},
             {"actions": ["*/read"]},
         ]
-        missing = {one.subject: one for one in await provider.examine()}
+        missing = {one.subject: one for one in await provider.preflight()}
         group.fake.faults.add(
             Fault(kind="refused", call="Permissions_ListForResourceGroup", code="AuthorizationFailed")
         )
-        untold = {one.subject: one for one in await provider.examine()}
+        untold = {one.subject: one for one in await provider.preflight()}
         await provider.close()
-    assert elsewhere["VirtualMachines_CreateOrUpdate"].level == "advice"
+    assert elsewhere["VirtualMachines_CreateOrUpdate"].level == "warning"
     assert "Microsoft.Network/networkInterfaces/write" in elsewhere["VirtualMachines_CreateOrUpdate"].next_step
-    assert (missing["VirtualMachines_Delete"].level, "VirtualMachines_CreateOrUpdate" in missing) == ("fault", False)
+    assert (missing["VirtualMachines_Delete"].level, "VirtualMachines_CreateOrUpdate" in missing) == ("error", False)
     assert "never removed" in missing["VirtualMachines_Delete"].said
     assert "allow Microsoft.Compute/virtualMachines/delete; `" in missing["VirtualMachines_Delete"].next_step
-    assert (untold["permissions"].level, "permissions" in missing) == ("advice", False)
+    assert (untold["permissions"].level, "permissions" in missing) == ("warning", False)
 
 
 @pytest.mark.cloud("azure", calls=("VirtualMachineImages_List",))
@@ -87,15 +87,15 @@ async def test_an_image_that_is_not_sold_is_told(tmp_path: Path) -> None:
     """By its parts, or by its version; one of one's own is not looked for."""
     async with served_group(tmp_path) as group:
         for image, level in (
-            ({"publisher": "microsoft-dsvm", "offer": "ubuntu-hpc", "sku": "1804", "version": "latest"}, "fault"),
-            ({"publisher": "microsoft-dsvm", "offer": "ubuntu-hpc", "sku": "2204", "version": "1.0.0"}, "fault"),
+            ({"publisher": "microsoft-dsvm", "offer": "ubuntu-hpc", "sku": "1804", "version": "latest"}, "error"),
+            ({"publisher": "microsoft-dsvm", "offer": "ubuntu-hpc", "sku": "2204", "version": "1.0.0"}, "error"),
             ({"id": "/subscriptions/x/resourceGroups/y/providers/Microsoft.Compute/images/z"}, None),
         ):
             machine = json.loads(group.machine_path.read_text(encoding="utf-8"))
             machine["storageProfile"]["imageReference"] = image
             group.machine_path.write_text(json.dumps(machine), encoding="utf-8")
             provider = group.provider("ours")
-            found = {one.subject.partition(" ")[0]: one.level for one in await provider.examine()}
+            found = {one.subject.partition(" ")[0]: one.level for one in await provider.preflight()}
             await provider.close()
             assert found.get("image") == level
 
@@ -107,18 +107,18 @@ async def test_names_clock_and_other_autoscalers_are_told(tmp_path: Path) -> Non
         wrong = {"resource_group": "nowhere", "subscription": "11111111-0000-4000-8000-000000000000"}
         for name, value in wrong.items():
             provider = group.provider("ours", **{name: value})
-            (finding,) = await provider.examine()
+            (finding,) = await provider.preflight()
             await provider.close()
-            assert (finding.level, f"azure.{name}" in finding.next_step, value in finding.said) == ("fault", True, True)
+            assert (finding.level, f"azure.{name}" in finding.next_step, value in finding.said) == ("error", True, True)
         provider = group.provider("ours", region="northeurope")
-        elsewhere = {one.subject: one for one in await provider.examine()}
+        elsewhere = {one.subject: one for one in await provider.preflight()}
         await provider.close()
         group.fake.clock_ahead_seconds = -120.0
         target = group.fake.id_of("virtualMachineScaleSets", "gpu")
         setting = {"name": "cpu-rule", "properties": {"enabled": True, "targetResourceUri": target}}
         group.fake.autoscale_settings = [setting]
         provider = group.provider("ours")
-        found = {one.subject: one for one in await provider.examine()}
+        found = {one.subject: one for one in await provider.preflight()}
         await provider.close()
     assert "set azure.region to that" in elsewhere["azure scale set gpu"].said
     assert "s ahead of Azure's" in found["clock"].said

@@ -61,15 +61,15 @@ def test_what_is_missing_is_named_until_nothing_is(plane: ControlPlane, capsys: 
 
     install(plane)
     found = findings(capsys, 1)
-    assert found[CLASS]["level"] == "fault"
+    assert found[CLASS]["level"] == "error"
     assert "there is no karpenter.kwok.sh/KWOKNodeClass/default" in found[CLASS]["said"]
-    assert found["a trial claim"]["level"] == "fine"
+    assert found["a trial claim"]["level"] == "ok"
 
     plane.kubectl("apply", "-f", "-", text=node_class())
     plane.kubectl("apply", "-f", "-", text=node_pool({}))
     found = findings(capsys, 0)
     assert (found["NodePools"]["level"], "default: Karpenter itself buys" in found["NodePools"]["said"]) == (
-        "advice",
+        "warning",
         True,
     )
 
@@ -79,7 +79,7 @@ def test_what_is_missing_is_named_until_nothing_is(plane: ControlPlane, capsys: 
     plane.kubectl("apply", "-f", "-", text=overlay("node.kubernetes.io/instance-type", "gpu-4x"))
     found = findings(capsys, 0)
     assert found["NodeOverlays"]["said"] == "1 of 5 offers are changed by them"
-    assert {one["level"] for one in found.values()} == {"fine"}, found
+    assert {one["level"] for one in found.values()} == {"ok"}, found
     assert {"rights on nodeclaims", "rights on events", "offers"} <= found.keys()
     assert plane.kubectl("get", "nodeclaims", "-o", "name") == ""
 
@@ -105,7 +105,7 @@ def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(
         for command in found[subject]["next_step"].split(" && "):
             plane.kubectl(*command.split()[1:])
     found = findings(capsys, 0)
-    assert {subject for subject, one in found.items() if one["level"] != "fine"} == {CLASS}
+    assert {subject for subject, one in found.items() if one["level"] != "ok"} == {CLASS}
     assert "get kwoknodeclasses" in found[CLASS]["said"]
 
 
@@ -124,7 +124,7 @@ def test_the_printed_role_is_enough(
     token = plane.kubectl("create", "token", "bound").strip()
     monkeypatch.setenv("GPU_AUTOSCALER_KUBE_KUBECONFIG_PATH", str(plane.kubeconfig("bound", {"token": token})))
     found = findings(capsys, 0)
-    assert {one["level"] for one in found.values()} == {"fine"}, found
+    assert {one["level"] for one in found.values()} == {"ok"}, found
     assert "NodePools" not in found
 
 
@@ -156,7 +156,7 @@ def test_pools_that_are_to_be_ours_are_looked_at(
     plane.kubectl("delete", "nodepool", "any")
     plane.kubectl("apply", "-f", "-", text=json.dumps(handed))
     found = findings(capsys, 0)
-    assert {one["level"] for one in found.values()} == {"fine"}, found
+    assert {one["level"] for one in found.values()} == {"ok"}, found
     assert found["NodePool gpu"]["said"].startswith("makes gpu-4x/zone-a/on-demand for pods that wait, 0 GPUs are")
     assert "rights on nodepools" in found
     assert "a trial claim" not in found

@@ -61,7 +61,7 @@ def test_without_yes_it_says_what_it_would_buy(fake: "AwsFake", capsys: pytest.C
     assert "would buy one instance of g4dn.xlarge/eu-west-1" in said.err
     assert "/spot for pool default, at $0." in said.err
     assert "add --yes" in said.err
-    assert {one["level"] for one in json.loads(said.out)} == {"fine"}
+    assert {one["level"] for one in json.loads(said.out)} == {"ok"}
     assert fake.launches_count == 0
 
 
@@ -71,7 +71,7 @@ def test_with_yes_one_is_bought_walked_and_ended(fake: "AwsFake", capsys: pytest
     said = capsys.readouterr()
     steps = [one for one in json.loads(said.out) if one["subject"].startswith("live: ")]
     assert [one["subject"] for one in steps][-2:] == ["live: told as ended", "live: nothing left"]
-    assert {one["level"] for one in steps} == {"fine"}
+    assert {one["level"] for one in steps} == {"ok"}
     assert "buying one instance of g4dn.xlarge/eu-west-1b/on-demand" in said.err
     assert f"of installation {UID}" in said.err
     assert "live: same token again: the same instance" in said.err

@@ -130,7 +130,7 @@ async def test_what_the_running_system_recorded_is_replayed(
     monkeypatch.setenv("GPU_AUTOSCALER_POLICY_PATH", str(other))
     assert await _run("replay", "--from", "2026-01-01") == Exit.FAILURE
     said = capsys.readouterr()
-    assert "drain_node (node_idle) -> held_back (not_yet_idle)" in said.out
+    assert "drain_node (node_idle) -> deferred (not_yet_idle)" in said.out
     assert "another policy" in said.err
 
 

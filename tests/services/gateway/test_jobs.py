@@ -16,7 +16,7 @@ from tests.support.stories import Told, job, node, offer, on_sale, policy, synce
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.reading import read_message
+from gpu_autoscaler.runtime.reading import decode_message
 
 JOBS = "/api/v1/gpu/jobs"
 BODY: dict[str, Any] = {
@@ -58,7 +58,7 @@ async def _requests_on_stream(gate: Front) -> list[JobRequested]:
     for sequence in range(1, await bus.last_sequence("JOB") + 1):
         message = await bus.message_at("JOB", sequence)
         assert message is not None
-        fact = read_message(message, gate.model.clock).fact
+        fact = decode_message(message, gate.model.clock).fact
         if isinstance(fact, JobRequested):
             found.append(fact)
     return found

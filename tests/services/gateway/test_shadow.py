@@ -15,7 +15,7 @@ from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.model.decisions import Cut, Difference, Plan, Side
 from gpu_autoscaler.model.ids import PlanId
 
-HELD = Side(what="held_back", reason="not_yet_idle", sentence="Not yet.")
+HELD = Side(what="deferred", reason="not_yet_idle", sentence="Not yet.")
 DRAINED = Side(what="drain_node", reason="node_idle", sentence="Drain it.")
 
 
@@ -80,7 +80,7 @@ async def test_a_difference_is_shown_once_from_its_first_word_to_its_last(gate: 
     assert over["name"] == "node/n1"
     assert datetime.fromisoformat(over["since_at"]) == T0
     assert datetime.fromisoformat(over["until_at"]) == T0 + 2 * MINUTE
-    assert standing["real"] == {"what": "held_back", "reason": "not_yet_idle", "sentence": "Not yet."}
+    assert standing["real"] == {"what": "deferred", "reason": "not_yet_idle", "sentence": "Not yet."}
     assert (await _shown(gate, "?limit=0"))["earlier"] == []
 
 

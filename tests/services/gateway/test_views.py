@@ -15,7 +15,7 @@ from tests.support.stories import HOUR, MINUTE, T0, Told, bought, job, node, not
 
 from gpu_autoscaler.events.cost import CostAccrued, CostShare
 from gpu_autoscaler.events.scaling import ScalingPlanMade
-from gpu_autoscaler.model.decisions import Cut, HeldBack, Plan
+from gpu_autoscaler.model.decisions import Cut, Deferred, Plan
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.ids import PlanId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
@@ -93,10 +93,10 @@ async def test_the_cluster_in_numbers(gate: Front) -> None:
 
 async def test_a_plan_shows_what_it_held_back_in_sentences(gate: Front) -> None:
     """Reasons are sentences here, with their tags beside them."""
-    held = HeldBack(step="cover_demand", subject="job/j1", reason=NodesLimit(nodes_count=10, nodes_count_max=10))
+    held = Deferred(step="cover_demand", subject="job/j1", reason=NodesLimit(nodes_count=10, nodes_count_max=10))
     fact = ScalingPlanMade(
         plan_id=PlanId("p1"),
-        plan=Plan(as_of=T0, parent_sequence=0, held_back=(held,)),
+        plan=Plan(as_of=T0, parent_sequence=0, deferred=(held,)),
         cut=Cut(last_sequences=(("JOB", 4),)),
         policy_digest="p",
         core_digest="c",
@@ -108,8 +108,8 @@ async def test_a_plan_shows_what_it_held_back_in_sentences(gate: Front) -> None:
 
     assert status == 200
     assert plans["items"] == [plan]
-    assert plan["held_back"][0]["reason"] == "nodes_limit"
-    assert "10" in plan["held_back"][0]["sentence"]
+    assert plan["deferred"][0]["reason"] == "nodes_limit"
+    assert "10" in plan["deferred"][0]["sentence"]
     assert (await _get(gate, "/api/v1/plans/p2"))[0] == 404
 
 
@@ -182,7 +182,7 @@ async def test_a_half_read_record_is_no_empty_cluster(tmp_path: Path) -> None:
         assert (await _get(gate, "/api/v1/nodes"))[0] == 503
         readiness.clear("state")
         assert (await _get(gate, "/api/v1/nodes"))[0] == 200
-        readiness.hold("state", "reading JOB up to now")
+        readiness.block("state", "reading JOB up to now")
         assert (await _get(gate, "/api/v1/nodes"))[0] == 200
 
 

@@ -124,7 +124,7 @@ async def test_a_node_that_never_registers_is_named_as_such() -> None:
     state = given(bought(purchase(ACTION)), as_of=T0 + 16 * MINUTE)
     (given_back,) = decided(state, T0 + 16 * MINUTE)
     assert isinstance(given_back.reason, BootTimedOut)
-    assert given_back.reason.waited_for == "node"
+    assert given_back.reason.missing_step == "node"
 
 
 async def test_taints_of_a_pool_that_vanish_are_ordered_and_waited_for(watcher: PodWatcher) -> None:

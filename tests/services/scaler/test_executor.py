@@ -135,9 +135,9 @@ async def drain_to_end(bench: Bench, started: Fact) -> list[Fact]:
         while True:
             outcome = await bench.step(started)
             said += outcome.facts
-            if outcome.again_after_seconds is None:
+            if outcome.redeliver_after_seconds is None:
                 return said
-            await asyncio.sleep(outcome.again_after_seconds)
+            await asyncio.sleep(outcome.redeliver_after_seconds)
 
 
 # ---- buying
@@ -220,11 +220,11 @@ async def test_a_failing_decision_does_not_hold_up_the_others(bench: Bench) -> N
     bench.cloud.lose_answers(1)
     outcome = await bench.step(story.fact)
     assert kinds(outcome.facts) == [ScalingNodeOrdered]
-    assert outcome.again_after_seconds is not None
+    assert outcome.redeliver_after_seconds is not None
     bench.told(outcome.facts[0])
     again = await bench.step(story.fact)
     assert kinds(again.facts) == [ScalingNodeTerminated]
-    assert again.again_after_seconds is None
+    assert again.redeliver_after_seconds is None
 
 
 # ---- removing
@@ -245,7 +245,7 @@ async def test_volumes_of_an_empty_node_are_waited_for_until_the_deadline(bench:
     bench.here.add("attachments", {"metadata": {"name": "attached"}, "spec": attached})
     (started,) = await bench.begin(drain(bench.here, reason, seconds=120))
     waiting = await bench.step(started)
-    assert (waiting.facts, waiting.again_after_seconds is None) == ((), False)
+    assert (waiting.facts, waiting.redeliver_after_seconds is None) == ((), False)
     assert kinds(await drain_to_end(bench, started)) == [ScalingNodeDrained]
     assert bench.here.clock.now() >= started.deadline_at  # type: ignore[attr-defined]
 
@@ -279,7 +279,7 @@ async def test_a_budget_holds_a_voluntary_drain_until_it_is_given_up(bench: Benc
     (started,) = await bench.begin(drain(bench.here, UNDERUSED, seconds=100))
     first = await bench.step(started)
     assert first.facts == ()
-    assert first.again_after_seconds is not None
+    assert first.redeliver_after_seconds is not None
     assert kinds(await drain_to_end(bench, started)) == [ScalingDrainCancelled]
     assert not is_cordoned(bench.here)
     assert bench.here.item("pods", "guarded")["status"]["phase"] == "Running"

@@ -16,13 +16,13 @@ from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import NODES
 from gpu_autoscaler.kube.translate.node import node_observed
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.reasons import GangGivenUp
+from gpu_autoscaler.model.reasons import GangAbandoned
 from gpu_autoscaler.simcluster import kinds as served
 from gpu_autoscaler.simcluster.objects import set_condition
 from gpu_autoscaler.store.sqlite import SqliteStore
 
 NODE = "gpu-b"
-GIVEN_UP = msgspec.structs.replace(release("b"), reason=GangGivenUp(gang="job/train", hold_reason="nodes_limit"))
+MAX_DELIVERIES_CONSUMER = msgspec.structs.replace(release("b"), reason=GangAbandoned(gang="job/train", defer_reason="nodes_limit"))
 
 
 @pytest.fixture
@@ -58,17 +58,17 @@ async def test_a_node_that_came_up_and_took_work_is_not_ended(bench: Bench, *, i
         seen = await bench.here.kube.get(NODES, "", NODE)
         bench.told(msgspec.structs.replace(node_observed(seen, epoch=1), is_ready=False, ready_since=None))
     await ready(bench.here, owned("work"))
-    (spared,) = await bench.begin(GIVEN_UP)
+    (spared,) = await bench.begin(MAX_DELIVERIES_CONSUMER)
 
     assert isinstance(spared, ScalingDrainCancelled)
-    assert (spared.drain_action_id, spared.node_name) == (GIVEN_UP.action_id, NODE)
+    assert (spared.drain_action_id, spared.node_name) == (MAX_DELIVERIES_CONSUMER.action_id, NODE)
     assert spared.given_up_because == "pod default/work has come: it is in use"
     assert (await state_of_instance(bench), is_cordoned(bench.here)) == ("running", False)
     bench.told(spared)
     (work,) = await bench.here.kube.pods_on(NODE)
     await bench.here.kube.delete_pod(work, grace_seconds=1)
     await until(lambda: not bench.here.item("pods", "work"))
-    assert await bench.begin(GIVEN_UP) == ()
+    assert await bench.begin(MAX_DELIVERIES_CONSUMER) == ()
     assert await state_of_instance(bench) == "running"
 
 
@@ -84,7 +84,7 @@ async def test_work_that_comes_at_that_moment_is_seen_by_the_second_look(
         return await cordon(name, patch)
 
     monkeypatch.setattr(kube, "patch_node", slow)
-    assert kinds(await bench.begin(GIVEN_UP)) == [ScalingDrainCancelled]
+    assert kinds(await bench.begin(MAX_DELIVERIES_CONSUMER)) == [ScalingDrainCancelled]
     assert (await state_of_instance(bench), is_cordoned(bench.here)) == ("running", False)
 
 
@@ -93,7 +93,7 @@ async def test_a_node_without_work_is_cordoned_and_its_instance_ends(bench: Benc
     item = owned("agent")
     item["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet"
     await ready(bench.here, item)
-    assert kinds(await bench.begin(GIVEN_UP)) == [ScalingNodeTerminated]
+    assert kinds(await bench.begin(MAX_DELIVERIES_CONSUMER)) == [ScalingNodeTerminated]
     assert (await state_of_instance(bench), is_cordoned(bench.here)) == ("terminated", True)
 
 
@@ -101,7 +101,7 @@ async def test_what_others_cordoned_stays_so(bench: Bench) -> None:
     """Work is there, and a hand wants no more of it to come."""
     await ready(bench.here, owned("work"))
     await bench.here.kube.patch_node(NODE, {"spec": {"unschedulable": True}})
-    assert kinds(await bench.begin(GIVEN_UP)) == [ScalingDrainCancelled]
+    assert kinds(await bench.begin(MAX_DELIVERIES_CONSUMER)) == [ScalingDrainCancelled]
     assert (await state_of_instance(bench), is_cordoned(bench.here)) == ("running", True)
 
 

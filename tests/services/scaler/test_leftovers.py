@@ -87,7 +87,7 @@ class Bench:
 
     async def remove(self, after: timedelta = timedelta(0)) -> list[ScalingNodeRemoved]:
         """What is deleted so long after the first look."""
-        return await self.leftovers.remove(self.state, policy(watch_seconds_max=86_400), self.at + after)
+        return await self.leftovers.remove(self.state, policy(watch_age_seconds_max=86_400), self.at + after)
 
     @property
     def node(self) -> Json:
@@ -255,7 +255,7 @@ async def test_a_provider_that_cannot_be_asked_about_one_removes_nothing(bench: 
     await bench.begin()
     blind = Leftovers(bench.here.kube, _Blind())  # type: ignore[arg-type]
     for after in (timedelta(0), LATER):
-        assert await blind.remove(bench.state, policy(watch_seconds_max=86_400), bench.at + after) == []
+        assert await blind.remove(bench.state, policy(watch_age_seconds_max=86_400), bench.at + after) == []
     assert bench.is_kept
 
 

@@ -25,7 +25,7 @@ from tests.support.stories import (
     synced,
 )
 
-from gpu_autoscaler.core.folding.graves import stone_of
+from gpu_autoscaler.core.folding.graves import tombstone_of
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
@@ -135,7 +135,7 @@ async def test_a_full_queue_refuses_and_says_how_full(desk: Desk) -> None:
 async def test_a_job_that_was_promised_is_queued_however_many_wait(desk: Desk) -> None:
     """The gateway answers 202 for it, and its row may come after the request: a young one is looked at once more."""
     desk.knows(job("first"), job("second"))
-    assert await desk.hear(request("train")) == Outcome(again_after_seconds=ACCEPTANCE_SECONDS)
+    assert await desk.hear(request("train")) == Outcome(redeliver_after_seconds=ACCEPTANCE_SECONDS)
     desk.knows()
     await desk.accepted()
     desk.knows(job("first"), job("second"))
@@ -360,7 +360,7 @@ def test_a_pod_that_only_a_list_shows_to_be_gone_is_no_loss() -> None:
     story = (*node("n1"), *running, *pod("train-0", on="n1", job_id="train", owner_kind="Job"))
     state = given(story, synced((*node("n1"), *running), as_of=LOST_AT), is_synced=False)
     assert not state.pods
-    assert stone_of(state.pods_gone, PodUid("uid-train-0")) is not None
+    assert tombstone_of(state.pods_gone, PodUid("uid-train-0")) is not None
     assert losses(state, policy()) == {}
 
 

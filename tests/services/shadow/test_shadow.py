@@ -11,7 +11,7 @@ from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.model.ids import FactId
 from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler.runtime.service import FactDoor, Outcome, WatchDoor
+from gpu_autoscaler.runtime.service import FactInput, Outcome, WatchInput
 from gpu_autoscaler_services.registry import SERVICES
 from gpu_autoscaler_services.shadow.service import Digests, Shadow
 
@@ -53,7 +53,7 @@ async def test_what_it_would_do_and_the_real_one_does_not_is_said() -> None:
     assert fact is not None
     (one,) = fact.differences
     assert one.name == "node/n1"
-    assert (one.made.what, one.made.reason) == ("held_back", "not_yet_idle")
+    assert (one.made.what, one.made.reason) == ("deferred", "not_yet_idle")
     assert (one.other.what, one.other.reason) == ("drain_node", "node_idle")
     assert fact.policy_digest == policy_digest(QUICK) != fact.real_policy_digest
 
@@ -64,7 +64,7 @@ async def test_the_other_way_round_as_well() -> None:
 
     assert fact is not None
     (one,) = fact.differences
-    assert (one.made.what, one.other.what) == ("drain_node", "held_back")
+    assert (one.made.what, one.other.what) == ("drain_node", "deferred")
 
 
 async def test_it_is_said_once_as_long_as_it_stays_so() -> None:
@@ -117,5 +117,5 @@ def test_it_can_do_nothing_else() -> None:
     assert Shadow.publishes == (ShadowPlanMade,)
     assert Shadow.consumes == ()
     assert not any(ShadowPlanMade in service.consumes for service in SERVICES)
-    assert not issubclass(Shadow, FactDoor | WatchDoor)
+    assert not issubclass(Shadow, FactInput | WatchInput)
     assert [service.name for service in SERVICES if ShadowPlanMade in service.publishes] == ["shadow"]

@@ -5,7 +5,7 @@ from datetime import timedelta
 from hypothesis import given, strategies
 from tests.support.told import HOUR, MINUTE, SECOND, T0
 
-from gpu_autoscaler.core.spending.accrual import Holding, Owner, busy_gpus, marks_crossed, span_micro_usd, split
+from gpu_autoscaler.core.spending.accrual import Allocation, Owner, busy_gpus, thresholds_crossed, span_micro_usd, split
 from gpu_autoscaler.events.gpu import GpuNodeSummarised, GpuSummary
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.money import cost_micro_usd
@@ -14,10 +14,10 @@ ANA = Owner(project_id="vision", namespace="a", job_id="ana")
 BEN = Owner(project_id="vision", namespace="b", job_id="ben")
 
 
-def held(owner: Owner, units: int, *, from_minutes: float = 0, until_minutes: float | None = None) -> Holding:
+def held(owner: Owner, units: int, *, from_minutes: float = 0, until_minutes: float | None = None) -> Allocation:
     """Return what somebody held, in minutes after T0."""
     until_at = None if until_minutes is None else T0 + until_minutes * MINUTE
-    return Holding(owner=owner, units=units, from_at=T0 + from_minutes * MINUTE, until_at=until_at)
+    return Allocation(owner=owner, units=units, from_at=T0 + from_minutes * MINUTE, until_at=until_at)
 
 
 def window(*ratios: float | None) -> GpuNodeSummarised:
@@ -75,7 +75,7 @@ holdings = strategies.lists(
     used_units=strategies.none() | strategies.floats(0, 20, allow_nan=False),
 )
 def test_allocated_and_idle_are_the_total(
-    total: int, held_by: list[Holding], units: int, used_units: float | None
+    total: int, held_by: list[Allocation], units: int, used_units: float | None
 ) -> None:
     """For any holdings, also overlapping, overcommitted, backwards or of nodes of unknown size; used is never more."""
     parts = split(total, held_by, units=units, from_at=T0, to_at=T0 + MINUTE, used_units=used_units)
@@ -132,6 +132,6 @@ def test_one_silent_gpu_leaves_the_use_of_its_node_unknown() -> None:
 
 def test_marks_are_crossed_at_the_mark_itself() -> None:
     """80 % warns at 80 %, not after."""
-    assert marks_crossed(79, 100, (0.8, 1.0)) == ()
-    assert marks_crossed(80, 100, (0.8, 1.0)) == (0.8,)
-    assert marks_crossed(150, 100, (0.8, 1.0)) == (0.8, 1.0)
+    assert thresholds_crossed(79, 100, (0.8, 1.0)) == ()
+    assert thresholds_crossed(80, 100, (0.8, 1.0)) == (0.8,)
+    assert thresholds_crossed(150, 100, (0.8, 1.0)) == (0.8, 1.0)

@@ -202,7 +202,7 @@ def test_wavering_prices_send_nothing_back_and_forth(wavering: float) -> None:
     moves = [at for at, each in world.done if isinstance(each, BuyNode) and isinstance(each.reason, ReplacesNodes)]
 
     assert returns(world, timedelta(seconds=policy().scale_down_cooldown_seconds)) == []
-    assert len(moves) <= 2 * 24 / policy().removal.horizon_hours * len(SERVICES)
+    assert len(moves) <= 2 * 24 / policy().removal.replacement_payback_hours * len(SERVICES)
 
 
 if __name__ == "__main__":

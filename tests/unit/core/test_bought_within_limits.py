@@ -7,7 +7,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policies.limits import LimitsPolicy, PartLimit
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
-from gpu_autoscaler.model.reasons import GpusLimit, HoldReason
+from gpu_autoscaler.model.reasons import GpusLimit, DeferReason
 
 T4 = offer("g4dn.xlarge", gpus=1, model="T4", gpu_memory_gib=16, cpu=4, memory_gib=16, usd_per_hour=0.5)
 T4_FOUR = offer("g4dn.12xlarge", gpus=4, model="T4", gpu_memory_gib=16, cpu=48, memory_gib=192, usd_per_hour=1.4)
@@ -24,9 +24,9 @@ def offers(made: Plan) -> list[str]:
     return [decision.offer.key for decision in purchases(made)]
 
 
-def held(made: Plan, subject: str) -> HoldReason:
+def held(made: Plan, subject: str) -> DeferReason:
     """The one reason for which this was held back."""
-    (found,) = [each.reason for each in made.held_back if each.subject == subject]
+    (found,) = [each.reason for each in made.deferred if each.subject == subject]
     return found
 
 
@@ -38,7 +38,7 @@ def test_those_that_wait_longest_are_bought_for_where_a_limit_is_in_the_way() ->
 
     served = {key for each in purchases(made) for key in getattr(each.reason, "demand", ())}
     assert served == {"pod/uid-alike-0", "pod/uid-alike-1", "pod/uid-other-0", "pod/uid-other-1"}
-    assert {each.reason.tag() for each in made.held_back} == {"nodes_limit"}
+    assert {each.reason.tag() for each in made.deferred} == {"nodes_limit"}
 
 
 def test_a_pod_that_nothing_can_take_makes_no_other_dearer() -> None:
@@ -69,7 +69,7 @@ def test_a_full_zone_sends_the_rest_to_another() -> None:
     made = plan(given(*(pod(f"p{n}", gpus=8) for n in range(4)), on_sale(A100, dear)), policy(limits=limits), T0)
 
     assert sorted(offers(made)) == [A100.key, A100.key, dear.key]
-    assert len(made.held_back) == 1
+    assert len(made.deferred) == 1
 
 
 def test_forty_pods_over_ten_seconds_never_pass_sixteen_gpus() -> None:

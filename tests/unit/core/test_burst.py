@@ -9,15 +9,15 @@ from tests.support.stories import SECOND, T0, Story, given, job, node, offer, on
 from gpu_autoscaler.core.buying.burst import planned_again_seconds
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policies.burst import BurstPolicy
+from gpu_autoscaler.core.policies.burst import BatchingPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.words.sentences import sentence
-from gpu_autoscaler.model.decisions import BuyNode, HeldBack, Plan
+from gpu_autoscaler.model.decisions import BuyNode, Deferred, Plan
 from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.model.waits import BurstArriving
+from gpu_autoscaler.model.waits import BatchWindowOpen
 
-RULES = BurstPolicy()
+RULES = BatchingPolicy()
 QUIET, LONGEST = timedelta(seconds=RULES.quiet_seconds), timedelta(seconds=RULES.wait_seconds_max)
 
 
@@ -52,9 +52,9 @@ def bought(found: Plan) -> list[str]:
     return sorted(each.offer.instance_type for each in found.decisions if isinstance(each, BuyNode))
 
 
-def waiting(found: Plan) -> dict[str, BurstArriving]:
+def waiting(found: Plan) -> dict[str, BatchWindowOpen]:
     """Who waits for the rest of a burst."""
-    return {each.subject: each.reason for each in found.held_back if isinstance(each.reason, BurstArriving)}
+    return {each.subject: each.reason for each in found.deferred if isinstance(each.reason, BatchWindowOpen)}
 
 
 def many(count: int, at: datetime = T0) -> tuple[Story, ...]:
@@ -190,7 +190,7 @@ def test_a_gang_that_has_room_for_a_part_waits_for_nobody() -> None:
 
 def test_no_wait_at_all_is_a_policy_as_well() -> None:
     """With wait_seconds_max = 0 each plan buys for what it knows."""
-    at_once = policy(burst=BurstPolicy(wait_seconds_max=0.0))
+    at_once = policy(batching=BatchingPolicy(wait_seconds_max=0.0))
 
     assert waiting(made(*many(24), SALE, under=at_once)) == {}
 
@@ -226,21 +226,21 @@ def test_the_second_opinion_refuses_a_wait_that_is_too_long_or_for_nobody() -> N
     state = given(*many(24), SALE)
     held = plan(state, policy(), T0)
     longer = [
-        HeldBack(
+        Deferred(
             step=each.step, subject=each.subject, reason=msgspec.structs.replace(each.reason, until=T0 + 3600 * SECOND)
         )
-        for each in held.held_back
-        if isinstance(each.reason, BurstArriving)
+        for each in held.deferred
+        if isinstance(each.reason, BatchWindowOpen)
     ]
     lone = given(pod("p-0"), SALE)
-    alone = HeldBack(
+    alone = Deferred(
         step="cover_demand",
         subject=f"pod/{PodUid('uid-p-0')}",
-        reason=BurstArriving(members_count=1, until=T0 + SECOND),
+        reason=BatchWindowOpen(members_count=1, until=T0 + SECOND),
     )
-    told = check(msgspec.structs.replace(held, held_back=tuple(longer)), state, policy())
+    told = check(msgspec.structs.replace(held, deferred=tuple(longer)), state, policy())
     told_alone = check(
-        msgspec.structs.replace(plan(lone, policy(), T0), decisions=(), held_back=(alone,)), lone, policy()
+        msgspec.structs.replace(plan(lone, policy(), T0), decisions=(), deferred=(alone,)), lone, policy()
     )
 
     assert any("longer than it may" in each for each in told)
@@ -252,7 +252,7 @@ def test_what_cannot_be_bought_anyway_is_told_why() -> None:
     found = made(*many(24), SALE, under=policy(nodes_count_max=0))
 
     assert waiting(found) == {}
-    assert {each.reason.tag() for each in found.held_back} == {"nodes_limit"}
+    assert {each.reason.tag() for each in found.deferred} == {"nodes_limit"}
 
 
 def test_the_first_that_was_spoken_of_late_waits_with_those_that_came_last() -> None:

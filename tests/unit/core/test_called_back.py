@@ -44,7 +44,7 @@ def test_a_dear_node_is_kept_where_a_limit_forbids_another() -> None:
     made = plan(state, policy(nodes_count_max=1), T0 + MINUTE)
 
     assert [type(each) for each in made.decisions] == [CancelDrain]
-    assert [each for each in made.held_back if each.subject == "pod/uid-a" and each.reason.tag() == "nodes_limit"] == []
+    assert [each for each in made.deferred if each.subject == "pod/uid-a" and each.reason.tag() == "nodes_limit"] == []
 
 
 def test_many_pods_keep_a_node_that_one_would_not() -> None:

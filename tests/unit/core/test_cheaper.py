@@ -50,7 +50,7 @@ def bought(made: Plan) -> list[BuyNode]:
     return [each for each in made.decisions if isinstance(each, BuyNode)]
 
 
-def came_of(purchase: BuyNode, name: str, at: object) -> Story:
+def observed_allocatable_of(purchase: BuyNode, name: str, at: object) -> Story:
     """The node that a purchase became."""
     fact = node(name, purchase.offer, at=at)[-1].fact  # type: ignore[arg-type]
     assert isinstance(fact, NodeObserved)
@@ -69,7 +69,7 @@ def test_work_moves_to_a_cheaper_node_once_that_is_ready() -> None:
     ordered = planned(purchase, at=NOW)
     assert made_of(given(*one, ordered, as_of=NOW + MINUTE), as_of=NOW + MINUTE).decisions == ()
     later = NOW + 4 * MINUTE
-    (drain,) = made_of(given(*one, ordered, came_of(purchase, "n2", later), as_of=later), as_of=later).decisions
+    (drain,) = made_of(given(*one, ordered, observed_allocatable_of(purchase, "n2", later), as_of=later), as_of=later).decisions
     assert isinstance(drain, DrainNode)
     assert (drain.node_name, drain.is_voluntary) == ("n1", True)
     assert isinstance(drain.reason, reasons.NodeUnderused)
@@ -90,7 +90,7 @@ def test_several_nodes_become_one_that_costs_less() -> None:
     assert isinstance(purchase.reason, reasons.ReplacesNodes)
     assert purchase.reason.node_names == ("n1", "n2", "n3")
     later = NOW + 4 * MINUTE
-    ready = (planned(purchase, at=NOW), came_of(purchase, "n4", later))
+    ready = (planned(purchase, at=NOW), observed_allocatable_of(purchase, "n4", later))
     made = made_of(given(*three, on_sale(middle, large), *ready, as_of=later), rules, later)
     assert [each.node_name for each in made.decisions if isinstance(each, DrainNode)] == ["n1"]
 
@@ -118,13 +118,13 @@ def test_a_small_saving_is_not_worth_a_move() -> None:
     made = made_of(state)
 
     assert made.decisions == ()
-    (held,) = [each.reason for each in made.held_back if each.step == "replace_dear"]
+    (held,) = [each.reason for each in made.deferred if each.step == "replace_dear"]
     assert isinstance(held, reasons.SavingTooSmall)
 
 
 def test_a_saving_must_pay_for_the_move_within_the_horizon() -> None:
     """A fifth saved over a quarter of an hour does not pay for the work that is done twice."""
-    rules = policy(removal=RemovalPolicy(horizon_hours=0.25))
+    rules = policy(removal=RemovalPolicy(replacement_payback_hours=0.25))
     sale = on_sale(offer("small", gpus=2, usd_per_hour=8.0))
 
     assert made_of(given(node("n1", BIG), pod("a", on="n1", gpus=2), sale, as_of=NOW), rules).decisions == ()
@@ -148,7 +148,7 @@ def test_a_replacement_that_turned_dear_is_not_drained_onto() -> None:
         purchase, offer=msgspec.structs.replace(purchase.offer, price_micro_usd_per_hour=11_000_000)
     )
     later = NOW + 4 * MINUTE
-    state = given(*one, planned(dear, at=NOW), came_of(dear, "n2", later), as_of=later)
+    state = given(*one, planned(dear, at=NOW), observed_allocatable_of(dear, "n2", later), as_of=later)
 
     rules = policy(consolidation_requested_ratio_max=0)
     assert [each for each in made_of(state, rules, later).decisions if isinstance(each, DrainNode)] == []
@@ -168,7 +168,7 @@ def test_what_went_a_moment_ago_is_not_bought_back_to_save_money(ago: timedelta,
     there = (*gone, *instance(purchase("buy-n0", SMALL), state="terminated", at=NOW - ago + MINUTE))
     state = given(node("n1", BIG), pod("a", on="n1", gpus=2), SALE, there, as_of=NOW)
     made = made_of(state)
-    held = [each.reason for each in made.held_back if each.step == "replace_dear"]
+    held = [each.reason for each in made.deferred if each.step == "replace_dear"]
 
     assert bool(bought(made)) == is_bought
     assert is_bought or held == [reasons.Cooldown(remaining_seconds=300.0)]

@@ -31,7 +31,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, Deferred, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import (
@@ -60,7 +60,7 @@ def mistakes(
         as_of=NOW,
         parent_sequence=state.last_plan_sequence,
         decisions=decisions,
-        held_back=tuple(HeldBack(step="test", subject=subject, reason=Frozen()) for subject in held),
+        deferred=tuple(Deferred(step="test", subject=subject, reason=Frozen()) for subject in held),
     )
     return "\n".join(check(made, state, under or policy()))
 

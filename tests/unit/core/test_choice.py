@@ -16,8 +16,8 @@ from gpu_autoscaler.core.policy_check import mistakes
 from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.model.passed import PassedBecause, PassedOver
-from gpu_autoscaler.model.reasons import ReplacesDoomed, UnmetDemand
+from gpu_autoscaler.model.passed import RejectionCause, RejectedOffer
+from gpu_autoscaler.model.reasons import ReplacesAtRiskNode, UnmetDemand
 
 SPOT = offer()
 ON_DEMAND = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
@@ -38,10 +38,10 @@ def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[BuyNode]
     return [each for each in made.decisions if isinstance(each, BuyNode)]
 
 
-def one(*stories: Story, under: ScalingPolicy | None = None) -> tuple[str, PassedBecause | None]:
+def one(*stories: Story, under: ScalingPolicy | None = None) -> tuple[str, RejectionCause | None]:
     """The offer of the one node that is bought, and why not one of less price."""
     (buy,) = bought(*stories, under=under)
-    assert isinstance(buy.reason, UnmetDemand | ReplacesDoomed)
+    assert isinstance(buy.reason, UnmetDemand | ReplacesAtRiskNode)
     return buy.offer.key, None if buy.reason.instead_of is None else buy.reason.instead_of.because
 
 
@@ -64,7 +64,7 @@ def test_what_interruptions_undo_is_part_of_the_cost() -> None:
     """A cent more an hour where nothing is taken beats a place where one of eleven is."""
     taken, calm = spot("zone-a", 10.0, taken_ratio=0.09), spot("zone-b", 10.1, taken_ratio=0.0)
 
-    assert one(pod("a"), on_sale(taken, calm)) == (calm.key, PassedBecause.EXPECTED_COST)
+    assert one(pod("a"), on_sale(taken, calm)) == (calm.key, RejectionCause.EXPECTED_COST)
     assert one(pod("a"), on_sale(taken, spot("zone-b", 11.0, taken_ratio=0.0))) == (taken.key, None)
 
 
@@ -72,7 +72,7 @@ def test_who_is_in_a_hurry_pays_for_a_faster_boot() -> None:
     """Three minutes sooner are worth a tenth of the price to high priority, and not to low."""
     slow, fast = offer(boot_seconds=240), offer(zone="zone-b", usd_per_hour=11.0, boot_seconds=60)
 
-    assert one(job("a", priority=1000), on_sale(slow, fast)) == (fast.key, PassedBecause.EXPECTED_COST)
+    assert one(job("a", priority=1000), on_sale(slow, fast)) == (fast.key, RejectionCause.EXPECTED_COST)
     assert one(job("a", priority=100), on_sale(slow, fast)) == (slow.key, None)
 
 
@@ -81,8 +81,8 @@ def test_what_is_reserved_is_paid_already() -> None:
     reserved = offer(capacity_type=CapacityType.RESERVED, usd_per_hour=20.0, zone="zone-b")
     pools = policy(pools=(NodePool(name="a", priority=5, zones=("zone-a",)), NodePool(name="b", zones=("zone-b",))))
 
-    assert one(pod("a"), on_sale(SPOT, reserved)) == (reserved.key, PassedBecause.RESERVED_FIRST)
-    assert one(pod("a"), on_sale(SPOT, reserved), under=pools) == (reserved.key, PassedBecause.RESERVED_FIRST)
+    assert one(pod("a"), on_sale(SPOT, reserved)) == (reserved.key, RejectionCause.RESERVED_FIRST)
+    assert one(pod("a"), on_sale(SPOT, reserved), under=pools) == (reserved.key, RejectionCause.RESERVED_FIRST)
 
 
 def test_pools_of_higher_priority_come_before_cheaper_ones() -> None:
@@ -94,13 +94,13 @@ def test_pools_of_higher_priority_come_before_cheaper_ones() -> None:
         )
     )
 
-    assert one(pod("a"), on_sale(SPOT, ON_DEMAND), under=under) == (ON_DEMAND.key, PassedBecause.POOL_PRIORITY)
+    assert one(pod("a"), on_sale(SPOT, ON_DEMAND), under=under) == (ON_DEMAND.key, RejectionCause.POOL_PRIORITY)
 
 
 @pytest.mark.parametrize("work", [job("a", is_preemptible=False), pod("a", gpus=8, priority=2_000_000_000)])
 def test_work_that_must_not_be_interrupted_is_never_on_spot(work: Story) -> None:
     """Neither a job that says so nor a pod that is critical to the cluster; the reason tells what it costs."""
-    assert one(work, on_sale(SPOT, ON_DEMAND)) == (ON_DEMAND.key, PassedBecause.NEVER_ON_SPOT)
+    assert one(work, on_sale(SPOT, ON_DEMAND)) == (ON_DEMAND.key, RejectionCause.SPOT_NOT_ALLOWED)
 
 
 def test_the_reason_says_which_offer_was_passed_over() -> None:
@@ -108,8 +108,8 @@ def test_the_reason_says_which_offer_was_passed_over() -> None:
     (buy,) = bought(job("a", is_preemptible=False), on_sale(SPOT, ON_DEMAND))
     assert isinstance(buy.reason, UnmetDemand)
 
-    assert buy.reason.instead_of == PassedOver(
-        offer=SPOT.key, price_micro_usd_per_hour=10_000_000, because=PassedBecause.NEVER_ON_SPOT
+    assert buy.reason.instead_of == RejectedOffer(
+        offer=SPOT.key, price_micro_usd_per_hour=10_000_000, because=RejectionCause.SPOT_NOT_ALLOWED
     )
     assert sentence(buy.reason).endswith(f"{SPOT.key} at $10.00/h was not taken: this work must not be on spot.")
 
@@ -134,7 +134,7 @@ def test_spot_has_its_share_where_on_demand_is_expected_to_cost_less() -> None:
     without = policy(spot=SpotPolicy(mix=MixPolicy(spot_ratio=0.0, on_demand_ratio=1.0, reserved_ratio=0.0)))
 
     assert one(pod("a"), on_sale(risky, even)) == (risky.key, None)
-    assert one(pod("a"), on_sale(risky, even), under=without) == (even.key, PassedBecause.EXPECTED_COST)
+    assert one(pod("a"), on_sale(risky, even), under=without) == (even.key, RejectionCause.EXPECTED_COST)
 
 
 def test_the_floor_holds_only_where_spot_is_seldom_taken() -> None:
@@ -142,7 +142,7 @@ def test_the_floor_holds_only_where_spot_is_seldom_taken() -> None:
     risky = spot("zone-a", 10.0, taken_ratio=0.11)
     even = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=10.1)
 
-    assert one(pod("a"), on_sale(risky, even)) == (even.key, PassedBecause.EXPECTED_COST)
+    assert one(pod("a"), on_sale(risky, even)) == (even.key, RejectionCause.EXPECTED_COST)
 
 
 def test_on_demand_may_have_what_is_missing_of_the_reserved_share() -> None:
@@ -180,7 +180,7 @@ def test_one_storm_takes_half_at_most() -> None:
     assert zones(buys) == {"zone-a": 6, "zone-b": 6}
     assert reasons["zone-a"] is None
     assert reasons["zone-b"] is not None
-    assert reasons["zone-b"].because is PassedBecause.STORM_SHARE
+    assert reasons["zone-b"].because is RejectionCause.STORM_SHARE
 
 
 def test_a_small_fleet_is_not_spread() -> None:
@@ -226,10 +226,10 @@ def stormy(count: int) -> list[Story]:
 def test_where_much_is_taken_less_is_bought() -> None:
     """Eight nodes are being taken in zone a: their replacements stand in for spot on on-demand, and say why."""
     buys = bought(*stormy(8), on_sale(spot("zone-a", 10.0), ON_DEMAND))
-    reasons = [buy.reason.instead_of for buy in buys if isinstance(buy.reason, ReplacesDoomed)]
+    reasons = [buy.reason.instead_of for buy in buys if isinstance(buy.reason, ReplacesAtRiskNode)]
 
     assert {buy.offer.capacity_type for buy in buys} == {CapacityType.ON_DEMAND}
-    assert [each and each.because for each in reasons] == [PassedBecause.INTERRUPTIONS] * 8
+    assert [each and each.because for each in reasons] == [RejectionCause.INTERRUPTION_RATE] * 8
 
 
 def test_a_storm_goes_to_another_zone_before_on_demand() -> None:

@@ -11,7 +11,7 @@ from gpu_autoscaler.core.explain import held_back_sentence
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
-from gpu_autoscaler.model.reasons import NeighboursForbid
+from gpu_autoscaler.model.reasons import PodConstraintsViolated
 from gpu_autoscaler.model.scheduling import (
     LabelRequirement,
     Nearness,
@@ -114,7 +114,7 @@ def test_one_zone_each_and_no_zone_left() -> None:
     made = planned(in_zones("z-a", "z-b"), *(web(f"w{n}", apart(labels.ZONE), at=T0 + n * MINUTE) for n in range(3)))
 
     assert zones_bought(made) == {"z-a": 1, "z-b": 1}
-    held = [each for each in made.held_back if isinstance(each.reason, NeighboursForbid)]
+    held = [each for each in made.deferred if isinstance(each.reason, PodConstraintsViolated)]
     assert [each.subject for each in held] == ["pod/uid-w2"]
     assert "apart by topology.kubernetes.io/zone" in held_back_sentence(held[0])
 
@@ -139,7 +139,7 @@ def test_a_pod_without_its_friend_is_never_bought_for() -> None:
     made = planned(in_zones("z-a"), web("w0", together(labels.ZONE, CACHE)))
 
     assert not zones_bought(made)
-    assert [type(each.reason) for each in made.held_back] == [NeighboursForbid]
+    assert [type(each.reason) for each in made.deferred] == [PodConstraintsViolated]
 
 
 def test_one_of_several_models_will_do() -> None:
@@ -160,7 +160,7 @@ def test_shapes_of_one_group_are_spread_together_in_one_fleet() -> None:
     pods = [web(f"w{n}", EVEN, gpus=2 + n % 3, at=T0 + n * MINUTE) for n in range(9)]
     made = planned(in_zones("z-a", "z-b", "z-c"), *pods)
 
-    assert not made.held_back
+    assert not made.deferred
     assert sum(zones_bought(made).values()) <= 6
     assert set(zones_bought(made)) == {"z-a", "z-b", "z-c"}
 
@@ -190,4 +190,4 @@ def test_where_a_zone_is_sold_out_the_spread_waits_with_its_reason() -> None:
     made = planned(in_zones("z-a"), there, full, *(web(f"w{n}", EVEN, gpus=8) for n in range(3)))
 
     assert zones_bought(made) == {"z-a": 1}
-    assert {type(each.reason) for each in made.held_back if each.step == "cover_demand"} == {NeighboursForbid}
+    assert {type(each.reason) for each in made.deferred if each.step == "cover_demand"} == {PodConstraintsViolated}

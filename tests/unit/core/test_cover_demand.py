@@ -51,7 +51,7 @@ def offers(made: Plan) -> list[str]:
 
 def held(made: Plan, subject: str, reason: type[R]) -> R:
     """The one reason for which this was held back."""
-    (found,) = [each.reason for each in made.held_back if each.subject == subject]
+    (found,) = [each.reason for each in made.deferred if each.subject == subject]
     assert isinstance(found, reason)
     return found
 
@@ -106,8 +106,8 @@ def test_part_of_a_gang_is_never_bought(limit: dict[str, int]) -> None:
     made = plan(given(job("train", gpus=8, members=4), on_sale()), policy(**limit), T0)
 
     assert made.decisions == ()
-    assert made.held_back[0].subject == "job/train"
-    assert made.held_back[0].reason.tag() in {"gpus_limit", "nodes_limit", "budget_limit"}
+    assert made.deferred[0].subject == "job/train"
+    assert made.deferred[0].reason.tag() in {"gpus_limit", "nodes_limit", "hourly_price_limit"}
 
 
 def test_a_gang_fills_up_free_room_and_buys_the_rest() -> None:
@@ -122,7 +122,7 @@ def test_room_that_is_there_is_not_bought_again() -> None:
     made = plan(given(node("n1"), pod("a"), on_sale()), policy(), T0)
 
     assert made.decisions == ()
-    assert held(made, "pod/uid-a", reasons.RoomExpected) == reasons.RoomExpected(node="n1", expected_at=None)
+    assert held(made, "pod/uid-a", reasons.CapacityExpected) == reasons.CapacityExpected(node="n1", expected_at=None)
 
 
 @pytest.mark.parametrize(("is_ordered", "is_launched"), [(False, False), (True, False), (True, True)])
@@ -133,7 +133,7 @@ def test_a_node_on_its_way_is_room(*, is_ordered: bool, is_launched: bool) -> No
     made = plan(state, policy(), T0)
 
     assert made.decisions == ()
-    assert held(made, "job/train", reasons.RoomExpected).expected_at == T0 + 2 * MINUTE
+    assert held(made, "job/train", reasons.CapacityExpected).expected_at == T0 + 2 * MINUTE
 
 
 def test_a_node_whose_gpus_are_not_there_yet_is_room() -> None:
@@ -142,7 +142,7 @@ def test_a_node_whose_gpus_are_not_there_yet_is_room() -> None:
     made = plan(state, policy(), T0 + MINUTE)
 
     assert purchases(made) == []
-    assert held(made, "pod/uid-a", reasons.RoomExpected).node == "n1"
+    assert held(made, "pod/uid-a", reasons.CapacityExpected).node == "n1"
 
 
 def test_a_node_past_its_deadline_is_no_room() -> None:
@@ -162,7 +162,7 @@ def test_a_refused_offer_is_left_alone_until_its_time() -> None:
 
     nowhere = given(job("train"), refused, on_sale())
     made = plan(nowhere, policy(), T0)
-    assert held(made, "job/train", reasons.OffersRefused).retry_at == T0 + 3 * MINUTE
+    assert held(made, "job/train", reasons.OffersUnavailable).retry_at == T0 + 3 * MINUTE
 
     later = given(job("train"), refused, on_sale(), as_of=T0 + 3 * MINUTE)
     assert offers(plan(later, policy(), T0 + 3 * MINUTE)) == [A100.key]

@@ -30,30 +30,30 @@ def at(text: str) -> datetime:
 )
 def test_the_last_beginning_is_found(text: str, as_of: str, begun: str) -> None:
     """The last minute that all fields name, not after the instant."""
-    assert schedule(text).last_begun(at(as_of), at(as_of) - 31 * DAY) == at(begun)
+    assert schedule(text).last_start(at(as_of), at(as_of) - 31 * DAY) == at(begun)
 
 
 def test_what_began_long_ago_is_not_found() -> None:
     """Nothing began since then: the window is over."""
-    assert schedule("0 22 * * fri").last_begun(at("2026-11-21 06:00"), at("2026-11-20 22:00")) is None
-    assert schedule("0 22 * * fri").last_begun(at("2026-11-21 05:59"), at("2026-11-20 21:59")) is not None
+    assert schedule("0 22 * * fri").last_start(at("2026-11-21 06:00"), at("2026-11-20 22:00")) is None
+    assert schedule("0 22 * * fri").last_start(at("2026-11-21 05:59"), at("2026-11-20 21:59")) is not None
 
 
 def test_a_night_in_berlin_begins_at_its_own_clock() -> None:
     """22:00 is 20:00 UTC in summer and 21:00 in winter."""
     night = schedule("0 22 * * *", "Europe/Berlin")
 
-    assert night.last_begun(at("2026-07-01 21:59"), at("2026-06-30 21:59")) == at("2026-07-01 20:00")
-    assert night.last_begun(at("2026-12-01 21:59"), at("2026-11-30 21:59")) == at("2026-12-01 21:00")
+    assert night.last_start(at("2026-07-01 21:59"), at("2026-06-30 21:59")) == at("2026-07-01 20:00")
+    assert night.last_start(at("2026-12-01 21:59"), at("2026-11-30 21:59")) == at("2026-12-01 21:00")
 
 
 def test_a_time_that_the_clock_skips_or_repeats_begins_once() -> None:
     """02:30 is skipped in March and comes twice in October (Berlin, 2026)."""
     early = schedule("30 2 * * *", "Europe/Berlin")
 
-    assert early.last_begun(at("2026-03-29 05:00"), at("2026-03-28 05:00")) == at("2026-03-29 01:30")
-    assert early.last_begun(at("2026-10-25 05:00"), at("2026-10-24 05:00")) == at("2026-10-25 00:30")
-    assert early.last_begun(at("2026-10-25 01:30"), at("2026-10-25 00:30")) is None
+    assert early.last_start(at("2026-03-29 05:00"), at("2026-03-28 05:00")) == at("2026-03-29 01:30")
+    assert early.last_start(at("2026-10-25 05:00"), at("2026-10-24 05:00")) == at("2026-10-25 00:30")
+    assert early.last_start(at("2026-10-25 01:30"), at("2026-10-25 00:30")) is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from gpu_autoscaler.model.reasons import NodeDeleted
 from gpu_autoscaler.model.scheduling import Taint
 
 NOW = T0 + HOUR
-OFF = policy(removal=RemovalPolicy(is_guard_on=False))
+OFF = policy(removal=RemovalPolicy(is_finalizer_on=False))
 
 
 def held(story: Story, **changes: object) -> Story:

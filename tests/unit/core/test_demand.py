@@ -96,7 +96,7 @@ def test_pods_on_nodes_that_leave_are_demand_before_they_are_evicted() -> None:
     )  # fmt: skip
     found = items(state)
 
-    assert found["pod/uid-doomed"].source is DemandSource.DOOMED_POD
+    assert found["pod/uid-doomed"].source is DemandSource.AT_RISK_POD
     assert found["pod/uid-doomed"].is_bought_for
     assert found["pod/uid-moving"].source is DemandSource.MOVING_POD
     assert not found["pod/uid-moving"].is_bought_for

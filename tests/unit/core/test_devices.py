@@ -6,7 +6,7 @@ from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.headline import Sight, pod_line
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.model.decisions import BuyNode
-from gpu_autoscaler.model.shape_reasons import DevicesUnread
+from gpu_autoscaler.model.shape_reasons import DeviceClaimsUnsupported
 
 TROUBLE = "request gpus has alternatives"
 
@@ -17,8 +17,8 @@ def test_nothing_is_bought_for_a_claim_that_cannot_be_read() -> None:
     made = plan(state, policy(), T0)
     assert check(made, state, policy()) == ()
     assert [each for each in made.decisions if isinstance(each, BuyNode)] == []
-    held = {each.subject: each.reason for each in made.held_back}
-    assert held["pod/uid-odd"] == DevicesUnread(detail=TROUBLE)
+    held = {each.subject: each.reason for each in made.deferred}
+    assert held["pod/uid-odd"] == DeviceClaimsUnsupported(detail=TROUBLE)
     assert TROUBLE in pod_line("odd", Sight.of(state, policy(), T0, made))
 
 

@@ -35,8 +35,8 @@ def test_a_purchase_that_another_policy_holds_back_is_told_with_both_reasons() -
     (about,) = [one for one in differences(made, other, state) if one.subject == "job/train"]
 
     assert (about.made.what, about.made.reason) == ("buy_node", "unmet_demand")
-    assert (about.other.what, about.other.reason) == ("held_back", "nodes_limit")
-    assert about.kind == "buy_node (unmet_demand) -> held_back (nodes_limit)"
+    assert (about.other.what, about.other.reason) == ("deferred", "nodes_limit")
+    assert about.kind == "buy_node (unmet_demand) -> deferred (nodes_limit)"
     assert "train" in about.made.sentence
     assert about.is_decision
 

@@ -6,7 +6,7 @@ import pytest
 from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, node, notice, offer, on_sale, pod, policy
 
 from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.directives import mistakes_of, standing
+from gpu_autoscaler.core.directives import mistakes_of, active_facts
 from gpu_autoscaler.core.headline import Sight, node_line, pod_line
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
@@ -16,12 +16,12 @@ from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.directives import AnyDirective, Freeze, Override, PausePool
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import (
-    BeyondOverride,
+    AboveOverride,
     Frozen,
     KeptByOverride,
     NodeIdle,
     OverrideReached,
-    OverrideWants,
+    BelowOverride,
     PoolPaused,
     SpotReclaim,
 )
@@ -64,7 +64,7 @@ def gone(found: Plan) -> dict[str, object]:
 
 def held(found: Plan, kind: type) -> list[str]:
     """What is held back for this kind of reason."""
-    return [each.subject for each in found.held_back if isinstance(each.reason, kind)]
+    return [each.subject for each in found.deferred if isinstance(each.reason, kind)]
 
 
 # ---- a freeze
@@ -75,9 +75,9 @@ def test_a_freeze_holds_purchases_and_removals_and_says_who() -> None:
     found, state = made(said(Freeze()), pod("a", gpus=16), node("n1"), on_sale(offer("big", gpus=16)))
     assert found.decisions == ()
     assert set(held(found, Frozen)) == {"pod/uid-a", "node/uid-n1"}
-    reason = next(each.reason for each in found.held_back if isinstance(each.reason, Frozen))
-    assert reason.said is not None
-    assert (reason.said.by, reason.said.why, reason.said.until) == ("ada", "upkeep", NOW + HOUR)
+    reason = next(each.reason for each in found.deferred if isinstance(each.reason, Frozen))
+    assert reason.attribution is not None
+    assert (reason.attribution.by, reason.attribution.why, reason.attribution.until) == ("ada", "upkeep", NOW + HOUR)
     line = pod_line("a", Sight.of(state, policy(), NOW, found))
     assert "everything is frozen by ada until 2026-11-21 14:00:00 UTC: upkeep" in line
     assert "gpu-autoscaler resume freeze" in line
@@ -134,7 +134,7 @@ def test_at_least_is_bought_and_kept() -> None:
     """In its scope, by GPUs or nodes; idle nodes beyond it go as always."""
     want = said(Override(gpu_model="A100", gpu_count_min=16))
     found, _ = made(want, node("n1"), on_sale())
-    assert [each.reason.count_min for each in bought(found) if isinstance(each.reason, OverrideWants)] == [16]
+    assert [each.reason.count_min for each in bought(found) if isinstance(each.reason, BelowOverride)] == [16]
     assert gone(found) == {}
     assert held(found, KeptByOverride) == ["node/uid-n1"]
 
@@ -167,7 +167,7 @@ def test_at_most_is_not_passed_and_what_is_empty_beyond_it_goes_at_once() -> Non
     last_used = pod("c", on="n2", at=NOW - MINUTE, version=2, phase="succeeded", finished_at=NOW - MINUTE)
     idle, _ = made(target, node("n1", at=young), node("n2", at=young), pod("a", on="n1"), last_used, on_sale(),
                    under=policy(nodes_count_min=2))  # fmt: skip
-    assert isinstance(gone(idle)["n2"], BeyondOverride)
+    assert isinstance(gone(idle)["n2"], AboveOverride)
 
 
 # ---- words that cannot be meant
@@ -201,7 +201,7 @@ def test_of_one_key_the_newest_word_counts_in_whichever_order_it_comes() -> None
     """A repeat of an older word, or of its end, changes nothing."""
     old, new = said(Freeze(), why="old"), said(Freeze(), at=T0 + MINUTE, why="new")
     state = given(old, new, old, lifted("freeze", T0), lifted("pause/default", NOW))
-    (stands,) = standing(state.directives.values(), NOW)
+    (stands,) = active_facts(state.directives.values(), NOW)
     assert stands.reason == "new"
 
 

@@ -53,7 +53,7 @@ def test_no_clique_with_room_for_all_starts_none_and_buys_none() -> None:
     """Which clique a new node will be in is not known: nothing is bought in the hope."""
     made = planned(in_clique("n1", "a"), in_clique("n2", "b"), job("train", members=2, within=CLIQUE), on_sale())
     assert bought(made) == []
-    held = {each.subject: each.reason for each in made.held_back}
+    held = {each.subject: each.reason for each in made.deferred}
     assert held["job/train"] == NoDomainFits(topology_key=CLIQUE, domains_count=2, members_count=2)
 
 
@@ -89,4 +89,4 @@ def test_pods_of_a_group_say_it_by_annotation(key: str) -> None:
     assert [dict(each.labels)["rack"] for each in bought(made)] == ["r2", "r2"]
     alone = planned(members, on_sale(), pools=racks[:1])
     assert bought(alone) == []
-    assert {type(each.reason) for each in alone.held_back} == {NoDomainFits}
+    assert {type(each.reason) for each in alone.deferred} == {NoDomainFits}

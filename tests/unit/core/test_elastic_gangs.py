@@ -39,8 +39,8 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, ReleaseInstance
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import JobSpec, Mistake
-from gpu_autoscaler.model.reasons import GangGivenUp, HoldReason, NodesLimit, RoomExpected, UnmetDemand
-from gpu_autoscaler.model.waits import GangFirst
+from gpu_autoscaler.model.reasons import GangAbandoned, DeferReason, NodesLimit, CapacityExpected, UnmetDemand
+from gpu_autoscaler.model.waits import GangPending
 from gpu_autoscaler_services.cli.jobs import Request
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.manifest import job_manifest
@@ -73,9 +73,9 @@ def wanted(decision: BuyNode) -> tuple[str, ...]:
     return decision.reason.demand
 
 
-def reasons_for_members(state: ClusterState, under: ScalingPolicy) -> dict[str, HoldReason]:
+def reasons_for_members(state: ClusterState, under: ScalingPolicy) -> dict[str, DeferReason]:
     """Why members beyond the gang are not bought for."""
-    held = {each.subject: each.reason for each in plan(state, under, T0).held_back}
+    held = {each.subject: each.reason for each in plan(state, under, T0).deferred}
     return {key: reason for key, reason in held.items() if key.startswith("member/")}
 
 
@@ -132,7 +132,7 @@ def test_a_limit_takes_from_the_members_beyond_the_gang_first(most: int, count: 
     told = reasons_for_members(state, limited)
 
     assert len(buys(state, limited)) == count
-    expected = [GangFirst] * 3 if count < 2 else [NodesLimit] * (5 - count)
+    expected = [GangPending] * 3 if count < 2 else [NodesLimit] * (5 - count)
     assert [type(each) for each in told.values()] == expected
 
 
@@ -152,9 +152,9 @@ def test_members_beyond_a_gang_take_no_room_before_it_has_its_own() -> None:
     made = plan(state, frozen, T0 + MINUTE)
 
     assert check(made, state, frozen) == ()
-    held = {each.subject: each.reason for each in made.held_back}
-    assert isinstance(held["job/b"], RoomExpected)
-    assert [type(held[f"member/a/{number}"]) for number in (3, 4, 5)] == [GangFirst] * 3
+    held = {each.subject: each.reason for each in made.deferred}
+    assert isinstance(held["job/b"], CapacityExpected)
+    assert [type(held[f"member/a/{number}"]) for number in (3, 4, 5)] == [GangPending] * 3
     assert placed(state) == [("n0",)]
 
 
@@ -194,7 +194,7 @@ def test_a_gang_that_is_given_up_gives_back_what_stands_by_for_the_others() -> N
 
     assert check(made, given(*waits, *coming), limited) == ()
     back = [each for each in made.decisions if isinstance(each, ReleaseInstance)]
-    assert [type(each.reason) for each in back] == [GangGivenUp] * 3
+    assert [type(each.reason) for each in back] == [GangAbandoned] * 3
     assert buys(given(*waits, *coming), limited) == []
 
 
@@ -233,7 +233,7 @@ def test_members_beyond_the_gang_are_bought_as_far_as_limits_go() -> None:
 
     assert check(made, state, limited) == ()
     assert [each.gang for each in buys(state, limited)] == [None, None]
-    assert [type(each.reason) for each in made.held_back if each.subject.startswith("pod/")] == [NodesLimit]
+    assert [type(each.reason) for each in made.deferred if each.subject.startswith("pod/")] == [NodesLimit]
 
 
 def test_the_room_of_what_starts_is_kept_until_its_pods_are_there() -> None:

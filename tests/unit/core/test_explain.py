@@ -29,7 +29,7 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobFinished, JobPreempted
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated, ScalingPlanMade, ScalingPodEvicted
 from gpu_autoscaler.model import reasons
-from gpu_autoscaler.model.decisions import Cut, HeldBack, Plan
+from gpu_autoscaler.model.decisions import Cut, Deferred, Plan
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid
 from gpu_autoscaler.model.reason import Reason
 
@@ -87,7 +87,7 @@ def test_a_decision_says_what_and_why() -> None:
 
 def test_what_was_held_back_names_step_and_subject() -> None:
     """A plan that does nothing still says what it did not do."""
-    held = HeldBack(step="cover_demand", subject="job/train", reason=reasons.Frozen())
+    held = Deferred(step="cover_demand", subject="job/train", reason=reasons.Frozen())
 
     assert held_back_sentence(held) == (
         "Held back for job train (step cover_demand): The policy is frozen: nothing is to be changed."
@@ -97,13 +97,13 @@ def test_what_was_held_back_names_step_and_subject() -> None:
 def told_story() -> tuple[Recorded, ...]:
     """A job waits, a launch is refused, another works; the job runs, a notice comes, the node goes."""
     demand = reasons.UnmetDemand(demand=("job/train",), offers_considered=2, price_micro_usd_per_hour=10_000_000)
-    held = HeldBack(
+    held = Deferred(
         step="cover_demand",
         subject="job/train",
-        reason=reasons.OffersRefused(offers=("p4d.24xlarge/zone-a/spot",), retry_at=T0 + 3 * MINUTE),
+        reason=reasons.OffersUnavailable(offers=("p4d.24xlarge/zone-a/spot",), retry_at=T0 + 3 * MINUTE),
     )
-    other = HeldBack(step="cover_demand", subject="job/other", reason=reasons.Frozen())
-    plan = Plan(as_of=T0 + 5 * SECOND, parent_sequence=1, held_back=(held, other))
+    other = Deferred(step="cover_demand", subject="job/other", reason=reasons.Frozen())
+    plan = Plan(as_of=T0 + 5 * SECOND, parent_sequence=1, deferred=(held, other))
     waits = ScalingPlanMade(plan_id=PlanId("plan-2"), plan=plan, cut=Cut(), policy_digest="p", core_digest="c")
     first = purchase("buy-n0", reason=demand, at=T0 + SECOND)
     second = purchase("buy-n1", offer(zone="zone-b"), reason=demand, at=T0 + 10 * SECOND)
@@ -228,7 +228,7 @@ def test_a_pod_is_explained_by_its_job_and_the_drain_that_moved_it() -> None:
 
 def test_a_replacement_is_explained_by_the_notice_of_the_node_before_it() -> None:
     """A node that was bought in time leads back to the notice that another one got."""
-    reason = reasons.ReplacesDoomed(node_uid=NodeUid("uid-n1"), node_name="n1", reclaim_at=T0 + 2 * MINUTE)
+    reason = reasons.ReplacesAtRiskNode(node_uid=NodeUid("uid-n1"), node_name="n1", reclaim_at=T0 + 2 * MINUTE)
     history = record(
         [
             *node("n1"),
@@ -255,10 +255,10 @@ def test_nodes_of_one_kind_for_a_gang_are_told_in_one_sentence() -> None:
 
 def test_what_keeps_a_node_is_its_own_story_and_told_by_its_name() -> None:
     """Uids are for machines; and a job does not care why its node was not removed an hour later."""
-    kept = HeldBack(
+    kept = Deferred(
         step="release_idle", subject="node/uid-n1", reason=reasons.NotYetIdle(idle_seconds=1, idle_seconds_max=150)
     )
-    plan = Plan(as_of=T0 + MINUTE, parent_sequence=1, held_back=(kept,))
+    plan = Plan(as_of=T0 + MINUTE, parent_sequence=1, deferred=(kept,))
     made = ScalingPlanMade(plan_id=PlanId("plan-9"), plan=plan, cut=Cut(), policy_digest="p", core_digest="c")
     demand = reasons.UnmetDemand(demand=("job/train",), offers_considered=2, price_micro_usd_per_hour=10_000_000)
     bought_node = bought(purchase("buy-n1", reason=demand), at=T0)

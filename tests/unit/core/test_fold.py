@@ -191,8 +191,8 @@ def test_a_withdrawn_notice_stands_again_when_it_is_said_again() -> None:
     back = told(old, (Told(withdrawn, T0 + MINUTE),), old)
     again = told(notice("n1", reclaim_at=T0 + HOUR, at=T0 + 5 * MINUTE), into=back)
 
-    assert [each.is_standing for each in back.notices.values()] == [False]
-    assert [(each.is_standing, each.notice.reclaim_at) for each in again.notices.values()] == [(True, T0 + HOUR)]
+    assert [each.is_active for each in back.notices.values()] == [False]
+    assert [(each.is_active, each.notice.reclaim_at) for each in again.notices.values()] == [(True, T0 + HOUR)]
 
 
 def test_a_withdrawal_takes_back_only_what_came_before_it() -> None:
@@ -202,7 +202,7 @@ def test_a_withdrawal_takes_back_only_what_came_before_it() -> None:
     )
     state = told(notice("n1", at=T0 + MINUTE), (Told(withdrawn, T0 + HOUR),))
 
-    assert [each.is_standing for each in state.notices.values()] == [True]
+    assert [each.is_active for each in state.notices.values()] == [True]
 
 
 def test_a_request_without_an_id_is_known_by_its_event() -> None:

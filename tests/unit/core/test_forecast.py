@@ -6,15 +6,15 @@ from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, node, no
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.demand_levels import sample_due
-from gpu_autoscaler.core.foresight import Foresight, foresight
+from gpu_autoscaler.core.foresight import ForecastGauges, foresight
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policies.ahead import ForecastPolicy, Headroom, Size
+from gpu_autoscaler.core.policies.ahead import ForecastPolicy, Headroom, ScheduledLimit
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.forecasts import Score
-from gpu_autoscaler.model.reasons import BelowMinimum, ForecastUnsure, KeptAhead, NodesLimit, WantedAhead, WatchStale
+from gpu_autoscaler.model.reasons import BelowMinimum, ForecastUncertain, KeptAsBuffer, NodesLimit, CapacityBuffer, WatchStale
 
 CHEAP = offer("g4dn.xlarge", gpus=1, model="T4", gpu_memory_gib=16, usd_per_hour=0.5)
 
@@ -45,7 +45,7 @@ def test_a_node_that_leaves_does_not_count() -> None:
 def test_the_minimum_is_not_counted_on_an_old_picture() -> None:
     """Nodes that were not listed may be there all the same."""
     state = given(on_sale(CHEAP), is_synced=False)
-    (held,) = [each for each in plan(state, policy(nodes_count_min=1), T0).held_back if each.step == "prepare"]
+    (held,) = [each for each in plan(state, policy(nodes_count_min=1), T0).deferred if each.step == "prepare"]
 
     assert bought(state, 1) == []
     assert held.subject == "cluster"
@@ -75,7 +75,7 @@ def test_headroom_is_bought_and_what_is_on_its_way_counts() -> None:
     one = purchases(made(given(on_sale(offer(), CHEAP), node("n1", CHEAP)), headrooms=rooms))
 
     assert [decision.offer.key for decision in both] == [CHEAP.key, CHEAP.key]
-    assert both[0].reason == WantedAhead(demand=("headroom/warm",), free_gpu_count=0, wanted_gpu_count=2)
+    assert both[0].reason == CapacityBuffer(demand=("headroom/warm",), free_gpu_count=0, wanted_gpu_count=2)
     assert sentence(both[0].reason) == "2 GPUs are to be free for headroom warm (free or on their way: 0)."
     assert len(one) == 1
     assert purchases(made(given(on_sale(CHEAP), node("n1", CHEAP), node("n2", CHEAP)), headrooms=rooms)) == []
@@ -86,7 +86,7 @@ def test_a_node_that_is_kept_free_does_not_go_for_being_idle() -> None:
     rooms = (Headroom(name="warm", free_gpu_count=1),)
     state = given(node("n1", CHEAP), node("n2", CHEAP), on_sale(CHEAP), as_of=T0 + HOUR)
     decided = made(state, T0 + HOUR, headrooms=rooms)
-    kept = [held for held in decided.held_back if isinstance(held.reason, KeptAhead)]
+    kept = [held for held in decided.deferred if isinstance(held.reason, KeptAsBuffer)]
 
     assert [held.subject for held in kept] == ["node/uid-n1"]
     assert sentence(kept[0].reason) == "Its GPUs are kept free for headroom warm."
@@ -112,19 +112,19 @@ def test_headroom_by_schedule_is_ordered_ahead_of_its_beginning() -> None:
 
 def test_a_size_by_schedule_narrows_the_bounds_while_it_holds() -> None:
     """At night one node at most: the second pod waits with the limit as its reason; by day it is bought for."""
-    sizes = (Size(name="night", nodes_count_max=1, schedule="0 22 * * *", duration_seconds=8 * 3600.0),)
+    sizes = (ScheduledLimit(name="night", nodes_count_max=1, schedule="0 22 * * *", duration_seconds=8 * 3600.0),)
     night, day = T0 + 11 * HOUR, T0 + 2 * HOUR
 
     def seen(as_of: datetime) -> Plan:
         waiting = (pod(name, gpus=1, at=as_of, unschedulable_since=as_of) for name in ("a", "b"))
-        return made(given(*waiting, on_sale(CHEAP, at=as_of), as_of=as_of), as_of, sizes=sizes)
+        return made(given(*waiting, on_sale(CHEAP, at=as_of), as_of=as_of), as_of, scheduled_limits=sizes)
 
     assert len(purchases(seen(day))) == 2
     assert len(purchases(seen(night))) == 1
-    assert [held.reason for held in seen(night).held_back] == [NodesLimit(nodes_count=1, nodes_count_max=1)]
-    least = (Size(name="rush", nodes_count_min=2, schedule="0 14 * * *", duration_seconds=3600.0),)
-    assert len(purchases(made(given(on_sale(CHEAP), as_of=T0), T0, sizes=least))) == 0
-    assert len(purchases(made(given(on_sale(CHEAP), as_of=T0 + 1.6 * HOUR), T0 + 1.6 * HOUR, sizes=least))) == 2
+    assert [held.reason for held in seen(night).deferred] == [NodesLimit(nodes_count=1, nodes_count_max=1)]
+    least = (ScheduledLimit(name="rush", nodes_count_min=2, schedule="0 14 * * *", duration_seconds=3600.0),)
+    assert len(purchases(made(given(on_sale(CHEAP), as_of=T0), T0, scheduled_limits=least))) == 0
+    assert len(purchases(made(given(on_sale(CHEAP), as_of=T0 + 1.6 * HOUR), T0 + 1.6 * HOUR, scheduled_limits=least))) == 2
 
 
 # ---- what is foreseen
@@ -164,7 +164,7 @@ def scored(*, is_right: bool) -> Story:
     )  # fmt: skip
 
 
-FORESEEING = ForecastPolicy(is_on=True, soon_ratio=0.95)
+FORESEEING = ForecastPolicy(is_on=True, short_rise_quantile_ratio=0.95)
 
 
 def test_a_forecast_that_was_right_is_bought_for() -> None:
@@ -174,7 +174,7 @@ def test_a_forecast_that_was_right_is_bought_for() -> None:
     bought_ahead = purchases(made(state, at, forecast=FORESEEING))
 
     assert len(bought_ahead) == 4
-    assert bought_ahead[0].reason == WantedAhead(demand=("forecast/T4",), free_gpu_count=0, wanted_gpu_count=4)
+    assert bought_ahead[0].reason == CapacityBuffer(demand=("forecast/T4",), free_gpu_count=0, wanted_gpu_count=4)
     assert purchases(made(state, at)) == []
 
 
@@ -185,14 +185,14 @@ def test_a_forecast_that_was_wrong_for_days_is_silent_and_says_so() -> None:
     untried = made(given(asked_for(at), on_sale(CHEAP), as_of=at), at, forecast=FORESEEING)
 
     assert purchases(wrong) == purchases(untried) == []
-    (held,) = wrong.held_back
-    assert isinstance(held.reason, ForecastUnsure)
+    (held,) = wrong.deferred
+    assert isinstance(held.reason, ForecastUncertain)
     assert held.subject == "forecast/T4"
     assert sentence(held.reason) == (
         "More demand is foreseen, but forecasts of late deserve 14 % of trust; 70 % are asked for."
     )
-    (never,) = untried.held_back
-    assert never.reason == ForecastUnsure(confidence_ratio=None, confidence_ratio_min=0.7)
+    (never,) = untried.deferred
+    assert never.reason == ForecastUncertain(confidence_ratio=None, confidence_ratio_min=0.7)
     assert "tried for long enough" in sentence(never.reason)
 
 
@@ -202,10 +202,10 @@ def test_what_is_foreseen_is_two_figures_and_unknown_where_there_is_none() -> No
     there = given(asked_for(at), scored(is_right=True), node("n1"), as_of=at)
     assert foresight(there, rules, at).utilization_ratio == 0.5
     assert foresight(there, rules, at).confidence_ratio == 1.0
-    assert foresight(there, policy(), at) == Foresight()
+    assert foresight(there, policy(), at) == ForecastGauges()
     empty = given(asked_for(at), as_of=at)
-    assert foresight(empty, rules, at) == Foresight()
-    assert foresight(there, rules, at + HOUR) == Foresight()
+    assert foresight(empty, rules, at) == ForecastGauges()
+    assert foresight(there, rules, at + HOUR) == ForecastGauges()
 
 
 def test_an_old_sample_foresees_nothing() -> None:

@@ -28,7 +28,7 @@ from gpu_autoscaler.events.scaling import ScalingNodeTerminated
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, PlanId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import GangGivenUp
+from gpu_autoscaler.model.reasons import GangAbandoned
 
 MEMBERS_COUNT = 4
 ROUND = 2 * MINUTE
@@ -122,7 +122,7 @@ def test_a_gang_is_whole_in_time_or_nothing_of_it_stays(fates: tuple[str, ...], 
         state = given(world.story(now), as_of=now)
         made = plan(state, UNDER, now)
         assert check(made, state, UNDER) == ()
-        if any(isinstance(each.reason, GangGivenUp) for each in made.decisions):
+        if any(isinstance(each.reason, GangAbandoned) for each in made.decisions):
             given_up.append(now)
         world.carry_out(made, now)
         ready_count = sum(1 for story in world.alive.values() if any(hasattr(one.fact, "node_uid") for one in story))

@@ -34,16 +34,16 @@ from gpu_autoscaler.events.scaling import ScalingNodeTerminated
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, PlanId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import GangGivenUp, GpusLimit, UnmetDemand
-from gpu_autoscaler.model.waits import GangBackoff, GangLate
+from gpu_autoscaler.model.reasons import GangAbandoned, GpusLimit, UnmetDemand
+from gpu_autoscaler.model.waits import GangBackoff, GangTimedOut
 
 SPOT = offer()
 GANG = "job/train"
-GIVEN_UP = GangGivenUp(gang=GANG, hold_reason="offers_refused")
+MAX_DELIVERIES_CONSUMER = GangAbandoned(gang=GANG, defer_reason="offers_unavailable")
 WAITING = job("train", gpus=8, members=4)
 
 
-def given_up(at: datetime, *, number: int = 0, reason: GangGivenUp = GIVEN_UP) -> Story:
+def given_up(at: datetime, *, number: int = 0, reason: GangAbandoned = MAX_DELIVERIES_CONSUMER) -> Story:
     """A node of the gang that was bought and given back at this instant."""
     name = f"given-up-{number}"
     release = ReleaseInstance(
@@ -80,7 +80,7 @@ def buys(found: Plan) -> list[BuyNode]:
 
 def held(found: Plan) -> list[object]:
     """Why the gang waits."""
-    return [each.reason for each in found.held_back if each.subject == GANG]
+    return [each.reason for each in found.deferred if each.subject == GANG]
 
 
 def after(tries: int, later: timedelta) -> tuple[ClusterState, datetime]:
@@ -99,7 +99,7 @@ def test_each_failed_purchase_doubles_the_wait_up_to_its_bound(tries: int, secon
     state, late = after(tries, timedelta(seconds=seconds))
 
     assert buys(waiting) == []
-    assert held(waiting) == [GangBackoff(gang=GANG, given_up_count=tries, retry_at=early + SECOND)]
+    assert held(waiting) == [GangBackoff(gang=GANG, abandoned_count=tries, retry_at=early + SECOND)]
     assert len(buys(made(state, late))) == 4
 
 
@@ -118,7 +118,7 @@ def test_a_wait_is_no_wait_for_room_that_is_there() -> None:
     nodes = [node(f"n{number}", SPOT, at=T0) for number in range(4)]
     state = given(WAITING, given_up(T0), *nodes, on_sale(SPOT), as_of=T0 + SECOND)
 
-    assert [type(each).__name__ for each in held(made(state, T0 + SECOND))] == ["RoomExpected"]
+    assert [type(each).__name__ for each in held(made(state, T0 + SECOND))] == ["CapacityExpected"]
 
 
 def test_what_comes_late_for_a_waiting_gang_goes_back_and_is_no_new_try() -> None:
@@ -127,21 +127,21 @@ def test_what_comes_late_for_a_waiting_gang_goes_back_and_is_no_new_try() -> Non
     state = given(WAITING, given_up(T0), late, on_sale(SPOT), as_of=T0 + SECOND)
     (release,) = [each for each in made(state, T0 + SECOND).decisions if isinstance(each, ReleaseInstance)]
 
-    assert release.reason == GangGivenUp(gang=GANG, hold_reason="gang_backoff")
+    assert release.reason == GangAbandoned(gang=GANG, defer_reason="gang_backoff")
     again = given(WAITING, given_up(T0), given_up(T0 + SECOND, number=1, reason=release.reason), as_of=T0 + MINUTE)
-    assert again.gangs[GANG].given_up_count == 1
+    assert again.gangs[GANG].abandoned_count == 1
 
 
 def test_two_nodes_given_back_by_one_plan_are_one_try() -> None:
     """A gang is given up as a whole."""
     releases = [
         ReleaseInstance(
-            action_id=ActionId(f"r{number}"), provider_id=None, order_action_id=ActionId(f"o{number}"), reason=GIVEN_UP
+            action_id=ActionId(f"r{number}"), provider_id=None, order_action_id=ActionId(f"o{number}"), reason=MAX_DELIVERIES_CONSUMER
         )
         for number in range(2)
     ]
 
-    assert given(planned(*releases)).gangs[GANG].given_up_count == 1
+    assert given(planned(*releases)).gangs[GANG].abandoned_count == 1
 
 
 def test_old_failures_are_forgotten() -> None:
@@ -154,7 +154,7 @@ def test_old_failures_are_forgotten() -> None:
 
 def drained_sign(at: datetime) -> Story:
     """Another order ends at this instant: the stream's hour goes on."""
-    return given_up(at, number=7, reason=GangGivenUp(gang="job/other", hold_reason="gang_backoff"))
+    return given_up(at, number=7, reason=GangAbandoned(gang="job/other", defer_reason="gang_backoff"))
 
 
 # ---- the deadline of the whole
@@ -176,7 +176,7 @@ def test_a_gang_in_time_waits_for_its_last_node() -> None:
     as_of = T0 + 9 * MINUTE
     state = given(*half_there(T0 + 5 * MINUTE), on_sale(SPOT), as_of=as_of)
 
-    assert [type(each).__name__ for each in held(made(state, as_of))] == ["RoomExpected"]
+    assert [type(each).__name__ for each in held(made(state, as_of))] == ["CapacityExpected"]
 
 
 def test_a_gang_that_is_not_complete_in_time_gives_all_back() -> None:
@@ -187,7 +187,7 @@ def test_a_gang_that_is_not_complete_in_time_gives_all_back() -> None:
     going = {each.node_name for each in found.decisions if isinstance(each, DrainNode)}
     released = [each.provider_id for each in found.decisions if isinstance(each, ReleaseInstance)]
 
-    assert held(found) == [GangLate(gang=GANG, bought_seconds=1800.0, complete_seconds_max=1800.0)]
+    assert held(found) == [GangTimedOut(gang=GANG, bought_seconds=1800.0, complete_seconds_max=1800.0)]
     assert (going, released) == ({"n0", "n1", "n2"}, [provider_id("last")])
     assert buys(found) == []
 
@@ -204,7 +204,7 @@ def test_nodes_of_an_earlier_start_are_not_late() -> None:
     ]
     state = given(*half_there(as_of - MINUTE), *ran, on_sale(SPOT), as_of=as_of)
 
-    assert [type(each).__name__ for each in held(made(state, as_of))] == ["RoomExpected"]
+    assert [type(each).__name__ for each in held(made(state, as_of))] == ["CapacityExpected"]
 
 
 def test_the_deadline_is_the_policys() -> None:
@@ -213,7 +213,7 @@ def test_the_deadline_is_the_policys() -> None:
     state = given(*half_there(T0 + 20 * MINUTE), on_sale(SPOT), as_of=as_of)
     patient = policy(gangs=GangPolicy(complete_seconds_max=7200.0))
 
-    assert [type(each).__name__ for each in held(made(state, as_of, patient))] == ["RoomExpected"]
+    assert [type(each).__name__ for each in held(made(state, as_of, patient))] == ["CapacityExpected"]
 
 
 # ---- what Karpenter does
@@ -239,11 +239,11 @@ def test_a_group_of_pods_that_a_limit_cannot_take_whole_buys_nothing() -> None:
     found = made(given(*pods, on_sale(SPOT)), T0, policy(gpu_count_max=16))
 
     assert buys(found) == []
-    assert {each.subject for each in found.held_back} == {
+    assert {each.subject for each in found.deferred} == {
         "group/default/ring",
         *(f"pod/uid-ring-{number}" for number in range(4)),
     }
-    assert {each.reason for each in found.held_back} == {GpusLimit(gpu_count=0, gpu_count_max=16)}
+    assert {each.reason for each in found.deferred} == {GpusLimit(gpu_count=0, gpu_count_max=16)}
 
 
 # ---- whole, wherever it can be had
@@ -268,7 +268,7 @@ def test_the_second_opinion_refuses_a_purchase_before_its_time() -> None:
     state, as_of = after(1, 10 * SECOND)
     bad = msgspec.structs.replace(
         plan(state, policy(), as_of),
-        held_back=(),
+        deferred=(),
         decisions=tuple(purchase(f"x{number}", SPOT, gang=GANG, at=as_of) for number in range(4)),
     )
     assert any("waits until" in mistake for mistake in check(bad, state, policy()))

@@ -29,13 +29,13 @@ from gpu_autoscaler.events.scaling import ScalingDrainCancelled
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import Cooldown, GangGivenUp
+from gpu_autoscaler.model.reasons import Cooldown, GangAbandoned
 
 SPOT = offer()
 ON_DEMAND = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
 GANG = "job/train"
 NOW = T0 + 30 * SECOND
-GIVEN_UP = GangGivenUp(gang=GANG, hold_reason="offers_refused")
+MAX_DELIVERIES_CONSUMER = GangAbandoned(gang=GANG, defer_reason="offers_unavailable")
 
 
 def half_refused() -> tuple[Story, ...]:
@@ -73,8 +73,8 @@ def test_a_gang_that_nothing_can_complete_gives_back_what_was_launched() -> None
     """The only offer is refused: what boots for the gang goes at once, each with the reason."""
     made = checked(given(*half_refused(), on_sale(SPOT), as_of=NOW))
 
-    assert releases(made) == [(provider_id("member-0"), GIVEN_UP), (provider_id("member-1"), GIVEN_UP)]
-    assert [each.reason.tag() for each in made.held_back if each.subject == GANG] == ["offers_refused"]
+    assert releases(made) == [(provider_id("member-0"), MAX_DELIVERIES_CONSUMER), (provider_id("member-1"), MAX_DELIVERIES_CONSUMER)]
+    assert [each.reason.tag() for each in made.deferred if each.subject == GANG] == ["offers_unavailable"]
 
 
 def test_a_launch_that_is_under_way_is_waited_for() -> None:
@@ -107,7 +107,7 @@ def test_what_was_found_at_work_is_not_given_back_again_at_once(*, is_node_known
         action_id=ActionId("release-0"),
         provider_id=provider_id("member-0"),
         order_action_id=ActionId("member-0"),
-        reason=GIVEN_UP,
+        reason=MAX_DELIVERIES_CONSUMER,
     )
     over = ScalingDrainCancelled(
         action_id=release.action_id,
@@ -131,9 +131,9 @@ def test_what_was_found_at_work_is_not_given_back_again_at_once(*, is_node_known
     made = checked(given(*story, as_of=NOW))
 
     assert releases(made) == []
-    (wait,) = [each.reason for each in made.held_back if each.subject == "order/member-0"]
+    (wait,) = [each.reason for each in made.deferred if each.subject == "order/member-0"]
     assert wait == Cooldown(remaining_seconds=299.0)
-    hasty = policy(removal={**msgspec.to_builtins(policy().removal), "retry_seconds": 1.0})
+    hasty = policy(removal={**msgspec.to_builtins(policy().removal), "drain_retry_seconds": 1.0})
     assert [one for one, _ in releases(checked(given(*story, as_of=NOW), hasty))] == [provider_id("member-0")]
 
 
@@ -144,7 +144,7 @@ def test_a_node_that_is_ready_drains_without_waiting_to_idle() -> None:
         each for each in checked(lone, policy(disruption_ratio_max=1.0)).decisions if isinstance(each, DrainNode)
     ]
 
-    assert (drain.node_name, drain.reason, drain.is_voluntary) == ("ready", GIVEN_UP, True)
+    assert (drain.node_name, drain.reason, drain.is_voluntary) == ("ready", MAX_DELIVERIES_CONSUMER, True)
 
 
 def test_a_ready_node_with_work_on_it_stays() -> None:

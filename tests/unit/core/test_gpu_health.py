@@ -58,7 +58,7 @@ def test_a_gpu_that_is_broken_makes_its_node_go_and_why_says_which(words: str) -
     (drain,) = drains(story(FATAL[words], protected))
 
     assert (drain.node_name, drain.is_voluntary) == ("n1", False)
-    assert isinstance(drain.reason, reasons.NodeSick)
+    assert isinstance(drain.reason, reasons.NodeUnhealthy)
     assert words in sentence(drain.reason)
 
 
@@ -67,7 +67,7 @@ def test_a_gpu_that_still_works_waits_for_what_is_protected(sick: Mapping[str, A
     """Hot, or due for a reset: its work moves when it may."""
     protected = pod("a", on="n1", gpus=4, annotations={"karpenter.sh/do-not-disrupt": "true"})
     (drain,) = drains(story(sick, WORK))
-    (held,) = [each.reason for each in story(sick, protected).held_back if each.step == "renew"]
+    (held,) = [each.reason for each in story(sick, protected).deferred if each.step == "renew"]
 
     assert drain.is_voluntary
     assert isinstance(held, reasons.PodProtected)
@@ -117,7 +117,7 @@ def test_of_too_many_sick_nodes_none_is_touched() -> None:
     made = plan(state, RULES, NOW)
 
     assert drains(made) == []
-    assert reasons.TooManySick(sick_count=10, nodes_count=10, sick_ratio_max=0.45) in [h.reason for h in made.held_back]
+    assert reasons.TooManyUnhealthy(unhealthy_count=10, nodes_count=10, unhealthy_ratio_max=0.45) in [h.reason for h in made.deferred]
 
 
 def test_the_second_opinion_finds_a_node_that_was_well() -> None:

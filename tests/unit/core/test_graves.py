@@ -6,7 +6,7 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.folding.graves import Graves, all_stones, stone_of
+from gpu_autoscaler.core.folding.graves import TombstoneBuckets, all_tombstones, tombstone_of
 from gpu_autoscaler.core.hours import hour
 from gpu_autoscaler.core.state import EMPTY_STATE, Tombstone
 from gpu_autoscaler.events.envelope import Envelope, Recorded
@@ -46,13 +46,13 @@ def observed(name: str, version: int) -> PodObserved:
 @for_all(st.lists(_STEPS), st.integers(0, 30))
 def test_they_are_as_in_one_mapping(steps: list[tuple[str, str, int]], cut: int) -> None:
     """Whatever is set, taken away and forgotten, in one batch or in two: each has its last stone, or none."""
-    graves: Graves[str] = Graves({})
+    graves: TombstoneBuckets[str] = TombstoneBuckets({})
     known: dict[str, Tombstone] = {}
     origin, before = graves.now, {}
     for number, (step, key, hours) in enumerate(steps):
         if number == cut:
             origin, before = graves.now, {at: dict(stones) for at, stones in graves.now.items()}
-            graves = Graves(origin)
+            graves = TombstoneBuckets(origin)
         if step == "set":
             graves.remove(key)
             graves.set(key, stone(hours))
@@ -64,7 +64,7 @@ def test_they_are_as_in_one_mapping(steps: list[tuple[str, str, int]], cut: int)
             graves.forget(hour(NOON) + hours)
             known = {key: one for key, one in known.items() if one.gone_at >= NOON + hours * HOUR}
         assert {key: found for key in "abc" if (found := graves.get(key)) is not None} == known
-    assert sorted(one.gone_at for one in all_stones(graves.now)) == sorted(one.gone_at for one in known.values())
+    assert sorted(one.gone_at for one in all_tombstones(graves.now)) == sorted(one.gone_at for one in known.values())
     assert all(graves.now.values()), "an hour without stones would make equal states differ"
     assert origin == before, "what was given is not changed"
 
@@ -87,11 +87,11 @@ def test_nothing_older_comes_back_whatever_the_hour_of_its_end() -> None:
     assert late == state
 
     later = fold(state, [recorded(gone("p0", 11), 20, NOON + 5 * HOUR)])
-    found = stone_of(later.pods_gone, PodUid("p0"))
+    found = tombstone_of(later.pods_gone, PodUid("p0"))
     assert found is not None
     assert (found.version, found.gone_at) == ((1, 11), NOON + 5 * HOUR)
     assert hour(NOON) not in later.pods_gone
 
     back = fold(later, [recorded(observed("p0", 12), 21, NOON + 5 * HOUR)])
     assert "p0" in back.pods
-    assert stone_of(back.pods_gone, PodUid("p0")) is None
+    assert tombstone_of(back.pods_gone, PodUid("p0")) is None

@@ -30,9 +30,9 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reason import Reason
 from gpu_autoscaler.model.reasons import (
     Frozen,
-    HoldReason,
+    DeferReason,
     KeptByOverride,
-    OffersRefused,
+    OffersUnavailable,
     OverrideReached,
     PoolPaused,
     UnmetDemand,
@@ -134,10 +134,10 @@ def test_a_node_says_why_it_exists_and_what_keeps_it() -> None:
     assert node_line("n2", busy) == ""
 
 
-@pytest.mark.parametrize("kind", get_args(HoldReason), ids=lambda kind: kind.tag())
+@pytest.mark.parametrize("kind", get_args(DeferReason), ids=lambda kind: kind.tag())
 def test_every_reason_to_wait_has_an_end_of_its_own(kind: type[Reason]) -> None:
     """Nobody is told to wait for something to change: it is said what, and no two reasons say the same."""
-    said = {one: remedy(cast("HoldReason", sample(one))) for one in get_args(HoldReason)}
+    said = {one: remedy(cast("DeferReason", sample(one))) for one in get_args(DeferReason)}
     text = said[kind]
     assert text
     assert text[0].islower() or text.startswith(("gpu-7", "GPU"))
@@ -151,13 +151,13 @@ def test_every_reason_to_wait_has_an_end_of_its_own(kind: type[Reason]) -> None:
     ("reason", "when"),
     [
         (Frozen(), "the policy's is_frozen is false again"),
-        (OffersRefused(offers=("a",), retry_at=T0), "which it is asked for after 2026-11-21 12:00:00 UTC"),
+        (OffersUnavailable(offers=("a",), retry_at=T0), "which it is asked for after 2026-11-21 12:00:00 UTC"),
         (
             GangIncomplete(job_id=JobId("a"), members_placed=3, members_count=4),
             "the other 1 member has a place as well",
         ),
     ],
 )
-def test_each_reason_says_what_has_to_change(reason: Frozen | OffersRefused | GangIncomplete, when: str) -> None:
+def test_each_reason_says_what_has_to_change(reason: Frozen | OffersUnavailable | GangIncomplete, when: str) -> None:
     """A wait without an end is no answer."""
     assert when in remedy(reason)

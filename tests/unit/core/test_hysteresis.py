@@ -27,7 +27,7 @@ RULES = policy(disruption_ratio_max=0.3, scale_down_cooldown_seconds=COOLDOWN.to
 # A policy without what holds nodes still, to see that the world would show it.
 RESTLESS = policy(
     disruption_ratio_max=1.0, scale_down_cooldown_seconds=0.0, consolidation_saving_ratio_min=0.0,
-    removal=RemovalPolicy(horizon_hours=1.0, checkpoint_seconds=0.0),
+    removal=RemovalPolicy(replacement_payback_hours=1.0, checkpoint_interval_seconds=0.0),
 )  # fmt: skip
 
 

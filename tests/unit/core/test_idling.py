@@ -16,7 +16,7 @@ NOW = T0 + HOUR
 
 def kept(made: Plan) -> NotYetIdle:
     """Why the one node stays."""
-    (reason,) = (each.reason for each in made.held_back if isinstance(each.reason, NotYetIdle))
+    (reason,) = (each.reason for each in made.deferred if isinstance(each.reason, NotYetIdle))
     return reason
 
 

@@ -71,7 +71,7 @@ def test_a_storm_is_forgiven() -> None:
 
     assert rate(*storm) == pytest.approx(21 / 40)
     assert later == pytest.approx(11 / 30)
-    assert given(*storm, sign_of_life, as_of=T0 + 49 * HOUR).spot_ends == {}
+    assert given(*storm, sign_of_life, as_of=T0 + 49 * HOUR).spot_terminations == {}
 
 
 def test_other_zones_and_types_are_not_blamed() -> None:
@@ -101,6 +101,6 @@ def test_an_end_is_counted_once_however_often_it_is_told() -> None:
     again = ended("t", T0 + timedelta(minutes=1))
 
     assert (
-        given(bought(purchase("buy-t", SPOT)), once, again).spot_ends
-        == given(bought(purchase("buy-t", SPOT)), once).spot_ends
+        given(bought(purchase("buy-t", SPOT)), once, again).spot_terminations
+        == given(bought(purchase("buy-t", SPOT)), once).spot_terminations
     )

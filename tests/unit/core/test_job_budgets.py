@@ -21,7 +21,7 @@ from tests.support.stories import (
     purchase,
 )
 
-from gpu_autoscaler.core.queueing.job_budgets import SAVING_SECONDS, Outlay, outlays, too_little
+from gpu_autoscaler.core.queueing.job_budgets import CHECKPOINT_SECONDS, JobSpend, job_spends, budget_violation
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.ids import JobId
@@ -41,9 +41,9 @@ def running(budget_usd: float, *, gpus: int = 8) -> Story:
     )
 
 
-def outlay(state: ClusterState, after: timedelta) -> Outlay:
+def outlay(state: ClusterState, after: timedelta) -> JobSpend:
     """What the one job has spent so long after T0."""
-    (found,) = outlays(state, T0 + after)
+    (found,) = job_spends(state, T0 + after)
     return found
 
 
@@ -74,14 +74,14 @@ def test_little_is_left_before_nothing_is() -> None:
     """It is told to save while there is time for that, and ends when its budget is spent."""
     state = given(running(5.0))
 
-    assert outlay(state, 30 * MINUTE - timedelta(seconds=SAVING_SECONDS)).is_nearly_spent
-    assert not outlay(state, 30 * MINUTE - timedelta(seconds=SAVING_SECONDS)).is_spent
+    assert outlay(state, 30 * MINUTE - timedelta(seconds=CHECKPOINT_SECONDS)).is_nearly_spent
+    assert not outlay(state, 30 * MINUTE - timedelta(seconds=CHECKPOINT_SECONDS)).is_spent
     assert outlay(state, 30 * MINUTE).is_spent
 
 
 def test_without_a_budget_nobody_looks() -> None:
     """Nor after the end."""
-    assert outlays(given(job("train")), T0) == ()
+    assert job_spends(given(job("train")), T0) == ()
 
 
 def spec(state: ClusterState) -> JobSpec:
@@ -101,7 +101,7 @@ def test_what_cannot_be_enough_is_refused(run_seconds: float | None, usd: float,
     state = given(
         on_sale(dear, offer()), job("train", budget_limit_micro_usd=round(usd * USD), run_seconds=run_seconds)
     )
-    mistake = too_little(spec(state), state)
+    mistake = budget_violation(spec(state), state)
 
     assert (mistake is None) == is_enough
     assert mistake is None or mistake.field == "budget_limit_usd"
@@ -111,7 +111,7 @@ def test_where_no_price_is_known_nothing_is_refused() -> None:
     """Not known is not too dear."""
     state = given(job("train", budget_limit_micro_usd=1))
 
-    assert too_little(spec(state), state) is None
+    assert budget_violation(spec(state), state) is None
 
 
 def test_a_price_that_nobody_knows_is_not_zero() -> None:
@@ -133,7 +133,7 @@ def test_no_job_with_a_budget_is_placed_where_the_price_is_unknown() -> None:
     beside = given(node("n", unknown), node("p"), instance(purchase("buy-p")), job("train", budget_limit_micro_usd=USD))
     other = given(node("n", unknown), job("train", budget_limit_micro_usd=USD), job("free"))
 
-    assert [held.reason for held in schedule(alone, policy(), T0).held_back] == [PriceUnknown(offers=(unknown.key,))]
+    assert [held.reason for held in schedule(alone, policy(), T0).deferred] == [PriceUnknown(offers=(unknown.key,))]
     assert [each.node_names for each in schedule(beside, policy(), T0).placements] == [("p",)]
     assert [each.job_id for each in schedule(other, policy(), T0).placements] == ["free"]
 

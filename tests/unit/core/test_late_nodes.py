@@ -28,7 +28,7 @@ def test_a_late_node_with_work_on_it_is_emptied_and_not_just_ended() -> None:
 
     assert (drain.node_name, drain.is_voluntary, drain.deadline_at) == ("n1", False, NOW + HOUR)
     assert isinstance(drain.reason, reasons.BootTimedOut)
-    assert (drain.reason.waited_for, drain.reason.detail) == ("gpus", "0 of 8 nvidia.com/gpu")
+    assert (drain.reason.missing_step, drain.reason.detail) == ("gpus", "0 of 8 nvidia.com/gpu")
     assert check(made, state, policy()) == ()
 
 

@@ -160,8 +160,8 @@ def test_past_its_deadline_a_purchase_is_no_room_but_still_counts(*, is_launched
     before = only(given(story), T0 + 10 * MINUTE - SECOND)
     after = only(given(story), T0 + 10 * MINUTE)
 
-    assert (before.is_room, before.is_counted) == (True, True)
-    assert (after.phase, after.is_room, after.is_counted) == (NodePhase.FAILED, False, True)
+    assert (before.is_schedulable, before.is_counted) == (True, True)
+    assert (after.phase, after.is_schedulable, after.is_counted) == (NodePhase.FAILED, False, True)
 
 
 def test_a_node_that_was_usable_never_fails_its_boot() -> None:
@@ -180,7 +180,7 @@ def test_a_purchase_without_a_node_is_given_back_in_the_end(ending: Story, *, is
 
     assert only(state, T0 + 5 * MINUTE).phase is NodePhase.LOST
     late = only(state, T0 + HOUR)
-    assert (late.phase, late.is_counted, late.is_room) == (NodePhase.FAILED, is_counted, False)
+    assert (late.phase, late.is_counted, late.is_schedulable) == (NodePhase.FAILED, is_counted, False)
 
 
 def test_a_released_instance_is_on_its_way_out() -> None:
@@ -193,14 +193,14 @@ def test_a_released_instance_is_on_its_way_out() -> None:
     )
     view = only(given(bought(BUY), planned(release, plan_id="plan-release")), T0 + MINUTE)
 
-    assert (view.phase, view.is_room, view.is_counted, view.is_leaving) == (NodePhase.TERMINATING, False, True, True)
+    assert (view.phase, view.is_schedulable, view.is_counted, view.is_leaving) == (NodePhase.TERMINATING, False, True, True)
 
 
 def test_an_instance_that_exists_although_its_launch_was_refused_is_kept_in_sight() -> None:
     """The cloud said no and made it all the same: it costs money, so somebody has to end it."""
     view = only(given(bought(BUY, is_refused=True), instance(BUY)), T0 + MINUTE)
 
-    assert (view.phase, view.is_counted, view.is_room) == (NodePhase.FAILED, True, False)
+    assert (view.phase, view.is_counted, view.is_schedulable) == (NodePhase.FAILED, True, False)
 
 
 def test_an_instance_without_any_decision_is_seen() -> None:
@@ -275,7 +275,7 @@ def test_the_earliest_standing_notice_is_the_deadline() -> None:
     )
     view = only(state, T0)
 
-    assert (view.reclaim_at, view.phase, view.is_room) == (T0 + 2 * MINUTE, NodePhase.READY, False)
+    assert (view.reclaim_at, view.phase, view.is_schedulable) == (T0 + 2 * MINUTE, NodePhase.READY, False)
 
 
 def test_empty_since_is_told_by_pods_alone() -> None:
@@ -311,4 +311,4 @@ def test_a_cancelled_drain_gives_the_node_back() -> None:
     )
     view = only(given(node("n1"), drained("n1"), (Told(cancelled, T0 + MINUTE),)), T0 + MINUTE)
 
-    assert (view.phase, view.drain, view.is_room) == (NodePhase.READY, None, True)
+    assert (view.phase, view.drain, view.is_schedulable) == (NodePhase.READY, None, True)

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from tests.support.stories import T0, given, node, offer, policy, purchase
 
-from gpu_autoscaler.core.demand_items import Customer
+from gpu_autoscaler.core.demand_items import BillingScope
 from gpu_autoscaler.core.draft import Draft, Purchase
-from gpu_autoscaler.core.limits import Account, trim
+from gpu_autoscaler.core.limits import LimitUsage, trim
 from gpu_autoscaler.core.policies.limits import LimitsPolicy, PartLimit
 from gpu_autoscaler.core.policy import NodePool
-from gpu_autoscaler.model.reasons import BudgetLimit, GpusLimit, NodesLimit, PriceUnknown, UnmetDemand
+from gpu_autoscaler.model.reasons import HourlyPriceLimit, GpusLimit, NodesLimit, PriceUnknown, UnmetDemand
 
 
 def bought(name: str, *, transaction: str | None = None, needs: tuple[str, ...] = ()) -> Purchase:
@@ -24,7 +24,7 @@ def kept(*purchases: Purchase, nodes_count_max: int) -> list[str]:
     """What is left of these purchases, which come by priority."""
     draft = Draft.start(given(), T0).adding(purchases=purchases)
     trimmed = trim(draft, policy(nodes_count_max=nodes_count_max))
-    dropped = {subject.subject for subject in trimmed.held_back}
+    dropped = {subject.subject for subject in trimmed.deferred}
     left = [each.decision.action_id for each in trimmed.purchases]
     assert dropped == {f"pod/{each.decision.action_id}" for each in purchases if each.decision.action_id not in left}
     return list(left)
@@ -53,7 +53,7 @@ def test_foreign_nodes_do_not_count() -> None:
     """The limits are about what we buy."""
     views = Draft.start(given(node("ours"), node("foreign", is_ours=False)), T0).views
 
-    assert Account(views, policy()).nodes_count == 1
+    assert LimitUsage(views, policy()).nodes_count == 1
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_foreign_nodes_do_not_count() -> None:
         ({"gpu_count_max": 15}, GpusLimit(gpu_count=8, gpu_count_max=15)),
         (
             {"price_micro_usd_per_hour_max": 19_999_999},
-            BudgetLimit(price_micro_usd_per_hour=10_000_000, price_micro_usd_per_hour_max=19_999_999),
+            HourlyPriceLimit(price_micro_usd_per_hour=10_000_000, price_micro_usd_per_hour_max=19_999_999),
         ),
         (
             {"pools": (NodePool(name="default", nodes_count_max=1),)},
@@ -85,31 +85,31 @@ def test_foreign_nodes_do_not_count() -> None:
 )
 def test_each_limit_is_named_with_its_figures(limits: dict[str, object], reason: object) -> None:
     """One node of eight GPUs runs; one more passes the limit."""
-    account = Account(Draft.start(given(node("n1")), T0).views, policy(**limits))
+    account = LimitUsage(Draft.start(given(node("n1")), T0).views, policy(**limits))
 
-    assert account.excess("default", offer(), Customer("research")) == reason
+    assert account.excess("default", offer(), BillingScope("research")) == reason
 
 
 def test_a_limit_of_gpus_is_no_limit_for_nodes_without() -> None:
     """Even where it is passed already."""
-    account = Account(Draft.start(given(node("n1")), T0).views, policy(gpu_count_max=4))
+    account = LimitUsage(Draft.start(given(node("n1")), T0).views, policy(gpu_count_max=4))
 
-    assert account.excess("default", offer("m5.large", model=None), Customer()) is None
+    assert account.excess("default", offer("m5.large", model=None), BillingScope()) is None
 
 
 def test_a_node_of_unknown_price_is_not_free() -> None:
     """Under a limit of money nothing more is bought while a price is unknown."""
     views = Draft.start(given(node("n1")), T0).views
     unpriced = tuple(msgspec.structs.replace(view, price_micro_usd_per_hour=None) for view in views)
-    account = Account(unpriced, policy(price_micro_usd_per_hour_max=100_000_000))
+    account = LimitUsage(unpriced, policy(price_micro_usd_per_hour_max=100_000_000))
 
-    assert account.excess("default", offer(), Customer()) == PriceUnknown(offers=("n1",))
+    assert account.excess("default", offer(), BillingScope()) == PriceUnknown(offers=("n1",))
 
 
 def test_what_is_taken_back_is_not_counted() -> None:
     """Adding and taking back in any order leaves nothing behind."""
     for order in itertools.permutations((1, 2, -3)):
-        account = Account((), policy(nodes_count_max=1))
+        account = LimitUsage((), policy(nodes_count_max=1))
         for count in order:
-            account.add("default", offer(), Customer(), count)
-        assert account.excess("default", offer(), Customer()) is None
+            account.add("default", offer(), BillingScope(), count)
+        assert account.excess("default", offer(), BillingScope()) is None

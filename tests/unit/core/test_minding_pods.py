@@ -15,7 +15,7 @@ from gpu_autoscaler.core.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, Plan
-from gpu_autoscaler.model.reasons import RoomExpected, UnmetDemand
+from gpu_autoscaler.model.reasons import CapacityExpected, UnmetDemand
 
 PODS_COUNT = 400
 # What the fleet alone is told of spread pods is a zone each by their number; the plan takes the cheapest that is even.
@@ -33,7 +33,7 @@ def test_a_fleet_for_pods_that_mind_others_costs_what_the_choice_of_a_fleet_cost
 
     assert check(made, state_of(case), NOBODY_LIMITED) == ()
     assert mistakes(case, nodes) == []
-    assert made.held_back == ()
+    assert made.deferred == ()
     problem = fleet_problem(case)
     alone = sum(float(problem.cost[each.offer]) for each in cheapest_fleet(problem).nodes)
     cost = sum(float(offer["usd_per_hour"]) for _, offer, _ in nodes)
@@ -47,11 +47,11 @@ def test_while_their_nodes_boot_nothing_is_bought_for_them_again(case: Case) -> 
     again = plan(state, NOBODY_LIMITED, T0 + LATER)
 
     assert again.decisions == ()
-    told = {held.subject: held.reason for held in again.held_back}
+    told = {held.subject: held.reason for held in again.deferred}
     names = {key: buying.action_id for buying in _purchases(made) for key in _demand(buying)}
     assert len(told) == PODS_COUNT
     for key, reason in told.items():
-        assert isinstance(reason, RoomExpected)
+        assert isinstance(reason, CapacityExpected)
         assert reason.node == names[key]
     assert check(again, state, NOBODY_LIMITED) == ()
 

@@ -33,7 +33,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import MoneyLimit, PriceUnknown, ReplacesNodes, WatchStale
+from gpu_autoscaler.model.reasons import SpendLimit, PriceUnknown, ReplacesNodes, WatchStale
 
 DAY_END = datetime(2026, 11, 22, tzinfo=UTC)
 # What a node is kept for besides an hour of work, in hours: boot, idle, drain, and the cloud's own time.
@@ -61,7 +61,7 @@ def test_a_purchase_reserves_for_the_longest_time_of_its_work() -> None:
 
     assert len(purchases(made)) == 1
     needed = round((1 + AROUND_HOURS) * 10 * USD)
-    reason = held(made, "job/b", MoneyLimit)
+    reason = held(made, "job/b", SpendLimit)
     assert needed <= reason.needed_micro_usd <= needed + HALF_MINUTE
     assert (reason.owner, reason.period, reason.until) == ("cluster", "day", DAY_END)
     assert len(purchases(planned(state, clusters(day=40.0)))) == 2
@@ -81,7 +81,7 @@ def test_the_period_bounds_what_is_reserved() -> None:
     state = given(ledger(at=as_of), on_sale(), waiting("a", hours=24), as_of=as_of)
 
     assert len(purchases(planned(state, clusters(day=2.0), as_of))) == 1
-    assert held(planned(state, clusters(month=200.0), as_of), "job/a", MoneyLimit).period == "month"
+    assert held(planned(state, clusters(month=200.0), as_of), "job/a", SpendLimit).period == "month"
 
 
 def test_orders_in_flight_are_counted_from_the_plan_on() -> None:
@@ -89,7 +89,7 @@ def test_orders_in_flight_are_counted_from_the_plan_on() -> None:
     order = bought(msgspec.structs.replace(purchase("one"), work_seconds_max=HOURLY), is_ordered=False)
     state = given(ledger(), on_sale(), order, waiting("a", "b"))
 
-    assert held(planned(state, clusters(day=20.0)), "job/b", MoneyLimit).reserved_micro_usd > 16 * USD
+    assert held(planned(state, clusters(day=20.0)), "job/b", SpendLimit).reserved_micro_usd > 16 * USD
 
 
 def test_time_that_is_not_charged_yet_is_spent_all_the_same() -> None:
@@ -100,7 +100,7 @@ def test_time_that_is_not_charged_yet_is_spent_all_the_same() -> None:
         duration_seconds_max=HOURLY), pod("b-0", on="n", gpus=8, job_id="b", at=T0), waiting("a"),
         as_of=as_of,
     )  # fmt: skip
-    reason = held(planned(state, clusters(day=29.0), as_of), "job/a", MoneyLimit)
+    reason = held(planned(state, clusters(day=29.0), as_of), "job/a", SpendLimit)
 
     assert 0 <= reason.spent_micro_usd - 10 * USD / 6 <= HALF_MINUTE
 
@@ -114,21 +114,21 @@ def test_what_is_settled_is_free_again() -> None:
     state = given(ledger(), on_sale(), bought(purchase("buy-one")), ended, paid, waiting("a"), as_of=as_of)
 
     assert len(purchases(planned(state, clusters(day=26.5), as_of))) == 1
-    assert held(planned(state, clusters(day=26.0), as_of), "job/a", MoneyLimit).spent_micro_usd == 10 * USD
+    assert held(planned(state, clusters(day=26.0), as_of), "job/a", SpendLimit).spent_micro_usd == 10 * USD
 
 
 @pytest.mark.parametrize(
     ("rules", "owner"),
     [
-        (policy(pools=(NodePool(name="default", money=at_most(month=15.0)),)), "pool/default"),
-        (policy(limits=LimitsPolicy(projects=(PartLimit(name="speech", money=at_most(day=15.0)),))), "project/speech"),
-        (policy(limits=LimitsPolicy(zones=(PartLimit(name="zone-a", money=at_most(day=15.0)),))), "zone/zone-a"),
+        (policy(pools=(NodePool(name="default", spend=at_most(month=15.0)),)), "pool/default"),
+        (policy(limits=LimitsPolicy(projects=(PartLimit(name="speech", spend=at_most(day=15.0)),))), "project/speech"),
+        (policy(limits=LimitsPolicy(zones=(PartLimit(name="zone-a", spend=at_most(day=15.0)),))), "zone/zone-a"),
     ],
 )
 def test_each_part_has_limits_of_its_own(rules: ScalingPolicy, owner: str) -> None:
     """Of a pool, of a project, of a zone; whose it is stands in the reason."""
     state = given(ledger(), on_sale(), waiting("a", project="speech"))
-    reason = held(planned(state, rules), "job/a", MoneyLimit)
+    reason = held(planned(state, rules), "job/a", SpendLimit)
 
     assert reason.owner == owner
     assert owner.partition("/")[2] in sentence(reason)
@@ -136,7 +136,7 @@ def test_each_part_has_limits_of_its_own(rules: ScalingPolicy, owner: str) -> No
 
 def test_another_project_is_none_of_its_business() -> None:
     """The limit of one project holds back no other."""
-    rules = policy(limits=LimitsPolicy(projects=(PartLimit(name="speech", money=at_most(day=1.0)),)))
+    rules = policy(limits=LimitsPolicy(projects=(PartLimit(name="speech", spend=at_most(day=1.0)),)))
 
     assert len(purchases(planned(given(ledger(), on_sale(), waiting("a")), rules))) == 1
 
@@ -210,7 +210,7 @@ def test_a_policy_with_a_day_above_its_month_is_refused() -> None:
     from gpu_autoscaler.core.policy_check import mistakes  # noqa: PLC0415 - asked here alone
 
     (mistake,) = mistakes(clusters(day=100.0, month=50.0))
-    assert "limits.money.day_micro_usd_max" in mistake
+    assert "limits.spend.day_micro_usd_max" in mistake
 
 
 def test_forty_pods_that_come_over_ten_seconds_stay_within_sixteen_gpus() -> None:

@@ -42,8 +42,8 @@ def test_what_is_paid_is_used_first_while_its_period_is_open() -> None:
 def test_work_that_has_only_a_period_to_come_says_when_it_opens() -> None:
     """Nothing is bought before; that it is over is said as well."""
     early, late = (made(job("train"), on_sale(BLOCK), at_hour=hour) for hour in (0.5, 6))
-    (soon,) = [each.reason for each in early.held_back]
-    (over,) = [each.reason for each in late.held_back]
+    (soon,) = [each.reason for each in early.deferred]
+    (over,) = [each.reason for each in late.deferred]
     assert isinstance(soon, NoOfferFits)
     assert soon.detail == "the paid period of p4d.24xlarge/zone-a/reserved begins at 2026-11-21 13:00:00 UTC"
     assert isinstance(over, NoOfferFits)

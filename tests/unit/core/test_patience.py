@@ -10,7 +10,7 @@ from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, given, job, n
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.headline import Sight, node_line
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policies.patience import PatiencePolicy
+from gpu_autoscaler.core.policies.patience import ProtectionPolicy
 from gpu_autoscaler.core.policies.removal import RemovalPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.removing.patience import stake_gpu_seconds
@@ -112,7 +112,7 @@ def test_a_job_on_several_nodes_is_not_begun_again_for_one_of_them() -> None:
 def test_patience_can_be_switched_off() -> None:
     """Each of its fields has a value that leaves nobody alone."""
     rules = policy(
-        removal=RemovalPolicy(patience=PatiencePolicy(run_seconds_min=0, end_seconds=0, job_priority_min=None))
+        removal=RemovalPolicy(protection=ProtectionPolicy(run_seconds_min=0, ending_soon_seconds=0, job_priority_min=None))
     )
     young = pod("a", on="n1", at=NOW - SECOND, annotations={labels.EXPECTED_END: (NOW + MINUTE).isoformat()})
 
@@ -168,7 +168,7 @@ def test_a_move_for_money_counts_what_is_at_stake() -> None:
         told = {labels.CHECKPOINTED_AT: saved_at.isoformat()}
         work = pod("a", on="n1", gpus=4, annotations=told)
         made = plan(given(node("n1", big), work, on_sale(big, small), as_of=later), policy(), later)
-        found = [each.reason for each in made.held_back if each.step == "replace_dear"]
+        found = [each.reason for each in made.deferred if each.step == "replace_dear"]
         assert bool(made.decisions) != any(isinstance(each, reasons.SavingTooSmall) for each in found)
         return bool(made.decisions)
 

@@ -10,7 +10,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.reasons import NodesLimit
-from gpu_autoscaler.model.shape_reasons import GroupNotWhole
+from gpu_autoscaler.model.shape_reasons import GroupIncomplete
 
 GANG = "group/default/train"
 NAMED = {labels.POD_GROUP_LABELS[0]: "train"}
@@ -44,8 +44,8 @@ def test_a_group_over_the_limit_buys_nothing(said: dict[str, Any]) -> None:
     """Four pods of a node each under a limit of two nodes: none is bought, and each pod and the group say why."""
     made = planned(group(8, 8, 8, 8, **said), nodes_count_max=2)
     assert bought(made) == []
-    assert {held.subject for held in made.held_back} == {GANG, *(f"pod/uid-m{number}" for number in range(4))}
-    assert all(isinstance(held.reason, NodesLimit) for held in made.held_back)
+    assert {held.subject for held in made.deferred} == {GANG, *(f"pod/uid-m{number}" for number in range(4))}
+    assert all(isinstance(held.reason, NodesLimit) for held in made.deferred)
 
 
 def test_pods_without_a_group_are_bought_for_one_by_one() -> None:
@@ -83,8 +83,8 @@ def test_a_group_waits_for_the_pods_that_it_needs() -> None:
     """Two of three are there: nothing is bought before the third can be seen, and the reason counts them."""
     made = planned(group(8, 8, labels=NAMED, group_count_min=3))
     assert bought(made) == []
-    wanted = GroupNotWhole(group=GANG, members_there=2, members_count_min=3)
-    assert {held.subject: held.reason for held in made.held_back} == {f"pod/uid-m{number}": wanted for number in (0, 1)}
+    wanted = GroupIncomplete(group=GANG, members_present=2, members_count_min=3)
+    assert {held.subject: held.reason for held in made.deferred} == {f"pod/uid-m{number}": wanted for number in (0, 1)}
 
 
 def test_more_pods_than_the_group_needs_are_pods_like_any_other() -> None:
@@ -107,4 +107,4 @@ def test_pods_may_say_themselves_how_many_they_are(key: str) -> None:
     """As Kueue and the first Coscheduling have it: by annotation or label."""
     made = planned(group(8, 8, labels=NAMED, annotations={key: "3"}))
     assert bought(made) == []
-    assert any(isinstance(held.reason, GroupNotWhole) for held in made.held_back)
+    assert any(isinstance(held.reason, GroupIncomplete) for held in made.deferred)

@@ -28,7 +28,7 @@ def pools(**fields: object) -> ScalingPolicy:
         (policy(job_duration_hours_default=50.0), "job_duration_hours_default: 50 is above job_duration_hours_max 48"),
         (policy(boot_seconds_max=0.0), "boot_seconds_max: with 0 every node would be given back"),
         (policy(drain_seconds_max=0.0), "drain_seconds_max: with 0 every drain would be given up"),
-        (policy(watch_seconds_max=0.0), "watch_seconds_max: with 0 every picture of the world"),
+        (policy(watch_age_seconds_max=0.0), "watch_age_seconds_max: with 0 every picture of the world"),
         (policy(nodes_count_min=1, gpu_count_max=0), "gpu_count_max: 0 contradicts nodes_count_min 1"),
         (policy(nodes_count_min=1, price_micro_usd_per_hour_max=0), "price_micro_usd_per_hour_max: 0 contradicts"),
         (policy(nodes_count_min=9, pools=SMALL), "above what all pools may hold together (7)"),

@@ -13,7 +13,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.directives import AnyDirective, Override
-from gpu_autoscaler.model.reasons import KeptByOverride, OverrideWants, PoolPaused
+from gpu_autoscaler.model.reasons import KeptByOverride, BelowOverride, PoolPaused
 
 NOW = T0 + HOUR
 
@@ -42,12 +42,12 @@ def test_a_pool_has_its_least_without_work() -> None:
     rules = pools(nodes_count_min=2)
     found, _ = made(on_sale(), under=rules)
     bought = [each for each in found.decisions if isinstance(each, BuyNode)]
-    assert [type(each.reason) for each in bought] == [OverrideWants] * 2
+    assert [type(each.reason) for each in bought] == [BelowOverride] * 2
 
     idle = [node(name, at=NOW - 30 * MINUTE) for name in ("n1", "n2", "n3")]
     found, _ = made(*idle, on_sale(), under=rules)
     assert [type(each) for each in found.decisions] == [DrainNode]
-    assert any(isinstance(each.reason, KeptByOverride) for each in found.held_back)
+    assert any(isinstance(each.reason, KeptByOverride) for each in found.deferred)
 
 
 def test_a_persons_most_goes_before_a_pools_least() -> None:
@@ -63,7 +63,7 @@ def test_a_pool_that_is_switched_off_is_left_as_it_is() -> None:
         node("n1"), pod("full", on="n1", gpus=8), pod("a", gpus=8), on_sale(), under=pools(is_paused=True)
     )
     assert idle.decisions == found.decisions == ()
-    paused = [each.subject for each in (*idle.held_back, *found.held_back) if isinstance(each.reason, PoolPaused)]
+    paused = [each.subject for each in (*idle.deferred, *found.deferred) if isinstance(each.reason, PoolPaused)]
     assert paused == ["node/uid-n1", "pod/uid-a"]
     line = pod_line("a", Sight.of(state, pools(is_paused=True), NOW, found))
     assert "paused by the policy: the pool is switched off" in line

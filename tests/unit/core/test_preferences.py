@@ -21,7 +21,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.passed import DroppedPreference
-from gpu_autoscaler.model.reasons import ReplacesDoomed, UnmetDemand
+from gpu_autoscaler.model.reasons import ReplacesAtRiskNode, UnmetDemand
 from gpu_autoscaler.model.scheduling import (
     LabelRequirement,
     Nearness,
@@ -74,7 +74,7 @@ def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[BuyNode]
 
 def dropped(buy: BuyNode) -> tuple[DroppedPreference, ...]:
     """What the purchase does not keep."""
-    assert isinstance(buy.reason, UnmetDemand | ReplacesDoomed)
+    assert isinstance(buy.reason, UnmetDemand | ReplacesAtRiskNode)
     return buy.reason.dropped
 
 

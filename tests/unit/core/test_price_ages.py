@@ -11,9 +11,9 @@ from gpu_autoscaler.core.policies.price import PricePolicy
 from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.reasons import HoldReason, PriceUnknown, WatchStale
+from gpu_autoscaler.model.reasons import DeferReason, PriceUnknown, WatchStale
 
-STRICT = PricePolicy(age_seconds_max=HOUR.total_seconds(), is_stale_bought=False)
+STRICT = PricePolicy(age_seconds_max=HOUR.total_seconds(), is_stale_price_allowed=False)
 OLD = msgspec.structs.replace(offer(usd_per_hour=0.1), price_source="file of prices", priced_at=T0 - 7 * HOUR)
 UNPRICED = msgspec.structs.replace(OLD, price_micro_usd_per_hour=None)
 FRESH = offer(zone="zone-b", usd_per_hour=9.0)
@@ -33,9 +33,9 @@ def bought(found: Plan) -> list[Offer]:
     return [each.offer for each in found.decisions if isinstance(each, BuyNode)]
 
 
-def held(found: Plan) -> HoldReason:
+def held(found: Plan) -> DeferReason:
     """Why the work waits."""
-    (one,) = [each for each in found.held_back if each.subject == "job/train"]
+    (one,) = [each for each in found.deferred if each.subject == "job/train"]
     return one.reason
 
 

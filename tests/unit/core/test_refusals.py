@@ -25,7 +25,7 @@ from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.model.offers import Bar, Offer
-from gpu_autoscaler.model.reasons import OffersRefused
+from gpu_autoscaler.model.reasons import OffersUnavailable
 
 
 def refused(name: str, at: datetime, *, scope: str = "offer", of: Offer | None = None) -> Story:
@@ -77,7 +77,7 @@ def test_a_quota_reaches_its_family_and_capacity_type_in_the_whole_region() -> N
     full = refused("full", T0, scope="region")
     state = given(full, on_sale(elsewhere), job("train"))
     made = plan(state, policy(), T0)
-    assert held(made, "job/train", OffersRefused).retry_at == T0 + 3 * MINUTE
+    assert held(made, "job/train", OffersUnavailable).retry_at == T0 + 3 * MINUTE
 
     state = given(full, on_sale(elsewhere, other), job("train"))
     made = plan(state, policy(), T0)
@@ -114,7 +114,7 @@ def test_what_a_quota_bars_is_not_asked_for_and_says_why() -> None:
     barred = msgspec.structs.replace(offer(), barred_because=why)
     other = offer("g5.48xlarge", usd_per_hour=16.0)
     alone = plan(given(on_sale(barred), job("train")), policy(), T0)
-    assert held(alone, "job/train", OffersRefused).offers == (barred.key,)
+    assert held(alone, "job/train", OffersUnavailable).offers == (barred.key,)
 
     state = given(on_sale(barred, other), job("train"))
     assert [bought.offer.key for bought in purchases(plan(state, policy(), T0))] == [other.key]

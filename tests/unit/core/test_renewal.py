@@ -62,7 +62,7 @@ def bought(made: Plan) -> list[BuyNode]:
 
 def held(made: Plan, subject: str) -> object:
     """The reason for which the step held this back."""
-    (found,) = [each.reason for each in made.held_back if each.subject == subject and each.step == "renew"]
+    (found,) = [each.reason for each in made.deferred if each.subject == subject and each.step == "renew"]
     return found
 
 
@@ -119,7 +119,7 @@ def test_a_replacement_is_bought_and_waited_for_before_the_drain() -> None:
     ordered = planned(purchase, at=NOW)
     second = made_of(given(*full, ordered, as_of=NOW + MINUTE), as_of=NOW + MINUTE)
     assert second.decisions == ()
-    assert isinstance(held(second, "node/uid-n1"), reasons.RoomExpected)
+    assert isinstance(held(second, "node/uid-n1"), reasons.CapacityExpected)
     later = NOW + 5 * MINUTE
     third = made_of(given(*full, node("n2", at=later - MINUTE), as_of=later), as_of=later)
     assert [each.node_name for each in drains(third)] == ["n1"]
@@ -181,7 +181,7 @@ def test_few_old_nodes_go_at_a_time() -> None:
     made = made_of(given(*full, on_sale(), as_of=NOW))
 
     assert len(bought(made)) == 1
-    assert isinstance(held(made, "node/uid-n2"), reasons.DisruptionBudget)
+    assert isinstance(held(made, "node/uid-n2"), reasons.DisruptionBudgetReached)
 
 
 def test_disruption_budgets_count_all_that_one_plan_moves() -> None:
@@ -293,7 +293,7 @@ def test_a_node_that_is_silent_for_long_is_emptied_and_goes() -> None:
     (drain,) = drains(made_of(given(silent("n1"), work("a"), node("n2"), as_of=as_of), as_of=as_of))
 
     assert (drain.node_name, drain.is_voluntary) == ("n1", False)
-    assert drain.reason == reasons.NodeSick(evidence="it was not ready", sick_seconds=1200.0, sick_seconds_max=1200.0)
+    assert drain.reason == reasons.NodeUnhealthy(evidence="it was not ready", unhealthy_seconds=1200.0, unhealthy_seconds_max=1200.0)
 
 
 def test_a_node_that_lost_gpus_is_sick() -> None:
@@ -303,7 +303,7 @@ def test_a_node_that_lost_gpus_is_sick() -> None:
     state = given(node("n1"), seven, work("a", gpus=7), node("n2"), as_of=as_of)
     (drain,) = drains(made_of(state, as_of=as_of))
 
-    assert isinstance(drain.reason, reasons.NodeSick)
+    assert isinstance(drain.reason, reasons.NodeUnhealthy)
     assert "fewer GPUs" in drain.reason.evidence
 
 
@@ -326,7 +326,7 @@ def test_when_nearly_all_look_sick_nothing_is_touched() -> None:
     made = made_of(given(*broken, *well, on_sale(), as_of=as_of), policy(disruption_ratio_max=1), as_of)
 
     assert drains(made) == []
-    assert held(made, "cluster") == reasons.TooManySick(sick_count=5, nodes_count=10, sick_ratio_max=0.45)
+    assert held(made, "cluster") == reasons.TooManyUnhealthy(unhealthy_count=5, nodes_count=10, unhealthy_ratio_max=0.45)
 
 
 def test_the_cloud_is_faster() -> None:

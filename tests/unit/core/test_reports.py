@@ -89,7 +89,7 @@ def test_work_comes_before_wishes() -> None:
     (node_,) = bought(made)
     assert isinstance(node_.reason, UnmetDemand)
     assert node_.reason.demand == ("pod/uid-a",)
-    assert [(held.subject, type(held.reason)) for held in made.held_back] == [("demand/kafka/1", NodesLimit)]
+    assert [(held.subject, type(held.reason)) for held in made.deferred] == [("demand/kafka/1", NodesLimit)]
 
 
 def test_a_wish_keeps_no_job_from_starting() -> None:
@@ -110,7 +110,7 @@ def test_each_mistake_of_a_wish_is_named() -> None:
     assert {mistake.field for mistake in mistakes_of(fact, T0)} == {
         "source", "shape.gpu_count", "shape.cpu", "count", "until", "priority",
     }  # fmt: skip
-    assert given((Told(fact, T0),)).wishes == {}
+    assert given((Told(fact, T0),)).reported_demand == {}
     late = msgspec.structs.replace(fact, until=T0 + timedelta(days=8))
     assert "until" in {mistake.field for mistake in mistakes_of(late, T0)}
 
@@ -120,8 +120,8 @@ def test_sources_are_bounded() -> None:
     ends = [T0 + MINUTE * (number + 1) for number in range(SOURCES_COUNT_MAX + 9)]
     told = [each for number in range(SOURCES_COUNT_MAX + 9) for each in wish(f"s{number}", until=ends[number])]
     state = fold(EMPTY_STATE, record(told))
-    assert len(state.wishes) == SOURCES_COUNT_MAX
-    assert "s0" not in state.wishes
+    assert len(state.reported_demand) == SOURCES_COUNT_MAX
+    assert "s0" not in state.reported_demand
 
 
 def test_spot_is_not_trusted_where_the_wish_says_so() -> None:

@@ -30,7 +30,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.events.spot import SpotRebalanceRecommended
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
-from gpu_autoscaler.model.hints import RebalanceHinted
+from gpu_autoscaler.model.hints import RebalanceRecommended
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import PodProtected, PodsFitNowhere, ReplacesNodes
@@ -114,7 +114,7 @@ def test_what_is_cheap_to_move_moves_at_a_hint() -> None:
     (drain,) = made(*stories, at=SETTLED).decisions
 
     assert isinstance(drain, DrainNode)
-    assert (drain.node_name, drain.is_voluntary, drain.reason) == ("n1", True, RebalanceHinted(noticed_at=SETTLED))
+    assert (drain.node_name, drain.is_voluntary, drain.reason) == ("n1", True, RebalanceRecommended(noticed_at=SETTLED))
 
 
 def test_a_hint_is_not_worth_another_node() -> None:
@@ -122,7 +122,7 @@ def test_a_hint_is_not_worth_another_node() -> None:
     found = made(node("n1"), pod("a", on="n1"), hint("n1", SETTLED), SALE, at=SETTLED)
 
     assert found.decisions == ()
-    assert PodsFitNowhere(pods=("uid-a",)) in [each.reason for each in found.held_back]  # type: ignore[arg-type]
+    assert PodsFitNowhere(pods=("uid-a",)) in [each.reason for each in found.deferred]  # type: ignore[arg-type]
 
 
 def test_a_hint_moves_no_protected_work() -> None:
@@ -131,7 +131,7 @@ def test_a_hint_moves_no_protected_work() -> None:
     found = made(node("n1"), node("n2"), kept, pod("b", on="n2"), hint("n1"), SALE)
 
     assert found.decisions == ()
-    assert any(isinstance(each.reason, PodProtected) for each in found.held_back)
+    assert any(isinstance(each.reason, PodProtected) for each in found.deferred)
 
 
 def test_no_new_work_is_put_on_a_hinted_node() -> None:
@@ -163,4 +163,4 @@ def test_the_last_hint_counts_and_old_ones_are_forgotten() -> None:
 
 
 def _hints(state: ClusterState) -> dict[ProviderId, datetime]:
-    return dict(state.hints)
+    return dict(state.rebalance_recommended_at)

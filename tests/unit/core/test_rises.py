@@ -11,8 +11,8 @@ from gpu_autoscaler.core.rises import (
     DemandHistory,
     Forecast,
     confidence_ratio,
-    foresee,
-    free_wanted,
+    forecast_rises,
+    free_target,
     peak_count,
     sampled,
     score,
@@ -40,11 +40,11 @@ def jumps_at_nine(minute: int) -> int:
 def test_a_rise_of_each_day_is_foreseen_at_its_hour() -> None:
     """Forty come at half past nine: reckoned with at nine, and not at three in the night."""
     history = watched(jumps_at_nine, hours=72)
-    nine = foresee(history.hours, MONDAY + 72 + 9, POLICY)
-    three = foresee(history.hours, MONDAY + 72 + 3, POLICY)
+    nine = forecast_rises(history.hours, MONDAY + 72 + 9, POLICY)
+    three = forecast_rises(history.hours, MONDAY + 72 + 3, POLICY)
 
-    assert nine == Forecast(soon_count=0, ahead_count=40, weeks_seen=0)
-    assert three == Forecast(soon_count=0, ahead_count=0, weeks_seen=0)
+    assert nine == Forecast(short_rise_count=0, long_rise_count=40, weeks_seen=0)
+    assert three == Forecast(short_rise_count=0, long_rise_count=0, weeks_seen=0)
 
 
 def test_weeks_that_were_seen_outweigh_other_days() -> None:
@@ -54,12 +54,12 @@ def test_weeks_that_were_seen_outweigh_other_days() -> None:
         return jumps_at_nine(minute) if (minute // 1440 - 4) % 7 == 0 else 10
 
     history = watched(mondays, hours=3 * HOURS_A_WEEK)
-    monday = foresee(history.hours, MONDAY + 3 * HOURS_A_WEEK + 9, POLICY)
-    tuesday = foresee(history.hours, MONDAY + 3 * HOURS_A_WEEK + 24 + 9, POLICY)
+    monday = forecast_rises(history.hours, MONDAY + 3 * HOURS_A_WEEK + 9, POLICY)
+    tuesday = forecast_rises(history.hours, MONDAY + 3 * HOURS_A_WEEK + 24 + 9, POLICY)
 
     assert monday is not None
     assert tuesday is not None
-    assert (monday.ahead_count, tuesday.ahead_count) == (40, 0)
+    assert (monday.long_rise_count, tuesday.long_rise_count) == (40, 0)
     assert monday.weeks_seen == 3
 
 
@@ -67,8 +67,8 @@ def test_nothing_is_foreseen_of_an_hour_never_seen() -> None:
     """Unknown is not zero: without this hour of the day in the lookback there is no forecast."""
     history = watched(jumps_at_nine, hours=5)
 
-    assert foresee(history.hours, MONDAY + 24 + 12, POLICY) is None
-    assert foresee(history.hours, MONDAY + 24 * 60, POLICY) is None
+    assert forecast_rises(history.hours, MONDAY + 24 + 12, POLICY) is None
+    assert forecast_rises(history.hours, MONDAY + 24 * 60, POLICY) is None
 
 
 def test_a_minute_that_is_told_twice_counts_once() -> None:
@@ -108,12 +108,12 @@ def test_memory_is_bounded_and_rises_are_rounded_up_by_an_eighth_at_most(seed: i
 
 def test_no_forecast_asks_for_nothing_and_one_asks_in_lots() -> None:
     """Buying begins at the rise of minutes and covers that of the half hour; a dip of a minute is no room."""
-    foreseen = Forecast(soon_count=2, ahead_count=9, weeks_seen=1)
+    foreseen = Forecast(short_rise_count=2, long_rise_count=9, weeks_seen=1)
     dipped = sampled(sampled(EMPTY_HISTORY, 1, 30), 2, 27)
 
-    assert free_wanted(None, 27, peak_count(dipped)).enough_count == 0
-    wanted = free_wanted(foreseen, 27, peak_count(dipped))
-    assert (wanted.least_count, wanted.enough_count) == (5, 12)
+    assert free_target(None, 27, peak_count(dipped)).target_count == 0
+    wanted = free_target(foreseen, 27, peak_count(dipped))
+    assert (wanted.min_count, wanted.target_count) == (5, 12)
 
 
 def scores(hours: int, one: Score) -> list[Score]:
@@ -136,7 +136,7 @@ def test_a_forecast_that_holds_is_trusted_and_one_that_is_passed_is_not() -> Non
     assert trusted is not None
     assert trusted >= POLICY.confidence_ratio_min
     doubted = confidence_ratio(scores(30, passed), 30, POLICY) or 0.0
-    assert doubted == pytest.approx(20 / 60 / POLICY.ahead_ratio)
+    assert doubted == pytest.approx(20 / 60 / POLICY.long_rise_quantile_ratio)
     assert doubted < POLICY.confidence_ratio_min
 
 

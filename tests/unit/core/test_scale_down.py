@@ -54,7 +54,7 @@ def drained_nodes(state: ClusterState, **changes: object) -> list[str]:
 
 def held(made: Plan, subject: str, reason: type[R]) -> R:
     """The one reason for which this was held back."""
-    (found,) = [each.reason for each in made.held_back if each.subject == subject]
+    (found,) = [each.reason for each in made.deferred if each.subject == subject]
     assert isinstance(found, reason)
     return found
 
@@ -150,7 +150,7 @@ def test_few_go_at_once_and_the_dearest_first() -> None:
     made = plan(state, policy(), NOW)
 
     assert [decision.node_name for decision in removals(made)] == ["n2"]
-    assert held(made, "node/uid-n1", reasons.DisruptionBudget).disrupting_count == 1
+    assert held(made, "node/uid-n1", reasons.DisruptionBudgetReached).disrupting_count == 1
 
 
 def test_a_share_of_whole_nodes_is_not_rounded_up() -> None:
@@ -192,7 +192,7 @@ def test_a_purchase_past_its_deadline_is_given_back() -> None:
     (decision,) = made.decisions
     assert isinstance(decision, ReleaseInstance)
     assert (decision.order_action_id, decision.provider_id) == ("order", provider_id("order"))
-    assert decision.reason == reasons.BootTimedOut(booting_seconds=3600.0, boot_seconds_max=900.0, waited_for="node")
+    assert decision.reason == reasons.BootTimedOut(booting_seconds=3600.0, boot_seconds_max=900.0, missing_step="node")
 
 
 def test_a_purchase_that_still_has_time_is_left_alone() -> None:
@@ -314,7 +314,7 @@ def test_a_node_that_is_much_used_is_left_alone() -> None:
     """More than half of its GPUs are asked for: moving that many is not worth it."""
     state = given(node("n1"), node("n2"), service("a", on="n1", gpus=5), service("b", on="n2", gpus=5), as_of=NOW)
 
-    assert plan(state, policy(), NOW).held_back == ()
+    assert plan(state, policy(), NOW).deferred == ()
 
 
 def test_a_small_saving_disturbs_nobody() -> None:

@@ -26,9 +26,9 @@ from gpu_autoscaler.events.job import JobPreempted
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import HoldReason, RoomExpected, WatchStale
+from gpu_autoscaler.model.reasons import DeferReason, CapacityExpected, WatchStale
 from gpu_autoscaler.model.scheduling import Taint
-from gpu_autoscaler.model.waits import GangIncomplete, SpotLeft
+from gpu_autoscaler.model.waits import GangIncomplete, SpotExcluded
 
 
 def now(state: ClusterState) -> Schedule:
@@ -41,9 +41,9 @@ def started(state: ClusterState) -> dict[str, tuple[str, ...]]:
     return {placement.job_id: placement.node_names for placement in now(state).placements}
 
 
-def waits(state: ClusterState, job_id: str) -> HoldReason:
+def waits(state: ClusterState, job_id: str) -> DeferReason:
     """Why this job does not start."""
-    (reason,) = [held.reason for held in now(state).held_back if held.subject == f"job/{job_id}"]
+    (reason,) = [held.reason for held in now(state).deferred if held.subject == f"job/{job_id}"]
     return reason
 
 
@@ -106,7 +106,7 @@ def test_a_job_whose_nodes_are_coming_keeps_its_room() -> None:
     state = given(node("n1"), bought(purchase("order")), job("large", members=2, priority=1000), job("small"))
 
     assert started(state) == {}
-    assert waits(state, "large") == RoomExpected(node="order", expected_at=T0 + 2 * MINUTE)
+    assert waits(state, "large") == CapacityExpected(node="order", expected_at=T0 + 2 * MINUTE)
 
 
 def test_a_cordoned_or_unready_node_starts_nothing() -> None:
@@ -179,7 +179,7 @@ def test_nothing_starts_on_an_old_picture() -> None:
     late = schedule(given(node("n1"), job("train")), policy(), T0 + HOUR)
 
     assert late.placements == ()
-    assert isinstance(late.held_back[0].reason, WatchStale)
+    assert isinstance(late.deferred[0].reason, WatchStale)
 
 
 def test_of_equal_priority_the_earliest_start_goes_first() -> None:
@@ -214,8 +214,8 @@ def test_a_job_at_its_last_attempt_is_not_placed_where_kubernetes_put_it() -> No
     bound = pod("train-0", on="n1", gpus=8, job_id="train", owner_kind="Job")
     lasting = node("n2", offer(capacity_type=CapacityType.ON_DEMAND))
 
-    assert waits(given(*worn, node("n1"), lasting, bound), "train") == SpotLeft(
-        losses_count=3, members_left=1, until=T0 + 30 * MINUTE
+    assert waits(given(*worn, node("n1"), lasting, bound), "train") == SpotExcluded(
+        interruptions_count=3, pods_remaining_count=1, until=T0 + 30 * MINUTE
     )
     assert started(given(*worn, node("n1"), lasting)) == {"train": ("n2",)}
     assert started(given(*worn, node("n1"))) == {}

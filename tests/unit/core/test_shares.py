@@ -20,7 +20,7 @@ from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.jobs import GpuRequirements, JobSpec, Mistake
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.reasons import GpusLimit, NoOfferFits, RoomExpected
+from gpu_autoscaler.model.reasons import GpusLimit, NoOfferFits, CapacityExpected
 from gpu_autoscaler.model.resources import SHARED_GPU_RESOURCE, Resources
 from gpu_autoscaler.simcluster.device_plugin import shown_gpus
 
@@ -56,7 +56,7 @@ def test_a_slice_is_no_whole_gpu() -> None:
     made = planned(cut, pod("whole", gpus=1), on_sale(), pools=(WHOLE,))
     assert [decision.reason.demand for decision in bought(made)] == [("pod/uid-whole",)]  # type: ignore[union-attr]
     made = planned(node("n1"), pods(1, {SMALL: 1}), on_sale(), pools=(WHOLE,))
-    assert [held.reason for held in made.held_back] == [NoOfferFits(detail=f"no pool cuts GPUs into {SMALL}")]
+    assert [held.reason for held in made.deferred] == [NoOfferFits(detail=f"no pool cuts GPUs into {SMALL}")]
 
 
 def test_slices_that_are_there_are_filled_before_any_is_bought() -> None:
@@ -104,7 +104,7 @@ def test_what_boots_is_not_bought_again_and_is_not_ready_before_it_is_cut() -> N
     state_story = (*booting[:-1], type(told)(uncut, told.at))
     made = planned(state_story, pods(7, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,))
     assert bought(made) == []
-    assert {type(held.reason) for held in made.held_back} == {RoomExpected}
+    assert {type(held.reason) for held in made.deferred} == {CapacityExpected}
 
 
 def test_limits_count_gpus_that_are_paid_for() -> None:
@@ -113,15 +113,15 @@ def test_limits_count_gpus_that_are_paid_for() -> None:
     rules: dict[str, Any] = {"pools": (SLICES,), "gpu_count_max": 2}
     made = planned(pods(15, {SMALL: 1}), on_sale(one_gpu), **rules)
     assert len(bought(made)) == 2
-    assert {type(held.reason) for held in made.held_back} == {GpusLimit}
+    assert {type(held.reason) for held in made.deferred} == {GpusLimit}
 
 
 def test_work_without_gpus_does_not_ride_on_slices_alone() -> None:
     """A pod that asks for no GPU takes a plain node where there is one, not one whose slices wait for others."""
     plain = offer("m5.xlarge", model=None, cpu=4, memory_gib=16, usd_per_hour=0.2)
     made = planned(pod("web", gpus=0), node("n1", slices={SMALL: 56}), node("n2", plain), on_sale(plain))
-    (held,) = (each for each in made.held_back if each.subject == "pod/uid-web")
-    assert held.reason == RoomExpected(node="n2", expected_at=None)
+    (held,) = (each for each in made.deferred if each.subject == "pod/uid-web")
+    assert held.reason == CapacityExpected(node="n2", expected_at=None)
 
 
 # ---- a job's own words

@@ -17,9 +17,9 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.core.words.sentences import held_back_sentence, sentence
 from gpu_autoscaler.events.cost import Spent
-from gpu_autoscaler.model.decisions import DrainNode, HeldBack, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import DrainNode, Deferred, Plan, ReleaseInstance
 from gpu_autoscaler.model.labels import DO_NOT_DISRUPT, HOSTNAME
-from gpu_autoscaler.model.reasons import Frozen, MoneyCrossed, MoneyExhausted, MoneyLimit
+from gpu_autoscaler.model.reasons import Frozen, SpendEnforcementBlocked, SpendExhausted, SpendLimit
 
 # A node of 10 USD an hour that is told to go costs 720 s more, which are 2 USD; a minute that nobody decides in 0.17.
 WAY_OUT = 2.0
@@ -35,12 +35,12 @@ def planned(state: ClusterState, rules: ScalingPolicy, as_of: datetime = T0) -> 
 def leaving(made: Plan) -> list[str]:
     """Nodes that go for want of money, in the order in which they were chosen."""
     drains = (each for each in made.decisions if isinstance(each, DrainNode))
-    return [drain.node_name for drain in drains if isinstance(drain.reason, MoneyExhausted)]
+    return [drain.node_name for drain in drains if isinstance(drain.reason, SpendExhausted)]
 
 
-def crossing(made: Plan) -> list[HeldBack]:
+def crossing(made: Plan) -> list[Deferred]:
     """Nodes of which it is said that they pass the limit."""
-    return [held for held in made.held_back if isinstance(held.reason, MoneyCrossed)]
+    return [held for held in made.deferred if isinstance(held.reason, SpendEnforcementBlocked)]
 
 
 def working(name: str, *, priority: int = 500, hours: float = 24.0, annotations: dict[str, str] | None = None) -> Story:
@@ -134,7 +134,7 @@ def test_what_boots_is_given_back() -> None:
     made = planned(state, clusters(day=100.0))
 
     assert [type(each) for each in made.decisions] == [ReleaseInstance]
-    assert isinstance(made.decisions[0].reason, MoneyExhausted)
+    assert isinstance(made.decisions[0].reason, SpendExhausted)
 
 
 def test_protected_work_may_pass_the_limit_and_is_told_of() -> None:
@@ -155,7 +155,7 @@ def test_a_soft_limit_takes_nothing_away() -> None:
 
     assert leaving(made) == []
     assert purchases(made) == []
-    assert any(isinstance(held.reason, MoneyLimit) for held in made.held_back)
+    assert any(isinstance(held.reason, SpendLimit) for held in made.deferred)
 
 
 def test_a_freeze_holds_this_too() -> None:
@@ -166,7 +166,7 @@ def test_a_freeze_holds_this_too() -> None:
     made = planned(given(ledger(left(1.0)), working("a")), frozen)
 
     assert leaving(made) == []
-    assert any(isinstance(held.reason, Frozen) for held in made.held_back)
+    assert any(isinstance(held.reason, Frozen) for held in made.deferred)
 
 
 def test_nobody_is_told_twice() -> None:

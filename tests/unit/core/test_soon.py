@@ -7,8 +7,8 @@ from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, given, job, n
 
 from gpu_autoscaler.core.check import check
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.model.decisions import BuyNode, HeldBack, Plan
-from gpu_autoscaler.model.reasons import RoomExpected
+from gpu_autoscaler.model.decisions import BuyNode, Deferred, Plan
+from gpu_autoscaler.model.reasons import CapacityExpected
 
 GOING_AT = T0 + MINUTE
 
@@ -32,10 +32,10 @@ def bought(found: Plan) -> int:
     return sum(isinstance(each, BuyNode) for each in found.decisions)
 
 
-def expected(found: Plan, subject: str) -> RoomExpected | None:
+def expected(found: Plan, subject: str) -> CapacityExpected | None:
     """What the subject waits for."""
-    reasons = [each.reason for each in found.held_back if each.subject == subject]
-    return next((each for each in reasons if isinstance(each, RoomExpected)), None)
+    reasons = [each.reason for each in found.deferred if each.subject == subject]
+    return next((each for each in reasons if isinstance(each, CapacityExpected)), None)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_a_pod_that_is_told_to_go_makes_room_that_is_waited_for(waits: Story) ->
     """Its grace period is over soon; nothing is bought, and it is said where and when."""
     found = made(going(), waits)
     assert bought(found) == 0
-    (reason,) = [each.reason for each in found.held_back if isinstance(each.reason, RoomExpected)]
-    assert reason == RoomExpected(node="n1", expected_at=GOING_AT + 30 * SECOND)
+    (reason,) = [each.reason for each in found.deferred if isinstance(each.reason, CapacityExpected)]
+    assert reason == CapacityExpected(node="n1", expected_at=GOING_AT + 30 * SECOND)
 
 
 def test_nobody_waits_longer_than_is_allowed() -> None:
@@ -82,7 +82,7 @@ def test_a_job_that_reaches_its_time_limit_makes_room() -> None:
     soon = T0 + HOUR - MINUTE
     found = made(running, job("new", gpus=8, at=soon), at=soon)
     assert bought(found) == 0
-    assert expected(found, "job/new") == RoomExpected(node="n1", expected_at=T0 + HOUR)
+    assert expected(found, "job/new") == CapacityExpected(node="n1", expected_at=T0 + HOUR)
     early = T0 + HOUR - timedelta(minutes=20)
     assert bought(made(running, job("new", gpus=8, at=early), at=early)) == 1
 
@@ -96,8 +96,8 @@ def test_a_gang_waits_whole_or_is_bought_for_whole() -> None:
 def test_the_second_opinion_refuses_a_wait_that_is_too_long() -> None:
     """Told by the plan's own word, against the record."""
     state = given(going(), job("new", gpus=8, priority=1000, at=T0), as_of=GOING_AT)
-    late = HeldBack(step="cover_demand", subject="job/new", reason=RoomExpected(node="n1", expected_at=T0 + HOUR))
-    wrong = Plan(as_of=GOING_AT, parent_sequence=state.last_plan_sequence, held_back=(late,))
+    late = Deferred(step="cover_demand", subject="job/new", reason=CapacityExpected(node="n1", expected_at=T0 + HOUR))
+    wrong = Plan(as_of=GOING_AT, parent_sequence=state.last_plan_sequence, deferred=(late,))
     told = " ".join(check(wrong, state, policy()))
     assert "is of high priority and waits" in told
     assert "longer than it may" in told

@@ -45,7 +45,7 @@ def outcome(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = No
     made = plan(state, under, at)
     assert check(made, state, under) == ()
     bought_keys = [each.offer.key for each in made.decisions if isinstance(each, BuyNode)]
-    return [*bought_keys, *(each.reason for each in made.held_back)]
+    return [*bought_keys, *(each.reason for each in made.deferred)]
 
 
 def lost(times: int, job_id: str = "train") -> Story:
@@ -69,7 +69,7 @@ def test_fewer_losses_are_enough_where_the_policy_says_so_or_retries_are_few() -
     """The last retry is never left to spot."""
     sale = on_sale(SPOT, ON_DEMAND)
 
-    assert outcome(job("train"), lost(1), sale, under=policy(spot=SpotPolicy(losses_count_max=1))) == [ON_DEMAND.key]
+    assert outcome(job("train"), lost(1), sale, under=policy(spot=SpotPolicy(interruptions_count_max=1))) == [ON_DEMAND.key]
     assert outcome(job("train"), lost(1), sale, under=policy(job_retries_count_max=1)) == [ON_DEMAND.key]
 
 

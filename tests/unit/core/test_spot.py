@@ -55,7 +55,7 @@ def test_the_replacement_is_bought_in_the_plan_that_drains() -> None:
 
     buy, drain = made.decisions
     assert isinstance(buy, BuyNode)
-    assert buy.reason == reasons.ReplacesDoomed(
+    assert buy.reason == reasons.ReplacesAtRiskNode(
         node_uid="uid-n1",  # type: ignore[arg-type]
         node_name="n1",
         reclaim_at=RECLAIM,
@@ -71,7 +71,7 @@ def test_room_elsewhere_replaces_without_a_purchase() -> None:
     made = plan(state, policy(), T0)
 
     assert [type(decision) for decision in made.decisions] == [DrainNode]
-    assert made.held_back[0].reason == reasons.RoomExpected(node="n2", expected_at=None)
+    assert made.deferred[0].reason == reasons.CapacityExpected(node="n2", expected_at=None)
 
 
 def test_an_empty_doomed_node_is_drained_and_not_replaced() -> None:

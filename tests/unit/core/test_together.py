@@ -8,7 +8,7 @@ from tests.support.stories import T0, offer, purchase
 from gpu_autoscaler.core.checks.together import together_mistakes
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.core.together import bought_together
+from gpu_autoscaler.core.together import assign_launch_groups
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.labels import ACTION_ID, PROJECT_ID
 from gpu_autoscaler.model.offers import CapacityType
@@ -24,7 +24,7 @@ def node(name: str, **how: object) -> BuyNode:
 
 def transactions(*decisions: BuyNode) -> list[str | None]:
     """What each is bought with."""
-    return [one.transaction for one in bought_together(decisions)]
+    return [one.transaction for one in assign_launch_groups(decisions)]
 
 
 def test_nodes_of_one_gang_that_are_alike_are_one_transaction() -> None:
@@ -63,7 +63,7 @@ def test_what_differs_is_another_transaction() -> None:
 
 def test_the_second_opinion_finds_nothing_wrong_with_it() -> None:
     """What is put together here passes there."""
-    decisions = bought_together([node("a"), node("x", gang="job/x"), node("b"), node("c", pool="other")])
+    decisions = assign_launch_groups([node("a"), node("x", gang="job/x"), node("b"), node("c", pool="other")])
     assert list(together_mistakes(Plan(as_of=T0, parent_sequence=0, decisions=decisions), ClusterState(), POLICY)) == []
 
 

@@ -7,15 +7,15 @@ import pytest
 from tests.support.stories import MINUTE, T0, Story, given
 from tests.support.telemetry import minute, minutes
 
-from gpu_autoscaler.core.trails import NodeTrail, since_at_most
+from gpu_autoscaler.core.trails import NodeTelemetryHistory, since_at_most
 from gpu_autoscaler.model.ids import NodeUid
 
 N1 = NodeUid("uid-n1")
 
 
-def trail(*stories: Story) -> NodeTrail:
+def trail(*stories: Story) -> NodeTelemetryHistory:
     """The trail of n1."""
-    return given(*stories, is_synced=False).trails[N1]
+    return given(*stories, is_synced=False).telemetry_history[N1]
 
 
 def test_the_stairs_say_since_when_nothing_was_above_a_level() -> None:

@@ -30,7 +30,7 @@ from gpu_autoscaler.core.words.sentences import sentence
 from gpu_autoscaler.model import reasons, use_reasons
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.reasons import NodeUnderused
-from gpu_autoscaler.model.use_reasons import TelemetryUnsure
+from gpu_autoscaler.model.use_reasons import TelemetryUnreliable
 
 NOW = T0 + HOUR
 DIRECT = policy(utilization_trigger="direct")
@@ -47,7 +47,7 @@ def made_of(state: ClusterState, rules: ScalingPolicy | None = None, as_of: date
 
 def reason_of(made: Plan, subject: str = "cluster") -> list[object]:
     """Why the plan did nothing for it."""
-    return [each.reason for each in made.held_back if each.subject == subject and each.step == "answer_use"]
+    return [each.reason for each in made.deferred if each.subject == subject and each.step == "answer_use"]
 
 
 def busy(*more: Story, **figures: Any) -> ClusterState:  # noqa: ANN401 - those of `minutes`
@@ -69,7 +69,7 @@ def test_a_high_figure_alone_buys_no_node_and_the_plan_says_so() -> None:
     made = made_of(busy())
 
     assert made.decisions == ()
-    assert reason_of(made) == [use_reasons.UtilizationAlone(utilization_ratio=0.9, utilization_ratio_max=0.8)]
+    assert reason_of(made) == [use_reasons.UtilizationUnconfirmed(utilization_ratio=0.9, utilization_ratio_max=0.8)]
 
 
 def test_together_with_work_that_waits_a_node_comes() -> None:
@@ -98,7 +98,7 @@ def test_by_choice_too_one_node_a_cooldown() -> None:
     came = (bought(one, at=NOW - 2 * MINUTE), node("n3", at=NOW - MINUTE)[-1:], pod("more", on="n3", gpus=8, at=NOW))
     fact = msgspec.structs.replace(came[1][0].fact, action_id=one.action_id)
     story = (*came[0], msgspec.structs.replace(came[1][0], fact=fact), *came[2])
-    (held,) = reason_of(made_of(busy(story), policy(utilization_trigger="direct", utilization={"known_ratio_min": 0})))
+    (held,) = reason_of(made_of(busy(story), policy(utilization_trigger="direct", utilization={"telemetry_coverage_ratio_min": 0})))
 
     assert held == reasons.Cooldown(remaining_seconds=60.0)
 
@@ -113,11 +113,11 @@ def test_a_limit_holds_for_the_figure_as_for_everybody() -> None:
 
 @pytest.mark.parametrize("rules", [policy(), DIRECT])
 @pytest.mark.parametrize(
-    ("fault", "figures"),
+    ("error", "figures"),
     [
         ("silent", {"is_silent": True}),
         ("frozen", {"watts": 100.0}),
-        ("absurd", {"busy": None}),
+        ("corrupt", {"busy": None}),
         ("all_zero", {"busy": 0.0}),
     ],
 )
@@ -126,7 +126,7 @@ def test_what_cannot_be_trusted_moves_nothing_and_says_so(
 ) -> None:
     """Silence and its like, under either trigger."""
     made = made_of(busy(**figures), rules)
-    known = [TelemetryUnsure(fault=fault, nodes_count=2, gpu_nodes_count=2)]
+    known = [TelemetryUnreliable(fault=fault, nodes_count=2, gpu_nodes_count=2)]
 
     assert made.decisions == ()
     # Where no exporter ever said anything, and no figure is asked for, there is nothing to tell.
@@ -142,7 +142,7 @@ def test_telemetry_that_stopped_is_no_telemetry() -> None:
     ]
 
     assert reason_of(made_of(given(*full, SALE, as_of=NOW), DIRECT)) == [
-        TelemetryUnsure(fault="silent", nodes_count=2, gpu_nodes_count=2)
+        TelemetryUnreliable(fault="silent", nodes_count=2, gpu_nodes_count=2)
     ]
 
 

@@ -18,7 +18,7 @@ def test_nothing_is_bought_for_a_pod_whose_volume_is_missing() -> None:
     made = plan(state, policy(), T0)
     assert check(made, state, policy()) == ()
     assert [each for each in made.decisions if isinstance(each, BuyNode)] == []
-    held = {each.subject: each.reason for each in made.held_back}
+    held = {each.subject: each.reason for each in made.deferred}
     assert held["pod/uid-stuck"] == VolumeNotReady(detail=TROUBLE)
     line = pod_line("stuck", Sight.of(state, policy(), T0, made))
     assert TROUBLE in line
@@ -38,6 +38,6 @@ def test_one_stuck_member_holds_its_whole_group() -> None:
     state = given(pod("m0", gpus=8, labels=group), pod("m1", gpus=8, labels=group, volume_trouble=TROUBLE), on_sale())
     made = plan(state, policy(), T0)
     assert [each for each in made.decisions if isinstance(each, BuyNode)] == []
-    assert {each.subject: each.reason for each in made.held_back if each.subject.startswith("pod/")} == dict.fromkeys(
+    assert {each.subject: each.reason for each in made.deferred if each.subject.startswith("pod/")} == dict.fromkeys(
         ("pod/uid-m0", "pod/uid-m1"), VolumeNotReady(detail=TROUBLE)
     )

@@ -7,7 +7,7 @@ from tests.support.aws import moto_or_skip
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.gpu import GIBIBYTE
-from gpu_autoscaler.providers.aws.known_kinds import KNOWN_KINDS
+from gpu_autoscaler.providers.aws.known_kinds import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.providers.aws.translate import code_said, failure, instance_of, kind_of
 from gpu_autoscaler.providers.protocol import LaunchRefused
 
@@ -27,7 +27,7 @@ CARRIES = {
 @pytest.mark.parametrize("name", CARRIES)
 def test_what_a_type_carries(name: str) -> None:
     """Model, count and memory, by the names that everybody uses for them."""
-    kind = KNOWN_KINDS[name]
+    kind = KNOWN_INSTANCE_TYPES[name]
     model, count, gibibytes = CARRIES[name]
     assert (kind.gpu_model, kind.resources.gpu_count, kind.gpu_memory_bytes) == (model, count, gibibytes * GIBIBYTE)
 
@@ -37,13 +37,17 @@ def test_the_bundled_table_says_what_aws_said() -> None:
     moto_or_skip()
     from moto.ec2.models.instance_types import INSTANCE_TYPES  # noqa: PLC0415 - loads slowly, and may be missing
 
-    told = {name: kind_of(INSTANCE_TYPES[name]) for name in KNOWN_KINDS if name in INSTANCE_TYPES}
+    told = {name: kind_of(INSTANCE_TYPES[name]) for name in KNOWN_INSTANCE_TYPES if name in INSTANCE_TYPES}
     differing = [
         name
         for name, kind in told.items()
         if kind is None
         or (kind.resources, kind.gpu_model, kind.gpu_memory_bytes)
-        != (KNOWN_KINDS[name].resources, KNOWN_KINDS[name].gpu_model, KNOWN_KINDS[name].gpu_memory_bytes)
+        != (
+            KNOWN_INSTANCE_TYPES[name].resources,
+            KNOWN_INSTANCE_TYPES[name].gpu_model,
+            KNOWN_INSTANCE_TYPES[name].gpu_memory_bytes,
+        )
     ]
     assert len(told) > 30
     assert differing == []

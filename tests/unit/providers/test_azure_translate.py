@@ -8,7 +8,7 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.azure.known_kinds import KNOWN_KINDS
+from gpu_autoscaler.providers.azure.known_kinds import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.providers.azure.market import Quota, price_of, quota_bar, zones_sold
 from gpu_autoscaler.providers.azure.translate import (
     KNOWN_ERRORS,
@@ -78,7 +78,7 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 @pytest.mark.parametrize("name", CARRIES)
 def test_what_a_size_carries(name: str) -> None:
     """Model, count and memory, by the names that everybody uses for them."""
-    kind = KNOWN_KINDS[name]
+    kind = KNOWN_INSTANCE_TYPES[name]
     model, count, gibibytes = CARRIES[name]
     assert (kind.gpu_model, kind.resources.gpu_count, kind.gpu_memory_bytes) == (model, count, gibibytes * GIBIBYTE)
 
@@ -238,7 +238,7 @@ def test_restrictions_take_zones_and_whole_regions_away() -> None:
 
 def test_quotas_are_by_family_and_region_and_one_for_spot() -> None:
     """A quota that is not told does not limit."""
-    kind = KNOWN_KINDS["Standard_NC4as_T4_v3"]
+    kind = KNOWN_INSTANCE_TYPES["Standard_NC4as_T4_v3"]
     family = kind.family.lower()
     assert quota_bar(kind, CapacityType.ON_DEMAND, {}) is None
     assert f"quota {family} is 0 vCPUs" in str(quota_bar(kind, CapacityType.ON_DEMAND, {family: Quota(0, 0)}))

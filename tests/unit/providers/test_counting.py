@@ -1,7 +1,7 @@
 """Groups that are told a number: a newcomer is the order's that stands, and nobody else's."""
 
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.providers.counting import Ledger, read_ledger
+from gpu_autoscaler.providers.counting import Ledger, decode_ledger
 
 A, B = ActionId("a"), ActionId("b")
 
@@ -40,7 +40,7 @@ def test_an_order_whose_member_came_and_went_unseen_buys_no_other() -> None:
     """It has a member that never is, and the next newcomer is the next order's."""
     ledger = Ledger().ordered(A).ordered(B).missed(A, "unseen-1").seen(["7"])
     assert (ledger.member_of(A), ledger.member_of(B)) == ("unseen-1", "7")
-    assert read_ledger(ledger.texts(256, 1, ["7"]) or ()) == ledger
+    assert decode_ledger(ledger.texts(256, 1, ["7"]) or ()) == ledger
 
 
 def test_what_is_written_is_read_back() -> None:
@@ -49,15 +49,15 @@ def test_what_is_written_is_read_back() -> None:
     texts = ledger.texts(12, 10, ["1", "7"])
     assert texts is not None
     assert all(len(text) <= 12 for text in texts)
-    assert read_ledger([*texts, "hello"]) == ledger
+    assert decode_ledger([*texts, "hello"]) == ledger
 
 
 def test_members_that_are_gone_make_room() -> None:
     """First all that was, then the newest, then what is there; and where even that is too much, it says so."""
     ledger = Ledger(named={str(number): (A, "") for number in range(10)})
-    assert read_ledger(ledger.texts(8, 10, ["3"]) or ()) == ledger
-    assert read_ledger(ledger.texts(8, 3, ["3"]) or ()).named.keys() == {"3", "8", "9"}
-    assert read_ledger(ledger.texts(8, 1, ["3"]) or ()).named == {"3": (A, "")}
+    assert decode_ledger(ledger.texts(8, 10, ["3"]) or ()) == ledger
+    assert decode_ledger(ledger.texts(8, 3, ["3"]) or ()).named.keys() == {"3", "8", "9"}
+    assert decode_ledger(ledger.texts(8, 1, ["3"]) or ()).named == {"3": (A, "")}
     assert ledger.texts(8, 1, ["3", "4", "5"]) is None
 
 
@@ -68,6 +68,6 @@ def test_actions_of_ours_take_little_room_and_share_a_note() -> None:
     texts = ledger.texts(256, 40, named)
     assert texts is not None
     assert all(len(text) <= 256 for text in texts)
-    assert read_ledger(reversed(texts)) == ledger
-    old = read_ledger(["1000=000000000000000000000000000003e8/526000 hello"])
+    assert decode_ledger(reversed(texts)) == ledger
+    old = decode_ledger(["1000=000000000000000000000000000003e8/526000 hello"])
     assert old.named == {"1000": (ActionId(f"{1000:032x}"), "526000")}

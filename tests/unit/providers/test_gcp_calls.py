@@ -12,7 +12,7 @@ from tests.support.small_servers import serving
 
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.providers.gcp import calls
-from gpu_autoscaler.providers.gcp.calls import GcpCalls
+from gpu_autoscaler.providers.gcp.calls import GcpClient
 
 pytestmark = pytest.mark.skipif(
     find_spec("google.auth") is None or find_spec("cryptography") is None,
@@ -43,7 +43,7 @@ class Google:
 
 
 @asynccontextmanager
-async def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Google, GcpCalls]]:
+async def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Google, GcpClient]]:
     """A driver's calls with a service account's key in a file, to a Google of the test's own."""
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - comes with google-auth's signers
     from cryptography.hazmat.primitives.asymmetric import rsa  # noqa: PLC0415 - as above
@@ -66,7 +66,7 @@ async def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         path.write_text(json.dumps(account), encoding="utf-8")
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
         monkeypatch.setitem(calls.BASE_URLS, "compute", url)
-        made = GcpCalls("p1", url=None, call_seconds_max=20.0)
+        made = GcpClient("p1", url=None, call_seconds_max=20.0)
         yield google, made
         await made.close()
 

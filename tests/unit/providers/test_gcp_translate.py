@@ -9,7 +9,7 @@ from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.gcp.catalogue import part_of, price_of
-from gpu_autoscaler.providers.gcp.known_kinds import KNOWN_KINDS
+from gpu_autoscaler.providers.gcp.known_kinds import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.providers.gcp.market import spot_of
 from gpu_autoscaler.providers.gcp.translate import (
     denied_kind,
@@ -38,7 +38,7 @@ CARRIES = {
 @pytest.mark.parametrize("name", CARRIES)
 def test_what_a_type_carries(name: str) -> None:
     """Model, count and memory, by the names that everybody uses for them."""
-    kind = KNOWN_KINDS[name]
+    kind = KNOWN_INSTANCE_TYPES[name]
     model, count, gibibytes = CARRIES[name]
     assert (kind.gpu_model, kind.resources.gpu_count, kind.gpu_memory_bytes) == (model, count, gibibytes * GIBIBYTE)
 
@@ -184,7 +184,7 @@ SKUS = (
 def test_a_machine_costs_its_parts() -> None:
     """Cores, memory and GPUs of the right size; where a part has no price, the machine has none."""
     prices = {key: price for one in SKUS for key, price in part_of(one).items()}
-    small, large = KNOWN_KINDS["a2-highgpu-1g"], KNOWN_KINDS["a2-ultragpu-1g"]
+    small, large = KNOWN_INSTANCE_TYPES["a2-highgpu-1g"], KNOWN_INSTANCE_TYPES["a2-ultragpu-1g"]
     on_demand = CapacityType.ON_DEMAND
     assert price_of(small, on_demand, "europe-west4", prices) == round((12 * 0.03 + 85 * 0.004 + 3.0) * 10**6)
     assert price_of(large, on_demand, "europe-west4", prices) == round((12 * 0.03 + 170 * 0.004 + 4.0) * 10**6)

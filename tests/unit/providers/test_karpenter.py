@@ -15,8 +15,8 @@ from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
-from gpu_autoscaler.providers.aws.known_kinds import KNOWN_KINDS
-from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, NodeClass, see_options
+from gpu_autoscaler.providers.aws.known_kinds import KNOWN_INSTANCE_TYPES
+from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, NodeClass, validate_options
 from gpu_autoscaler.providers.karpenter.shelf import Shelf, offers_in, rows_of
 from gpu_autoscaler.providers.karpenter.translate import (
     HELD,
@@ -85,24 +85,24 @@ def an_order(tmp_path: Path, **changes: Any) -> Order:  # noqa: ANN401 - fields 
 def test_every_missing_setting_is_told_at_once() -> None:
     """With what to set it to."""
     with pytest.raises(ConfigError) as wrong:
-        see_options(KarpenterOptions())
+        validate_options(KarpenterOptions())
     assert [mistake.partition(":")[0] for mistake in wrong.value.mistakes] == [
         "karpenter.node_class",
         "karpenter.offers_path",
     ]
     with pytest.raises(ConfigError, match="'EC2NodeClass/gpu' is not group/Kind/name"):
-        see_options(KarpenterOptions(node_class="EC2NodeClass/gpu", offers_path="f"))
+        validate_options(KarpenterOptions(node_class="EC2NodeClass/gpu", offers_path="f"))
 
 
 def test_limits_of_node_pools_are_refused_by_name() -> None:
     """A limit that is looked at after the fact keeps no promise; what to do instead is said."""
     with pytest.raises(ConfigError, match=r"karpenter\.node_pools: is needed with mode limits"):
-        see_options(KarpenterOptions(node_class="a/b/c", offers_path="f", mode="limits"))
+        validate_options(KarpenterOptions(node_class="a/b/c", offers_path="f", mode="limits"))
     with pytest.raises(ConfigError, match=r"karpenter\.node_pools: are of mode limits alone"):
-        see_options(KarpenterOptions(node_class="a/b/c", offers_path="f", node_pools=("gpu",)))
-    see_options(KarpenterOptions(node_class="a/b/c", offers_path="f", mode="limits", node_pools=("gpu",)))
+        validate_options(KarpenterOptions(node_class="a/b/c", offers_path="f", node_pools=("gpu",)))
+    validate_options(KarpenterOptions(node_class="a/b/c", offers_path="f", mode="limits", node_pools=("gpu",)))
     with pytest.raises(ConfigError, match="'any' is none of claims, limits"):
-        see_options(KarpenterOptions(node_class="a/b/c", offers_path="f", mode="any"))
+        validate_options(KarpenterOptions(node_class="a/b/c", offers_path="f", mode="any"))
 
 
 # ---- the file of offers
@@ -176,7 +176,7 @@ def test_what_another_driver_sells_comes_back_from_the_file_as_it_was(tmp_path: 
             capacity_type=capacity_type,
             price_micro_usd_per_hour=price,
         )
-        for kind in KNOWN_KINDS.values()
+        for kind in KNOWN_INSTANCE_TYPES.values()
         if (kind.gpu_memory_bytes or 0) % 2**30 == 0
         for capacity_type, price in ((CapacityType.SPOT, None), (CapacityType.ON_DEMAND, 1_006_000))
     ]
@@ -235,7 +235,7 @@ def test_conditions_are_the_life_of_an_instance() -> None:
         claim(launched, registered, deleted_at=told_at),
         claim(launched, registered, ending, deleted_at=told_at, is_held=False),
     ]
-    seen = [instance_of(each) for each in lives]
+    seen = [instance_of(live) for live in lives]
     assert [each.state for each in seen] == ["pending", "running", "terminating", "terminated"]
     assert [each.terminated_at for each in seen] == [None, None, None, T0 + timedelta(minutes=5)]
     assert {(each.instance_type, each.zone, each.capacity_type.value) for each in seen} == {

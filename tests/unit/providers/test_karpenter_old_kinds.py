@@ -32,7 +32,7 @@ def test_a_provisioner_is_a_node_pool() -> None:
     """Requirements, limits, labels and taints as they were; lifetimes under their new names."""
     pool = spec_of(converted(documents(), role="gpu-nodes"), "NodePool", "gpu-training")
     template = pool["template"]["spec"]
-    assert {one["key"]: one["values"] for one in template["requirements"]} == {
+    assert {requirement["key"]: requirement["values"] for requirement in template["requirements"]} == {
         "karpenter.sh/capacity-type": ["spot", "on-demand"],
         "node.kubernetes.io/instance-type": ["p4d.24xlarge", "g5.48xlarge"],
         "kubernetes.io/arch": ["amd64"],
@@ -51,7 +51,10 @@ def test_what_a_provisioner_left_unsaid_is_said() -> None:
     """A NodePool without a word about it means anything; a Provisioner meant on-demand, amd64 and no GPU type."""
     found = converted(documents(), role="gpu-nodes")
     pool = spec_of(found, "NodePool", "gpu-inference")
-    said = {one["key"]: (one["operator"], one["values"]) for one in pool["template"]["spec"]["requirements"]}
+    said = {
+        requirement["key"]: (requirement["operator"], requirement["values"])
+        for requirement in pool["template"]["spec"]["requirements"]
+    }
     assert said["karpenter.sh/capacity-type"] == ("In", ["on-demand"])
     assert said["karpenter.k8s.aws/instance-category"] == ("In", ["c", "m", "r"])
     assert said["karpenter.k8s.aws/instance-generation"] == ("Gt", ["2"])

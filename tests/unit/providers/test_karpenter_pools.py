@@ -44,7 +44,7 @@ def order(action: str) -> Order:
 def standing(*actions: str, seconds: float = 0.0, is_withdrawing: bool = False) -> str:
     """As it is written on the pool: orders of so long ago."""
     second = int(NOW.timestamp() - seconds)
-    return " ".join(f"+{one}/{note_of(order(one), second, is_withdrawing=is_withdrawing)}" for one in actions)
+    return " ".join(f"+{action}/{note_of(order(action), second, is_withdrawing=is_withdrawing)}" for action in actions)
 
 
 def pool(limit: int | None, orders: str = "", *, owner: str | None = "us", written: int | None = None) -> NodePool:

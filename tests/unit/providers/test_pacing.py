@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gpu_autoscaler.model.errors import TransientError
-from gpu_autoscaler.providers.pacing import BoundedCalls, RateBudget
+from gpu_autoscaler.providers.pacing import BoundedCalls, RateLimit
 
 
 class TurnedSeconds:
@@ -23,7 +23,7 @@ class TurnedSeconds:
 async def test_a_burst_goes_at_once_and_then_the_rate_holds() -> None:
     """Three at once, then no more than two a second: what would wait too long is told how long."""
     clock = TurnedSeconds()
-    budget = RateBudget(2.0, 3, wait_seconds_max=0.0, now=clock)
+    budget = RateLimit(2.0, 3, wait_seconds_max=0.0, now=clock)
     for _ in range(3):
         await budget.take("RunInstances")
     with pytest.raises(TransientError, match=r"RunInstances.*2 calls a second") as refused:
@@ -36,7 +36,7 @@ async def test_a_burst_goes_at_once_and_then_the_rate_holds() -> None:
 async def test_a_cloud_that_throttles_is_asked_less_often_for_a_while() -> None:
     """Half as often after each complaint; calls that go well bring the full rate back."""
     clock = TurnedSeconds()
-    budget = RateBudget(2.0, 1, wait_seconds_max=0.0, now=clock)
+    budget = RateLimit(2.0, 1, wait_seconds_max=0.0, now=clock)
     budget.throttled()
     budget.throttled()
     clock.seconds += 1.9
@@ -45,7 +45,7 @@ async def test_a_cloud_that_throttles_is_asked_less_often_for_a_while() -> None:
     clock.seconds += 0.2
     await budget.take("DescribeInstances")
     for _ in range(20):
-        budget.went_well()
+        budget.succeeded()
     clock.seconds += 0.5
     await budget.take("DescribeInstances")
 

@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 
 from gpu_autoscaler.model.errors import TransientError
-from gpu_autoscaler.providers.pacing import RateBudget
-from gpu_autoscaler.providers.rest import Answer, RestCalls, said
+from gpu_autoscaler.providers.pacing import RateLimit
+from gpu_autoscaler.providers.rest import Answer, RestClient, said
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -26,8 +26,8 @@ async def asked(handler: Handler, *, call_seconds_max: float = 30.0) -> AsyncIte
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    calls = RestCalls(_token, call_seconds_max=call_seconds_max)
-    budget = RateBudget(100.0, 100)
+    calls = RestClient(_token, call_seconds_max=call_seconds_max)
+    budget = RateLimit(100.0, 100)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/thing"
     try:
         yield lambda: calls.call("things.make", "POST", url, budget=budget, query={"zone": "a"}, body={"name": "x"})
@@ -87,7 +87,7 @@ async def test_half_an_answer_is_no_answer() -> None:
 
 async def test_nobody_there_is_transient() -> None:
     """A region that is down is no refusal."""
-    calls = RestCalls(_token, call_seconds_max=5.0)
+    calls = RestClient(_token, call_seconds_max=5.0)
     with pytest.raises(TransientError, match="may be made again"):
-        await calls.call("things.list", "GET", "http://127.0.0.1:1/", budget=RateBudget(1.0, 1))
+        await calls.call("things.list", "GET", "http://127.0.0.1:1/", budget=RateLimit(1.0, 1))
     await calls.close()

@@ -227,7 +227,7 @@ async def test_a_fact_may_be_asked_for_again() -> None:
 
     async def in_steps(_: Recorded) -> Outputs:
         if len(service.given) < 8:
-            return Outcome(facts=(placed(len(service.given)),), again_after_seconds=0.01)
+            return Outcome(facts=(placed(len(service.given)),), redeliver_after_seconds=0.01)
         return [finished()]
 
     place, service = Place(), Finisher(in_steps)
@@ -287,7 +287,7 @@ async def test_a_service_may_handle_several_facts_at_once() -> None:
         return ()
 
     class Wide(Finisher):
-        handles_at_once = 4
+        concurrency_max = 4
 
     place, service = Place(), Wide(look)
     for number in range(20):
@@ -326,7 +326,7 @@ async def test_one_delivery_that_is_lost_does_not_end_the_others_heartbeat() -> 
             return Half()
 
     class Wide(Finisher):
-        handles_at_once = 4
+        concurrency_max = 4
 
     async def hang(_: Recorded) -> Outputs:
         await asyncio.sleep(60)

@@ -69,11 +69,11 @@ async def test_the_service_is_given_each_policy_and_readyz_says_which(
         await until("refused")
         assert readiness.is_ready
         assert "nodes_count_max" in readiness.words["policy"]
-        assert registry.get_sample_value("gpu_autoscaler_policy_file_mistakes") == 1
+        assert registry.get_sample_value("gpu_autoscaler_policy_file_errors") == 1
         path.write_text("nodes_count_max = 50\n# right again\n")
         await until(f"of {path}")
     assert [policy.nodes_count_max for policy in used] == [50]
-    assert registry.get_sample_value("gpu_autoscaler_policy_file_mistakes") == 0
+    assert registry.get_sample_value("gpu_autoscaler_policy_file_errors") == 0
     assert registry.get_sample_value("gpu_autoscaler_policy_changes_total") == 1
 
 

@@ -5,7 +5,7 @@ from tests.support.ender import cancel
 from tests.support.runners import Place, Probe, running, until
 
 from gpu_autoscaler.bus.memory import MemoryBus
-from gpu_autoscaler.bus.streams import ADVISORY_ROOT, GIVEN_UP, ConsumerSpec, Declared, consumers_of_process, streams
+from gpu_autoscaler.bus.streams import ADVISORY_ROOT, MAX_DELIVERIES_CONSUMER, ConsumerSpec, Declared, consumers_of_process, streams
 from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.runtime.runner import Runner
 
@@ -82,5 +82,5 @@ async def test_it_is_counted_from_zero() -> None:
 
 def test_a_process_that_consumes_declares_the_shared_consumer() -> None:
     """A service that handles nothing has no word in what is given up."""
-    assert GIVEN_UP in consumers_of_process("probe", (JobCancelRequested,))
+    assert MAX_DELIVERIES_CONSUMER in consumers_of_process("probe", (JobCancelRequested,))
     assert consumers_of_process("probe", ()) == ()

@@ -15,10 +15,10 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.headway import BEGUN_AGAIN_COUNT_MAX, Headway, StandsStill, StoodStill
+from gpu_autoscaler.runtime.headway import RESTARTS_COUNT_MAX, StallDetector, LoopUnrecoverable, LoopStalled
 from gpu_autoscaler.runtime.runner import Runner
 
-IMPATIENT = msgspec.structs.replace(QUICK, standstill_seconds_max=0.3, lag_seconds=0.1)
+IMPATIENT = msgspec.structs.replace(QUICK, stall_seconds_max=0.3, lag_seconds=0.1)
 
 
 class Reader(Probe):
@@ -73,7 +73,7 @@ async def test_a_read_that_stands_still_begins_again() -> None:
             await until(lambda: "stands still" in (runner.readiness.conditions.get("fold JOB") or ""))
             assert not runner.readiness.is_ready
             await until(lambda: runner.readiness.is_ready)
-            assert runner.metrics.loops_begun_again.labels("stood_still")._value.get() == 1
+            assert runner.metrics.loop_restarts.labels("stood_still")._value.get() == 1
     assert list(service.view.state.jobs) == ["a"]
     (line,) = [line for line in lines if line["event"] == "loop interrupted; it begins again"]
     assert line["error"].startswith("the read of JOB stands still at sequence 0 with 1 to come")
@@ -86,28 +86,28 @@ async def test_a_read_that_never_goes_on_ends_the_process() -> None:
     runner = Runner(service, bus, view=service.view, clock=Clock(), instance="test", limits=IMPATIENT)
     with pytest.raises(ExceptionGroup) as group:
         await asyncio.wait_for(runner.run(), 60)
-    assert group.group_contains(StandsStill, match="the read of JOB stands still .* begun again 3 times")
+    assert group.group_contains(LoopUnrecoverable, match="the read of JOB stands still .* begun again 3 times")
 
 
 def test_a_process_that_was_busy_does_not_count_as_a_read_that_stands_still() -> None:
     """A decision of minutes kept everything waiting; what the read does then is what counts."""
-    headway = Headway("POD", seconds_max=30.0, step_seconds_max=5.0)
+    headway = StallDetector("POD", seconds_max=30.0, step_seconds_max=5.0)
     headway.begin()
     for look in range(6):
         headway.look(look * 100.0, sequence=7, lag_count=3)
-    with pytest.raises(StoodStill):
+    with pytest.raises(LoopStalled):
         headway.look(605.0, sequence=7, lag_count=3)
 
 
 def test_any_message_takes_the_doubt_away() -> None:
     """Slow is not stuck: what reads a message now and then goes on for ever."""
-    headway = Headway("POD", seconds_max=10.0, step_seconds_max=5.0)
+    headway = StallDetector("POD", seconds_max=10.0, step_seconds_max=5.0)
     now = 0.0
-    for sequence in range(2 * BEGUN_AGAIN_COUNT_MAX):
+    for sequence in range(2 * RESTARTS_COUNT_MAX):
         headway.look(now, sequence=sequence, lag_count=100)
         assert not headway.is_doubtful
         headway.look(now + 5.0, sequence=sequence, lag_count=100)
-        with pytest.raises(StoodStill):
+        with pytest.raises(LoopStalled):
             headway.look(now + 10.0, sequence=sequence, lag_count=100)
         now += 15.0
         assert headway.is_doubtful

@@ -63,7 +63,7 @@ def cancel(job_id: str) -> JobCancelRequested:
 async def test_nobody_is_ready_between_the_start_and_the_first_read() -> None:
     """A process says that it has started before its first loop turns: who asks just then hears of history unread."""
     readiness = Readiness()
-    readiness.hold("running", "starting")
+    readiness.block("running", "starting")
     Runner(cast("Service", Reader()), await Place().bus(), view=StateView(), clock=Clock(), readiness=readiness)
     readiness.clear("running")
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gpu_autoscaler.core.foresight import NOTHING_FORESEEN, Foresight
+from gpu_autoscaler.core.foresight import NO_FORECAST, ForecastGauges
 from gpu_autoscaler.runtime.metrics import Metrics
 
 # S121's DCGM_* come from exporters themselves, S123's `up` and `kube_*` from Prometheus and kube-state-metrics.
@@ -41,7 +41,7 @@ def test_the_forecasts_two_figures_are_shown_and_unknown_is_no_number() -> None:
     def shown() -> list[float]:
         return [metrics.registry.get_sample_value(name) or 0.0 for name in names]
 
-    metrics.tell_foresight(Foresight(utilization_ratio=1.25, confidence_ratio=0.8))
+    metrics.set_forecast(ForecastGauges(utilization_ratio=1.25, confidence_ratio=0.8))
     assert shown() == [1.25, 0.8]
-    metrics.tell_foresight(NOTHING_FORESEEN)
+    metrics.set_forecast(NO_FORECAST)
     assert all(map(math.isnan, shown()))

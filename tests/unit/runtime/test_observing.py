@@ -12,7 +12,7 @@ from gpu_autoscaler.events.gpu import GpuNodeSummarised, GpuSummary
 from gpu_autoscaler.events.job import JobPlaced, JobStarted
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
-from gpu_autoscaler.model.decisions import Cut, HeldBack, Plan
+from gpu_autoscaler.model.decisions import Cut, Deferred, Plan
 from gpu_autoscaler.model.ids import JobId, NodeUid, PlanId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import Cooldown, Frozen
@@ -71,14 +71,14 @@ def test_what_a_plan_held_back_is_a_label() -> None:
     """The last plan's reasons, counted; what the plan before held back is gone."""
     watch, metrics = observer("scaler")
     held = (
-        HeldBack(step="release_idle", subject="node/n", reason=Cooldown(remaining_seconds=30.0)),
-        HeldBack(step="cover_demand", subject="job/a", reason=Cooldown(remaining_seconds=7.0)),
+        Deferred(step="release_idle", subject="node/n", reason=Cooldown(remaining_seconds=30.0)),
+        Deferred(step="cover_demand", subject="job/a", reason=Cooldown(remaining_seconds=7.0)),
     )
-    for held_back in ((HeldBack(step="cover_demand", subject="cluster", reason=Frozen()),), held):
-        plan = Plan(as_of=T0, parent_sequence=0, held_back=held_back)
+    for deferred in ((Deferred(step="cover_demand", subject="cluster", reason=Frozen()),), held):
+        plan = Plan(as_of=T0, parent_sequence=0, deferred=deferred)
         watch.published(ScalingPlanMade(plan_id=PlanId("p"), plan=plan, cut=Cut(), policy_digest="p", core_digest="c"))
-    assert figure(metrics, "held_back", reason="cooldown") == 2
-    assert figure(metrics, "held_back", reason="frozen") == 0
+    assert figure(metrics, "deferred", reason="cooldown") == 2
+    assert figure(metrics, "deferred", reason="frozen") == 0
     assert figure(metrics, "scale_down_cooldown_remaining_seconds") == 30
     assert figure(metrics, "scale_up_cooldown_remaining_seconds") == 7
 

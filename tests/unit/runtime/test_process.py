@@ -19,13 +19,13 @@ from tests.support.runners import Place, Probe
 
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.model.errors import ConfigError, TransientError
-from gpu_autoscaler.model.reasons import BuyReason, HoldReason
+from gpu_autoscaler.model.reasons import BuyReason, DeferReason
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.config import HttpSettings, LogSettings, Settings
 from gpu_autoscaler.runtime.health import HealthServer, Readiness
 from gpu_autoscaler.runtime.logs import configure_logs
 from gpu_autoscaler.runtime.metrics import LABELS, PREFIX, Metrics, reason_tags
-from gpu_autoscaler.runtime.process import EXIT_FAILED, EXIT_MISCONFIGURED, EXIT_STOPPED, Workplace, serve
+from gpu_autoscaler.runtime.process import EXIT_FAILED, EXIT_MISCONFIGURED, EXIT_STOPPED, ProcessContext, serve
 from gpu_autoscaler.runtime.retry import Backoff
 from gpu_autoscaler.runtime.service import Service
 
@@ -36,7 +36,7 @@ class Quiet(Probe):
     name = "quiet"
     tick_seconds: ClassVar[float | None] = 0.05
 
-    def __init__(self, place: Workplace) -> None:
+    def __init__(self, place: ProcessContext) -> None:
         super().__init__()
         self.view = place.view
 
@@ -85,7 +85,7 @@ async def test_a_service_lives_and_ends_cleanly(logs: io.StringIO) -> None:
     """Not ready while something outside is missing, ready then, and SIGTERM ends it with 0."""
     port, broker, tries = free_port(), Place(), 0
 
-    async def compose(place: Workplace) -> tuple[Service, Bus]:
+    async def compose(place: ProcessContext) -> tuple[Service, Bus]:
         nonlocal tries
         tries += 1
         if tries < 4:
@@ -112,7 +112,7 @@ async def test_a_start_that_hangs_can_be_stopped(logs: io.StringIO) -> None:
     closed: list[str] = []
     hangs = asyncio.Event()
 
-    async def compose(place: Workplace) -> tuple[Service, Bus]:
+    async def compose(place: ProcessContext) -> tuple[Service, Bus]:
         place.closing.callback(closed.append, "store")
         hangs.set()
         await asyncio.sleep(3600)
@@ -131,7 +131,7 @@ async def test_a_mistake_of_the_operator_is_told_and_ends_it(logs: io.StringIO) 
     """All mistakes at once, no traceback, exit code 2; adapters that were opened are closed."""
     closed: list[str] = []
 
-    async def compose(place: Workplace) -> tuple[Service, Bus]:
+    async def compose(place: ProcessContext) -> tuple[Service, Bus]:
         place.closing.callback(closed.append, "store")
         raise ConfigError("store", ["url: wrong", "folder: missing"])
 
@@ -144,7 +144,7 @@ async def test_a_mistake_of_the_operator_is_told_and_ends_it(logs: io.StringIO) 
 async def test_a_bug_at_the_start_ends_it_loudly(logs: io.StringIO) -> None:
     """Exit code 1 and the traceback."""
 
-    async def compose(_: Workplace) -> tuple[Service, Bus]:
+    async def compose(_: ProcessContext) -> tuple[Service, Bus]:
         raise ZeroDivisionError("the author's")
 
     assert await serve("quiet", Settings(http=HttpSettings(port=0)), compose) == EXIT_FAILED
@@ -158,7 +158,7 @@ async def test_a_port_in_use_is_told_with_the_way_out(logs: io.StringIO) -> None
         other.listen()
         port = other.getsockname()[1]
 
-        async def compose(_: Workplace) -> tuple[Service, Bus]:
+        async def compose(_: ProcessContext) -> tuple[Service, Bus]:
             raise AssertionError("nothing is composed")
 
         assert await serve("quiet", Settings(http=HttpSettings(port=port)), compose) == EXIT_MISCONFIGURED
@@ -173,7 +173,7 @@ async def test_readiness_names_what_is_missing() -> None:
     port = await server.start()
     assert (await page(port, "/readyz"))[0] == 503
     readiness.clear("bus")
-    readiness.hold("state", "reading POD up to now")
+    readiness.block("state", "reading POD up to now")
     assert await page(port, "/readyz") == (503, "[-] state: reading POD up to now\nnot ready\n")
     readiness.clear("state")
     assert await page(port, "/readyz") == (200, "ready\n")
@@ -185,7 +185,7 @@ def test_every_reason_and_outcome_starts_at_zero() -> None:
     text = generate_latest(Metrics("scaler").registry).decode()
     for tag in reason_tags(BuyReason):
         assert f'gpu_autoscaler_decisions_total{{reason="{tag}"}} 0.0' in text
-    for tag in reason_tags(HoldReason):
+    for tag in reason_tags(DeferReason):
         assert f'gpu_autoscaler_held_back{{reason="{tag}"}} 0.0' in text
     assert "gpu_autoscaler_plans_refused_total 0.0" in text
 

@@ -6,7 +6,7 @@ from gpu_autoscaler.bus.dead_letters import ORIGINAL_ID
 from gpu_autoscaler.bus.protocol import Message, microseconds_of
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.reading import read_message
+from gpu_autoscaler.runtime.reading import decode_message
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BODY = b'{"job_name":"t","project_id":"p","gpu_requirements":{"gpu_count":1},"container":{"image":"i"}}'
@@ -23,7 +23,7 @@ def stored(message_id: str, **headers: str) -> Recorded:
         stored_microseconds=microseconds_of(T0 + timedelta(seconds=10)),
         headers=headers,
     )
-    return read_message(message, Clock(4.0, T0))
+    return decode_message(message, Clock(4.0, T0))
 
 
 def test_a_message_that_was_sent_again_is_the_fact_that_it_was() -> None:

@@ -117,9 +117,9 @@ async def test_without_a_snapshot_everything_is_read() -> None:
     [
         ({"body": b"not what was kept"}, "corrupt"),
         ({"label": (b'"set_aside":[]', b'"set_aside":[["JOB",1]]')}, "corrupt"),
-        ({"label": (b'"format_version":1', b'"format_version":7')}, "other_format"),
-        ({"label": (b'"core_digest":"core"', b'"core_digest":"older"')}, "other_core"),
-        ({"label": (b"job.cancel_requested.v1", b"job.queued.v1")}, "other_facts"),
+        ({"label": (b'"format_version":1', b'"format_version":7')}, "format_changed"),
+        ({"label": (b'"core_digest":"core"', b'"core_digest":"older"')}, "core_changed"),
+        ({"label": (b"job.cancel_requested.v1", b"job.queued.v1")}, "fact_types_changed"),
     ],
 )
 async def test_what_cannot_be_trusted_is_told_and_not_used(change: dict[str, Any], reason: str) -> None:
@@ -159,7 +159,7 @@ async def test_a_stream_that_was_made_anew_is_another_one() -> None:
     state, _ = await desk.live()
 
     assert sorted(state.jobs) == list("vwxyz")
-    assert desk.refusals("other_stream") == 1
+    assert desk.refusals("stream_changed") == 1
 
 
 async def test_a_broker_that_lost_its_last_messages_is_found_out() -> None:
@@ -177,7 +177,7 @@ async def test_a_broker_that_lost_its_last_messages_is_found_out() -> None:
     state, _ = await desk.live()
 
     assert sorted(state.jobs) == ["a", "x"]
-    assert desk.refusals("other_stream") == 1
+    assert desk.refusals("stream_changed") == 1
 
 
 SPAN = StreamSpan(created_at=NOON, first_sequence=5, last_sequence=20)
@@ -194,7 +194,7 @@ MARK = StreamMark(stream="JOB", created_at=NOON, last_sequence=10)
         ({"last_sequence": 3}, {}, "gap"),
         ({"last_sequence": 20}, {"first_sequence": 21}, None),  # all of it has aged out, and all of it is known
         ({"last_sequence": 0}, {"first_sequence": 1, "last_sequence": 0}, None),
-        ({"created_at": NOON - timedelta(seconds=1)}, {}, "other_stream"),
+        ({"created_at": NOON - timedelta(seconds=1)}, {}, "stream_changed"),
         ({"stream": "POD"}, {}, "corrupt"),
     ],
 )
@@ -235,7 +235,7 @@ async def test_a_full_store_costs_a_snapshot_and_no_more() -> None:
         await until(lambda: service.view.last_sequence("JOB") == 1)
         store.is_full = True
         await snapshots.keep()
-        assert desk.metrics.snapshots.labels("not_kept")._value.get() == 1
+        assert desk.metrics.snapshots.labels("not_saved")._value.get() == 1
         store.is_full = False
         await snapshots.keep()
         assert desk.metrics.snapshots.labels("kept")._value.get() == 1

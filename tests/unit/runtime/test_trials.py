@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 import pytest
 from tests.support.runners import Place, Probe, running, until
 
-from gpu_autoscaler.bus.streams import TRIAL, ConsumerSpec, consumers_of_process
+from gpu_autoscaler.bus.streams import ATTEMPT, ConsumerSpec, consumers_of_process
 from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.runtime.trials import BEGUN_COUNT_MAX, EndsProcess, Trials
+from gpu_autoscaler.runtime.trials import ATTEMPTS_COUNT_MAX, PoisonMessage, AttemptRecords
 
 T0 = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -34,7 +34,7 @@ async def taken_and_dropped(place: Place, spec: ConsumerSpec) -> None:
 
 async def begun_counts(place: Place) -> list[bytes]:
     """What is on record, in order."""
-    return [message.payload for message in await place.messages(TRIAL)]
+    return [message.payload for message in await place.messages(ATTEMPT)]
 
 
 async def test_what_was_never_begun_elsewhere_leaves_no_record() -> None:
@@ -59,7 +59,7 @@ async def test_one_that_is_survived_is_no_suspect_any_more() -> None:
 
 async def begun_is(place: Place, counts: list[int]) -> bool:
     """True when this is what is on record."""
-    return await begun_counts(place) == [b'{"begun_count":%d}' % count for count in counts]
+    return await begun_counts(place) == [b'{"attempts_count":%d}' % count for count in counts]
 
 
 async def test_one_that_nobody_survives_is_set_aside() -> None:
@@ -71,17 +71,17 @@ async def test_one_that_nobody_survives_is_set_aside() -> None:
     await taken_and_dropped(place, spec)
     bus = await place.bus(Hearer)
     (delivery,) = await (await bus.effect_consumer(spec.durable)).fetch(1, 0.1)
-    trials = Trials(bus, Hearer.name)
-    for count in range(BEGUN_COUNT_MAX):
-        assert await trials.begun_count(delivery) == count
+    trials = AttemptRecords(bus, Hearer.name)
+    for count in range(ATTEMPTS_COUNT_MAX):
+        assert await trials.attempts_count(delivery) == count
         await trials.begin(delivery, count)
-    with pytest.raises(EndsProcess, match="the process ended 4 times while it handled this message"):
-        await trials.begun_count(delivery)
+    with pytest.raises(PoisonMessage, match="the process ended 4 times while it handled this message"):
+        await trials.attempts_count(delivery)
     await delivery.nak(0.0)
 
     async with running(place, service) as runner:
         await until(lambda: len(service.given) == 1)
-        await until(lambda: runner.metrics.dead_letters.labels("job", "ends_process")._value.get() == 1)
+        await until(lambda: runner.metrics.dead_letters.labels("job", "poison_message")._value.get() == 1)
     assert [recorded.fact for recorded in service.given] == [cancel("b")]
     (letter,) = await place.dead_letters()
-    assert (letter.service, letter.error_kind, letter.stream_sequence) == ("hearer", "EndsProcess", 1)
+    assert (letter.service, letter.error_kind, letter.stream_sequence) == ("hearer", "PoisonMessage", 1)

@@ -56,7 +56,7 @@ async def desk(folder: Path, *known: Told) -> AsyncIterator[Desk]:
 async def test_a_cancel_waits_for_the_answer_to_its_request_and_not_for_ever(tmp_path: Path) -> None:
     """The request may be in another hand at this moment; one that was set aside is never answered."""
     async with desk(tmp_path, ASKED) as front:
-        waits = Outcome(again_after_seconds=ACCEPTANCE_SECONDS)
+        waits = Outcome(redeliver_after_seconds=ACCEPTANCE_SECONDS)
         assert await front.cancel(timedelta()) == waits
         assert await front.cancel(MINUTE - timedelta(seconds=1)) == waits
         with pytest.raises(PermanentError, match="job_id: 'train' was never accepted: there is nothing to cancel"):

@@ -25,7 +25,7 @@ class Annotated:
     def __init__(self, *, is_allowed: bool) -> None:
         self.view = StateView(given(node("n1"), node("theirs", is_ours=False)))
         cloud = FakeCapacity([offer()], installation="ours", now=lambda: T0)
-        spot = SpotPolicy(test_annotation=is_allowed)
+        spot = SpotPolicy(is_test_annotation_on=is_allowed)
         self.service = SpotWatcher(CentralOffers(self.view, cloud, ScalingPolicy(spot=spot)))
 
     async def tick(self, at: datetime, **annotations: str) -> list[Fact]:

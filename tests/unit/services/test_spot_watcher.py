@@ -148,7 +148,7 @@ async def test_a_notice_that_comes_back_is_told_under_a_name_of_its_own() -> Non
         names.append(told.condition())
         assert await rig.tick() == []
     assert len(set(names)) == 5
-    assert [record.is_standing for record in rig.view.state.notices.values()] == [True]
+    assert [record.is_active for record in rig.view.state.notices.values()] == [True]
 
 
 async def test_a_failed_poll_is_not_no_notice() -> None:

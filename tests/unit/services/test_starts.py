@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_autoscaler.runtime.service import FoldDoor, Service
+from gpu_autoscaler.runtime.service import FoldInput, Service
 from gpu_autoscaler_services.registry import SERVICES
 from gpu_autoscaler_services.scaler.service import Scaler
 
@@ -23,4 +23,4 @@ def test_who_starts_from_a_snapshot_folds_its_streams_as_the_scaler_does(service
     streams = {fact.stream() for fact in service.folds}
 
     assert set(service.folds) == {fact for fact in Scaler.folds if fact.stream() in streams}
-    assert not issubclass(service, FoldDoor)
+    assert not issubclass(service, FoldInput)

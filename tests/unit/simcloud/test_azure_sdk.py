@@ -138,7 +138,7 @@ async def test_versions_of_an_image_are_understood(sdk: Sdk) -> None:
 async def test_sizes_and_quotas_are_understood(sdk: Sdk) -> None:
     """Capabilities and zones of a size, limits and use of quotas."""
     sizes = await sdk.do(lambda c: {one.name: one for one in c.resource_skus.list(filter=f"location eq '{REGION}'")})
-    told = {one.name: one.value for one in sizes["Standard_ND96asr_v4"].capabilities}
+    told = {capability.name: capability.value for capability in sizes["Standard_ND96asr_v4"].capabilities}
     assert (told["GPUs"], sizes["Standard_ND96asr_v4"].location_info[0].zones) == ("8", ["1", "2", "3"])
     sdk.group.fake.quota_vcpus["cores"] = 8
     quotas = await sdk.do(lambda c: {one.name.value: one for one in c.usage.list(REGION)})

@@ -47,7 +47,7 @@ class Scene:
 
     async def order(self, action: str = "a1") -> Order:
         """A spot node with a label and a taint."""
-        spot = next(one for one in await self.driver.offers() if one.capacity_type is CapacityType.SPOT)
+        spot = next(offer for offer in await self.driver.offers() if offer.capacity_type is CapacityType.SPOT)
         return Order(
             action_id=ActionId(action),
             installation="ours",

@@ -142,6 +142,6 @@ async def test_spot_that_passes_its_ceiling_is_taken_for_its_price(scene: Scene,
     noticed = {machine.provider_id for machine in scene.cloud.machines if machine.notice is not None}
     assert noticed == ({made.provider_id} if ratio > 2 else set())
     scene.turn(180)
-    states = {one.action_id: one.state for one in await scene.driver.instances("ours")}
+    states = {instance.action_id: instance.state for instance in await scene.driver.instances("ours")}
     assert states == {"a1": "running", "a2": "terminated" if ratio > 2 else "running"}
     await capped.close()

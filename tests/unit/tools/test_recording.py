@@ -159,5 +159,5 @@ async def _keep_snapshot(bus: MemoryBus, store: MemoryStore, quiet: Recording, a
         marks=tuple(marks),
     )
     sealed, body = seal(label, fold(quiet.head.state, folded))
-    await store.keep_snapshot(label=sealed, body=body, kept_at=at)
+    await store.save_snapshot(label=sealed, body=body, kept_at=at)
     return label.cut

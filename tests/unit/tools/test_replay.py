@@ -147,7 +147,7 @@ async def _snapshot(bus: MemoryBus, tables: Tables, *, core: str = "") -> None:
         marks=tuple(marks),
     )
     sealed, body = seal(label, fold(EMPTY_STATE, recorded))
-    await MemoryStore(tables).keep_snapshot(label=sealed, body=body, kept_at=Wall.now)
+    await MemoryStore(tables).save_snapshot(label=sealed, body=body, kept_at=Wall.now)
 
 
 async def _aged(bus: MemoryBus, wall: Wall, tables: Tables, *, core: str = "") -> None:

@@ -21,7 +21,7 @@ high_ratio = {{ $auto.scaleUp.threshold }}
 low_ratio = {{ $auto.scaleDown.threshold }}
 
 [spot]
-storm_gpu_ratio_max = {{ if $auto.spot.diversify }}0.5{{ else }}1.0{{ end }}
+capacity_pool_gpu_ratio_max = {{ if $auto.spot.diversify }}0.5{{ else }}1.0{{ end }}
 
 [spot.mix]
 {{ include "gpu-autoscaler.mix" $auto }}
@@ -30,7 +30,7 @@ storm_gpu_ratio_max = {{ if $auto.spot.diversify }}0.5{{ else }}1.0{{ end }}
 is_on = {{ $auto.predictive.enabled }}
 lookback_hours = {{ mul 24 (int $auto.predictive.lookbackDays) }}
 confidence_ratio_min = {{ $auto.predictive.confidenceThreshold }}
-ahead_ratio = {{ $auto.predictive.preWarmThreshold }}
+long_rise_quantile_ratio = {{ $auto.predictive.preWarmThreshold }}
 {{- range default (list (dict "name" "default")) $auto.nodePools }}
 
 [[pools]]

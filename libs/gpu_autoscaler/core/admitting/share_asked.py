@@ -14,7 +14,7 @@ def is_share(gpus: GpuRequirements) -> bool:
     return gpus.is_shared or gpus.gpu_fraction is not None
 
 
-def models_asked(gpus: GpuRequirements) -> tuple[str, ...]:
+def requested_models(gpus: GpuRequirements) -> tuple[str, ...]:
     """The GPU models by the names that we have for them, each once, the best first; empty: any."""
     return tuple(dict.fromkeys(gpu_model_name(each) or each for each in gpus.gpu_types))
 
@@ -22,7 +22,7 @@ def models_asked(gpus: GpuRequirements) -> tuple[str, ...]:
 def share_for(gpus: GpuRequirements, shares: tuple[Share, ...]) -> Share | None:
     """Return the cheapest part that is enough; None: none of those that can be had is."""
     wanted = ShareWanted(
-        gpu_models=models_asked(gpus),
+        gpu_models=requested_models(gpus),
         gpu_ratio_min=gpus.gpu_fraction,
         memory_bytes_min=memory_min(gpus.gpu_memory_gb),
     )
@@ -34,12 +34,12 @@ def memory_min(memory_gib: float | None) -> int | None:
     return None if memory_gib is None else math.ceil(memory_gib * GIBIBYTE)
 
 
-def memory_to_ask_for(share: Share) -> int | None:
+def replica_memory_bytes(share: Share) -> int | None:
     """What has to be asked for besides the resource: replicas are called alike whatever their size."""
     return share.memory_bytes if share.resource == SHARED_GPU_RESOURCE else None
 
 
-def part_mistakes(gpus: GpuRequirements, shares: tuple[Share, ...]) -> Iterator[Mistake]:
+def share_violations(gpus: GpuRequirements, shares: tuple[Share, ...]) -> Iterator[Mistake]:
     """What is wrong with asking for a part of a GPU."""
     field = "gpu_requirements.gpu_fraction"
     if gpus.gpu_fraction is not None and not 0 < gpus.gpu_fraction <= 1:

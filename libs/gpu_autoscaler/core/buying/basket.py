@@ -15,23 +15,23 @@ from gpu_autoscaler.core.buying.market import Market
 from gpu_autoscaler.core.buying.ordering import Counted, Order, decision_of
 from gpu_autoscaler.core.buying.passed_over import Cheaper, passed_over
 from gpu_autoscaler.core.buying.preferring import Preferring
-from gpu_autoscaler.core.demand_items import Customer, DemandItem, longest_of
+from gpu_autoscaler.core.demand_items import BillingScope, DemandItem, longest_scope
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.fleet.problem import FleetNode
-from gpu_autoscaler.core.limits import account_of, customer_of
+from gpu_autoscaler.core.limits import limit_usage_of, billing_scope_of
 from gpu_autoscaler.core.placement import Room
 from gpu_autoscaler.core.placing.amounts import Bools, Ints
 from gpu_autoscaler.core.placing.company import rules_told
 from gpu_autoscaler.core.placing.liking import Newcomers
 from gpu_autoscaler.core.placing.shapes import Bin
 from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.spending.money import caps
+from gpu_autoscaler.core.spending.money import spend_caps
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.passed import DroppedPreference, PassedOver
+from gpu_autoscaler.model.passed import DroppedPreference, RejectedOffer
 from gpu_autoscaler.model.reasons import (
-    HoldReason,
-    NeighboursForbid,
+    DeferReason,
+    PodConstraintsViolated,
 )
 from gpu_autoscaler.model.resources import NO_RESOURCES, Resources
 
@@ -49,16 +49,16 @@ class Basket:
         self._draft = draft
         self._market = market
         self._policy = policy
-        self._account = account_of(draft, policy)
-        self._are_times_minded = bool(caps(policy))
+        self._account = limit_usage_of(draft, policy)
+        self._are_times_minded = bool(spend_caps(policy))
         self._projects_limited = frozenset(part.name for part in policy.limits.projects)
         self._choice = Choice(market, draft.views, policy)
         self._cheaper = Cheaper(market)
-        self._excesses: dict[tuple[int, Customer], HoldReason | None] = {}  # while nothing more is counted
-        self._open: dict[Customer, Bools] = {}  # as above
-        self._closed: dict[Customer, HoldReason | None] = {}  # as above
+        self._excesses: dict[tuple[int, BillingScope], DeferReason | None] = {}  # while nothing more is counted
+        self._open: dict[BillingScope, Bools] = {}  # as above
+        self._closed: dict[BillingScope, DeferReason | None] = {}  # as above
         for purchase in draft.purchases:
-            self._count(purchase.decision.pool, purchase.decision.offer, customer_of(purchase.decision))
+            self._count(purchase.decision.pool, purchase.decision.offer, billing_scope_of(purchase.decision))
         self._nodes_count_before = self._account.nodes_count
         self._orders: dict[str, Order] = {}  # by bin key, in the order of buying
         self._preferring = Preferring(market, self._choice, draft.room)
@@ -74,9 +74,9 @@ class Basket:
         """Nodes of ours with those in the basket, as limits count them."""
         return self._account.nodes_count
 
-    def told_now(self, reason: HoldReason) -> HoldReason:
+    def with_current_usage(self, reason: DeferReason) -> DeferReason:
         """Return why something is not bought, as limits stand with what is in the basket."""
-        return self._account.told_now(reason)
+        return self._account.with_current_usage(reason)
 
     def mark(self) -> int:
         """A point to come back to with `rollback`."""
@@ -138,14 +138,14 @@ class Basket:
         self.room.put_all(bins)
         return tuple(tuple(each) for each in keys)
 
-    def buy(self, buyer: DemandItem, members_count: int) -> tuple[int, HoldReason | None]:
+    def buy(self, buyer: DemandItem, members_count: int) -> tuple[int, DeferReason | None]:
         """Put nodes for this many members in the basket, one by one, as far as limits let; return for how many, and why
         no more.
 
         A gang gets all or nothing, with nothing left in the basket.
         """
         covered, bought = 0, []
-        reason: HoldReason | None = None
+        reason: DeferReason | None = None
         members = self._market.members(buyer.shape)
         place: int | None = None
         while covered < members_count and reason is None:
@@ -165,14 +165,14 @@ class Basket:
             return 0, reason
         return covered, reason
 
-    def buy_one_by_one(self, buyer: DemandItem, members_count: int) -> tuple[tuple[str, ...], HoldReason | None]:
+    def buy_one_by_one(self, buyer: DemandItem, members_count: int) -> tuple[tuple[str, ...], DeferReason | None]:
         """Buy for members whose rules about other pods make each node depend on the one before.
 
         Returns the bins that took them, and why no more; a gang gets all or nothing.
         """
         placed: tuple[str, ...] = ()
         bought: list[str] = []
-        reason: HoldReason | None = None
+        reason: DeferReason | None = None
         members = self._market.members(buyer.shape)
         zones = [sale.node.labels.get(labels.ZONE) for sale in self._market.sales]
         mark = self.room.mark()
@@ -180,7 +180,7 @@ class Basket:
             is_open = self.room.open_zones(buyer.shape, zones)
             place, reason = self._choose(buyer, np.where(is_open, members, 0), 1)
             if place is None:
-                reason = NeighboursForbid(rules=rules_told(buyer.shape.company)) if members.any() else reason
+                reason = PodConstraintsViolated(rules=rules_told(buyer.shape.company)) if members.any() else reason
                 break
             entry = self._order_for(place, buyer)
             self.room.put(entry)
@@ -188,7 +188,7 @@ class Basket:
             taken = self.room.place_on((entry.key,), buyer.shape, members_count - len(placed))
             placed += taken
             if not taken:
-                reason = NeighboursForbid(rules=rules_told(buyer.shape.company))
+                reason = PodConstraintsViolated(rules=rules_told(buyer.shape.company))
                 self._take_out(bought.pop())
         if reason is not None and buyer.member_count > 1:
             self.room.rollback(mark)
@@ -202,13 +202,13 @@ class Basket:
         orders = [self._orders[key] for key in dict.fromkeys(keys) if key in self._orders]
         for order in orders:
             order.demand[item.key] = None
-            self._serve(order, longest_of(order.customer, item))
+            self._serve(order, longest_scope(order.customer, item))
         own = [order for order in orders if order.gang is not None and order.gang == item.gang]
         shared = {order.transaction for order in orders} - {order.transaction for order in own}
         for order in own:
             order.needs |= shared
 
-    def _serve(self, order: Order, customer: Customer) -> None:
+    def _serve(self, order: Order, customer: BillingScope) -> None:
         """The node is for this from now on."""
         if customer != order.customer:
             self._count(order.sale.pool.name, order.sale.offer, order.customer, -1)
@@ -265,11 +265,11 @@ class Basket:
         """For each want the sales that it is bought from, of those within limits."""
         return self._choice.accepts(wants, [self._open_to(self._as_limits_see(want.item.customer)) for want in wants])
 
-    def is_open_to(self, customer: Customer) -> bool:
+    def is_open_to(self, customer: BillingScope) -> bool:
         """False where every sale would pass a limit: then nobody has to be asked what would be best."""
         return bool(self._open_to(self._as_limits_see(customer)).any())
 
-    def _closed_to(self, customer: Customer) -> HoldReason | None:
+    def _closed_to(self, customer: BillingScope) -> DeferReason | None:
         """The limit that each sale would pass, where it is one for all; found once for as long as nothing is bought."""
         asked = self._as_limits_see(customer)
         if asked not in self._closed:
@@ -278,7 +278,7 @@ class Basket:
             self._closed[asked] = excesses[0] if is_one else None
         return self._closed[asked]
 
-    def _open_to(self, customer: Customer) -> Bools:
+    def _open_to(self, customer: BillingScope) -> Bools:
         """The sales within limits, found once for as long as nothing is bought."""
         if customer not in self._open:
             sales = range(len(self._market.sales))
@@ -287,7 +287,7 @@ class Basket:
 
     def _within_limits_count(self, wants: Sequence[Lacking], fleet: Sequence[FleetNode]) -> int:
         """Return how many nodes of the fleet may be bought before the first that passes a limit."""
-        counted: list[tuple[str, Offer, Customer]] = []
+        counted: list[tuple[str, Offer, BillingScope]] = []
         for node in fleet:
             sale, customer = self._market.sales[node.offer], _customer_of([wants[each].item for each in node.pods])
             if self._account.excess(sale.pool.name, sale.offer, customer) is not None:
@@ -298,7 +298,7 @@ class Basket:
             self._account.add(pool, offer, customer, -1)
         return len(counted)
 
-    def _choose(self, buyer: DemandItem, members: Ints, missing: int) -> tuple[int | None, HoldReason | None]:
+    def _choose(self, buyer: DemandItem, members: Ints, missing: int) -> tuple[int | None, DeferReason | None]:
         """The best sale within limits for the members that are missing."""
         if not members.any():
             return None, self._market.why_nothing(buyer.shape)
@@ -313,7 +313,7 @@ class Basket:
             reason = reason or excess
         return None, reason
 
-    def _excess(self, place: int, customer: Customer) -> HoldReason | None:
+    def _excess(self, place: int, customer: BillingScope) -> DeferReason | None:
         """The limit that one more node of the sale would pass, found once for as long as nothing is bought."""
         customer = self._as_limits_see(customer)
         asked = (place, customer)
@@ -322,19 +322,19 @@ class Basket:
             self._excesses[asked] = self._account.excess(sale.pool.name, sale.offer, customer)
         return self._excesses[asked]
 
-    def _as_limits_see(self, customer: Customer) -> Customer:
+    def _as_limits_see(self, customer: BillingScope) -> BillingScope:
         """With limits of money by time what takes as many hours is alike; without them all work of a project is.
 
         Projects without limits of their own are alike as well.
         """
         if not self._are_times_minded:
-            return Customer(customer.project if customer.project in self._projects_limited else None)
+            return BillingScope(customer.project if customer.project in self._projects_limited else None)
         seconds = customer.work_seconds_max
         if seconds is None:
-            return Customer(customer.project)
-        return Customer(customer.project, -(-seconds // _SECONDS_PER_HOUR) * _SECONDS_PER_HOUR)
+            return BillingScope(customer.project)
+        return BillingScope(customer.project, -(-seconds // _SECONDS_PER_HOUR) * _SECONDS_PER_HOUR)
 
-    def _count(self, pool: str, offer: Offer, customer: Customer, count: int = 1) -> None:
+    def _count(self, pool: str, offer: Offer, customer: BillingScope, count: int = 1) -> None:
         self._account.add(pool, offer, customer, count)
         self._choice.add(offer, count)
         self._excesses.clear()
@@ -362,7 +362,7 @@ class Basket:
         )
         return node
 
-    def _instead_of(self, place: int, buyer: DemandItem, load: Resources) -> PassedOver | None:
+    def _instead_of(self, place: int, buyer: DemandItem, load: Resources) -> RejectedOffer | None:
         cheaper = self._cheaper.than(place, buyer.shape, load)
         if cheaper is None:
             return None
@@ -380,9 +380,9 @@ class Basket:
         self._count(order.sale.pool.name, order.sale.offer, order.customer, -1)
 
 
-def _customer_of(items: Sequence[DemandItem]) -> Customer:
+def _customer_of(items: Sequence[DemandItem]) -> BillingScope:
     """Who buys a node for all of these: the first, for as long as the longest of them takes."""
     customer = items[0].customer
     for item in items[1:]:
-        customer = longest_of(customer, item)
+        customer = longest_scope(customer, item)
     return customer

@@ -18,7 +18,7 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.waits import BurstArriving
+from gpu_autoscaler.model.waits import BatchWindowOpen
 
 _COMES = frozenset({DemandSource.PENDING_POD, DemandSource.QUEUED_JOB})
 # Of two sizes that cost about the same for each pod the larger one is not waited for.
@@ -30,7 +30,7 @@ class Burst:
     """What one plan knows of a burst that is under way."""
 
     def __init__(self, draft: Draft, policy: ScalingPolicy) -> None:
-        rules = policy.burst
+        rules = policy.batching
         self._as_of = draft.as_of
         self._longest = timedelta(seconds=rules.wait_seconds_max)
         self._quiet = timedelta(seconds=rules.quiet_seconds)
@@ -38,22 +38,22 @@ class Burst:
         # When it will be over, as far as each sign of it says; nothing: no burst is under way.
         self._until: Instant | None = None
         for item in coming:
-            if item.is_unspoken:
+            if item.is_inferred_unschedulable:
                 self.note(item)
-        young = [item for item in coming if abs(draft.as_of - item.came) < self._quiet]
+        young = [item for item in coming if abs(draft.as_of - item.first_seen_at) < self._quiet]
         if sum(item.member_count for item in young) >= max(2, rules.members_count_min):
-            self._ends(max(item.came for item in young) + self._quiet)
+            self._ends(max(item.first_seen_at for item in young) + self._quiet)
 
     def note(self, item: DemandItem) -> None:
         """Where Kubernetes has not spoken of this one, more may be behind it: it is waited for while that may be."""
-        if item.is_unspoken or item.source is DemandSource.ARRIVING_POD:
-            self._ends(item.came + self._longest)
+        if item.is_inferred_unschedulable or item.source is DemandSource.ARRIVING_POD:
+            self._ends(item.first_seen_at + self._longest)
 
     def _ends(self, at: Instant) -> None:
         if at > self._as_of:
             self._until = at if self._until is None else max(self._until, at)
 
-    def waiting(self, lots: Mapping[int, Sequence[DemandItem]]) -> dict[int, BurstArriving]:
+    def waiting(self, lots: Mapping[int, Sequence[DemandItem]]) -> dict[int, BatchWindowOpen]:
         """Return why these lots wait for the rest of their burst, by number; one that is left out is bought for now.
 
         `lots` are the members that have no room. They wait together, from when the first of them came: once that is
@@ -61,21 +61,21 @@ class Burst:
         """
         # A lot without items is a gang of one item, a part of which has its place.
         lacking = {number: lot for number, lot in lots.items() if lot and all(map(self._may_wait, lot))}
-        ages = [self._as_of - item.came for lot in lacking.values() for item in lot]
+        ages = [self._as_of - item.first_seen_at for lot in lacking.values() for item in lot]
         if self._until is None or any(self._longest <= age < self._longest + self._quiet for age in ages):
             return {}
         late_at = self._as_of - self._longest
-        coming = {number: lot for number, lot in lacking.items() if all(item.came > late_at for item in lot)}
+        coming = {number: lot for number, lot in lacking.items() if all(item.first_seen_at > late_at for item in lot)}
         if not coming:
             return {}
-        first_at = min(item.came for lot in coming.values() for item in lot)
+        first_at = min(item.first_seen_at for lot in coming.values() for item in lot)
         count = sum(item.member_count for lot in coming.values() for item in lot)
-        reason = BurstArriving(members_count=count, until=min(first_at + self._longest, self._until))
+        reason = BatchWindowOpen(members_count=count, until=min(first_at + self._longest, self._until))
         return dict.fromkeys(coming, reason)
 
     def _may_wait(self, item: DemandItem) -> bool:
         # A clock that is far ahead would have it wait for long.
-        is_told_in_time = item.came <= self._as_of + self._quiet
+        is_told_in_time = item.first_seen_at <= self._as_of + self._quiet
         is_single = item.gang is None and item.member_count == 1
         return item.source in _COMES and is_single and item.priority < PRIORITY_NAMES["high"] and is_told_in_time
 
@@ -95,8 +95,8 @@ def filled(fleet: Sequence[FleetNode], accepts: Bools, members: Ints, costs: Int
 
 def planned_again_seconds(made: Plan, regular_seconds: float) -> float | None:
     """Return how soon a plan holds no more that has work wait for the rest of its burst; None: no work does."""
-    reasons = (held.reason for held in made.held_back)
-    until = min((each.until for each in reasons if isinstance(each, BurstArriving)), default=None)
+    reasons = (held.reason for held in made.deferred)
+    until = min((each.until for each in reasons if isinstance(each, BatchWindowOpen)), default=None)
     if until is None:
         return None
     return min(max((until - made.as_of).total_seconds(), _AGAIN_SECONDS_MIN), regular_seconds)

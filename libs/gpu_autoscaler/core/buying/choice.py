@@ -28,7 +28,7 @@ from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.model.passed import PassedBecause
+from gpu_autoscaler.model.passed import RejectionCause
 
 _HOUR_SECONDS = 3600.0
 # Costs are compared for one member in whole numbers; this keeps the remainder of the division.
@@ -73,7 +73,7 @@ class Choice:
             market, rules = self._market, self._policy.spot
             lost_seconds = market.boot_seconds + rules.lost_work_seconds
             once_seconds = market.boot_seconds + market.rates * lost_seconds
-            weight = (1.0 + priority / PRIORITY_DEFAULT) / (_HOUR_SECONDS * rules.node_life_hours)
+            weight = (1.0 + priority / PRIORITY_DEFAULT) / (_HOUR_SECONDS * rules.node_lifetime_hours)
             # What is reserved is paid whether or not it is used.
             prices = np.where(market.is_reserved, 0, market.prices_micro_usd_per_hour)
             costs = np.rint(prices * (1.0 + once_seconds * weight)).astype(np.int64)
@@ -203,16 +203,16 @@ class Choice:
 
     # ---- why a dearer one was taken
 
-    def why_not(self, cheaper: int, taken: int, priority: int) -> PassedBecause:
+    def why_not(self, cheaper: int, taken: int, priority: int) -> RejectionCause:
         """Return why the second sale is bought though the first has less price, is right and within limits."""
         market, costs = self._market, self.costs(priority)
         if market.is_reserved[taken] and not market.is_reserved[cheaper]:
-            return PassedBecause.RESERVED_FIRST
+            return RejectionCause.RESERVED_FIRST
         if market.pool_priorities[cheaper] < market.pool_priorities[taken]:
-            return PassedBecause.POOL_PRIORITY
+            return RejectionCause.POOL_PRIORITY
         if self._is_full()[cheaper]:
-            return PassedBecause.INTERRUPTIONS if self._is_risky[cheaper] else PassedBecause.STORM_SHARE
-        return PassedBecause.EXPECTED_COST if costs[taken] <= costs[cheaper] else PassedBecause.WHOLE_FLEET
+            return RejectionCause.INTERRUPTION_RATE if self._is_risky[cheaper] else RejectionCause.STORM_SHARE
+        return RejectionCause.EXPECTED_COST if costs[taken] <= costs[cheaper] else RejectionCause.FLEET_COST
 
     # ---- the policy's mix
 
@@ -250,10 +250,10 @@ class Choice:
         left = accepted & ~full
         if not full.any() or not left.any():
             return accepted
-        near = each[left].min() / (1.0 + self._policy.spot.storm_extra_cost_ratio_max)
+        near = each[left].min() / (1.0 + self._policy.spot.capacity_pool_extra_cost_ratio_max)
         eased: Bools = left | (full & ~self._is_risky & (each < near))
         if not (left & ~self._market.is_on_demand).any():  # on-demand is the answer to a storm alone
-            eased |= full & (self._market.rates <= self._policy.spot.bridge_ratio_min)
+            eased |= full & (self._market.rates <= self._policy.spot.on_demand_fallback_ratio_min)
         return eased
 
     def _is_full(self) -> Bools:
@@ -270,7 +270,7 @@ class Choice:
     def _shares(self, gpu_counts: Ints) -> Floats:
         """How many of so many GPUs may be spot where each sale is: the fewer, the more are taken there."""
         rules = self._policy.spot
-        whole = np.maximum(rules.storm_gpu_ratio_max * gpu_counts, float(rules.storm_gpu_count_min))
+        whole = np.maximum(rules.capacity_pool_gpu_ratio_max * gpu_counts, float(rules.capacity_pool_gpu_count_min))
         shares: Floats = self._calm_ratios * whole
         return shares
 

@@ -20,7 +20,7 @@ def cooling(
 ) -> Cooldown | None:
     """Return how long nothing is bought for the item because something was bought lately; None: it may be."""
     seconds = policy.limits.scale_up_cooldown_seconds
-    if not seconds or item.priority >= PRIORITY_NAMES["high"] or item.source is DemandSource.DOOMED_POD:
+    if not seconds or item.priority >= PRIORITY_NAMES["high"] or item.source is DemandSource.AT_RISK_POD:
         return None
     last_at, gangs = _bought(orders)
     if last_at is None or (item.gang is not None and item.gang in gangs):

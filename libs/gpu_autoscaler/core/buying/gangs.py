@@ -10,7 +10,7 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
 from gpu_autoscaler.core.state import ClusterState, GangRecord
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.waits import GangBackoff, GangLate
+from gpu_autoscaler.model.waits import GangBackoff, GangTimedOut
 
 
 def waits(gang: str, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> GangBackoff | None:
@@ -21,25 +21,25 @@ def waits(gang: str, state: ClusterState, policy: ScalingPolicy, as_of: datetime
     retry_at = tried_again_at(record, policy.gangs)
     if as_of >= retry_at:
         return None
-    return GangBackoff(gang=gang, given_up_count=record.given_up_count, retry_at=retry_at)
+    return GangBackoff(gang=gang, abandoned_count=record.abandoned_count, retry_at=retry_at)
 
 
 def tried_again_at(record: GangRecord, rules: GangPolicy) -> Instant:
     """When a gang that was bought for in vain may be bought for again."""
-    return record.given_up_at + timedelta(seconds=_wait_seconds(record, rules))
+    return record.abandoned_at + timedelta(seconds=_wait_seconds(record, rules))
 
 
 def _wait_seconds(record: GangRecord, rules: GangPolicy) -> float:
     """Twice as long after each try, up to the most."""
-    seconds = rules.wait_seconds_min
-    for _ in range(record.given_up_count - 1):
-        if seconds >= rules.wait_seconds_max:
+    seconds = rules.backoff_seconds_min
+    for _ in range(record.abandoned_count - 1):
+        if seconds >= rules.backoff_seconds_max:
             break
         seconds *= 2
-    return min(seconds, rules.wait_seconds_max)
+    return min(seconds, rules.backoff_seconds_max)
 
 
-def is_late(gang: str, draft: Draft, policy: ScalingPolicy) -> GangLate | None:
+def is_late(gang: str, draft: Draft, policy: ScalingPolicy) -> GangTimedOut | None:
     """Return how long the gang's nodes have been on their way, where that is too long; None: there is time."""
     begun_at = _begun(draft.views).get(gang)
     if begun_at is None:
@@ -48,7 +48,7 @@ def is_late(gang: str, draft: Draft, policy: ScalingPolicy) -> GangLate | None:
     most = policy.gangs.complete_seconds_max
     if bought_seconds < most:
         return None
-    return GangLate(gang=gang, bought_seconds=bought_seconds, complete_seconds_max=most)
+    return GangTimedOut(gang=gang, bought_seconds=bought_seconds, complete_seconds_max=most)
 
 
 @remembered(2)

@@ -19,7 +19,7 @@ def is_cheaper_kept(view: NodeView, shape: Shape, count: int, market: Market, po
     """
     members = market.members(shape)
     sold = np.flatnonzero(members)
-    horizon_seconds = policy.removal.horizon_hours * _HOUR_SECONDS
+    horizon_seconds = policy.removal.replacement_payback_hours * _HOUR_SECONDS
     if view.price_micro_usd_per_hour is None or not sold.size or not horizon_seconds:
         return True
     overhead = policy.node_overhead_micro_usd_per_hour

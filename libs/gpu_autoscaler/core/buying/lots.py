@@ -49,7 +49,7 @@ def lots_of(demand: tuple[DemandItem, ...]) -> Iterator[Lot]:
     for _, equals in groupby(demand, key=lambda item: (item.is_bought_for, item.priority)):
         alike: dict[object, list[DemandItem]] = {}
         for item in equals:
-            of_job = item.job_id if item.source is DemandSource.FURTHER_MEMBER else None  # it waits for its own gang
+            of_job = item.job_id if item.source is DemandSource.ELASTIC_MEMBER else None  # it waits for its own gang
             key = (
                 item.key
                 if item.member_count > 1
@@ -67,7 +67,7 @@ def served_together(lots: tuple[Lot, ...]) -> Iterator[tuple[Lot, ...]]:
     def alike(lot: Lot) -> tuple[bool, int, bool, str | None]:
         first = lot.first
         alone = first.gang or (None if first.shape.company.is_plain else first.key)
-        return first.is_bought_for, first.priority, first.source is DemandSource.FURTHER_MEMBER, alone
+        return first.is_bought_for, first.priority, first.source is DemandSource.ELASTIC_MEMBER, alone
 
     for _, run in groupby(lots, key=alike):
         yield tuple(run)

@@ -23,15 +23,15 @@ from gpu_autoscaler.core.placing.acceptance import Acceptance, members_by_amount
 from gpu_autoscaler.core.placing.amounts import Bools, Floats, Ints, gpu_parts, kinds_of, rows
 from gpu_autoscaler.core.placing.shapes import Bin, Shape
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
-from gpu_autoscaler.core.pools import allows
+from gpu_autoscaler.core.pools import pool_allows
 from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.shortfalls import Came, shortfall
+from gpu_autoscaler.core.shortfalls import ObservedAllocatable, shortfall
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.model.reasons import HoldReason, NoOfferFits, OffersRefused, PriceUnknown, WatchStale
+from gpu_autoscaler.model.reasons import DeferReason, NoOfferFits, OffersUnavailable, PriceUnknown, WatchStale
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import NodeSelectorTerm
 
@@ -65,7 +65,7 @@ class _Shelf:
             Sale(pool=pool, offer=offer, node=offered_bin(pool, offer, ActionId("offered")))
             for offer in sorted(offers, key=lambda offer: offer.key)
             for pool in sorted(pools, key=lambda pool: pool.name)
-            if allows(pool, offer)
+            if pool_allows(pool, offer)
         )
         self.places = {(sale.pool.name, sale.offer.key): place for place, sale in enumerate(self.sales)}
         self.acceptance = Acceptance([sale.node for sale in self.sales])
@@ -98,7 +98,7 @@ class Market:
     """All that is for sale at one instant, asked by shape. A sale is known by its place, in order of offer and pool."""
 
     def __init__(self, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> None:
-        self._watch_seconds_max = policy.watch_seconds_max
+        self._watch_seconds_max = policy.watch_age_seconds_max
         self._offers = None if state.offers is None else state.offers.offers
         shelf = _shelf(self._offers or (), policy.pools)
         came = {
@@ -106,7 +106,7 @@ class Market:
             for key, view in _latest_of_each_offer(draft.views).items()
             if key in shelf.places
         }
-        came |= _as_they_went(shelf, came, state.came, draft.as_of)
+        came |= _as_they_went(shelf, came, state.observed_allocatable, draft.as_of)
         self.sales = shelf.sales if not came else _with(shelf.sales, came)
         self.kinds = shelf.kinds  # of slices, in order of their columns
         self.capacity = shelf.capacity
@@ -134,11 +134,11 @@ class Market:
         self._stale = self._stale_prices(state, policy, draft.as_of)
         self._paid_periods, self._as_of = shelf.paid_periods, draft.as_of
         if shelf.paid_periods.any:
-            self._is_buyable &= shelf.paid_periods.are_open(draft.as_of, self.boot_seconds + policy.paid_drain_seconds)
+            self._is_buyable &= shelf.paid_periods.are_open(draft.as_of, self.boot_seconds + policy.reservation_drain_seconds)
 
     def _stale_prices(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> WatchStale | None:
         """Bar what is not bought at so old a price; returns what to say of that, None where nothing is barred."""
-        if policy.prices.is_stale_bought or state.offers is None or not self.sales:
+        if policy.prices.is_stale_price_allowed or state.offers is None or not self.sales:
             return None
         is_fresh = are_fresh([sale.offer for sale in self.sales], state.offers, policy, as_of)
         self._is_buyable &= is_fresh
@@ -196,14 +196,14 @@ class Market:
         values = (self.sales[place].node.labels.get(key) for place in np.flatnonzero(self.members(shape)))
         return frozenset(value for value in values if value is not None)
 
-    def why_nothing(self, shape: Shape) -> HoldReason:
+    def why_nothing(self, shape: Shape) -> DeferReason:
         """Return why no sale takes a member of this shape now; only for shapes for which that is so."""
         if self._offers is None:  # no list of offers is not an empty list
             return WatchStale(source="offers", age_seconds=None, age_seconds_max=self._watch_seconds_max)
         fitting = [self.sales[place].offer for place in np.flatnonzero(self.members_in_principle(shape))]
         refused = {offer.key: until for offer in fitting if (until := self.refused_until(offer)) is not None}
         if refused:
-            return OffersRefused(offers=tuple(sorted(refused)), retry_at=min(refused.values()))
+            return OffersUnavailable(offers=tuple(sorted(refused)), retry_at=min(refused.values()))
         if (closed := self._paid_periods.told(fitting, self._as_of)) is not None:
             return NoOfferFits(detail=closed)
         if self._stale is not None and any(one.price_micro_usd_per_hour is not None for one in fitting):
@@ -281,7 +281,7 @@ def _latest_of_each_offer(views: tuple[NodeView, ...]) -> dict[tuple[str, str], 
     return latest
 
 
-def _as_they_went(shelf: _Shelf, came: Mapping[int, Bin], went: Mapping[str, Came], as_of: datetime) -> dict[int, Bin]:
+def _as_they_went(shelf: _Shelf, came: Mapping[int, Bin], went: Mapping[str, ObservedAllocatable], as_of: datetime) -> dict[int, Bin]:
     """Offers of which no node is there that could speak for them, and whose last one had less than was promised."""
     found: dict[int, Bin] = {}
     for (pool, offer), place in shelf.places.items() if went else ():

@@ -7,13 +7,13 @@ import msgspec
 
 from gpu_autoscaler.core.bins import ordered_labels, slices_in
 from gpu_autoscaler.core.buying.market import Sale
-from gpu_autoscaler.core.demand_items import Customer, DemandItem, DemandSource
+from gpu_autoscaler.core.demand_items import BillingScope, DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.model.passed import DroppedPreference, PassedOver
-from gpu_autoscaler.model.reasons import BelowMinimum, BuyReason, ReplacesDoomed, UnmetDemand
+from gpu_autoscaler.model.passed import DroppedPreference, RejectedOffer
+from gpu_autoscaler.model.reasons import BelowMinimum, BuyReason, ReplacesAtRiskNode, UnmetDemand
 
 
 class Order(msgspec.Struct, kw_only=True):
@@ -22,8 +22,8 @@ class Order(msgspec.Struct, kw_only=True):
     action_id: ActionId
     sale: Sale
     buyer: DemandItem
-    customer: Customer  # the buyer, for as long as the longest of all work that counts on the node
-    instead_of: PassedOver | None
+    customer: BillingScope  # the buyer, for as long as the longest of all work that counts on the node
+    instead_of: RejectedOffer | None
     dropped: tuple[DroppedPreference, ...]
     # Keys of all items with a member here, in the order in which they came.
     demand: dict[str, None] = msgspec.field(default_factory=dict)
@@ -72,10 +72,10 @@ def _reason(order: Order, draft: Draft, policy: ScalingPolicy, counted: Counted)
         return BelowMinimum(nodes_count=counted.nodes_count_before, nodes_count_min=policy.nodes_count_min)
     demand = tuple(order.demand)
     leaves = order.buyer.leaves
-    if order.buyer.source is DemandSource.DOOMED_POD and leaves is not None:
+    if order.buyer.source is DemandSource.AT_RISK_POD and leaves is not None:
         doomed = (view for view in draft.views if view.node_uid == leaves and view.notice is not None)
         if (view := next(doomed, None)) is not None:
-            return ReplacesDoomed(
+            return ReplacesAtRiskNode(
                 node_uid=leaves, node_name=view.name, reclaim_at=view.reclaim_at, demand=demand,
                 instead_of=order.instead_of, dropped=order.dropped,
             )  # fmt: skip

@@ -10,8 +10,8 @@ from gpu_autoscaler.core.placing.shapes import Shape
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import HeldBack
-from gpu_autoscaler.model.reasons import HoldReason, OverrideWants
+from gpu_autoscaler.model.decisions import Deferred
+from gpu_autoscaler.model.reasons import DeferReason, BelowOverride
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import NodeDemands, Toleration
 
@@ -31,7 +31,7 @@ def _keep(bound: Bound, draft: Draft, state: ClusterState, policy: ScalingPolicy
     if count >= bound.limit:
         return draft
     key = bound.word.key
-    wants = OverrideWants(demand=(key,), said=bound.word, unit=bound.unit, count=count, count_min=bound.limit)
+    wants = BelowOverride(demand=(key,), attribution=bound.word, unit=bound.unit, count=count, count_min=bound.limit)
     item = DemandItem(
         key=key,
         source=DemandSource.OVERRIDE,
@@ -41,9 +41,9 @@ def _keep(bound: Bound, draft: Draft, state: ClusterState, policy: ScalingPolicy
         since=draft.as_of,
         ahead=wants,
     )
-    reason: HoldReason | None = stale_watch(state, policy, draft.as_of)
+    reason: DeferReason | None = stale_watch(state, policy, draft.as_of)
     if reason is not None:
-        return draft.adding(held_back=[HeldBack(step=_STEP, subject=key, reason=reason)])
+        return draft.adding(deferred=[Deferred(step=_STEP, subject=key, reason=reason)])
     basket = Basket(draft, Market(draft, state, policy), policy)
     missing_count = bound.limit - count
     if bound.unit == "GPU":
@@ -52,8 +52,8 @@ def _keep(bound: Bound, draft: Draft, state: ClusterState, policy: ScalingPolicy
         for _ in range(missing_count):
             if reason is None:
                 _, reason = basket.buy(item, 1)
-    held = [] if reason is None else [HeldBack(step=_STEP, subject=key, reason=reason)]
-    return draft.adding(purchases=basket.purchases(), held_back=held)
+    held = [] if reason is None else [Deferred(step=_STEP, subject=key, reason=reason)]
+    return draft.adding(purchases=basket.purchases(), deferred=held)
 
 
 def _shape(bound: Bound) -> Shape:

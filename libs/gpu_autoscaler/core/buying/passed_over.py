@@ -7,7 +7,7 @@ from gpu_autoscaler.core.buying.choice import Choice
 from gpu_autoscaler.core.buying.market import Market
 from gpu_autoscaler.core.placing.shapes import Shape
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.passed import PassedBecause, PassedOver
+from gpu_autoscaler.model.passed import RejectionCause, RejectedOffer
 from gpu_autoscaler.model.resources import Resources
 
 _PRICE_UNKNOWN = -1
@@ -40,16 +40,16 @@ class Cheaper:
 
 def passed_over(
     cheaper: int, taken: int, shape: Shape, priority: int, market: Market, choice: Choice, *, is_within_limits: bool
-) -> PassedOver:
+) -> RejectedOffer:
     """Return why the cheaper sale was not taken for work of this shape; as things stand before the other is bought."""
     sale = market.sales[cheaper]
     offer = sale.offer
     if offer.capacity_type is CapacityType.SPOT and not shape.is_spot_allowed:
-        because = PassedBecause.NEVER_ON_SPOT
+        because = RejectionCause.SPOT_NOT_ALLOWED
     elif market.refused_until(offer) is not None:
-        because = PassedBecause.REFUSED
+        because = RejectionCause.UNAVAILABLE
     elif not is_within_limits:
-        because = PassedBecause.LIMIT
+        because = RejectionCause.LIMIT
     else:
         because = choice.why_not(cheaper, taken, priority)
-    return PassedOver(offer=offer.key, price_micro_usd_per_hour=sale.price_micro_usd_per_hour, because=because)
+    return RejectedOffer(offer=offer.key, price_micro_usd_per_hour=sale.price_micro_usd_per_hour, because=because)

@@ -23,7 +23,7 @@ from gpu_autoscaler.core.views import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
-from gpu_autoscaler.model.reasons import RoomExpected
+from gpu_autoscaler.model.reasons import CapacityExpected
 from gpu_autoscaler.model.resources import NO_RESOURCES
 
 
@@ -37,7 +37,7 @@ class Soon:
         self._bins = tuple(_ending(draft, state, draft.as_of + timedelta(seconds=longest)))
         self._room = Room(self._bins)
 
-    def takes(self, item: DemandItem, shape: Shape, count: int) -> RoomExpected | None:
+    def takes(self, item: DemandItem, shape: Shape, count: int) -> CapacityExpected | None:
         """Return when so many members like the item have room again within the wait that is allowed; None: act now."""
         wait = self._wait(item)
         if not self._bins or wait is None:
@@ -50,7 +50,7 @@ class Soon:
         if last is None or len(keys) < count or last.expected_at is None or last.expected_at > until:
             self._room.rollback(mark)
             return None
-        return RoomExpected(node=last.name, expected_at=last.expected_at)
+        return CapacityExpected(node=last.name, expected_at=last.expected_at)
 
     def _wait(self, item: DemandItem) -> timedelta | None:
         """How long the item may wait; None: not at all."""

@@ -34,7 +34,7 @@ def is_worn(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bo
     """
     if job is None or job.preempted is None:
         return False
-    if job.preempted.attempt < min(policy.spot.losses_count_max, policy.job_retries_count_max):
+    if job.preempted.attempt < min(policy.spot.interruptions_count_max, policy.job_retries_count_max):
         return False
     waited_seconds = (as_of - job.preempted.preempted_at).total_seconds()
     return waited_seconds < policy.spot.on_demand_wait_seconds and any(map(_has_other_than_spot, policy.pools))

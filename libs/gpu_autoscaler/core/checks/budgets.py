@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.cron import schedule
-from gpu_autoscaler.core.policies.removal import RemovalBudget
+from gpu_autoscaler.core.policies.removal import DisruptionBudget
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.model.decisions import DrainNode
-from gpu_autoscaler.model.hints import RebalanceHinted
-from gpu_autoscaler.model.reasons import BootTimedOut, NodeDrifted, NodeExpired, NodeSick, NodeUnderused
+from gpu_autoscaler.model.hints import RebalanceRecommended
+from gpu_autoscaler.model.reasons import BootTimedOut, NodeDrifted, NodeExpired, NodeUnhealthy, NodeUnderused
 
 _MINUTE = timedelta(minutes=1)
 
@@ -22,7 +22,7 @@ def beyond_budgets(
 ) -> Iterator[str]:
     """Yield a sentence for each budget that is passed by `moving_count` nodes from before and these of one cause."""
     counts = Counter(_cause(drain) for drain in drains)
-    for budget in policy.removal.budgets:
+    for budget in policy.removal.disruption_budgets:
         is_bad = any(budget.mistakes())
         if not is_bad and not _holds(budget, as_of):
             continue
@@ -44,21 +44,21 @@ def _cause(drain: DrainNode) -> str:
         NodeUnderused: "underused",
         NodeDrifted: "drifted",
         NodeExpired: "expired",
-        NodeSick: "sick",
-        BootTimedOut: "sick",
-        RebalanceHinted: "hinted",
+        NodeUnhealthy: "unhealthy",
+        BootTimedOut: "unhealthy",
+        RebalanceRecommended: "rebalance_recommended",
     }
     return names.get(type(drain.reason), "empty")
 
 
-def _holds(budget: RemovalBudget, as_of: datetime) -> bool:
+def _holds(budget: DisruptionBudget, as_of: datetime) -> bool:
     if budget.schedule is None or budget.duration_seconds is None:
         return True
     face = schedule(budget.schedule, budget.time_zone)
     at = as_of.replace(second=0, microsecond=0)
     while at > as_of - timedelta(seconds=budget.duration_seconds):
         wall = at.astimezone(face.zone)
-        if wall.minute in face.minutes and wall.hour in face.hours and face.begins_on(wall.date()):
+        if wall.minute in face.minutes and wall.hour in face.hours and face.starts_on(wall.date()):
             return True
         at -= _MINUTE
     return False

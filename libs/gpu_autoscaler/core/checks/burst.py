@@ -8,17 +8,17 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import JobId, PodUid
-from gpu_autoscaler.model.waits import BurstArriving
+from gpu_autoscaler.model.waits import BatchWindowOpen
 
 _HIGH = 1000
 
 
 def burst_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each piece of work that waits for others though it is late, alone, urgent, or a gang."""
-    held = {each.subject: each.reason for each in plan.held_back if isinstance(each.reason, BurstArriving)}
+    held = {each.subject: each.reason for each in plan.deferred if isinstance(each.reason, BatchWindowOpen)}
     if not held:
         return
-    longest = timedelta(seconds=policy.burst.wait_seconds_max)
+    longest = timedelta(seconds=policy.batching.wait_seconds_max)
     unbound_count = len(pods_read(state.pods).unbound)
     unplaced_count = sum(job.queued is not None and job.finished is None for job in state.jobs.values())
     if unbound_count + unplaced_count < 2:

@@ -47,8 +47,8 @@ def _too_soon(gang: str, plan: Plan, state: ClusterState, policy: ScalingPolicy)
     record, rules = state.gangs.get(gang), policy.gangs
     if record is None:
         return
-    doubled = rules.wait_seconds_min * 2.0 ** min(record.given_up_count - 1, 30)
-    until = record.given_up_at + timedelta(seconds=min(doubled, rules.wait_seconds_max))
+    doubled = rules.backoff_seconds_min * 2.0 ** min(record.abandoned_count - 1, 30)
+    until = record.abandoned_at + timedelta(seconds=min(doubled, rules.backoff_seconds_max))
     if plan.as_of < until:
         yield f"nodes are bought for gang {gang}, which waits until {until.isoformat()} after it was given up"
 
@@ -85,5 +85,5 @@ def _is_at_its_last(job: JobRecord, policy: ScalingPolicy, as_of: datetime) -> b
         return False
     if as_of >= job.preempted.preempted_at + timedelta(seconds=policy.spot.on_demand_wait_seconds):
         return False
-    most = min(policy.spot.losses_count_max, policy.job_retries_count_max)
+    most = min(policy.spot.interruptions_count_max, policy.job_retries_count_max)
     return job.preempted.attempt >= most

@@ -8,7 +8,7 @@ from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.directives import AnyDirective, Freeze, Override, PausePool
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import MoneyExhausted, NodeDeleted, SpotReclaim
+from gpu_autoscaler.model.reasons import SpendExhausted, NodeDeleted, SpotReclaim
 
 
 def directive_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
@@ -23,7 +23,7 @@ def directive_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -
     drains = [each for each in plan.decisions if isinstance(each, DrainNode)]
     chosen = [each for each in drains if not isinstance(each.reason, SpotReclaim | NodeDeleted)]
     # A hard limit of money goes before a least, of a pool as of all nodes: nobody can have what nothing pays for.
-    unforced = [each for each in chosen if not isinstance(each.reason, MoneyExhausted)]
+    unforced = [each for each in chosen if not isinstance(each.reason, SpendExhausted)]
     views = [view for view in node_views(state, plan.as_of) if view.is_ours and view.is_counted]
     going = {each.node_uid for each in drains}
     for directive, given_by in given:

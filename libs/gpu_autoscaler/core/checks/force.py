@@ -13,7 +13,7 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import BootTimedOut, NodeExpired, NodeSick, ReplacesNodes
+from gpu_autoscaler.model.reasons import BootTimedOut, NodeExpired, NodeUnhealthy, ReplacesNodes
 
 
 def unfounded_force(drain: DrainNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[str]:
@@ -24,10 +24,10 @@ def unfounded_force(drain: DrainNode, state: ClusterState, policy: ScalingPolicy
     age_seconds, limit = (as_of - node.created_at).total_seconds(), rules.expire_seconds_max
     match drain.reason:
         case NodeExpired():
-            least = None if limit is None else limit * (1 - rules.expire_jitter_ratio) + rules.expire_overtime_seconds
+            least = None if limit is None else limit * (1 - rules.expire_jitter_ratio) + rules.expire_grace_seconds
             if least is None or age_seconds < least:
                 yield f"node {drain.node_name} is emptied by force at an age of {age_seconds:g} s"
-        case NodeSick():
+        case NodeUnhealthy():
             if not drain.reason.is_fatal:
                 yield f"node {drain.node_name} is emptied by force, though its GPUs still work"
         case BootTimedOut():

@@ -6,12 +6,12 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.reasons import RoomExpected, UnmetDemand
+from gpu_autoscaler.model.reasons import CapacityExpected, UnmetDemand
 
 
 def further_mistakes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each node that is bought for a member which its job does not have, or cannot use yet."""
-    held = {one.subject for one in plan.held_back if not isinstance(one.reason, RoomExpected)}
+    held = {one.subject for one in plan.deferred if not isinstance(one.reason, CapacityExpected)}
     for decision in plan.decisions:
         if not isinstance(decision, BuyNode) or not isinstance(decision.reason, UnmetDemand):
             continue

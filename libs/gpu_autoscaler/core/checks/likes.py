@@ -50,7 +50,7 @@ def _are_places_alike(plan: Plan, state: ClusterState, policy: ScalingPolicy) ->
     """False where limits, refusals, people, neighbours or nodes that came smaller may speak for one of two offers."""
     is_refused = any(one.refused is not None and one.refused.retry_at > plan.as_of for one in state.orders.values())
     has_neighbours = pods_read(state.pods).mind_neighbours
-    return not (policy.limits.zones or state.directives or state.came or is_refused or has_neighbours)
+    return not (policy.limits.zones or state.directives or state.observed_allocatable or is_refused or has_neighbours)
 
 
 def _is_calm(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> bool:
@@ -58,7 +58,7 @@ def _is_calm(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> bool:
     decided = [one.decision for one in state.orders.values() if one.terminated is None]
     nodes = [one for one in (*decided, *plan.decisions) if isinstance(one, BuyNode)]
     gpu_count = sum(one.offer.resources.gpu_count for one in nodes)
-    return not state.spot_ends and gpu_count <= policy.spot.storm_gpu_count_min
+    return not state.spot_terminations and gpu_count <= policy.spot.capacity_pool_gpu_count_min
 
 
 def _is_as_good(other: Offer, taken: Offer, pool: NodePool, state: ClusterState) -> bool:

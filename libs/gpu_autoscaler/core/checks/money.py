@@ -13,7 +13,7 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
-from gpu_autoscaler.model.reasons import MoneyExhausted, ReplacesNodes
+from gpu_autoscaler.model.reasons import SpendExhausted, ReplacesNodes
 
 _ENDING_SECONDS = 120.0  # as the plan allows for the end of a machine
 _SECONDS_PER_HOUR = 3600
@@ -32,7 +32,7 @@ def unpaid(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[s
         mine = [each for each in bought if owner in _owners(each.pool, each.offer.zone, dict(each.labels))]
         if not mine:
             continue
-        if state.ledger_told_at is None:
+        if state.ledger_reported_at is None:
             yield f"{len(mine)} nodes are bought, and nobody knows what {owner} spent in the {period}"
             continue
         _, end = span_of(period, plan.as_of)
@@ -54,7 +54,7 @@ def unfounded_poverty(plan: Plan, state: ClusterState, policy: ScalingPolicy) ->
     """Yield a sentence for each node that goes for want of money that is there, or against a mark on it."""
     hard = {(owner, period): most for owner, period, most in limits_of_money(policy, only_hard=True)}
     for decision in plan.decisions:
-        if not isinstance(decision, DrainNode | ReleaseInstance) or not isinstance(decision.reason, MoneyExhausted):
+        if not isinstance(decision, DrainNode | ReleaseInstance) or not isinstance(decision.reason, SpendExhausted):
             continue
         owner, period = decision.reason.owner, decision.reason.period
         most, (_, end) = hard.get((owner, period)), span_of(period, plan.as_of)
@@ -88,10 +88,10 @@ def _marked(drain: DrainNode, state: ClusterState) -> Iterator[str]:
 
 def limits_of_money(policy: ScalingPolicy, *, only_hard: bool = False) -> Iterator[_Limit]:
     """Every limit of the policy by owner and period."""
-    owned = [("", policy.limits.money)]
+    owned = [("", policy.limits.spend)]
     for kind, parts in (("zone", policy.limits.zones), ("project", policy.limits.projects)):
-        owned += [(f"{kind}/{part.name}", part.money) for part in parts]
-    owned += [(f"pool/{pool.name}", pool.money) for pool in policy.pools]
+        owned += [(f"{kind}/{part.name}", part.spend) for part in parts]
+    owned += [(f"pool/{pool.name}", pool.spend) for pool in policy.pools]
     for owner, money in owned:
         for period, most in (("day", money.day_micro_usd_max), ("month", money.month_micro_usd_max)):
             if most is not None and (money.is_hard or not only_hard):
@@ -156,7 +156,7 @@ def _price(price_micro_usd_per_hour: int | None, seconds: float) -> Fraction:
 def _tail(policy: ScalingPolicy) -> float | None:
     if any(pool.nodes_count_min or pool.is_paused for pool in policy.pools):
         return None
-    if policy.nodes_count_min or policy.headrooms or policy.sizes or policy.forecast.is_on:
+    if policy.nodes_count_min or policy.headrooms or policy.scheduled_limits or policy.forecast.is_on:
         return None
     stays_seconds = max(policy.idle_seconds_max, policy.scale_down_cooldown_seconds)
     return stays_seconds + policy.drain_seconds_max + _ENDING_SECONDS

@@ -16,8 +16,8 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.ids import PodUid
-from gpu_autoscaler.model.money_reasons import MoneyExhausted
-from gpu_autoscaler.model.reasons import NodeDeleted, ReplacesDoomed, SpotReclaim, UnmetDemand
+from gpu_autoscaler.model.money_reasons import SpendExhausted
+from gpu_autoscaler.model.reasons import NodeDeleted, ReplacesAtRiskNode, SpotReclaim, UnmetDemand
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import LabelRequirement, NeighbourDemands, NodeDemands, PodGroup
 
@@ -33,7 +33,7 @@ def neighbour_mistakes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Ite
     drains = [
         each
         for each in plan.decisions
-        if isinstance(each, DrainNode) and not isinstance(each.reason, MoneyExhausted | NodeDeleted | SpotReclaim)
+        if isinstance(each, DrainNode) and not isinstance(each.reason, SpendExhausted | NodeDeleted | SpotReclaim)
     ]
     if not assigned and not drains:
         return
@@ -50,7 +50,7 @@ def neighbour_mistakes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Ite
 def _assigned(bought: Iterable[BuyNode], state: ClusterState) -> Iterator[tuple[PodObserved, BuyNode]]:
     """Pods with the node that is bought for them. What replaces nodes together does not say which takes which."""
     for decision in bought:
-        if isinstance(decision.reason, UnmetDemand | ReplacesDoomed):
+        if isinstance(decision.reason, UnmetDemand | ReplacesAtRiskNode):
             for key in decision.reason.demand:
                 pod = state.pods.get(PodUid(key.removeprefix("pod/"))) if key.startswith("pod/") else None
                 if pod is not None:
@@ -66,7 +66,7 @@ class _Sight:
         for record in state.drains.values():
             if isinstance(record.decision, DrainNode) and record.cancelled is None:
                 going.add(record.decision.node_name)
-        doomed = {each.notice.provider_id for each in state.notices.values() if each.is_standing}
+        doomed = {each.notice.provider_id for each in state.notices.values() if each.is_active}
         self._staying = [
             node for node in self._nodes.values() if node.name not in going and node.provider_id not in doomed
         ]

@@ -20,7 +20,7 @@ def hurried_moves(
     drain: DrainNode, pods: Iterable[PodObserved], state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> Iterator[str]:
     """Yield a sentence for each pod that a drain by choice moves although it just began, or its job had better stay."""
-    rules = policy.removal.patience
+    rules = policy.removal.protection
     began_after = as_of - timedelta(seconds=rules.run_seconds_min)
     for pod in pods:
         if pod.deleting_since is not None:
@@ -34,7 +34,7 @@ def hurried_moves(
         ends_at = _told_end(pod)
         if ends_at is None and job is not None and job.started is not None and job.queued is not None:
             ends_at = job.started.started_at + timedelta(seconds=job.queued.spec.duration_seconds_max)
-        if ends_at is not None and timedelta() <= ends_at - as_of <= timedelta(seconds=rules.end_seconds):
+        if ends_at is not None and timedelta() <= ends_at - as_of <= timedelta(seconds=rules.ending_soon_seconds):
             yield f"{name} is about to end"
 
 
@@ -48,7 +48,7 @@ def _told_end(pod: PodObserved) -> datetime | None:
 
 
 def _of_job(job: JobRecord, policy: ScalingPolicy) -> Iterator[str]:
-    rules, queued, placed = policy.removal.patience, job.queued, job.placed
+    rules, queued, placed = policy.removal.protection, job.queued, job.placed
     if queued is None or placed is None:
         return
     if rules.job_priority_min is not None and queued.spec.priority >= rules.job_priority_min:

@@ -21,10 +21,10 @@ from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan
 from gpu_autoscaler.model.directives import Override
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons import (
-    BeyondOverride,
+    AboveOverride,
     BootTimedOut,
-    GangGivenUp,
-    MoneyExhausted,
+    GangAbandoned,
+    SpendExhausted,
     NodeDeleted,
     NodeIdle,
     SpotReclaim,
@@ -36,12 +36,12 @@ def removal_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
     """Yield a sentence for each removal that must not happen, and for each doomed node that is left alone."""
     views = node_views(state, plan.as_of)
     drains = [decision for decision in plan.decisions if isinstance(decision, DrainNode)]
-    chosen = [drain for drain in drains if not isinstance(drain.reason, SpotReclaim | NodeDeleted | MoneyExhausted)]
+    chosen = [drain for drain in drains if not isinstance(drain.reason, SpotReclaim | NodeDeleted | SpendExhausted)]
     releases = [decision for decision in plan.decisions if isinstance(decision, ReleaseInstance)]
     # Gone through only where something asks: of ten thousand pods most plans touch none.
     is_asked = bool(drains) or any(view.notice is not None for view in views)
     pods = _pods_by_node(state) if is_asked else {}
-    unpaid = [drain for drain in drains if isinstance(drain.reason, MoneyExhausted)]
+    unpaid = [drain for drain in drains if isinstance(drain.reason, SpendExhausted)]
     ours_count = len(chosen) + len(unpaid) + len(releases)
     if policy.is_frozen and ours_count:
         yield f"{ours_count} nodes are removed by choice while the policy is frozen"
@@ -80,7 +80,7 @@ def _pods_by_node(state: ClusterState) -> dict[str, list[PodObserved]]:
 
 def _old_pictures(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     for name, synced in (("pods", state.pods_synced), ("nodes", state.nodes_synced)):
-        if synced is None or (plan.as_of - synced.seen_at).total_seconds() > policy.watch_seconds_max:
+        if synced is None or (plan.as_of - synced.seen_at).total_seconds() > policy.watch_age_seconds_max:
             yield f"nodes are removed by choice on an old or missing list of {name}"
 
 
@@ -118,7 +118,7 @@ def _protected_node(drain: DrainNode, state: ClusterState, pods: Iterable[PodObs
     if any(key in keys and value == "true" for key, value in marks):
         yield f"node {drain.node_name} is drained by choice, but is marked to stay"
     for pod in pods:
-        if isinstance(drain.reason, NodeIdle | GangGivenUp | BeyondOverride):
+        if isinstance(drain.reason, NodeIdle | GangAbandoned | AboveOverride):
             yield f"node {drain.node_name} is drained as idle, but pod {pod.namespace}/{pod.name} is there"
         job = None if pod.job_id is None else state.jobs.get(pod.job_id)
         is_kept = job is not None and job.queued is not None and not job.queued.spec.is_preemptible
@@ -237,7 +237,7 @@ def _wrong_releases(releases: list[ReleaseInstance], views: tuple[NodeView, ...]
             yield f"order {release.order_action_id} is given back, but it is not one of ours that is open"
         elif view.phase is NodePhase.READY:
             yield f"order {release.order_action_id} is given back, but its node {view.name} is in use"
-        elif isinstance(release.reason, GangGivenUp | MoneyExhausted):
+        elif isinstance(release.reason, GangAbandoned | SpendExhausted):
             continue
         elif view.usable_by is not None and as_of < view.usable_by and view.phase is not NodePhase.FAILED:
             yield f"order {release.order_action_id} is given back before its deadline"
@@ -258,12 +258,12 @@ def _ended_with_work(
 
 def _gangs_in_hand(plan: Plan) -> Iterator[str]:
     """A gang is given up as a whole: nothing is bought for it in the same breath, and the plan says why."""
-    held = {each.subject: each.reason.tag() for each in plan.held_back}
+    held = {each.subject: each.reason.tag() for each in plan.deferred}
     bought = {each.gang for each in plan.decisions if isinstance(each, BuyNode)}
     for decision in plan.decisions:
-        if isinstance(decision, DrainNode | ReleaseInstance) and isinstance(decision.reason, GangGivenUp):
+        if isinstance(decision, DrainNode | ReleaseInstance) and isinstance(decision.reason, GangAbandoned):
             gang = decision.reason.gang
-            if gang in bought or held.get(gang) != decision.reason.hold_reason:
+            if gang in bought or held.get(gang) != decision.reason.defer_reason:
                 yield f"a node of gang {gang} goes as given up, but the gang is not held back for it"
 
 
@@ -280,7 +280,7 @@ def _doomed_left_alone(
 ) -> Iterator[str]:
     """A node under notice drains, and its pods are bought for, or held back with a reason."""
     draining = {drain.node_uid for drain in drains if not drain.is_voluntary}
-    spoken_for = {held.subject for held in plan.held_back}
+    spoken_for = {held.subject for held in plan.deferred}
     for decision in plan.decisions:
         spoken_for.update(getattr(decision.reason, "demand", ()))
     for view in views:

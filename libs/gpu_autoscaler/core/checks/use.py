@@ -49,5 +49,5 @@ def _busy(window: GpuNodeSummarised, policy: ScalingPolicy, as_of: datetime) -> 
     ended_at = window.window_started_at + timedelta(seconds=window.window_seconds)
     known = [gpu.utilization_ratio_mean for gpu in window.gpus]
     sure = [ratio for ratio in known if ratio is not None]
-    is_old = (as_of - ended_at).total_seconds() > policy.utilization.silent_seconds_max
+    is_old = (as_of - ended_at).total_seconds() > policy.utilization.telemetry_age_seconds_max
     return None if is_old or not sure or len(sure) < len(known) else sum(sure) / len(sure)

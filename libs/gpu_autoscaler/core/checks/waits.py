@@ -8,14 +8,14 @@ from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import JobId, PodUid
-from gpu_autoscaler.model.reasons import RoomExpected
+from gpu_autoscaler.model.reasons import CapacityExpected
 
 _HIGH = 1000
 
 
 def wait_mistakes(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each piece of work that is told to wait for longer than it may."""
-    waits = [(held.subject, held.reason) for held in plan.held_back if isinstance(held.reason, RoomExpected)]
+    waits = [(held.subject, held.reason) for held in plan.deferred if isinstance(held.reason, CapacityExpected)]
     waits = [(subject, reason) for subject, reason in waits if reason.expected_at is not None]
     if not waits:
         return

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from gpu_autoscaler.core.folding.graves import Graves
+from gpu_autoscaler.core.folding.graves import TombstoneBuckets
 from gpu_autoscaler.core.state import ClusterState, Synced, Tombstone, Version
-from gpu_autoscaler.core.trails import trail_after
+from gpu_autoscaler.core.trails import extend_telemetry_history
 from gpu_autoscaler.events.fact import Versioned
 from gpu_autoscaler.events.gpu import GpuNodeSummarised
 from gpu_autoscaler.events.node import NodeObserved
@@ -74,7 +74,7 @@ class Entities(Generic[K, E]):
 
     def __init__(self, living: Mapping[K, E], gone: Mapping[int, Mapping[K, Tombstone]], synced: Synced | None) -> None:
         self.living = Table(living)
-        self.gone = Graves(gone)
+        self.gone = TombstoneBuckets(gone)
         self.synced = synced
 
     def observe(self, key: K, entity: E) -> bool:
@@ -139,16 +139,16 @@ class Batch:
         self.instances_seen_at: Table[ProviderId, datetime] = Table(state.instances_seen_at)
         self.instances_listed_at = state.instances_listed_at
         self.usable = Table(state.usable)
-        self.came = Table(state.came)
-        self.spot_ends = Table(state.spot_ends)
-        self.amiss_since: Table[NodeUid, datetime] = Table(state.amiss_since)
+        self.observed_allocatable = Table(state.observed_allocatable)
+        self.spot_terminations = Table(state.spot_terminations)
+        self.unhealthy_since: Table[NodeUid, datetime] = Table(state.unhealthy_since)
         self.telemetry = Table(state.telemetry)
-        self.trails = Table(state.trails)
+        self.telemetry_history = Table(state.telemetry_history)
         self.notices = Table(state.notices)
         self.offers = state.offers
-        self.hints: Table[ProviderId, datetime] = Table(state.hints)
+        self.rebalance_recommended_at: Table[ProviderId, datetime] = Table(state.rebalance_recommended_at)
         self.jobs = Table(state.jobs)
-        self.wishes = Table(state.wishes)
+        self.reported_demand = Table(state.reported_demand)
         self.directives = Table(state.directives)
         self.policy_changed = state.policy_changed
         self.policy_documents = state.policy_documents
@@ -163,14 +163,14 @@ class Batch:
         self.spent = Table(state.spent)
         self.charges = Table(state.charges)
         self.spent_by_job = Table(state.spent_by_job)
-        self.ledger_told_at = state.ledger_told_at
+        self.ledger_reported_at = state.ledger_reported_at
         self.newest = Table(state.newest)
 
     def follow(self, before: GpuNodeSummarised | None, window: GpuNodeSummarised) -> None:
         """Take one more window of a node's telemetry into its trail."""
-        trail = trail_after(self.trails.get(window.node_uid), before, window)
+        trail = extend_telemetry_history(self.telemetry_history.get(window.node_uid), before, window)
         if trail is not None:
-            self.trails.set(window.node_uid, trail)
+            self.telemetry_history.set(window.node_uid, trail)
 
     def state(self) -> ClusterState:
         """Return the state as it is now; the very same one where nothing changed."""
@@ -189,16 +189,16 @@ class Batch:
             "instances_seen_at": self.instances_seen_at.now,
             "instances_listed_at": self.instances_listed_at,
             "usable": self.usable.now,
-            "came": self.came.now,
-            "spot_ends": self.spot_ends.now,
-            "amiss_since": self.amiss_since.now,
+            "observed_allocatable": self.observed_allocatable.now,
+            "spot_terminations": self.spot_terminations.now,
+            "unhealthy_since": self.unhealthy_since.now,
             "telemetry": self.telemetry.now,
-            "trails": self.trails.now,
+            "telemetry_history": self.telemetry_history.now,
             "notices": self.notices.now,
             "offers": self.offers,
-            "hints": self.hints.now,
+            "rebalance_recommended_at": self.rebalance_recommended_at.now,
             "jobs": self.jobs.now,
-            "wishes": self.wishes.now,
+            "reported_demand": self.reported_demand.now,
             "directives": self.directives.now,
             "policy_changed": self.policy_changed,
             "policy_documents": self.policy_documents,
@@ -213,7 +213,7 @@ class Batch:
             "spent": self.spent.now,
             "charges": self.charges.now,
             "spent_by_job": self.spent_by_job.now,
-            "ledger_told_at": self.ledger_told_at,
+            "ledger_reported_at": self.ledger_reported_at,
             "newest": self.newest.now,
         }
         is_same = all(value is getattr(self._state, name) for name, value in now.items())

@@ -15,7 +15,7 @@ from gpu_autoscaler.core.state import Tombstone
 K = TypeVar("K")
 
 
-def stone_of(graves: Mapping[int, Mapping[K, Tombstone]], key: K) -> Tombstone | None:
+def tombstone_of(graves: Mapping[int, Mapping[K, Tombstone]], key: K) -> Tombstone | None:
     """Return the tombstone of an entity; None: it is not known to be gone."""
     for stones in graves.values():
         if (stone := stones.get(key)) is not None:
@@ -23,13 +23,13 @@ def stone_of(graves: Mapping[int, Mapping[K, Tombstone]], key: K) -> Tombstone |
     return None
 
 
-def all_stones(graves: Mapping[int, Mapping[K, Tombstone]]) -> Iterator[Tombstone]:
+def all_tombstones(graves: Mapping[int, Mapping[K, Tombstone]]) -> Iterator[Tombstone]:
     """Return every tombstone, in no order."""
     for stones in graves.values():
         yield from stones.values()
 
 
-class Graves(Generic[K]):
+class TombstoneBuckets(Generic[K]):
     """The tombstones of the state while a batch of facts is folded in. An entity has one at most, in one hour."""
 
     __slots__ = ("_own", "now")

@@ -75,7 +75,7 @@ def _by_day(span: CostAccrued) -> Iterable[tuple[datetime, int]]:
     return zip(days, split_micro_usd(span.total_micro_usd, parts), strict=True)
 
 
-def remember_money(batch: Batch, fact: CostAccrued | CostLedgerTold | CostBudgetCrossed, at: datetime) -> None:
+def fold_cost(batch: Batch, fact: CostAccrued | CostLedgerTold | CostBudgetCrossed, at: datetime) -> None:
     """Count a span once, in whichever order spans of an instance come; take over the ledger's own sums once."""
     match fact:
         case CostAccrued():
@@ -115,10 +115,10 @@ def _charged(before: Charge | None, span: CostAccrued, at: datetime) -> Charge |
     remembered until it comes. The first that is heard of leaves all before it open.
     """
     if before is None:
-        before = Charge(until_at=span.from_at, gaps=((_BEFORE_ALL, span.from_at),), said_at=at)
+        before = Charge(until_at=span.from_at, gaps=((_BEFORE_ALL, span.from_at),), reported_at=at)
     if before.is_corrected:
         return None
-    after = replace(before, said_at=max(at, before.said_at))
+    after = replace(before, reported_at=max(at, before.reported_at))
     if span.to_at < span.from_at:  # billing had ended before what was thought: the last word about the instance
         return replace(after, is_corrected=True)
     if span.from_at >= before.until_at:
@@ -134,24 +134,24 @@ def _charged(before: Charge | None, span: CostAccrued, at: datetime) -> Charge |
 
 def _told(batch: Batch, fact: CostLedgerTold) -> None:
     """The store's sums are all that was ever charged: they stand for spans that the stream does not have any more."""
-    if batch.ledger_told_at is not None:
+    if batch.ledger_reported_at is not None:
         return
-    batch.ledger_told_at = fact.told_at
+    batch.ledger_reported_at = fact.told_at
     for period in tuple(batch.spent.now):
         batch.spent.remove(period)
     for entry in fact.spent:
         batch.spent.set(entry.period, {**(batch.spent.get(entry.period) or {}), entry.owner: entry.micro_usd})
     for one in fact.charged:
-        batch.charges.set(one.provider_id, Charge(until_at=one.until_at, said_at=fact.told_at))
+        batch.charges.set(one.provider_id, Charge(until_at=one.until_at, reported_at=fact.told_at))
     for job in fact.jobs:
         batch.spent_by_job.set(job.job_id, JobSpent(job.micro_usd, fact.told_at))
 
 
-def forget_money(batch: Batch, newest: datetime, is_old: Callable[[datetime], bool]) -> None:
+def prune_costs(batch: Batch, newest: datetime, is_old: Callable[[datetime], bool]) -> None:
     """Forget periods that are long over, jobs that cost nothing for long, and instances that no span comes of."""
     oldest = period_name("day", newest - PERIODS_KEPT)
     for period in tuple(batch.spent.now):
         if period < oldest[: len(period)]:
             batch.spent.remove(period)
-    batch.charges.forget(lambda charge: is_old(charge.said_at))
+    batch.charges.forget(lambda charge: is_old(charge.reported_at))
     batch.spent_by_job.forget(lambda job: newest - job.last_at > JOBS_KEPT)

@@ -10,7 +10,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from gpu_autoscaler.core.folding.batch import Batch
-from gpu_autoscaler.core.folding.ledger import forget_money
+from gpu_autoscaler.core.folding.ledger import prune_costs
 from gpu_autoscaler.core.hours import hour
 from gpu_autoscaler.core.state import DrainRecord, JobRecord, NoticeRecord, OrderRecord
 from gpu_autoscaler.model.ids import PodUid
@@ -23,7 +23,7 @@ BUSY_HOURS = 7 * 24
 SPOT_ENDS_HOURS = 8 * 6
 
 
-def is_outlived(at: datetime, newest: datetime) -> bool:
+def is_past_retention(at: datetime, newest: datetime) -> bool:
     """True when something that ended then has been kept for its life."""
     return at < newest and hour(at) < hour(newest) - TOMBSTONE_HOURS
 
@@ -33,10 +33,10 @@ def is_long_idle(busy_until: datetime, newest: datetime) -> bool:
     return busy_until < newest and hour(busy_until) < hour(newest) - BUSY_HOURS
 
 
-def forget_pod(batch: Batch, uid: PodUid, gone_at: datetime) -> None:
+def prune_pod(batch: Batch, uid: PodUid, gone_at: datetime) -> None:
     """Forget the end of one pod where it is that old, without a look at all others: after an outage old ends come by
     the thousand, and the others were looked at when the hour began."""
-    if (newest := batch.newest.get("pod")) is not None and is_outlived(gone_at, newest):
+    if (newest := batch.newest.get("pod")) is not None and is_past_retention(gone_at, newest):
         batch.pods.gone.remove(uid)
 
 
@@ -44,7 +44,7 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
     """Forget what ended more than its life before the newest instant of the domain."""
 
     def is_old(ended_at: datetime | None) -> bool:
-        return ended_at is not None and is_outlived(ended_at, newest)
+        return ended_at is not None and is_past_retention(ended_at, newest)
 
     match domain:
         case "pod":
@@ -53,25 +53,25 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
             batch.busy_until.forget(lambda at: is_long_idle(at, newest))
         case "node":
             batch.nodes.gone.forget(hour(newest) - TOMBSTONE_HOURS)
-            batch.came.forget(lambda each: is_old(each.gone_at))
+            batch.observed_allocatable.forget(lambda each: is_old(each.gone_at))
             batch.instances.forget(lambda each: each.state == "terminated" and is_old(each.terminated_at))
             _forget_missing_instances(batch)
             _forget_spot_ends(batch, newest)
         case "gpu":
             batch.telemetry.forget(lambda window: is_old(window.window_started_at))
-            batch.trails.forget(lambda trail: is_old(trail.seen_until))
+            batch.telemetry_history.forget(lambda trail: is_old(trail.seen_until))
         case "spot":
             batch.notices.forget(lambda record: is_old(notice_ended_at(record)))
-            batch.hints.forget(is_old)
+            batch.rebalance_recommended_at.forget(is_old)
         case "job":
             batch.jobs.forget(lambda job: is_old(job_ended_at(job)))
             _mark_strays(batch, newest)
         case "cost":
-            forget_money(batch, newest, lambda said_at: is_outlived(said_at, newest))
+            prune_costs(batch, newest, lambda said_at: is_past_retention(said_at, newest))
         case "scaling":
             batch.orders.forget(lambda order: is_old(order_ended_at(order)))
             batch.drains.forget(lambda drain: is_old(drain_ended_at(drain)))
-            batch.gangs.forget(lambda gang: is_old(gang.given_up_at))
+            batch.gangs.forget(lambda gang: is_old(gang.abandoned_at))
 
 
 def _forget_missing_instances(batch: Batch) -> None:
@@ -80,7 +80,7 @@ def _forget_missing_instances(batch: Batch) -> None:
     if listed_at is None:
         return
     missing = {
-        provider_id for provider_id, seen_at in batch.instances_seen_at.now.items() if is_outlived(seen_at, listed_at)
+        provider_id for provider_id, seen_at in batch.instances_seen_at.now.items() if is_past_retention(seen_at, listed_at)
     }
     for provider_id in missing:
         batch.instances_seen_at.remove(provider_id)
@@ -90,12 +90,12 @@ def _forget_missing_instances(batch: Batch) -> None:
 def _forget_spot_ends(batch: Batch, newest: datetime) -> None:
     """Forget ends that hardly weigh any more, hour by hour."""
     oldest = hour(newest) - SPOT_ENDS_HOURS
-    for place, ends in tuple(batch.spot_ends.now.items()):
+    for place, ends in tuple(batch.spot_terminations.now.items()):
         kept = {at: each for at, each in ends.items() if at >= oldest}
         if not kept:
-            batch.spot_ends.remove(place)
+            batch.spot_terminations.remove(place)
         elif len(kept) < len(ends):
-            batch.spot_ends.set(place, kept)
+            batch.spot_terminations.set(place, kept)
 
 
 def _mark_strays(batch: Batch, newest: datetime) -> None:
@@ -103,9 +103,9 @@ def _mark_strays(batch: Batch, newest: datetime) -> None:
 
     It begins here and not when they were said, because whoever says them says when as well.
     """
-    strays = [job_id for job_id, job in batch.jobs.now.items() if _is_stray(job) and job.stray_since is None]
+    strays = [job_id for job_id, job in batch.jobs.now.items() if _is_stray(job) and job.unknown_since is None]
     for job_id in strays:
-        batch.jobs.set(job_id, replace(batch.jobs.now[job_id], stray_since=newest))
+        batch.jobs.set(job_id, replace(batch.jobs.now[job_id], unknown_since=newest))
 
 
 def _is_stray(job: JobRecord) -> bool:
@@ -123,7 +123,7 @@ def job_ended_at(job: JobRecord) -> datetime | None:
     if job.finished is not None:
         return job.finished.finished_at
     if _is_stray(job):
-        return job.stray_since
+        return job.unknown_since
     return job.rejected_at if job.queued is None else None
 
 

@@ -89,14 +89,14 @@ def notice_after(notices: Mapping[str, NoticeRecord], fact: spot.SpotNoticeRecei
     received_at = fact.received_at
     record = notices.get(fact.notice_id)
     if record is None:
-        record = next((each for each in notices.values() if is_same_interruption(each, fact)), None)
+        record = next((each for each in notices.values() if is_same_notice(each, fact)), None)
         if record is not None:
             fact = replace(fact, provider_event=record.notice.provider_event, way=record.notice.way)
     if record is None:
         return NoticeRecord(notice=fact, first_received_at=received_at, last_received_at=received_at)
     if record.withdrawn is not None and received_at <= record.withdrawn.withdrawn_at:
         return record  # a repeat of what was taken back
-    if not record.is_standing:
+    if not record.is_active:
         return replace(record, notice=fact, first_received_at=received_at, last_received_at=received_at)
     is_earlier = (fact.reclaim_at or _NEVER) < (record.notice.reclaim_at or _NEVER)
     if not is_earlier and record.first_received_at <= received_at <= record.last_received_at:
@@ -109,11 +109,11 @@ def notice_after(notices: Mapping[str, NoticeRecord], fact: spot.SpotNoticeRecei
     )
 
 
-def is_same_interruption(record: NoticeRecord, fact: spot.SpotNoticeReceived) -> bool:
+def is_same_notice(record: NoticeRecord, fact: spot.SpotNoticeReceived) -> bool:
     """True for a standing notice of the same kind that came another way; a queue tells of one by several events."""
     known = record.notice
     is_another_way = known.way != fact.way or fact.way == "queue"
-    return is_another_way and record.is_standing and (known.provider_id, known.kind) == (fact.provider_id, fact.kind)
+    return is_another_way and record.is_active and (known.provider_id, known.kind) == (fact.provider_id, fact.kind)
 
 
 def notice_withdrawn(record: NoticeRecord, fact: spot.SpotNoticeWithdrawn) -> NoticeRecord:

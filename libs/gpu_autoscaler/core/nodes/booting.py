@@ -20,7 +20,7 @@ def boot_timed_out(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> Bo
     return BootTimedOut(
         booting_seconds=0.0 if planned_at is None else (as_of - planned_at).total_seconds(),
         boot_seconds_max=policy.boot_seconds_max,
-        waited_for=step,
+        missing_step=step,
         detail=detail,
     )
 
@@ -39,7 +39,7 @@ def _missing_step(view: NodeView) -> tuple[BootStep, str]:
     return ("startup_taint", ", ".join(starting)) if starting else ("kubelet", "")
 
 
-def holds_work(view: NodeView, pods: Mapping[str, tuple[PodObserved, ...]]) -> bool:
+def has_workload_pods(view: NodeView, pods: Mapping[str, tuple[PodObserved, ...]]) -> bool:
     """True for a node that is up, if not as it was bought, and that pods found all the same: services without GPUs, or
     what some of its GPUs are enough for. It is emptied before it ends, as a sick one is."""
     is_up = view.node is not None and view.node.is_ready

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpu_autoscaler.core.folding.graves import all_stones
+from gpu_autoscaler.core.folding.graves import all_tombstones
 from gpu_autoscaler.core.remembered import Kept, remembered
 from gpu_autoscaler.core.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Tombstone, Usable
 from gpu_autoscaler.core.views import pods_by_node
@@ -38,7 +38,7 @@ def _first(values: Iterable[T | None]) -> T | None:
     return next((value for value in values if value is not None), None)
 
 
-class Joined(msgspec.Struct, frozen=True, kw_only=True):
+class NodeRecords(msgspec.Struct, frozen=True, kw_only=True):
     """What the streams say of one node, side by side. At least one of order, instance and node is there."""
 
     order: OrderRecord | None = None
@@ -167,7 +167,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
         return there.has_gpus or self.node is None or self.node.gpu_model is None
 
 
-class Index:
+class RecordIndex:
     """Records by each name that another stream may use for them."""
 
     def __init__(
@@ -199,13 +199,13 @@ class Index:
             self._index_drain(drain)
         self._notices: dict[str, list[NoticeRecord]] = {}
         for notice in notices.values():
-            if notice.is_standing:
+            if notice.is_active:
                 self._notices.setdefault(notice.notice.provider_id, []).append(notice)
-        gone = frozenset(stone.provider_id for stone in all_stones(nodes_gone) if stone.provider_id is not None)
+        gone = frozenset(stone.provider_id for stone in all_tombstones(nodes_gone) if stone.provider_id is not None)
         self.providers_without_node = gone.difference(node.provider_id for node in nodes.values()) if gone else gone
         # Each Kubernetes node, then each order, then each instance that is none of those before.
-        self.joined = tuple(self._all())
-        self._deadlines = sorted({each.deadline_at for each in self.joined if each.deadline_at is not None})
+        self.records = tuple(self._all())
+        self._deadlines = sorted({each.deadline_at for each in self.records if each.deadline_at is not None})
 
     def deadlines_passed_count(self, as_of: datetime) -> int:
         """Return how many different deadlines lie at or before this instant."""
@@ -229,17 +229,17 @@ class Index:
         if drain.drained is not None and drain.drained.provider_id is not None:
             self._emptied[drain.drained.provider_id] = drain
 
-    def _all(self) -> Iterator[Joined]:
+    def _all(self) -> Iterator[NodeRecords]:
         """Yield each Kubernetes node, then each order, then each instance that was not yielded before."""
         actions: set[ActionId] = set()
         providers: set[ProviderId] = set()
 
-        def joined(
+        def records(
             order: OrderRecord | None, instance: NodeInstanceObserved | None, node: NodeObserved | None
-        ) -> Joined:
+        ) -> NodeRecords:
             if order is not None:
                 actions.add(order.action_id)
-            # The name is the same as `Joined.provider_id`, which is asked for too often for that.
+            # The name is the same as `NodeRecords.provider_id`, which is asked for too often for that.
             if instance is not None:
                 providers.add(instance.provider_id)
             elif order is not None and order.launched is not None:
@@ -250,17 +250,17 @@ class Index:
 
         for node in self._nodes.values():
             seen = None if node.provider_id is None else self._instances.get(node.provider_id)
-            yield joined(self._order_of(node.action_id, node.provider_id), seen, node)
+            yield records(self._order_of(node.action_id, node.provider_id), seen, node)
         for action_id, order in self._orders.items():
             if action_id not in actions:
                 seen = self._instances_by_action.get(action_id)
                 if order.launched is not None:
                     seen = self._instances.get(order.launched.provider_id, seen)
-                yield joined(order, seen, None)
+                yield records(order, seen, None)
         for provider_id, instance in self._instances.items():
             by = self._order_of(instance.action_id, provider_id)
             if (by.action_id not in actions) if by is not None else (provider_id not in providers):
-                yield joined(by, instance, None)
+                yield records(by, instance, None)
 
     def _order_of(self, action_id: ActionId | None, provider_id: ProviderId | None) -> OrderRecord | None:
         by_action = None if action_id is None else self._orders.get(action_id)
@@ -268,58 +268,58 @@ class Index:
             return by_action
         return self._orders_by_provider.get(provider_id)
 
-    def drain_of(self, joined: Joined) -> DrainRecord | None:
+    def drain_of(self, records: NodeRecords) -> DrainRecord | None:
         """Return the drain or release that is decided and was not cancelled."""
-        if joined.node is not None and (drain := self._drains.get(joined.node.node_uid)) is not None:
+        if records.node is not None and (drain := self._drains.get(records.node.node_uid)) is not None:
             return drain
-        names = (joined.action_id, joined.provider_id)
+        names = (records.action_id, records.provider_id)
         release = next((self._releases[name] for name in names if name is not None and name in self._releases), None)
-        if release is None and joined.node is None and joined.provider_id is not None:
+        if release is None and records.node is None and records.provider_id is not None:
             # The node may leave Kubernetes before its instance has ended, and takes no word of the drain with it.
-            return self._emptied.get(joined.provider_id)
+            return self._emptied.get(records.provider_id)
         return release
 
-    def notice_of(self, joined: Joined) -> NoticeRecord | None:
+    def notice_of(self, records: NodeRecords) -> NoticeRecord | None:
         """Return the standing notice with the earliest deadline; one without a deadline comes last."""
-        if not self._notices or joined.provider_id is None:
+        if not self._notices or records.provider_id is None:
             return None
-        notices = self._notices.get(joined.provider_id, ())
+        notices = self._notices.get(records.provider_id, ())
         return min(notices, key=lambda each: (each.notice.reclaim_at or _NEVER, each.notice.notice_id), default=None)
 
-    def is_closed(self, joined: Joined) -> bool:
+    def is_closed(self, records: NodeRecords) -> bool:
         """True when one of our steps recorded the cloud's word that the instance is gone or never was.
 
         That it never was is refuted by an instance that shows after all: a launch whose answer was lost, seen late.
         """
-        if joined.provider_id is not None and joined.provider_id in self.ended:
+        if records.provider_id is not None and records.provider_id in self.ended:
             return True
-        said = None if joined.order is None else joined.order.terminated
-        is_refuted = joined.instance is not None and joined.instance.state != "terminated"
+        said = None if records.order is None else records.order.terminated
+        is_refuted = records.instance is not None and records.instance.state != "terminated"
         return said is not None and not (said.provider_id is None and is_refuted)
 
 
-_index = remembered(8)(Index)
+_index = remembered(8)(RecordIndex)
 
 
-def index_of(state: ClusterState) -> Index:
+def index_of(state: ClusterState) -> RecordIndex:
     """Return the index of the state's records."""
     return _index(state.orders, state.instances, state.nodes, state.nodes_gone, state.drains, state.notices)
 
 
-# Records of a node that did not change make the very same Joined, so that what is read from it can be remembered.
-_kept: Kept[Joined] = Kept(8192)
+# Records of a node that did not change make the very same NodeRecords, so that what is read from it can be remembered.
+_kept: Kept[NodeRecords] = Kept(8192)
 
 
-def _join(order: OrderRecord | None, instance: NodeInstanceObserved | None, node: NodeObserved | None) -> Joined:
+def _join(order: OrderRecord | None, instance: NodeInstanceObserved | None, node: NodeObserved | None) -> NodeRecords:
     key = (id(order), id(instance), id(node))
     found = _kept.get(key)
     if found is None:
-        found = Joined(order=order, instance=instance, node=node)
+        found = NodeRecords(order=order, instance=instance, node=node)
         _kept.put(key, found)
     return found
 
 
-class Joins:
+class Correlation:
     """The state's records as one node each, and what else speaks of it."""
 
     def __init__(self, state: ClusterState) -> None:
@@ -336,27 +336,27 @@ class Joins:
         state = self._state
         return (self.index, self.pods, state.usable, state.busy_until, state.telemetry)
 
-    def said_usable(self, node_uid: NodeUid) -> Usable | None:
+    def usable_record(self, node_uid: NodeUid) -> Usable | None:
         """Return what was seen when the node was first usable, whatever had been promised."""
         return self._state.usable.get(node_uid)
 
-    def usable_of(self, joined: Joined) -> Usable | None:
+    def usable_of(self, records: NodeRecords) -> Usable | None:
         """Return since when the node offered all that was promised; None: it never did."""
-        usable = None if joined.node is None else self._state.usable.get(joined.node.node_uid)
-        return None if usable is None or not joined.has_its_gpus(usable.gpus) else usable
+        usable = None if records.node is None else self._state.usable.get(records.node.node_uid)
+        return None if usable is None or not records.has_its_gpus(usable.gpus) else usable
 
-    def has_lost_node(self, joined: Joined) -> bool:
+    def has_lost_node(self, records: NodeRecords) -> bool:
         """True when Kubernetes had a node of this instance and has it no more."""
-        return joined.node is None and joined.provider_id in self.index.providers_without_node
+        return records.node is None and records.provider_id in self.index.providers_without_node
 
-    def is_missing(self, joined: Joined) -> bool:
+    def is_missing(self, records: NodeRecords) -> bool:
         """True when the cloud's lists have left the instance out for longer than they may lag."""
-        provider_id, listed_at = joined.provider_id, self._state.instances_listed_at
+        provider_id, listed_at = records.provider_id, self._state.instances_listed_at
         if provider_id is None or listed_at is None:
             return False
         seen_at = self._state.instances_seen_at.get(provider_id)
-        if seen_at is None and joined.order is not None and joined.order.launched is not None:
-            seen_at = joined.order.launched.launched_at
+        if seen_at is None and records.order is not None and records.order.launched is not None:
+            seen_at = records.order.launched.launched_at
         return seen_at is not None and listed_at - seen_at > timedelta(seconds=INSTANCE_MISSING_SECONDS_MAX)
 
 

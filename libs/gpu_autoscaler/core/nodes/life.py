@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_autoscaler.core.nodes.joins import Joined, Joins
+from gpu_autoscaler.core.nodes.joins import NodeRecords, Correlation
 from gpu_autoscaler.core.nodes.phases import BOOTING_PHASES, LEAVING_PHASES
 from gpu_autoscaler.core.nodes.phases import NodePhase as NodePhase  # noqa: PLC0414 - named here for all
-from gpu_autoscaler.core.nodes.rows import Row, missing, rows_at
+from gpu_autoscaler.core.nodes.rows import NodeRow, missing, rows_at
 from gpu_autoscaler.core.remembered import Kept, changed
 from gpu_autoscaler.core.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Usable
 from gpu_autoscaler.core.views import counts_for_idleness
@@ -75,7 +75,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase is NodePhase.READY
 
     @property
-    def is_room(self) -> bool:
+    def is_schedulable(self) -> bool:
         """True when work may be planned onto it: usable or booting, and the cloud has not given notice."""
         return (self.is_usable or self.is_booting) and self.notice is None
 
@@ -95,12 +95,12 @@ def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
     Each Kubernetes node, each open order and each of our instances appears exactly once. It is the very same tuple
     until something is said of a node, or a deadline passes: all that time does to a view is in the deadlines.
     """
-    joins = Joins(state)
-    read = (*joins.read(), missing(joins, state))
-    key = (*map(id, read), joins.index.deadlines_passed_count(as_of))
+    correlation = Correlation(state)
+    read = (*correlation.read(), missing(correlation, state))
+    key = (*map(id, read), correlation.index.deadlines_passed_count(as_of))
     kept = _pictures.get(key)
     if kept is None:
-        kept = (read, _views_at(joins, state, as_of))
+        kept = (read, _views_at(correlation, state, as_of))
         _pictures.put(key, kept)
     return kept[1]
 
@@ -108,7 +108,7 @@ def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
 class _Drawn(NamedTuple):
     """The last views of the same rows."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[NodeRow, ...]
     pods: Mapping[str, object]
     busy_until: Mapping[str, object]
     telemetry: Mapping[NodeUid, object]
@@ -118,21 +118,21 @@ class _Drawn(NamedTuple):
 _drawn: Kept[_Drawn] = Kept(4)
 
 
-def _views_at(joins: Joins, state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
+def _views_at(correlation: Correlation, state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
     """As above; of nodes of which nothing new was said the view is not even looked for."""
-    rows = rows_at(joins, state, as_of)
+    rows = rows_at(correlation, state, as_of)
     last = _drawn.get((id(rows),))
     if last is None:
-        views = tuple(_view_of(row, joins, state) for row in rows)
+        views = tuple(_view_of(row, correlation, state) for row in rows)
     else:
-        names = changed(last.pods, joins.pods) | changed(last.busy_until, state.busy_until)
+        names = changed(last.pods, correlation.pods) | changed(last.busy_until, state.busy_until)
         uids = changed(last.telemetry, state.telemetry)
         views = tuple(
-            _view_of(row, joins, state) if row.node_name in names or row.node_uid in uids else view
+            _view_of(row, correlation, state) if row.node_name in names or row.node_uid in uids else view
             for row, view in zip(rows, last.views, strict=True)
         )
         views = last.views if all(map(is_, views, last.views)) else views
-    _drawn.put((id(rows),), _Drawn(rows, joins.pods, state.busy_until, state.telemetry, views))
+    _drawn.put((id(rows),), _Drawn(rows, correlation.pods, state.busy_until, state.telemetry, views))
     return views
 
 
@@ -146,55 +146,55 @@ class _Read(NamedTuple):
 _views: Kept[_Read] = Kept(8192)
 
 
-def _view_of(row: Row, joins: Joins, state: ClusterState) -> NodeView:
+def _view_of(row: NodeRow, correlation: Correlation, state: ClusterState) -> NodeView:
     """The view; the very same one while nothing that was said of the node has changed."""
     name, uid = row.node_name, row.node_uid
     read = (
         row,
-        joins.notice_of(row.joined),
-        None if name is None else joins.pods.get(name),
+        correlation.notice_of(row.records),
+        None if name is None else correlation.pods.get(name),
         None if name is None else state.busy_until.get(name),
         None if uid is None else state.telemetry.get(uid),
     )
     key = tuple(map(id, read))
     kept = _views.get(key)
     if kept is None:
-        kept = _Read(read, _view(row, joins, state))
+        kept = _Read(read, _view(row, correlation, state))
         _views.put(key, kept)
     return kept.view
 
 
-def _view(row: Row, joins: Joins, state: ClusterState) -> NodeView:
-    joined, phase, node = row.joined, row.phase, row.joined.node
-    usable, notice = joins.usable_of(joined), joins.notice_of(joined)
+def _view(row: NodeRow, correlation: Correlation, state: ClusterState) -> NodeView:
+    records, phase, node = row.records, row.phase, row.records.node
+    usable, notice = correlation.usable_of(records), correlation.notice_of(records)
     own_labels = {} if node is None else dict(node.labels)
-    allocatable, taints = _room(joined, is_usable=usable is not None)
+    allocatable, taints = _room(records, is_usable=usable is not None)
     return NodeView(
-        name=joined.name,
+        name=records.name,
         phase=phase,
-        is_ours=joined.action_id is not None,
+        is_ours=records.action_id is not None,
         is_counted=row.is_counted,
         allocatable=allocatable,
-        labels=own_labels if usable is not None else {**joined.promised_labels, **own_labels},
+        labels=own_labels if usable is not None else {**records.promised_labels, **own_labels},
         taints=taints,
-        pool=joined.pool or own_labels.get(labels.POOL),
+        pool=records.pool or own_labels.get(labels.POOL),
         node_uid=None if node is None else node.node_uid,
-        provider_id=joined.provider_id,
-        action_id=joined.action_id,
-        instance_type=joined.instance_type,
-        zone=joined.zone,
-        capacity_type=joined.capacity_type,
-        gpu_model=joined.gpu_model,
-        gpu_memory_bytes=joined.gpu_memory_bytes,
-        price_micro_usd_per_hour=joined.price_micro_usd_per_hour,
-        expected_at=None if usable is not None else joined.expected_at,
-        usable_by=joined.deadline_at,
+        provider_id=records.provider_id,
+        action_id=records.action_id,
+        instance_type=records.instance_type,
+        zone=records.zone,
+        capacity_type=records.capacity_type,
+        gpu_model=records.gpu_model,
+        gpu_memory_bytes=records.gpu_memory_bytes,
+        price_micro_usd_per_hour=records.price_micro_usd_per_hour,
+        expected_at=None if usable is not None else records.expected_at,
+        usable_by=records.deadline_at,
         usable_since=None if usable is None else usable.since,
-        empty_since=_empty_since(node, usable, joins, state),
+        empty_since=_empty_since(node, usable, correlation, state),
         reclaim_at=None if notice is None else notice.notice.reclaim_at,
         notice=notice,
-        order=joined.order,
-        instance=joined.instance,
+        order=records.order,
+        instance=records.instance,
         node=node,
         has_lost_node=row.has_lost_node,
         drain=row.drain,
@@ -202,18 +202,18 @@ def _view(row: Row, joins: Joins, state: ClusterState) -> NodeView:
     )
 
 
-def _room(joined: Joined, *, is_usable: bool) -> tuple[Resources, tuple[Taint, ...]]:
+def _room(records: NodeRecords, *, is_usable: bool) -> tuple[Resources, tuple[Taint, ...]]:
     """The node's own word once it was usable; until then the order's, as start-up taints and missing GPUs will pass."""
-    own = (NO_RESOURCES, ()) if joined.node is None else (joined.node.allocatable, joined.node.taints)
-    if is_usable or joined.promised is None:
+    own = (NO_RESOURCES, ()) if records.node is None else (records.node.allocatable, records.node.taints)
+    if is_usable or records.promised is None:
         return own
-    taints = joined.promised_taints
-    return joined.promised, own[1] if taints is None else taints
+    taints = records.promised_taints
+    return records.promised, own[1] if taints is None else taints
 
 
-def _empty_since(node: NodeObserved | None, usable: Usable | None, joins: Joins, state: ClusterState) -> Instant | None:
+def _empty_since(node: NodeObserved | None, usable: Usable | None, correlation: Correlation, state: ClusterState) -> Instant | None:
     if node is None or usable is None:
         return None
-    if any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):
+    if any(counts_for_idleness(pod) for pod in correlation.pods.get(node.name, ())):
         return None
     return max(usable.since, state.busy_until.get(node.name, usable.since))

@@ -22,7 +22,7 @@ never was. As room it counts from `planned` until `ready`, or its deadline, and 
 import enum
 from datetime import datetime
 
-from gpu_autoscaler.core.nodes.joins import Index, Joined, Joins
+from gpu_autoscaler.core.nodes.joins import RecordIndex, NodeRecords, Correlation
 from gpu_autoscaler.core.state import DrainRecord
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model.decisions import ReleaseInstance
@@ -49,22 +49,22 @@ BOOTING_PHASES = frozenset({NodePhase.PLANNED, NodePhase.ORDERED, NodePhase.LAUN
 LEAVING_PHASES = frozenset({NodePhase.DRAINING, NodePhase.DRAINED, NodePhase.TERMINATING})
 
 
-def is_counted(joined: Joined, index: Index) -> bool:
+def is_counted(records: NodeRecords, index: RecordIndex) -> bool:
     """True until the cloud confirmed that the instance is gone or never was."""
-    if index.is_closed(joined):
+    if index.is_closed(records):
         return False
-    if joined.instance is not None:
-        return joined.instance.state != "terminated"
-    return joined.order is None or joined.order.refused is None
+    if records.instance is not None:
+        return records.instance.state != "terminated"
+    return records.order is None or records.order.refused is None
 
 
-def phase_of(joined: Joined, joins: Joins, as_of: datetime) -> NodePhase:
+def phase_of(records: NodeRecords, correlation: Correlation, as_of: datetime) -> NodePhase:
     """Return the phase that the evidence amounts to; the strongest evidence comes first."""
-    order, node, drain = joined.order, joined.node, joins.drain_of(joined)
-    if joins.is_closed(joined):
+    order, node, drain = records.order, records.node, correlation.drain_of(records)
+    if correlation.is_closed(records):
         return NodePhase.GONE if node is None else NodePhase.TERMINATING
-    is_late = joined.deadline_at is not None and as_of >= joined.deadline_at
-    if joined.instance is not None and joined.instance.state == "terminated":
+    is_late = records.deadline_at is not None and as_of >= records.deadline_at
+    if records.instance is not None and records.instance.state == "terminated":
         if order is None and node is None:
             return NodePhase.GONE
         if drain is not None:
@@ -74,23 +74,23 @@ def phase_of(joined: Joined, joins: Joins, as_of: datetime) -> NodePhase:
     # Without a node only a release is left, or a drain that has emptied it: either ends the instance.
     if drain is not None and (node is None or isinstance(drain.decision, ReleaseInstance)):
         return NodePhase.TERMINATING
-    if joined.instance is not None and joined.instance.state == "terminating":
+    if records.instance is not None and records.instance.state == "terminating":
         return NodePhase.TERMINATING
     if node is not None:
-        return _phase_in_kubernetes(node, drain, joined, joins, as_of)
+        return _phase_in_kubernetes(node, drain, records, correlation, as_of)
     if order is not None and order.refused is not None:
         return NodePhase.FAILED
     if is_late:
         return NodePhase.FAILED
-    if joins.has_lost_node(joined) or joins.is_missing(joined):
+    if correlation.has_lost_node(records) or correlation.is_missing(records):
         return NodePhase.LOST
-    if joined.instance is not None or (order is not None and order.launched is not None):
+    if records.instance is not None or (order is not None and order.launched is not None):
         return NodePhase.LAUNCHED
     return NodePhase.ORDERED if order is not None and order.ordered is not None else NodePhase.PLANNED
 
 
 def _phase_in_kubernetes(
-    node: NodeObserved, drain: DrainRecord | None, joined: Joined, joins: Joins, as_of: datetime
+    node: NodeObserved, drain: DrainRecord | None, records: NodeRecords, correlation: Correlation, as_of: datetime
 ) -> NodePhase:
     if node.deleting_since is not None:
         return NodePhase.TERMINATING
@@ -100,13 +100,13 @@ def _phase_in_kubernetes(
         return NodePhase.DRAINING
     if drain is not None or node.is_cordoned:
         return NodePhase.CORDONED
-    if joins.is_missing(joined):
+    if correlation.is_missing(records):
         return NodePhase.LOST
-    was_usable = joins.usable_of(joined) is not None
-    if node.is_ready and joined.has_its_gpus(node.allocatable) and (was_usable or not node.is_starting):
+    was_usable = correlation.usable_of(records) is not None
+    if node.is_ready and records.has_its_gpus(node.allocatable) and (was_usable or not node.is_starting):
         return NodePhase.READY
     if was_usable:
         return NodePhase.LOST
-    if joined.deadline_at is not None and as_of >= joined.deadline_at:
+    if records.deadline_at is not None and as_of >= records.deadline_at:
         return NodePhase.FAILED
     return NodePhase.REGISTERED

@@ -15,7 +15,7 @@ Lookback = Annotated[int, Meta(ge=24, le=56 * 24)]
 DURATION_SECONDS_MAX = 31 * 86_400.0
 
 
-class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Scheduled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What holds always, or from each beginning of a schedule for a while."""
 
     name: Annotated[str, Meta(min_length=1, max_length=63, description="Name, as reasons tell it. Source: our own.")]
@@ -34,7 +34,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.schedule is None or self.duration_seconds is None:
             return True
         long = timedelta(seconds=self.duration_seconds)
-        return schedule(self.schedule, self.time_zone).last_begun(as_of + ahead, as_of - long) is not None
+        return schedule(self.schedule, self.time_zone).last_start(as_of + ahead, as_of - long) is not None
 
     def mistakes(self) -> Iterator[str]:
         """Yield what cannot be meant, one sentence each."""
@@ -49,7 +49,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 yield f"schedule: {error}"
 
 
-class Headroom(Timed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Headroom(Scheduled, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """GPUs of a kind that are kept free, so that work that comes starts at once."""
 
     free_gpu_count: Annotated[Count, Meta(description="GPUs that are free, or on their way. Source: S71.")]
@@ -59,7 +59,7 @@ class Headroom(Timed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 1800.0
 
 
-class Size(Timed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScheduledLimit(Scheduled, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of the number of nodes at some times, inside the policy's own."""
 
     nodes_count_min: Annotated[Count | None, Meta(description="Nodes at least. Source: S71.")] = None
@@ -73,7 +73,7 @@ class ForecastPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How demand is foreseen, and when that is acted on."""
 
     is_on: Annotated[
-        bool, Meta(description="Remember demand, foresee it, and buy ahead once that proves right. Source: S173.")
+        bool, Meta(description="Remember demand, forecast_rises it, and buy ahead once that proves right. Source: S173.")
     ] = False
     lookback_hours: Annotated[
         Lookback, Meta(description="Hours that a forecast is made of; 14 days and more sharpen it. Source: S131, S132.")
@@ -84,15 +84,15 @@ class ForecastPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     score_hours: Annotated[
         Lookback, Meta(description="Confidence is how right the forecasts of these hours were. Source: our own, V7.")
     ] = 72
-    soon_ratio: Annotated[
+    short_rise_quantile_ratio: Annotated[
         Ratio,
         Meta(description="Share of the rises within 5 min that free GPUs are kept for. Source: bench V7, tuned days."),
     ] = 0.5
-    ahead_ratio: Annotated[
+    long_rise_quantile_ratio: Annotated[
         Ratio,
         Meta(description="Share of the rises within 30 min that are bought for, once buying. Source: S131, bench V7."),
     ] = 0.7
-    shrink_weeks_count: Annotated[
+    shrinkage_weeks_count: Annotated[
         int,
         Meta(ge=0, le=52, description="Weeks of its own that outweigh the hour of day. Source: Decisions, slots."),
     ] = 1

@@ -11,7 +11,7 @@ from gpu_autoscaler.core.policies.ranges import Count
 _Pause = Annotated[float, Meta(ge=0, le=60)]
 
 
-class BurstPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What comes in pieces and is bought for in pieces costs more nodes, and dearer ones, than what is bought whole."""
 
     wait_seconds_max: Annotated[

@@ -21,9 +21,9 @@ class GangPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             " Source: our own, twice boot_seconds_max."
         ),
     ] = 1800.0
-    wait_seconds_min: Annotated[
+    backoff_seconds_min: Annotated[
         _Wait, Meta(description="After the first purchase that failed nothing is bought so long. Source: our own.")
     ] = 60.0
-    wait_seconds_max: Annotated[
+    backoff_seconds_max: Annotated[
         _Wait, Meta(description="The wait doubles with each further one, up to this. Source: our own.")
     ] = 1800.0

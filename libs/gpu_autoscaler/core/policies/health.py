@@ -35,6 +35,6 @@ class GpuHealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     xids_fatal: Annotated[
         tuple[Xid, ...], Meta(description="Its node is emptied, with force at last. Source: NVIDIA, Xid catalog.")
     ] = _FATAL
-    xids_worn: Annotated[
+    xids_degraded: Annotated[
         tuple[Xid, ...], Meta(description="Its node goes when its work may be moved. Source: NVIDIA, Xid catalog.")
     ] = _WORN

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gpu_autoscaler.core.policies.money import MoneyPolicy
+from gpu_autoscaler.core.policies.money import SpendPolicy
 from gpu_autoscaler.core.policies.ranges import Count, Seconds
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253)]
@@ -17,15 +17,15 @@ class PartLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     name: Annotated[_Name, Meta(description="Name of the zone or of the project. Source: S62, S116.")]
     nodes_count_max: Annotated[Count | None, Meta(description="Nodes at most; none: no limit. Source: S71.")] = None
     gpu_count_max: Annotated[Count | None, Meta(description="GPUs at most; none: no limit. Source: S63.")] = None
-    money: Annotated[MoneyPolicy, Meta(description="Money by day and month at most. Source: S5, S116.")] = MoneyPolicy()
+    spend: Annotated[SpendPolicy, Meta(description="Money by day and month at most. Source: S5, S116.")] = SpendPolicy()
 
 
 class LimitsPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits besides those of the cluster and of its pools."""
 
-    money: Annotated[
-        MoneyPolicy, Meta(description="Money of the whole cluster by day and month at most. Source: S5, S116.")
-    ] = MoneyPolicy()
+    spend: Annotated[
+        SpendPolicy, Meta(description="Money of the whole cluster by day and month at most. Source: S5, S116.")
+    ] = SpendPolicy()
     scale_up_cooldown_seconds: Annotated[
         Seconds,
         Meta(

@@ -9,7 +9,7 @@ from msgspec import Meta
 from gpu_autoscaler.core.policies.ranges import MicroUsd
 
 
-class MoneyPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SpendPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What may be spent in a day and in a month. A purchase reserves its price for as long as its work may take."""
 
     day_micro_usd_max: Annotated[
@@ -27,7 +27,7 @@ class MoneyPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = True
 
 
-def money_mistakes(money: MoneyPolicy, at: str) -> Iterator[str]:
+def money_mistakes(money: SpendPolicy, at: str) -> Iterator[str]:
     """Yield what cannot be meant."""
     day, month = money.day_micro_usd_max, money.month_micro_usd_max
     if day is not None and month is not None and day > month:

@@ -10,13 +10,13 @@ from gpu_autoscaler.core.policies.ranges import Seconds
 Priority = Annotated[int, Meta(ge=0, le=1000)]
 
 
-class PatiencePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProtectionPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which work is left alone for now, although nothing forbids that it moves."""
 
     run_seconds_min: Annotated[
         Seconds, Meta(description="A pod runs so long before it is moved by choice. Source: our own, against thrash.")
     ] = 300.0
-    end_seconds: Annotated[
+    ending_soon_seconds: Annotated[
         Seconds, Meta(description="Work that ends within this is let end. Source: S80, as long as work done twice.")
     ] = 900.0
     job_priority_min: Annotated[

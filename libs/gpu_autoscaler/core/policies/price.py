@@ -13,6 +13,6 @@ class PricePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         float,
         Meta(gt=0, description="A price of which its source said nothing for so long is stale. Source: our own."),
     ] = 21_600.0
-    is_stale_bought: Annotated[
+    is_stale_price_allowed: Annotated[
         bool, Meta(description="Off: nothing is bought at a stale price. Source: our own, as work waits for nodes.")
     ] = True

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from gpu_autoscaler.core.cron import schedule
 from gpu_autoscaler.core.policies.health import GpuHealthPolicy
-from gpu_autoscaler.core.policies.patience import PatiencePolicy
+from gpu_autoscaler.core.policies.patience import ProtectionPolicy
 from gpu_autoscaler.core.policies.ranges import Count, MicroUsdPerHour, Ratio, Seconds
 
 
@@ -21,11 +21,11 @@ class RemovalCause(enum.StrEnum):
     UNDERUSED = "underused"
     DRIFTED = "drifted"
     EXPIRED = "expired"
-    SICK = "sick"
-    HINTED = "hinted"  # the cloud says that it may take them
+    UNHEALTHY = "unhealthy"
+    REBALANCE_RECOMMENDED = "rebalance_recommended"  # the cloud says that it may take them
 
 
-class RemovalBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DisruptionBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many nodes may be leaving at once, for some causes, at some times. Of several budgets the smallest holds."""
 
     causes: Annotated[
@@ -66,7 +66,7 @@ class RemovalBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.schedule is None or self.duration_seconds is None:
             return True
         since = as_of - timedelta(seconds=self.duration_seconds)
-        return schedule(self.schedule, self.time_zone).last_begun(as_of, since) is not None
+        return schedule(self.schedule, self.time_zone).last_start(as_of, since) is not None
 
 
 DURATION_SECONDS_MAX = 31 * 24 * 3600.0
@@ -75,8 +75,8 @@ DURATION_SECONDS_MAX = 31 * 24 * 3600.0
 class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What makes a node due to go besides being empty, and at which pace nodes go."""
 
-    budgets: Annotated[
-        tuple[RemovalBudget, ...],
+    disruption_budgets: Annotated[
+        tuple[DisruptionBudget, ...],
         Meta(description="Budgets besides disruption_ratio_max; the smallest holds. Source: Karpenter budgets."),
     ] = ()
     expire_seconds_max: Annotated[
@@ -86,40 +86,40 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Ratio,
         Meta(description="Up to this share earlier, by the node's name, so that not all go at once. Source: our own."),
     ] = 0.1
-    expire_overtime_seconds: Annotated[
+    expire_grace_seconds: Annotated[
         Seconds,
         Meta(description="Expired, it waits so long for protected work. Source: Decisions, job time limit."),
     ] = 24 * 3600.0
     is_drift_on: Annotated[
         bool, Meta(description="Replace nodes that the policy would not buy today. Source: Karpenter drift.")
     ] = True
-    is_guard_on: Annotated[
+    is_finalizer_on: Annotated[
         bool,
         Meta(
             description="Hold our node objects by a finalizer, so that one deleted by hand is emptied and ended."
             " Source: Karpenter, termination. Off: the finalizers are taken away, as before an uninstall."
         ),
     ] = True
-    sick_seconds_max: Annotated[
+    unhealthy_seconds_max: Annotated[
         Seconds, Meta(description="A node that is amiss for longer is sick. Source: cluster-autoscaler, unready time.")
     ] = 1200.0
-    sick_ratio_max: Annotated[
+    unhealthy_ratio_max: Annotated[
         Ratio, Meta(description="Of more sick nodes than this share none is touched. Source: cluster-autoscaler.")
     ] = 0.45
-    sick_nodes_count_max: Annotated[
+    unhealthy_nodes_ok_count: Annotated[
         Count, Meta(description="So many sick nodes are never too many. Source: cluster-autoscaler.")
     ] = 3
-    patience: Annotated[
-        PatiencePolicy, Meta(description="Work that is left alone for now. Source: S77, S80, Decisions, priority.")
-    ] = PatiencePolicy()
-    gpu: Annotated[
+    protection: Annotated[
+        ProtectionPolicy, Meta(description="Work that is left alone for now. Source: S77, S80, Decisions, priority.")
+    ] = ProtectionPolicy()
+    gpu_health: Annotated[
         GpuHealthPolicy, Meta(description="What telemetry proves against a GPU. Source: S103, Decisions.")
     ] = GpuHealthPolicy()
     forced_drain_seconds: Annotated[
         Seconds,
         Meta(description="A sick or overdue node is emptied by force after this. Source: our own, an hour to save."),
     ] = 3600.0
-    retry_seconds: Annotated[
+    drain_retry_seconds: Annotated[
         Seconds,
         Meta(description="A node whose drain was given up is left alone so long. Source: cluster-autoscaler."),
     ] = 300.0
@@ -130,14 +130,14 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             " wait; the more it is, the nearer to idle_seconds_max. Source: our own, see docs/scores.md."
         ),
     ] = 2_000_000
-    horizon_hours: Annotated[
+    replacement_payback_hours: Annotated[
         float,
         Meta(ge=0, description="A cheaper node must pay within this time, and stands for it. Source: our own."),
     ] = 4.0
-    checkpoint_seconds: Annotated[
+    checkpoint_interval_seconds: Annotated[
         Seconds, Meta(description="Work done twice by a pod that moves, at most. Source: S80, checkpoint interval.")
     ] = 900.0
-    replacement_seconds_min: Annotated[
+    replacement_cooldown_seconds: Annotated[
         Seconds,
         Meta(description="A node is bought a replacement at most once in this time. Source: our own, against thrash."),
     ] = 6 * 3600.0
@@ -146,7 +146,7 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def budget_mistakes(policy: RemovalPolicy) -> list[str]:
     """Return a sentence for each budget that cannot be meant."""
     return [
-        f"removal.budgets[{number}]: {mistake}"
-        for number, budget in enumerate(policy.budgets)
+        f"removal.disruption_budgets[{number}]: {mistake}"
+        for number, budget in enumerate(policy.disruption_budgets)
         for mistake in budget.mistakes()
     ]

@@ -50,24 +50,24 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Ratio,
         Meta(description="Where more of the nodes are taken than this, less spot is bought. Source: S78."),
     ] = 0.10
-    bridge_ratio_min: Annotated[
+    on_demand_fallback_ratio_min: Annotated[
         Ratio,
         Meta(
             description="Where more are taken than this, on-demand stands in, at its price. Source: S69, our default."
         ),
     ] = 0.30
-    storm_gpu_ratio_max: Annotated[
+    capacity_pool_gpu_ratio_max: Annotated[
         Ratio,
         Meta(description="Share of our GPUs that are spot in one place, at most. Source: S62, S69, our default."),
     ] = 0.5
-    storm_gpu_count_min: Annotated[
+    capacity_pool_gpu_count_min: Annotated[
         Count, Meta(description="So many GPUs in one calm place are never too many. Source: our own.")
     ] = 32
-    storm_extra_cost_ratio_max: Annotated[
+    capacity_pool_extra_cost_ratio_max: Annotated[
         Ratio,
         Meta(description="Work goes to another place where it costs at most this share more. Source: our own."),
     ] = 0.25
-    node_life_hours: Annotated[
+    node_lifetime_hours: Annotated[
         float,
         Meta(gt=0, description="How long a node lives, over which boot and lost work are spread. Source: our own."),
     ] = 1.0
@@ -76,7 +76,7 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="Work done again after an interruption: half a checkpoint interval. Source: S80."),
     ] = 450.0
 
-    losses_count_max: Annotated[
+    interruptions_count_max: Annotated[
         Count,
         Meta(
             description="A job that lost its place so often is bought on-demand; before its last retry it always is."
@@ -96,16 +96,16 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="It waits where spot costs at least this share less. Source: our own."),
     ] = 0.3
 
-    return_seconds_min: Annotated[
+    return_to_spot_seconds_min: Annotated[
         Seconds,
         Meta(description="An on-demand node that spot could replace stays at least so long. Source: our own."),
     ] = 1800.0
-    hint_seconds: Annotated[
+    rebalance_avoid_seconds: Annotated[
         Seconds,
         Meta(description="So long after a hint that it may be taken a node gets no new work. Source: our own."),
     ] = 3600.0
 
-    test_annotation: Annotated[
+    is_test_annotation_on: Annotated[
         bool,
         Meta(description="A node's annotation is taken for a notice of the cloud, to try what it does. Source: S79."),
     ] = False
@@ -113,8 +113,8 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def mistakes(self) -> Iterator[str]:
         """Yield what cannot be meant."""
         yield from self.mix.mistakes()
-        if self.storm_gpu_ratio_max == 0 and self.mix.spot_ratio > 0:
+        if self.capacity_pool_gpu_ratio_max == 0 and self.mix.spot_ratio > 0:
             yield (
-                "spot.storm_gpu_ratio_max: 0 contradicts spot.mix.spot_ratio "
+                "spot.capacity_pool_gpu_ratio_max: 0 contradicts spot.mix.spot_ratio "
                 f"{self.mix.spot_ratio:g}; allow a share in one place, or no spot"
             )

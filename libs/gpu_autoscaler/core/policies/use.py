@@ -19,14 +19,14 @@ class UtilizationPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     cooldown_seconds: Annotated[
         Seconds, Meta(description="Between two nodes bought for use alone. Source: S50, scale-up cooldown.")
     ] = 180.0
-    silent_seconds_max: Annotated[
+    telemetry_age_seconds_max: Annotated[
         Seconds, Meta(description="Older telemetry says nothing. Source: KAI scheduler, maxStaleness.")
     ] = 300.0
-    frozen_seconds_max: Annotated[
+    unchanged_seconds_max: Annotated[
         Seconds,
         Meta(description="Figures that never change for so long are one page again and again. Source: our own."),
     ] = 300.0
-    known_ratio_min: Annotated[
+    telemetry_coverage_ratio_min: Annotated[
         Ratio, Meta(description="Share of GPU nodes whose telemetry can be trusted, at least. Source: our own.")
     ] = 0.9
 

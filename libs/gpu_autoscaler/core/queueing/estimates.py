@@ -16,10 +16,10 @@ from gpu_autoscaler.core.bins import bin_key
 from gpu_autoscaler.core.bounds import frozen_by
 from gpu_autoscaler.core.buying.market import Market, Sale
 from gpu_autoscaler.core.demand import job_shape
-from gpu_autoscaler.core.demand_items import Customer, DemandSource
+from gpu_autoscaler.core.demand_items import BillingScope, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
-from gpu_autoscaler.core.limits import account_of
+from gpu_autoscaler.core.limits import limit_usage_of
 from gpu_autoscaler.core.nodes.life import NodeView
 from gpu_autoscaler.core.placing.amounts import Ints
 from gpu_autoscaler.core.placing.shapes import Shape, Standing
@@ -33,7 +33,7 @@ from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.money import cost_micro_usd
-from gpu_autoscaler.model.reasons import Frozen, HoldReason, OffersRefused, PoolPaused
+from gpu_autoscaler.model.reasons import Frozen, DeferReason, OffersUnavailable, PoolPaused
 
 # From a place to running pods: one tick of the scheduler, binding and pulling an image that is there. Source: our own.
 START_SECONDS = 10.0
@@ -48,12 +48,12 @@ class Estimates:
         self._state, self._policy, self._as_of = state, policy, as_of
         self._draft = Draft.start(state, as_of, policy)
         self._market = Market(self._draft, state, policy)
-        self._account = account_of(self._draft, policy)
+        self._account = limit_usage_of(self._draft, policy)
         self._stale, self._frozen = stale_watch(state, policy, as_of), frozen_by(self._draft.directives, policy)
         self._boot_ratios = _boot_ratios(self._draft.views)
         self._bins = {bin_key(view): view for view in self._draft.views}
         self._run_seconds = _run_seconds(state.jobs)
-        self._ending = _Ending(state, self._run_seconds)
+        self._ending = _RunningJobs(state, self._run_seconds)
         self._members: dict[Shape, Ints] = {}  # jobs are many, shapes few
         self._found: dict[JobId, Estimate] = {}
         for item in self._draft.demand:
@@ -85,7 +85,7 @@ class Estimates:
             return self._on_nodes_coming(coming, price, spec) if coming else self._on_room(price, spec)
         if self._frozen is not None:
             return self._unknown(self._frozen, spec)
-        customer = Customer(spec.project_id, spec.duration_seconds_max)
+        customer = BillingScope(spec.project_id, spec.duration_seconds_max)
         sale, members, reason = self._sale(shape, customer, count)
         if sale is None:
             waits = self._ending.room_at(shape.resources.gpu_count * count, shape.gpu_models)
@@ -126,7 +126,7 @@ class Estimates:
             _share(offer.price_micro_usd_per_hour, shape, offer.resources.gpu_count), spec,
         )  # fmt: skip
 
-    def _on_ending(self, waits: "Freed", reason: HoldReason, spec: JobSpec) -> Estimate:
+    def _on_ending(self, waits: "ExpectedRelease", reason: DeferReason, spec: JobSpec) -> Estimate:
         likely = None if waits.likely_at is None else max(waits.likely_at, self._as_of)
         latest = max(waits.latest_at, self._as_of)
         why = f"{sentence(reason)} Running jobs that end by {instant(latest)} at the latest make room."
@@ -136,19 +136,19 @@ class Estimates:
             None, spec,
         )  # fmt: skip
 
-    def _unknown(self, reason: HoldReason, spec: JobSpec) -> Estimate:
+    def _unknown(self, reason: DeferReason, spec: JobSpec) -> Estimate:
         """Nothing says when; some reasons say when at the earliest."""
         earliest: datetime | None = None
-        if isinstance(reason, OffersRefused):
+        if isinstance(reason, OffersUnavailable):
             earliest = reason.retry_at
-        elif isinstance(reason, Frozen | PoolPaused) and reason.said is not None and reason.said.until < FOR_GOOD:
-            earliest = reason.said.until
+        elif isinstance(reason, Frozen | PoolPaused) and reason.attribution is not None and reason.attribution.until < FOR_GOOD:
+            earliest = reason.attribution.until
         known = Estimate(basis="unknown", why=f"Nobody knows when: {sentence(reason)}", start_at_earliest=earliest)
         return self._costed(known, None, spec)
 
     # ---- what it is made of
 
-    def _sale(self, shape: Shape, customer: Customer, count: int) -> tuple[Sale | None, int, HoldReason]:
+    def _sale(self, shape: Shape, customer: BillingScope, count: int) -> tuple[Sale | None, int, DeferReason]:
         """The cheapest sale for each member within the limits, and how many it takes; else why there is none."""
         members = self._members.get(shape)
         if members is None:
@@ -157,7 +157,7 @@ class Estimates:
         if not places.size:
             return None, 0, self._market.why_nothing(shape)
         each = self._market.prices_micro_usd_per_hour[places] / np.minimum(members[places], count)
-        first: HoldReason | None = None
+        first: DeferReason | None = None
         for place in places[np.lexsort((places, each, -self._market.pool_priorities[places]))]:
             sale = self._market.sales[int(place)]
             reason = self._account.excess(sale.pool.name, sale.offer, customer)
@@ -224,14 +224,14 @@ class Estimates:
         return min((share for share in shares if share is not None), default=None)
 
 
-class Freed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class ExpectedRelease(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """When enough running work has ended."""
 
     likely_at: datetime | None  # None: of some of it nobody knows how long it takes
     latest_at: datetime  # no job runs longer than it may
 
 
-class _Ending:
+class _RunningJobs:
     """GPUs that running jobs give back, each counted for one waiting job only."""
 
     def __init__(self, state: ClusterState, run_seconds: Mapping[tuple[str, str], float]) -> None:
@@ -239,7 +239,7 @@ class _Ending:
         self._ends = sorted(_ends(state, nodes, run_seconds), key=lambda end: end[0])
         self._taken: dict[tuple[str, ...], int] = {}
 
-    def room_at(self, gpu_count: int, gpu_models: tuple[str, ...]) -> Freed | None:
+    def room_at(self, gpu_count: int, gpu_models: tuple[str, ...]) -> ExpectedRelease | None:
         """Return when so many GPUs more are free, behind those who asked before; None: nothing known frees them."""
         if not gpu_count:
             return None
@@ -253,7 +253,7 @@ class _Ending:
             likely.append(likely_at)
             if freed >= wanted:
                 known = [at for at in likely if at is not None]
-                return Freed(likely_at=max(known) if len(known) == len(likely) else None, latest_at=latest_at)
+                return ExpectedRelease(likely_at=max(known) if len(known) == len(likely) else None, latest_at=latest_at)
         return None
 
 

@@ -21,11 +21,11 @@ from gpu_autoscaler.model.jobs import JobSpec, Mistake
 from gpu_autoscaler.model.money import cost_micro_usd
 
 # A job that is told to save has so long for it; then its budget is spent, and it ends.
-SAVING_SECONDS = 120.0
+CHECKPOINT_SECONDS = 120.0
 _MINUTE_SECONDS = 60.0
 
 
-class Outlay(NamedTuple):
+class JobSpend(NamedTuple):
     """What one job has spent."""
 
     spec: JobSpec
@@ -46,7 +46,7 @@ class Outlay(NamedTuple):
         return self.soon_micro_usd >= self.limit_micro_usd
 
 
-def outlays(state: ClusterState, as_of: datetime) -> tuple[Outlay, ...]:
+def job_spends(state: ClusterState, as_of: datetime) -> tuple[JobSpend, ...]:
     """Return one for each job that has a budget and has not ended, in order of id."""
     limited = _limited(state.jobs)
     if not limited:
@@ -64,7 +64,7 @@ def _outlays(
     spent_by_job: Mapping[JobId, JobSpent],
     charges: Mapping[ProviderId, Charge],
     now: datetime,
-) -> tuple[Outlay, ...]:
+) -> tuple[JobSpend, ...]:
     by_name = {view.name: view for view in views}
     return tuple(
         _outlay(spec, members.get(spec.job_id, ()), by_name, spent_by_job.get(spec.job_id), charges, now)
@@ -97,7 +97,7 @@ def _outlay(
     known: JobSpent | None,
     charges: Mapping[ProviderId, Charge],
     now: datetime,
-) -> Outlay:
+) -> JobSpend:
     spent = soon = 0 if known is None else known.micro_usd
     unpriced: list[NodeView] = []
     for pod in members:
@@ -112,8 +112,8 @@ def _outlay(
             continue
         price = _share_micro_usd_per_hour(pod, view.price_micro_usd_per_hour, view.allocatable.gpu_count)
         spent += cost_rounded_up(price, since, now)
-        soon += cost_rounded_up(price, since, now + timedelta(seconds=SAVING_SECONDS))
-    return Outlay(
+        soon += cost_rounded_up(price, since, now + timedelta(seconds=CHECKPOINT_SECONDS))
+    return JobSpend(
         spec=spec,
         limit_micro_usd=spec.budget_limit_micro_usd or 0,
         spent_micro_usd=spent,
@@ -141,7 +141,7 @@ def _share_micro_usd_per_hour(pod: PodObserved, price: int, whole: int) -> int:
     return -(-price * min(pod.requests.gpu_count, whole) // whole)
 
 
-def too_little(spec: JobSpec, state: ClusterState) -> Mistake | None:
+def budget_violation(spec: JobSpec, state: ClusterState) -> Mistake | None:
     """Return what is wrong with a budget that pays for no minute of the job, or not for its known length, on the
     cheapest of what is for sale; None: it may be enough, or prices are not known."""
     offers = () if state.offers is None else state.offers.offers

@@ -27,10 +27,10 @@ from gpu_autoscaler.core.removing.wear import hinted
 from gpu_autoscaler.core.state import ClusterState, JobRecord
 from gpu_autoscaler.core.views import is_finished, pods_by_node, queue
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.decisions import HeldBack
+from gpu_autoscaler.model.decisions import Deferred
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
-from gpu_autoscaler.model.reasons import HoldReason, PriceUnknown, RoomExpected
-from gpu_autoscaler.model.waits import GangIncomplete, SpotLeft
+from gpu_autoscaler.model.reasons import DeferReason, PriceUnknown, CapacityExpected
+from gpu_autoscaler.model.waits import GangIncomplete, SpotExcluded
 
 _STEP = "schedule"
 
@@ -48,7 +48,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """What starts, in order, and why the rest of the queue waits."""
 
     placements: tuple[Placement, ...] = ()
-    held_back: tuple[HeldBack, ...] = ()
+    deferred: tuple[Deferred, ...] = ()
 
 
 def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Schedule:
@@ -61,20 +61,20 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
         return Schedule()
     stale = stale_watch(state, policy, as_of)
     if stale is not None:
-        return Schedule(held_back=tuple(_held(job_id, stale) for job_id in waiting))
+        return Schedule(deferred=tuple(_held(job_id, stale) for job_id in waiting))
     views = node_views(state, as_of)
     items = off_spot_if_worn(demand(state, views, as_of), state, policy, as_of)
     room = Room(current_bins(views, pods_by_node(state)), policy.placement, [item.shape for item in items])
     nodes = {f"node/{view.node_uid}": view for view in views}
-    for key, view in nodes.items() if state.hints else ():
+    for key, view in nodes.items() if state.rebalance_recommended_at else ():
         if key in room and hinted(view, state, policy, as_of) is not None:
             room.remove(key)
-    found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}
+    found: dict[JobId, tuple[NodeView, ...] | DeferReason] = {}
     for item in items:
         # Room is wished to be free for work: what waits may have it.
         if item.blocked is not None or item.source is DemandSource.REPORTED:
             continue
-        if item.source is DemandSource.FURTHER_MEMBER:
+        if item.source is DemandSource.ELASTIC_MEMBER:
             _join(item, found, nodes, room)
             continue
         if item.source is not DemandSource.QUEUED_JOB or item.job_id is None:
@@ -90,14 +90,14 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     found.update(_released(state, waiting, {view.name: view for view in views if view.node is not None}, found))
     found.update(_leaving_spot(state, waiting, policy, as_of))
     placements: list[Placement] = []
-    held: list[HeldBack] = []
+    held: list[Deferred] = []
     for job_id, job in waiting.items():
         outcome = found.get(job_id)
         if isinstance(outcome, tuple):
             placements.append(_placement(job_id, job, outcome))
         elif outcome is not None:
             held.append(_held(job_id, outcome))
-    return Schedule(placements=tuple(placements), held_back=tuple(held))
+    return Schedule(placements=tuple(placements), deferred=tuple(held))
 
 
 def _placed(item: DemandItem, room: Room) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ def _why_no_price(
 
 def _join(
     item: DemandItem,
-    found: dict[JobId, tuple[NodeView, ...] | HoldReason],
+    found: dict[JobId, tuple[NodeView, ...] | DeferReason],
     nodes: Mapping[str, NodeView],
     room: Room,
 ) -> None:
@@ -158,7 +158,7 @@ def _join(
     found[item.job_id] = (*starts, *ready)
 
 
-def _why_not_now(job_id: JobId, item: DemandItem, keys: tuple[str, ...], room: Room) -> HoldReason | None:
+def _why_not_now(job_id: JobId, item: DemandItem, keys: tuple[str, ...], room: Room) -> DeferReason | None:
     """Return why a gang does not start now; None: every member has a place on a usable node."""
     if len(keys) < item.member_count:
         placed_count = room.count_places(item.shape, item.member_count)
@@ -167,15 +167,15 @@ def _why_not_now(job_id: JobId, item: DemandItem, keys: tuple[str, ...], room: R
     if not coming:
         return None
     last = max(coming, key=lambda each: (each.expected_at is None, each.expected_at, each.key))
-    return RoomExpected(node=last.name, expected_at=last.expected_at)
+    return CapacityExpected(node=last.name, expected_at=last.expected_at)
 
 
 def _released(
     state: ClusterState,
     waiting: Mapping[JobId, JobRecord],
     nodes: Mapping[str, NodeView],
-    in_queue: Mapping[JobId, tuple[NodeView, ...] | HoldReason],
-) -> dict[JobId, tuple[NodeView, ...] | HoldReason]:
+    in_queue: Mapping[JobId, tuple[NodeView, ...] | DeferReason],
+) -> dict[JobId, tuple[NodeView, ...] | DeferReason]:
     """Jobs of the queue whose pods exist: Kubernetes has them already, after a preemption, and binds them by itself.
 
     Such a job has its place once all members are bound to nodes that stay; until then there is nothing for us to
@@ -195,7 +195,7 @@ def _released(
             view = None if pod.node_name is None or not is_member(pod) else nodes.get(pod.node_name)
             if view is not None and view.notice is None and not view.is_leaving:
                 bound.append(view)
-    found: dict[JobId, tuple[NodeView, ...] | HoldReason] = {}
+    found: dict[JobId, tuple[NodeView, ...] | DeferReason] = {}
     for job_id, bound in members_bound.items():
         accepted = waiting[job_id].queued
         count = len(bound) if accepted is None else accepted.spec.gang_count
@@ -211,7 +211,7 @@ def _released(
 
 def _leaving_spot(
     state: ClusterState, waiting: Mapping[JobId, JobRecord], policy: ScalingPolicy, as_of: datetime
-) -> dict[JobId, HoldReason]:
+) -> dict[JobId, DeferReason]:
     """Jobs that are to leave spot and have pods still: Kubernetes may have bound them to spot that was free.
 
     The scheduler holds their Jobs; once no pod is left they are placed as those of the queue are.
@@ -219,9 +219,9 @@ def _leaving_spot(
     leaving = {job_id: job for job_id, job in waiting.items() if is_to_leave_spot(job, policy, as_of)}
     left = Counter(pod.job_id for pod in state.pods.values() if pod.job_id in leaving and not is_finished(pod))
     return {
-        job_id: SpotLeft(
-            losses_count=job.preempted.attempt,
-            members_left=left[job_id],
+        job_id: SpotExcluded(
+            interruptions_count=job.preempted.attempt,
+            pods_remaining_count=left[job_id],
             until=job.preempted.preempted_at + timedelta(seconds=policy.spot.on_demand_wait_seconds),
         )
         for job_id, job in leaving.items()
@@ -243,5 +243,5 @@ def _placement(job_id: JobId, job: JobRecord, members: tuple[NodeView, ...]) -> 
     )
 
 
-def _held(job_id: JobId, reason: HoldReason) -> HeldBack:
-    return HeldBack(step=_STEP, subject=f"job/{job_id}", reason=reason)
+def _held(job_id: JobId, reason: DeferReason) -> Deferred:
+    return Deferred(step=_STEP, subject=f"job/{job_id}", reason=reason)

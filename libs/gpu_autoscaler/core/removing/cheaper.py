@@ -29,9 +29,9 @@ from gpu_autoscaler.core.removing.pace import removals_left, too_many_go
 from gpu_autoscaler.core.removing.patience import stake_gpu_seconds
 from gpu_autoscaler.core.removing.returning import leaves_for_a_storm, stands_in_for_spot
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.model.decisions import DrainNode, HeldBack
+from gpu_autoscaler.model.decisions import DrainNode, Deferred
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import HoldReason, NodeUnderused, SavingTooSmall
+from gpu_autoscaler.model.reasons import DeferReason, NodeUnderused, SavingTooSmall
 
 _STEP = "replace_dear"
 _HOUR_SECONDS = 3600.0
@@ -53,12 +53,12 @@ def replace_dear(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     ready.sort(key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name))
     gone = gone_lately(state, policy, draft.as_of)
     for group in _groups(ready, draft, policy):
-        reason: HoldReason | None
+        reason: DeferReason | None
         purchases, reason = _cheaper(group, draft, state, policy)
         if purchases and (reason := too_soon_to_buy(tuple(each.decision for each in purchases), gone)) is None:
             return draft.adding(purchases=purchases)
         if reason is not None and len(group) == 1:
-            draft = draft.adding(held_back=[HeldBack(step=_STEP, subject=f"node/{group[0].node_uid}", reason=reason)])
+            draft = draft.adding(deferred=[Deferred(step=_STEP, subject=f"node/{group[0].node_uid}", reason=reason)])
     return draft
 
 
@@ -79,12 +79,12 @@ def _may_be_replaced(
     """It has stood for the horizon, nothing was tried lately, and neither it nor its work is protected."""
     rules = policy.removal
     last = bought.get(view.node_uid) if view.node_uid is not None else None
-    if last is not None and (draft.as_of - last.planned_at).total_seconds() < rules.replacement_seconds_min:
+    if last is not None and (draft.as_of - last.planned_at).total_seconds() < rules.replacement_cooldown_seconds:
         return False
     stands_seconds = 0.0 if view.usable_since is None else (draft.as_of - view.usable_since).total_seconds()
-    horizon_seconds = rules.horizon_hours * _HOUR_SECONDS
+    horizon_seconds = rules.replacement_payback_hours * _HOUR_SECONDS
     if stands_in_for_spot(view, draft, state):
-        horizon_seconds = min(horizon_seconds, policy.spot.return_seconds_min)
+        horizon_seconds = min(horizon_seconds, policy.spot.return_to_spot_seconds_min)
     if stands_seconds < max(horizon_seconds, policy.scale_down_cooldown_seconds):
         return False
     return not _kept(view, draft, state, policy)
@@ -129,7 +129,7 @@ def _cheaper(
     if after >= before:
         return (), None
     saving_ratio, rules = (before - after) / before, policy.removal
-    is_worth_it = (before - after) * rules.horizon_hours > _move_micro_usd(group, purchases, draft, policy)
+    is_worth_it = (before - after) * rules.replacement_payback_hours > _move_micro_usd(group, purchases, draft, policy)
     if is_worth_it and saving_ratio >= policy.consolidation_saving_ratio_min:
         return purchases, None
     return (), SavingTooSmall(saving_ratio=saving_ratio, saving_ratio_min=policy.consolidation_saving_ratio_min)
@@ -145,7 +145,7 @@ def _move_micro_usd(
         offer = each.decision.offer
         cost += (offer.price_micro_usd_per_hour or 0) * (offer.boot_seconds / _HOUR_SECONDS + drain_hours)
     for view in group:
-        stake = stake_gpu_seconds(moving_pods(view, draft), policy.removal.checkpoint_seconds, draft.as_of)
+        stake = stake_gpu_seconds(moving_pods(view, draft), policy.removal.checkpoint_interval_seconds, draft.as_of)
         gpu_price = (view.price_micro_usd_per_hour or 0) / max(1, view.allocatable.gpu_count)
         cost += gpu_price * stake / _HOUR_SECONDS
     return cost

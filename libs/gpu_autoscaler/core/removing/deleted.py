@@ -35,7 +35,7 @@ def guards_due(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> t
     for view in node_views(state, as_of):
         if view.node is None or not view.is_ours:
             continue
-        is_wanted = policy.removal.is_guard_on and not is_karpenters(view.node)
+        is_wanted = policy.removal.is_finalizer_on and not is_karpenters(view.node)
         if view.node.deleting_since is not None:
             # It cannot be put any more. What it waits for is the end of the instance.
             is_wanted = view.node.is_guarded and is_wanted and not _has_ended(view, state)
@@ -47,7 +47,7 @@ def guards_due(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> t
 @remembered(4)
 def _is_any_amiss(index: Index, policy: ScalingPolicy) -> bool:
     """False where no node's finalizer can have to change: most often, and for as long as nodes say the same."""
-    is_on = policy.removal.is_guard_on
+    is_on = policy.removal.is_finalizer_on
     ours = (joined.node for joined in index.joined if joined.node is not None and joined.action_id is not None)
     return any(
         node.deleting_since is not None or node.is_guarded != (is_on and not is_karpenters(node)) for node in ours

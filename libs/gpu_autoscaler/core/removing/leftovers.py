@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from gpu_autoscaler.core.bounds import frozen_by
-from gpu_autoscaler.core.directives import in_force
+from gpu_autoscaler.core.directives import active_directives
 from gpu_autoscaler.core.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.nodes.joins import INSTANCE_MISSING_SECONDS_MAX, Index, index_of
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -40,7 +40,7 @@ def leftovers(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tu
     Empty under a freeze, and while what is known of nodes, pods or instances is too old to act on.
     """
     silent = _silent(index_of(state))
-    if not silent or frozen_by(in_force(state.directives, as_of), policy) is not None:
+    if not silent or frozen_by(active_directives(state.directives, as_of), policy) is not None:
         return ()
     if stale_watch(state, policy, as_of) is not None or stale_instances(state, policy, as_of) is not None:
         return ()
@@ -73,7 +73,7 @@ def _gone_since(node: NodeObserved, provider_id: ProviderId, state: ClusterState
     Where nobody ever said that it ended (this began anew, and the cloud shows nothing of it any more), lists have to
     have left it out for so long that none of them was merely late.
     """
-    silent_since, listed_at = state.amiss_since.get(node.node_uid), state.instances_listed_at
+    silent_since, listed_at = state.unhealthy_since.get(node.node_uid), state.instances_listed_at
     if silent_since is None or listed_at is None:
         return None
     seen_at = state.instances_seen_at.get(provider_id)

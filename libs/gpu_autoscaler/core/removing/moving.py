@@ -31,7 +31,7 @@ from gpu_autoscaler.model.ids import ActionId, NodeUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons import (
     Cooldown,
-    HoldReason,
+    DeferReason,
     NodeProtected,
     PodProtected,
     PodsFitNowhere,
@@ -100,7 +100,7 @@ def protected_pod(
             protection = "its job is not preemptible"
         if protection is None:
             job = None if pod.job_id is None else state.jobs.get(pod.job_id)
-            protection = left_alone(pod, job, policy.removal.patience, policy.job_retries_count_max, as_of)
+            protection = left_alone(pod, job, policy.removal.protection, policy.job_retries_count_max, as_of)
             if protection is None and is_worn(job, policy, as_of):
                 protection = "its job was interrupted too often already"
         for budget in covering_budgets(pod, budgets):
@@ -149,7 +149,7 @@ def _replacements(orders: Mapping[ActionId, OrderRecord]) -> Mapping[NodeUid, Re
 def too_soon(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Cooldown | None:
     """Return how long a node is left alone whose drain or release was given up lately; None: it may be tried."""
     ends = (
-        record.cancelled.cancelled_at + timedelta(seconds=policy.removal.retry_seconds)
+        record.cancelled.cancelled_at + timedelta(seconds=policy.removal.drain_retry_seconds)
         for record in state.drains.values()
         if record.cancelled is not None and (record.cancelled.node_uid == view.node_uid or _gave_back(record, view))
     )
@@ -165,7 +165,7 @@ def _gave_back(record: DrainRecord, view: NodeView) -> bool:
 
 def replacement_bought(
     view: NodeView, cause: RemovalCause, places: Places, draft: Draft, state: ClusterState, policy: ScalingPolicy
-) -> tuple[tuple[Purchase, ...], HoldReason | None]:
+) -> tuple[tuple[Purchase, ...], DeferReason | None]:
     """Return the cheapest nodes for the pods that have no place, or why there are none.
 
     At most once in a while for one node: a replacement that came to nothing is not bought again and again.
@@ -173,8 +173,8 @@ def replacement_bought(
     last = replacements(state).get(view.node_uid) if view.node_uid is not None else None
     if last is not None:
         waited_seconds = (draft.as_of - last.planned_at).total_seconds()
-        if waited_seconds < policy.removal.replacement_seconds_min:
-            return (), Cooldown(remaining_seconds=policy.removal.replacement_seconds_min - waited_seconds)
+        if waited_seconds < policy.removal.replacement_cooldown_seconds:
+            return (), Cooldown(remaining_seconds=policy.removal.replacement_cooldown_seconds - waited_seconds)
     return fleet_for(places.homeless, (view,), cause, draft, state, policy)
 
 
@@ -185,7 +185,7 @@ def fleet_for(
     draft: Draft,
     state: ClusterState,
     policy: ScalingPolicy,
-) -> tuple[tuple[Purchase, ...], HoldReason | None]:
+) -> tuple[tuple[Purchase, ...], DeferReason | None]:
     """Return the cheapest nodes for these pods of a group that is to go, or why they cannot be had; the room stays."""
     basket = Basket(draft, Market(draft, state, policy), policy)
     items = off_spot_if_worn(tuple(_item(pod, state) for pod in pods), state, policy, draft.as_of)

@@ -8,33 +8,33 @@ from collections.abc import Iterator
 from datetime import datetime
 from math import ceil
 
-from gpu_autoscaler.core.bounds import keeper
+from gpu_autoscaler.core.bounds import protecting_directive
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.nodes.life import NodePhase, NodeView
 from gpu_autoscaler.core.policies.removal import RemovalCause
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.reasons import DisruptionBudget, KeptByOverride, MinimumReached, PoolPaused, ReplacesNodes
+from gpu_autoscaler.model.reasons import DisruptionBudgetReached, KeptByOverride, MinimumReached, PoolPaused, ReplacesNodes
 
 
 def too_many_go(
     view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy
-) -> MinimumReached | DisruptionBudget | PoolPaused | KeptByOverride | None:
+) -> MinimumReached | DisruptionBudgetReached | PoolPaused | KeptByOverride | None:
     """Return which limit one more node leaving for this cause would pass; None: it may."""
     ours = [each for each in draft.views if each.is_ours and each.is_counted]
     staying_count = len(ours) - len(draft.leaving())
     if staying_count <= policy.nodes_count_min:
         return MinimumReached(nodes_count=staying_count, nodes_count_min=policy.nodes_count_min)
-    if (kept := keeper(view, draft)) is not None:
+    if (kept := protecting_directive(view, draft)) is not None:
         return kept
     going = draft.disturbing() | _awaiting(draft)
-    if cause is not RemovalCause.SICK:
+    if cause is not RemovalCause.UNHEALTHY:
         going |= {each.node_uid for each in ours if each.phase is NodePhase.LOST and each.node_uid is not None}
     going -= {view.node_uid}
     usable_count = sum(1 for each in ours if each.usable_since is not None)
     going_count_max = removals_count_max(cause, usable_count, policy, draft.as_of)
     if len(going) >= going_count_max:
-        return DisruptionBudget(disrupting_count=len(going), disrupting_count_max=going_count_max)
+        return DisruptionBudgetReached(disrupting_count=len(going), disrupting_count_max=going_count_max)
     return None
 
 
@@ -66,7 +66,7 @@ def removals_count_max(cause: RemovalCause, nodes_count: int, policy: ScalingPol
 
 def _limits(cause: RemovalCause, nodes_count: int, policy: ScalingPolicy, as_of: datetime) -> Iterator[int]:
     yield _share(policy.disruption_ratio_max, nodes_count)
-    for budget in policy.removal.budgets:
+    for budget in policy.removal.disruption_budgets:
         if budget.causes and cause not in budget.causes:
             continue
         if any(budget.mistakes()):

@@ -7,7 +7,7 @@ move by choice would cost against its worth. Notices, sickness and overdue nodes
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from gpu_autoscaler.core.policies.patience import PatiencePolicy
+from gpu_autoscaler.core.policies.patience import ProtectionPolicy
 from gpu_autoscaler.core.removing.checkpoints import can_save, checkpointed_at
 from gpu_autoscaler.core.state import JobRecord
 from gpu_autoscaler.core.words.wording import instant, span
@@ -20,7 +20,7 @@ _RETRIES_KEPT_COUNT = 2
 
 
 def left_alone(
-    pod: PodObserved, job: JobRecord | None, rules: PatiencePolicy, retries_count_max: int, as_of: datetime
+    pod: PodObserved, job: JobRecord | None, rules: ProtectionPolicy, retries_count_max: int, as_of: datetime
 ) -> str | None:
     """Return why the pod is better not moved now, in words; None: nothing speaks against it."""
     if pod.started_at is not None:
@@ -28,7 +28,7 @@ def left_alone(
         if run_seconds < rules.run_seconds_min:
             return f"it has run for {span(run_seconds)}, and is left alone for {span(rules.run_seconds_min)}"
     ends_at = expected_end(pod, job)
-    if ends_at is not None and as_of <= ends_at <= as_of + timedelta(seconds=rules.end_seconds):
+    if ends_at is not None and as_of <= ends_at <= as_of + timedelta(seconds=rules.ending_soon_seconds):
         return f"it ends by {instant(ends_at)}, which is cheaper than moving it"
     return None if job is None else _job_kept(job, rules, retries_count_max)
 
@@ -47,7 +47,7 @@ def expected_end(pod: PodObserved, job: JobRecord | None) -> Instant | None:
     return job.started.started_at + timedelta(seconds=job.queued.spec.duration_seconds_max)
 
 
-def _job_kept(job: JobRecord, rules: PatiencePolicy, retries_count_max: int) -> str | None:
+def _job_kept(job: JobRecord, rules: ProtectionPolicy, retries_count_max: int) -> str | None:
     if job.queued is None or job.placed is None:
         return None
     priority, most = job.queued.spec.priority, rules.job_priority_min
@@ -60,17 +60,17 @@ def _job_kept(job: JobRecord, rules: PatiencePolicy, retries_count_max: int) -> 
     return None
 
 
-def stake_gpu_seconds(pods: Iterable[PodObserved], checkpoint_seconds: float, as_of: datetime) -> float:
+def stake_gpu_seconds(pods: Iterable[PodObserved], checkpoint_interval_seconds: float, as_of: datetime) -> float:
     """Return the work that a move puts at stake: of each pod what it did since it saved, or began, on all its GPUs.
 
     At most as much as lies between two saves, for what nobody knows the saves of.
     """
-    return sum(_unsaved_seconds(pod, checkpoint_seconds, as_of) * max(1, pod.requests.gpu_count) for pod in pods)
+    return sum(_unsaved_seconds(pod, checkpoint_interval_seconds, as_of) * max(1, pod.requests.gpu_count) for pod in pods)
 
 
-def _unsaved_seconds(pod: PodObserved, checkpoint_seconds: float, as_of: datetime) -> float:
+def _unsaved_seconds(pod: PodObserved, checkpoint_interval_seconds: float, as_of: datetime) -> float:
     annotations = dict(pod.annotations)
     began_at = pod.started_at or pod.created_at
     saved_at = checkpointed_at(annotations) if can_save(annotations) else None
     unsaved_seconds = max(0.0, (as_of - max(saved_at or began_at, began_at)).total_seconds())
-    return unsaved_seconds if can_save(annotations) else min(checkpoint_seconds, unsaved_seconds)
+    return unsaved_seconds if can_save(annotations) else min(checkpoint_interval_seconds, unsaved_seconds)

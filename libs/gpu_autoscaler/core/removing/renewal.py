@@ -16,7 +16,7 @@ import msgspec
 from gpu_autoscaler.core.bins import bin_key
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.freshness import stale_watch
-from gpu_autoscaler.core.nodes.booting import boot_timed_out, holds_work
+from gpu_autoscaler.core.nodes.booting import boot_timed_out, has_workload_pods
 from gpu_autoscaler.core.nodes.life import NodePhase, NodeView
 from gpu_autoscaler.core.policies.removal import RemovalCause
 from gpu_autoscaler.core.policy import ScalingPolicy
@@ -33,17 +33,17 @@ from gpu_autoscaler.core.removing.pace import too_many_go
 from gpu_autoscaler.core.removing.wear import drifted, expired, expires_at, hinted, is_overdue, sick, suspected
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.decisions import DrainNode, HeldBack
-from gpu_autoscaler.model.hints import RebalanceHinted
+from gpu_autoscaler.model.decisions import DrainNode, Deferred
+from gpu_autoscaler.model.hints import RebalanceRecommended
 from gpu_autoscaler.model.reasons import (
     BootTimedOut,
-    HoldReason,
+    DeferReason,
     NodeDrifted,
     NodeExpired,
-    NodeSick,
+    NodeUnhealthy,
     PodsFitNowhere,
-    RoomExpected,
-    TooManySick,
+    CapacityExpected,
+    TooManyUnhealthy,
 )
 
 _STEP = "renew"
@@ -54,7 +54,7 @@ class _Due(msgspec.Struct, frozen=True):
 
     view: NodeView
     cause: RemovalCause
-    reason: NodeSick | NodeExpired | NodeDrifted | RebalanceHinted | BootTimedOut
+    reason: NodeUnhealthy | NodeExpired | NodeDrifted | RebalanceRecommended | BootTimedOut
     is_forced: bool
 
 
@@ -65,21 +65,21 @@ def renew(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     if not due:
         return draft
     stale = stale_watch(state, policy, draft.as_of) or _too_many_sick(due, draft, policy)
-    if isinstance(stale, TooManySick):
-        draft = draft.adding(held_back=[HeldBack(step=_STEP, subject="cluster", reason=stale)])
-        due = [each for each in due if not isinstance(each.reason, NodeSick)]
+    if isinstance(stale, TooManyUnhealthy):
+        draft = draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
+        due = [each for each in due if not isinstance(each.reason, NodeUnhealthy)]
     elif stale is not None:
-        return draft.adding(held_back=[HeldBack(step=_STEP, subject="cluster", reason=stale)])
+        return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
     for each in due:  # what has to go itself is no place for others
         if bin_key(each.view) in draft.room:
             draft.room.remove(bin_key(each.view))
-    for each in sorted(due, key=lambda each: (each.cause is not RemovalCause.SICK, not each.is_forced, each.view.name)):
+    for each in sorted(due, key=lambda each: (each.cause is not RemovalCause.UNHEALTHY, not each.is_forced, each.view.name)):
         draft = _make_way(each, draft, state, policy)
     return draft
 
 
 def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_Due]:
-    reason: NodeSick | NodeExpired | None
+    reason: NodeUnhealthy | NodeExpired | None
     ages = _ages(draft.views, policy)
     is_sick: set[str] = set()
     suspects = suspected(state, policy)
@@ -87,14 +87,14 @@ def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_
         for view in filter(_may_go, draft.views):
             if view.node_uid in suspects and (reason := sick(view, state, policy, draft.as_of)) is not None:
                 is_sick.add(view.name)
-                yield _Due(view, RemovalCause.SICK, reason, is_forced=reason.is_fatal)
+                yield _Due(view, RemovalCause.UNHEALTHY, reason, is_forced=reason.is_fatal)
     yield from _late(draft, policy)
-    if state.hints:
+    if state.rebalance_recommended_at:
         for view in filter(_may_go, draft.views):
             hint = hinted(view, state, policy, draft.as_of) if view.phase is NodePhase.READY else None
             if hint is not None and view.name not in is_sick and bin_key(view) not in draft.claimed:
                 is_sick.add(view.name)
-                yield _Due(view, RemovalCause.HINTED, hint, is_forced=False)
+                yield _Due(view, RemovalCause.REBALANCE_RECOMMENDED, hint, is_forced=False)
     for view in (*ages.drifted, *(ages.by_age[: bisect_right(ages.expires_at, draft.as_of)])):
         if view.phase is not NodePhase.READY or bin_key(view) in draft.claimed or view.name in is_sick:
             continue
@@ -106,8 +106,8 @@ def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_
 
 def _late(draft: Draft, policy: ScalingPolicy) -> Iterator[_Due]:
     for view in draft.views:
-        if view.phase is NodePhase.FAILED and _may_go(view) and holds_work(view, draft.pods):
-            yield _Due(view, RemovalCause.SICK, boot_timed_out(view, policy, draft.as_of), is_forced=True)
+        if view.phase is NodePhase.FAILED and _may_go(view) and has_workload_pods(view, draft.pods):
+            yield _Due(view, RemovalCause.UNHEALTHY, boot_timed_out(view, policy, draft.as_of), is_forced=True)
 
 
 class _Ages(NamedTuple):
@@ -145,18 +145,18 @@ def _may_go(view: NodeView) -> bool:
     return view.is_ours and view.drain is None and view.notice is None and view.node_uid is not None
 
 
-def _too_many_sick(due: list[_Due], draft: Draft, policy: ScalingPolicy) -> TooManySick | None:
-    sick_count = sum(1 for each in due if isinstance(each.reason, NodeSick))
+def _too_many_sick(due: list[_Due], draft: Draft, policy: ScalingPolicy) -> TooManyUnhealthy | None:
+    unhealthy_count = sum(1 for each in due if isinstance(each.reason, NodeUnhealthy))
     nodes_count = sum(1 for view in draft.views if view.is_ours and view.usable_since is not None)
     rules = policy.removal
-    if sick_count <= max(rules.sick_nodes_count_max, rules.sick_ratio_max * nodes_count):
+    if unhealthy_count <= max(rules.unhealthy_nodes_ok_count, rules.unhealthy_ratio_max * nodes_count):
         return None
-    return TooManySick(sick_count=sick_count, nodes_count=nodes_count, sick_ratio_max=rules.sick_ratio_max)
+    return TooManyUnhealthy(unhealthy_count=unhealthy_count, nodes_count=nodes_count, unhealthy_ratio_max=rules.unhealthy_ratio_max)
 
 
 def _make_way(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     view, pods = due.view, moving_pods(due.view, draft)
-    reason: HoldReason | None = None
+    reason: DeferReason | None = None
     if not due.is_forced:
         reason = protected_node(view, draft) or protected_pod(pods, state, policy, draft.as_of, beside=_moved(draft))
     reason = reason or too_soon(view, state, policy, draft.as_of)
@@ -170,11 +170,11 @@ def _make_way(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolic
         draft = draft.adding(removals=[_drain(due, draft, policy)])
         return msgspec.structs.replace(draft, claimed=draft.claimed | places.hosts)
     draft.room.rollback(mark)
-    if due.cause is RemovalCause.HINTED and places.homeless:  # a hint is not worth another node
+    if due.cause is RemovalCause.REBALANCE_RECOMMENDED and places.homeless:  # a hint is not worth another node
         return _held(draft, view, PodsFitNowhere(pods=tuple(pod.pod_uid for pod in places.homeless)))
     if not places.homeless:
         last = max(places.coming, key=lambda each: (each.expected_at is None, each.expected_at, each.key))
-        return _held(draft, view, RoomExpected(node=last.name, expected_at=last.expected_at))
+        return _held(draft, view, CapacityExpected(node=last.name, expected_at=last.expected_at))
     purchases, reason = replacement_bought(view, due.cause, places, draft, state, policy)
     return draft.adding(purchases=purchases) if reason is None else _held(draft, view, reason)
 
@@ -187,8 +187,8 @@ def _moved(draft: Draft) -> Iterator[PodObserved]:
             yield from moving_pods(view, draft)
 
 
-def _held(draft: Draft, view: NodeView, reason: HoldReason) -> Draft:
-    return draft.adding(held_back=[HeldBack(step=_STEP, subject=f"node/{view.node_uid}", reason=reason)])
+def _held(draft: Draft, view: NodeView, reason: DeferReason) -> Draft:
+    return draft.adding(deferred=[Deferred(step=_STEP, subject=f"node/{view.node_uid}", reason=reason)])
 
 
 def _drain(due: _Due, draft: Draft, policy: ScalingPolicy) -> DrainNode:

@@ -19,11 +19,11 @@ from gpu_autoscaler.core.removing.checkpoints import checkpointed_at
 from gpu_autoscaler.core.removing.moving import moving_pods
 from gpu_autoscaler.core.removing.protection import marked_pod, node_protection
 from gpu_autoscaler.core.spending.claims import ENDING_SECONDS, Claim
-from gpu_autoscaler.core.spending.money import Books, Cap, books_of, caps
+from gpu_autoscaler.core.spending.money import SpendSnapshot, SpendCap, spend_snapshot_of, spend_caps
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.decisions import HeldBack, ReleaseInstance
-from gpu_autoscaler.model.reasons import MoneyCrossed, MoneyExhausted
+from gpu_autoscaler.model.decisions import Deferred, ReleaseInstance
+from gpu_autoscaler.model.reasons import SpendEnforcementBlocked, SpendExhausted
 
 _STEP = "keep_solvent"
 # From one plan to the next, with time to be late: nothing can be decided in between.
@@ -53,16 +53,16 @@ class _Stake(NamedTuple):
 
 def keep_solvent(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Nodes make way for which no money is left under a hard limit, in time; protected ones are told of."""
-    hard = [cap for cap in caps(policy) if cap.is_hard]
+    hard = [cap for cap in spend_caps(policy) if cap.is_hard]
     if not hard:
         return draft
-    books = books_of(state, draft.views, draft.pods, policy, draft.as_of)
+    books = spend_snapshot_of(state, draft.views, draft.pods, policy, draft.as_of)
     for cap in hard:
         draft = _within(cap, books, draft, state, policy)
     return draft
 
 
-def _within(cap: Cap, books: Books, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+def _within(cap: SpendCap, books: SpendSnapshot, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     left = cap.micro_usd_max - books.spent[cap]
     claims = {claim.name: claim for claim in books.claims(cap)}
     leaving = draft.leaving()
@@ -81,13 +81,13 @@ def _within(cap: Cap, books: Books, draft: Draft, state: ClusterState, policy: S
     if not due:
         return draft
     if (stale := stale_watch(state, policy, draft.as_of)) is not None:
-        return draft.adding(held_back=[HeldBack(step=_STEP, subject="cluster", reason=stale)])
+        return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
     for stake in due:
         draft = _make_way(stake, cap, books, left, draft, policy)
     return draft
 
 
-def _promised(stakes: Sequence[_Stake], left: int, books: Books, cap: Cap) -> tuple[int, list[_Stake]]:
+def _promised(stakes: Sequence[_Stake], left: int, books: SpendSnapshot, cap: SpendCap) -> tuple[int, list[_Stake]]:
     """Set aside what is promised to the nodes that are dearest to lose, as far as money reaches; return what is left,
     and the nodes that run on it, cheapest to lose first."""
     running = list(stakes)
@@ -115,10 +115,10 @@ def _due(running: Sequence[_Stake], left: int) -> list[_Stake]:
     return due
 
 
-def _make_way(stake: _Stake, cap: Cap, books: Books, left: int, draft: Draft, policy: ScalingPolicy) -> Draft:
+def _make_way(stake: _Stake, cap: SpendCap, books: SpendSnapshot, left: int, draft: Draft, policy: ScalingPolicy) -> Draft:
     view = stake.view
     if stake.protection is not None:
-        crossed = MoneyCrossed(
+        crossed = SpendEnforcementBlocked(
             owner=cap.owner,
             period=cap.period,
             left_micro_usd=max(0, left),
@@ -126,8 +126,8 @@ def _make_way(stake: _Stake, cap: Cap, books: Books, left: int, draft: Draft, po
             until=books.end(cap),
             protection=stake.protection,
         )
-        return draft.adding(held_back=[HeldBack(step=_STEP, subject=f"node/{view.node_uid}", reason=crossed)])
-    reason = MoneyExhausted(
+        return draft.adding(deferred=[Deferred(step=_STEP, subject=f"node/{view.node_uid}", reason=crossed)])
+    reason = SpendExhausted(
         owner=cap.owner,
         period=cap.period,
         spent_micro_usd=books.spent[cap],

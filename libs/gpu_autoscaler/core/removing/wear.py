@@ -8,9 +8,9 @@ from gpu_autoscaler.core.gpu_health import gpu_evidence, is_suspect
 from gpu_autoscaler.core.nodes.life import NodePhase, NodeView
 from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.model.hints import RebalanceHinted
+from gpu_autoscaler.model.hints import RebalanceRecommended
 from gpu_autoscaler.model.ids import NodeUid, derive_id
-from gpu_autoscaler.model.reasons import NodeDrifted, NodeExpired, NodeSick
+from gpu_autoscaler.model.reasons import NodeDrifted, NodeExpired, NodeUnhealthy
 
 _HASH_RANGE = 2**32
 
@@ -44,47 +44,47 @@ def expired(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> NodeExpir
 
 def is_overdue(reason: NodeExpired, policy: ScalingPolicy) -> bool:
     """True when an expired node has waited for protected work for as long as the policy lets it."""
-    return reason.age_seconds >= reason.age_seconds_max + policy.removal.expire_overtime_seconds
+    return reason.age_seconds >= reason.age_seconds_max + policy.removal.expire_grace_seconds
 
 
 def suspected(state: ClusterState, policy: ScalingPolicy) -> AbstractSet[NodeUid]:
     """Return the nodes that a look for sickness is worth while at."""
-    rules = policy.removal.gpu
-    return state.amiss_since.keys() | {uid for uid, trail in state.trails.items() if is_suspect(trail, rules)}
+    rules = policy.removal.gpu_health
+    return state.unhealthy_since.keys() | {uid for uid, trail in state.telemetry_history.items() if is_suspect(trail, rules)}
 
 
-def sick(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> NodeSick | None:
+def sick(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> NodeUnhealthy | None:
     """Return what has been amiss with the node for too long. One that never was usable is not sick but late."""
     if view.node_uid is None or view.node is None or view.usable_since is None:
         return None
-    since = state.amiss_since.get(view.node_uid)
+    since = state.unhealthy_since.get(view.node_uid)
     if since is not None and view.phase is NodePhase.LOST:
-        sick_seconds, limit = (as_of - since).total_seconds(), policy.removal.sick_seconds_max
-        if sick_seconds >= limit:
+        unhealthy_seconds, limit = (as_of - since).total_seconds(), policy.removal.unhealthy_seconds_max
+        if unhealthy_seconds >= limit:
             evidence = "it offers fewer GPUs than it had" if view.node.is_ready else "it was not ready"
-            return NodeSick(evidence=evidence, sick_seconds=sick_seconds, sick_seconds_max=limit)
+            return NodeUnhealthy(evidence=evidence, unhealthy_seconds=unhealthy_seconds, unhealthy_seconds_max=limit)
     return _sick_gpu(view.node_uid, state, policy, as_of)
 
 
-def _sick_gpu(node_uid: NodeUid, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> NodeSick | None:
-    trail = state.trails.get(node_uid)
-    found = None if trail is None else gpu_evidence(trail, policy.removal.gpu, as_of)
+def _sick_gpu(node_uid: NodeUid, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> NodeUnhealthy | None:
+    trail = state.telemetry_history.get(node_uid)
+    found = None if trail is None else gpu_evidence(trail, policy.removal.gpu_health, as_of)
     if found is None:
         return None
-    return NodeSick(
+    return NodeUnhealthy(
         evidence=found.words,
-        sick_seconds=(as_of - found.since).total_seconds(),
-        sick_seconds_max=policy.removal.gpu.evidence_seconds,
+        unhealthy_seconds=(as_of - found.since).total_seconds(),
+        unhealthy_seconds_max=policy.removal.gpu_health.evidence_seconds,
         is_fatal=found.is_fatal,
     )
 
 
-def hinted(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> RebalanceHinted | None:
+def hinted(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> RebalanceRecommended | None:
     """Return that the cloud hinted lately that it may take the node. It says no more about when, nor takes it back."""
-    noticed_at = None if view.provider_id is None else state.hints.get(view.provider_id)
-    if noticed_at is None or (as_of - noticed_at).total_seconds() >= policy.spot.hint_seconds:
+    noticed_at = None if view.provider_id is None else state.rebalance_recommended_at.get(view.provider_id)
+    if noticed_at is None or (as_of - noticed_at).total_seconds() >= policy.spot.rebalance_avoid_seconds:
         return None
-    return RebalanceHinted(noticed_at=noticed_at)
+    return RebalanceRecommended(noticed_at=noticed_at)
 
 
 def drifted(view: NodeView, policy: ScalingPolicy) -> NodeDrifted | None:

@@ -27,7 +27,7 @@ class Owner(msgspec.Struct, frozen=True, order=True):
     job_id: str
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a node that somebody held for a time."""
 
     owner: Owner
@@ -36,7 +36,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     until_at: Instant | None  # None: still held
 
 
-class Split(msgspec.Struct, frozen=True, kw_only=True):
+class CostSplit(msgspec.Struct, frozen=True, kw_only=True):
     """A span's cost by owner. Idle and allocated add up to the total."""
 
     idle_micro_usd: int
@@ -55,13 +55,13 @@ def span_micro_usd(
 
 def split(
     total_micro_usd: int,
-    holdings: Sequence[Holding],
+    holdings: Sequence[Allocation],
     *,
     units: int,
     from_at: datetime,
     to_at: datetime,
     used_units: float | None = None,
-) -> Split:
+) -> CostSplit:
     """Split the cost of a span by what was held over time; what nobody held is idle.
 
     `units` is all that the node has; zero: not known, then what was held is all there is. A negative or zero total has
@@ -73,7 +73,7 @@ def split(
         if weight > 0:
             held[holding.owner] = held.get(holding.owner, 0) + weight
     if total_micro_usd <= 0 or not held:
-        return Split(idle_micro_usd=total_micro_usd, shares=())
+        return CostSplit(idle_micro_usd=total_micro_usd, shares=())
     owners = sorted(held)
     all_held = sum(held.values())
     idle_weight = max(0, units * ((to_at - from_at) // _MICROSECOND) - all_held)
@@ -90,7 +90,7 @@ def split(
         )
         for owner, amount in zip(owners, allocated, strict=True)
     )
-    return Split(idle_micro_usd=idle, shares=shares)
+    return CostSplit(idle_micro_usd=idle, shares=shares)
 
 
 def busy_gpus(window: GpuNodeSummarised | None, *, from_at: datetime, to_at: datetime) -> float | None:
@@ -104,11 +104,11 @@ def busy_gpus(window: GpuNodeSummarised | None, *, from_at: datetime, to_at: dat
     return sum(means) if means and len(means) == len(window.gpus) else None
 
 
-def marks_crossed(spent_micro_usd: int, limit_micro_usd: int, marks: Sequence[float]) -> tuple[float, ...]:
+def thresholds_crossed(spent_micro_usd: int, limit_micro_usd: int, marks: Sequence[float]) -> tuple[float, ...]:
     """Return the marks (ratios of the limit) that spending has reached, in the order given."""
     return tuple(mark for mark in marks if limit_micro_usd > 0 and spent_micro_usd >= limit_micro_usd * mark)
 
 
-def _overlap_microseconds(holding: Holding, from_at: datetime, to_at: datetime) -> int:
+def _overlap_microseconds(holding: Allocation, from_at: datetime, to_at: datetime) -> int:
     ends_at = to_at if holding.until_at is None else min(holding.until_at, to_at)
     return max(0, (ends_at - max(holding.from_at, from_at)) // _MICROSECOND)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpu_autoscaler.core.bins import PodsByNode
 from gpu_autoscaler.core.demand import job_spec
 from gpu_autoscaler.core.folding.ledger import owners_of
-from gpu_autoscaler.core.nodes.booting import holds_work
+from gpu_autoscaler.core.nodes.booting import has_workload_pods
 from gpu_autoscaler.core.nodes.life import NodePhase, NodeView
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
@@ -28,7 +28,7 @@ ENDING_SECONDS = 120.0
 _OVER = (NodePhase.DRAINED, NodePhase.TERMINATING, NodePhase.FAILED)
 
 
-class Claim(NamedTuple):
+class UnbilledTime(NamedTuple):
     """One instance's time that is not in the ledger."""
 
     name: str
@@ -55,20 +55,20 @@ def tail_seconds(policy: ScalingPolicy) -> float | None:
     """How long a node may still run once its work is over; None: the policy may keep it for ever."""
     if any(pool.nodes_count_min or pool.is_paused for pool in policy.pools):
         return None
-    if policy.nodes_count_min or policy.headrooms or policy.sizes or policy.forecast.is_on:
+    if policy.nodes_count_min or policy.headrooms or policy.scheduled_limits or policy.forecast.is_on:
         return None
     return max(policy.idle_seconds_max, policy.scale_down_cooldown_seconds) + policy.drain_seconds_max + ENDING_SECONDS
 
 
-def claims_of(
+def unbilled_time_of(
     state: ClusterState, views: tuple[NodeView, ...], pods: PodsByNode, policy: ScalingPolicy, as_of: datetime
-) -> tuple[Claim, ...]:
+) -> tuple[UnbilledTime, ...]:
     """Every claim there is, of nodes that count against limits and of those that are gone."""
     counted = (view for view in views if view.is_ours and view.is_counted)
     return (*(_claim(view, pods, state, policy, as_of) for view in counted), *_of_the_gone(state, views))
 
 
-def _claim(view: NodeView, pods: PodsByNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Claim:
+def _claim(view: NodeView, pods: PodsByNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> UnbilledTime:
     launched = None if view.order is None else view.order.launched
     planned_at = None if view.order is None else view.order.planned_at
     began_at = (
@@ -78,22 +78,22 @@ def _claim(view: NodeView, pods: PodsByNode, state: ClusterState, policy: Scalin
         if launched is not None
         else planned_at or as_of
     )
-    return Claim(
+    return UnbilledTime(
         name=view.name,
         provider_id=view.provider_id,
         owners=owners_of(view.pool, view.zone, view.labels.get(labels.PROJECT_ID)),
         price_micro_usd_per_hour=view.price_micro_usd_per_hour,
         from_at=_uncharged_from(began_at, view.provider_id, state),
-        until_at=runs_until(view, pods, state, policy, as_of),
+        until_at=billing_ends_by(view, pods, state, policy, as_of),
     )
 
 
-def runs_until(
+def billing_ends_by(
     view: NodeView, pods: PodsByNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> datetime | None:
     """The latest instant at which the node's billing ends, as its work may take; None: nobody knows."""
     ending = timedelta(seconds=ENDING_SECONDS)
-    if view.phase is NodePhase.FAILED and holds_work(view, pods):
+    if view.phase is NodePhase.FAILED and has_workload_pods(view, pods):
         return None  # its drain is to come
     drain = None if view.drain is None else view.drain.decision
     if view.phase in _OVER:
@@ -125,7 +125,7 @@ def _uncharged_from(began_at: datetime, provider_id: ProviderId | None, state: C
 
 
 @remembered(2)
-def _of_the_gone(state: ClusterState, views: tuple[NodeView, ...]) -> tuple[Claim, ...]:
+def _of_the_gone(state: ClusterState, views: tuple[NodeView, ...]) -> tuple[UnbilledTime, ...]:
     """The time of instances that are gone and not charged to their end."""
     counted = {view.provider_id for view in views if view.is_ours and view.is_counted}
     orders = _by_instance(state.orders)
@@ -144,7 +144,7 @@ def _by_instance(orders: Mapping[ActionId, OrderRecord]) -> Mapping[ProviderId, 
 
 def _gone(
     provider_id: ProviderId, order: OrderRecord | None, instance: NodeInstanceObserved | None, state: ClusterState
-) -> Claim | None:
+) -> UnbilledTime | None:
     launched = None if order is None else order.launched
     said = None if order is None else order.terminated
     began = instance or launched
@@ -160,7 +160,7 @@ def _gone(
     parts = (instance, launched, None if decision is None else decision.offer)
     prices = (part.price_micro_usd_per_hour for part in parts if part is not None)
     told = {} if decision is None else dict(decision.labels)
-    return Claim(
+    return UnbilledTime(
         name=provider_id,
         provider_id=provider_id,
         owners=owners_of(None if decision is None else decision.pool, began.zone, told.get(labels.PROJECT_ID)),

@@ -14,16 +14,16 @@ from functools import lru_cache
 import msgspec
 
 from gpu_autoscaler.core.bins import PodsByNode
-from gpu_autoscaler.core.demand_items import Customer
+from gpu_autoscaler.core.demand_items import BillingScope
 from gpu_autoscaler.core.folding.ledger import CLUSTER, Period, period_end, period_name, period_start
 from gpu_autoscaler.core.nodes.life import NodeView
-from gpu_autoscaler.core.policies.money import MoneyPolicy
+from gpu_autoscaler.core.policies.money import SpendPolicy
 from gpu_autoscaler.core.policy import ScalingPolicy
 from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.spending.claims import Claim, claims_of, cost_rounded_up, tail_seconds
+from gpu_autoscaler.core.spending.claims import UnbilledTime, unbilled_time_of, cost_rounded_up, tail_seconds
 from gpu_autoscaler.core.state import ClusterState
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.reasons import MoneyLimit, PriceUnknown, WatchStale
+from gpu_autoscaler.model.reasons import SpendLimit, PriceUnknown, WatchStale
 
 # A span is charged once a minute, when the cloud's list confirms it; a ledger so far behind is not at work, and what it
 # will say of the time since may be something else than we think.
@@ -32,7 +32,7 @@ LEDGER_SECONDS_MAX = 900.0
 SLOT_SECONDS = 30
 
 
-class Cap(msgspec.Struct, frozen=True, kw_only=True):
+class SpendCap(msgspec.Struct, frozen=True, kw_only=True):
     """One limit of the policy."""
 
     owner: str  # cluster, pool/<name>, zone/<name> or project/<name>
@@ -42,20 +42,20 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @remembered(4)
-def caps(policy: ScalingPolicy) -> tuple[Cap, ...]:
+def spend_caps(policy: ScalingPolicy) -> tuple[SpendCap, ...]:
     """Every limit of cumulative money; the cluster's first."""
-    owned = [(CLUSTER, policy.limits.money)]
-    owned += [(f"pool/{pool.name}", pool.money) for pool in policy.pools]
-    owned += [(f"zone/{zone.name}", zone.money) for zone in policy.limits.zones]
-    owned += [(f"project/{project.name}", project.money) for project in policy.limits.projects]
+    owned = [(CLUSTER, policy.limits.spend)]
+    owned += [(f"pool/{pool.name}", pool.spend) for pool in policy.pools]
+    owned += [(f"zone/{zone.name}", zone.spend) for zone in policy.limits.zones]
+    owned += [(f"project/{project.name}", project.spend) for project in policy.limits.projects]
     return tuple(cap for owner, money in owned for cap in _caps_of(owner, money))
 
 
-def _caps_of(owner: str, money: MoneyPolicy) -> Iterator[Cap]:
+def _caps_of(owner: str, money: SpendPolicy) -> Iterator[SpendCap]:
     if money.day_micro_usd_max is not None:
-        yield Cap(owner=owner, period="day", micro_usd_max=money.day_micro_usd_max, is_hard=money.is_hard)
+        yield SpendCap(owner=owner, period="day", micro_usd_max=money.day_micro_usd_max, is_hard=money.is_hard)
     if money.month_micro_usd_max is not None:
-        yield Cap(owner=owner, period="month", micro_usd_max=money.month_micro_usd_max, is_hard=money.is_hard)
+        yield SpendCap(owner=owner, period="month", micro_usd_max=money.month_micro_usd_max, is_hard=money.is_hard)
 
 
 def slot(as_of: datetime) -> int:
@@ -73,7 +73,7 @@ def _slot_end(number: int) -> datetime:
     return datetime.fromtimestamp((number + 1) * SLOT_SECONDS, UTC)
 
 
-class Books:
+class SpendSnapshot:
     """What every limited owner has spent and promised at one instant. Read only."""
 
     def __init__(
@@ -84,44 +84,44 @@ class Books:
         policy: ScalingPolicy,
         as_of: datetime,
     ) -> None:
-        self.caps = caps(policy)
+        self.caps = spend_caps(policy)
         self.counted_at = counted_at(as_of)
         self._ends = {cap: period_end(cap.period, as_of) for cap in self.caps}
         self._needed: dict[tuple[datetime, int, float | None], int] = {}  # of each price, as offers share few
-        self._claims = claims_of(state, views, pods, policy, self.counted_at) if self.caps else ()
+        self._claims = unbilled_time_of(state, views, pods, policy, self.counted_at) if self.caps else ()
         self._ledger_behind = _ledger_behind(state, self._claims, as_of)
         self._boot_seconds_max = policy.boot_seconds_max
         self._tail_seconds = tail_seconds(policy)
         self._doubts = {cap: self._doubt(cap) for cap in self.caps}
-        self.spent: dict[Cap, int] = {}  # charged, and what is to be charged for time that is over
-        self.promised: dict[Cap, int] = {}
+        self.spent: dict[SpendCap, int] = {}  # charged, and what is to be charged for time that is over
+        self.promised: dict[SpendCap, int] = {}
         for cap in self.caps:
             charged = state.spent.get(period_name(cap.period, as_of), {}).get(cap.owner, 0)
             since, now = period_start(cap.period, as_of), min(self.counted_at, self.end(cap))
             self.spent[cap] = charged + sum(claim.micro_usd(since, now) for claim in self.claims(cap))
             self.promised[cap] = sum(self.rest(claim, cap) for claim in self.claims(cap))
 
-    def claims(self, cap: Cap) -> list[Claim]:
+    def claims(self, cap: SpendCap) -> list[UnbilledTime]:
         """The claims that count against this limit."""
         return [claim for claim in self._claims if cap.owner in claim.owners]
 
-    def rest(self, claim: Claim, cap: Cap) -> int:
+    def rest(self, claim: UnbilledTime, cap: SpendCap) -> int:
         """What the claim may still cost in the limit's period."""
         return claim.micro_usd(self.counted_at, self.end(cap))
 
-    def end(self, cap: Cap) -> datetime:
+    def end(self, cap: SpendCap) -> datetime:
         """When the limit's period is over, and the next begins with nothing spent."""
         return self._ends[cap]
 
-    def doubt(self, cap: Cap) -> WatchStale | PriceUnknown | None:
+    def doubt(self, cap: SpendCap) -> WatchStale | PriceUnknown | None:
         """Why nobody can say what the owner has spent; None: it is known."""
         return self._doubts[cap]
 
-    def _doubt(self, cap: Cap) -> WatchStale | PriceUnknown | None:
+    def _doubt(self, cap: SpendCap) -> WatchStale | PriceUnknown | None:
         unpriced = sorted(claim.name for claim in self.claims(cap) if claim.price_micro_usd_per_hour is None)
         return PriceUnknown(offers=tuple(unpriced)) if unpriced else self._ledger_behind
 
-    def needed(self, cap: Cap, price_micro_usd_per_hour: int, work_seconds_max: float | None) -> int:
+    def needed(self, cap: SpendCap, price_micro_usd_per_hour: int, work_seconds_max: float | None) -> int:
         """What a node that is bought now may cost in the rest of the limit's period."""
         asked = (self.end(cap), price_micro_usd_per_hour, work_seconds_max)
         if asked not in self._needed:
@@ -135,12 +135,12 @@ class Books:
             end = min(end, self.counted_at + timedelta(seconds=seconds))
         return cost_rounded_up(price_micro_usd_per_hour, begin, end)
 
-    def passed(self, cap: Cap, needed_micro_usd: int, promised_micro_usd: int) -> MoneyLimit | None:
+    def passed(self, cap: SpendCap, needed_micro_usd: int, promised_micro_usd: int) -> SpendLimit | None:
         """Return the limit where a purchase that needs so much passes it; the plan promises so much besides."""
         reserved = self.promised[cap] + promised_micro_usd
         if self.spent[cap] + reserved + needed_micro_usd <= cap.micro_usd_max:
             return None
-        return MoneyLimit(
+        return SpendLimit(
             owner=cap.owner,
             period=cap.period,
             spent_micro_usd=self.spent[cap],
@@ -151,25 +151,25 @@ class Books:
         )
 
 
-books_of = remembered(2)(Books)
+spend_snapshot_of = remembered(2)(SpendSnapshot)
 
 
-class Promises:
+class PlannedSpend:
     """What a plan in the making promises besides what the books say. A scratch pad."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: SpendSnapshot) -> None:
         self._books = books
-        self._more: Counter[Cap] = Counter()
+        self._more: Counter[SpendCap] = Counter()
 
-    def add(self, owners: tuple[str, ...], offer: Offer, customer: Customer, count: int) -> None:
+    def add(self, owners: tuple[str, ...], offer: Offer, customer: BillingScope, count: int) -> None:
         """Promise the time of so many nodes; a negative count takes it back."""
         for cap in self._books.caps:
             if cap.owner in owners:
                 self._more[cap] += count * self._needed(cap, offer, customer)
 
     def excess(
-        self, owners: tuple[str, ...], offer: Offer, customer: Customer
-    ) -> MoneyLimit | WatchStale | PriceUnknown | None:
+        self, owners: tuple[str, ...], offer: Offer, customer: BillingScope
+    ) -> SpendLimit | WatchStale | PriceUnknown | None:
         """Return the limit that one more node would pass, or why nobody knows; None: it may be bought."""
         for cap in self._books.caps:
             if cap.owner not in owners:
@@ -183,13 +183,13 @@ class Promises:
                 return limit
         return None
 
-    def _needed(self, cap: Cap, offer: Offer, customer: Customer) -> int:
+    def _needed(self, cap: SpendCap, offer: Offer, customer: BillingScope) -> int:
         return self._books.needed(cap, offer.price_micro_usd_per_hour or 0, customer.work_seconds_max)
 
 
-def _ledger_behind(state: ClusterState, claims: tuple[Claim, ...], as_of: datetime) -> WatchStale | None:
+def _ledger_behind(state: ClusterState, claims: tuple[UnbilledTime, ...], as_of: datetime) -> WatchStale | None:
     """How far the ledger is behind what it could have charged, where that is too far; None: it is at work."""
-    if state.ledger_told_at is None:
+    if state.ledger_reported_at is None:
         return WatchStale(source="ledger", age_seconds=None, age_seconds_max=LEDGER_SECONDS_MAX)
     worst_seconds = 0.0
     for claim in claims:

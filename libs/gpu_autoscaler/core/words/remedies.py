@@ -15,27 +15,27 @@ _Keeping = (
     | reasons.PodProtected
     | reasons.NodeProtected
     | reasons.PodsFitNowhere
-    | reasons.DisruptionBudget
+    | reasons.DisruptionBudgetReached
     | reasons.MinimumReached
     | reasons.SavingTooSmall
-    | reasons.TooManySick
-    | reasons.KeptAhead
-    | reasons.MoneyCrossed
+    | reasons.TooManyUnhealthy
+    | reasons.KeptAsBuffer
+    | reasons.SpendEnforcementBlocked
 )
 _Overruling = reasons.Frozen | reasons.PoolPaused | reasons.OverrideReached | reasons.KeptByOverride
-_Limiting = reasons.NodesLimit | reasons.GpusLimit | reasons.BudgetLimit | reasons.MoneyLimit | reasons.Cooldown
+_Limiting = reasons.NodesLimit | reasons.GpusLimit | reasons.HourlyPriceLimit | reasons.SpendLimit | reasons.Cooldown
 _Unready = (
     shape_reasons.NoDomainFits
     | shape_reasons.VolumeNotReady
-    | shape_reasons.DevicesUnread
-    | shape_reasons.GroupNotWhole
+    | shape_reasons.DeviceClaimsUnsupported
+    | shape_reasons.GroupIncomplete
 )
 
 
-_Doubting = reasons.ForecastUnsure | use_reasons.TelemetryUnsure | use_reasons.UtilizationAlone
+_Doubting = reasons.ForecastUncertain | use_reasons.TelemetryUnreliable | use_reasons.UtilizationUnconfirmed
 
 
-def remedy(reason: reasons.HoldReason) -> str:
+def remedy(reason: reasons.DeferReason) -> str:
     """Return what has to change, as the end of `it starts when ...` or `it goes when ...`."""
     if isinstance(reason, Waiting):
         return over_when(reason)
@@ -52,9 +52,9 @@ def remedy(reason: reasons.HoldReason) -> str:
     match reason:
         case reasons.NoOfferFits():
             return "something that can hold it is for sale, or it asks for less"
-        case reasons.NeighboursForbid():
+        case reasons.PodConstraintsViolated():
             return f"a node can be had where its rules leave room ({named(reason.rules)}), or pods there go"
-        case reasons.OffersRefused():
+        case reasons.OffersUnavailable():
             return f"the cloud has capacity again, which it is asked for after {instant(reason.retry_at)}"
         case reasons.PriceUnknown():
             return f"a price of {named(reason.offers)} is known"
@@ -66,12 +66,12 @@ def remedy(reason: reasons.HoldReason) -> str:
 
 def _of_doubting(reason: _Doubting) -> str:
     match reason:
-        case reasons.ForecastUnsure():
+        case reasons.ForecastUncertain():
             least = percent(reason.confidence_ratio_min)
             return f"forecasts have been right enough for long enough ({least}), or confidence_ratio_min is lowered"
-        case use_reasons.TelemetryUnsure():
+        case use_reasons.TelemetryUnreliable():
             return "their exporters answer again, with figures that can be"
-        case use_reasons.UtilizationAlone():
+        case use_reasons.UtilizationUnconfirmed():
             return "work waits for a node, a forecast is sure, or utilization_trigger is direct"
         case _:
             assert_never(reason)
@@ -83,10 +83,10 @@ def _of_unready(reason: _Unready) -> str:
             return f"one value of {reason.topology_key} has room for all {counted(reason.members_count, 'member')}"
         case shape_reasons.VolumeNotReady():
             return f"its volume is there ({reason.detail})"
-        case shape_reasons.DevicesUnread():
+        case shape_reasons.DeviceClaimsUnsupported():
             return "its claims ask for so many GPUs by what is known before they are there (product, memory, profile)"
-        case shape_reasons.GroupNotWhole():
-            missing = counted(reason.members_count_min - reason.members_there, "pod")
+        case shape_reasons.GroupIncomplete():
+            missing = counted(reason.members_count_min - reason.members_present, "pod")
             return f"the other {missing} that {thing(reason.group)} needs can be seen"
         case _:
             assert_never(reason)
@@ -100,10 +100,10 @@ def _of_limiting(reason: _Limiting) -> str:
         case reasons.GpusLimit():
             most = f"gpu_count_max ({reason.gpu_count_max}){_whose(reason.owner)}"
             return f"some of {counted(reason.gpu_count, 'GPU')} go, or {most} is raised"
-        case reasons.BudgetLimit():
+        case reasons.HourlyPriceLimit():
             most = price(reason.price_micro_usd_per_hour_max)
             return f"something dear goes, or price_micro_usd_per_hour_max ({most}) is raised"
-        case reasons.MoneyLimit():
+        case reasons.SpendLimit():
             most = f"{reason.period}_micro_usd_max ({money(reason.limit_micro_usd)}){_whose(reason.owner)}"
             begins = f"the next {reason.period} begins at {instant(reason.until)}"
             return f"{begins}, something that runs ends early, or {most} is raised"
@@ -118,12 +118,12 @@ def _whose(owner: str) -> str:
 
 
 def _of_overruling(reason: _Overruling) -> str:
-    if reason.said is None:
+    if reason.attribution is None:
         return "the policy's is_frozen is false again"
-    if reason.said.until >= FOR_GOOD:
+    if reason.attribution.until >= FOR_GOOD:
         return "the policy says otherwise"
-    again = f"gpu-autoscaler resume {reason.said.key}"
-    return f"that is over at {instant(reason.said.until)}, or somebody takes it back before ({again})"
+    again = f"gpu-autoscaler resume {reason.attribution.key}"
+    return f"that is over at {instant(reason.attribution.until)}, or somebody takes it back before ({again})"
 
 
 def _of_keeping(reason: _Keeping) -> str:
@@ -137,7 +137,7 @@ def _of_keeping(reason: _Keeping) -> str:
             return f"that mark is taken off the node ({reason.protection})"
         case reasons.PodsFitNowhere():
             return f"there is room for its {counted(len(reason.pods), 'pod')} on other nodes"
-        case reasons.DisruptionBudget():
+        case reasons.DisruptionBudgetReached():
             return (
                 f"one of {counted(reason.disrupting_count, 'node')} on the way out is gone, or the budget allows more"
             )
@@ -145,11 +145,11 @@ def _of_keeping(reason: _Keeping) -> str:
             return f"there are more nodes, or nodes_count_min ({reason.nodes_count_min}) is lowered"
         case reasons.SavingTooSmall():
             return f"it saves {percent(reason.saving_ratio_min)}, or consolidation_saving_ratio_min is lowered"
-        case reasons.TooManySick():
-            return f"somebody has looked at them, or sick_ratio_max ({percent(reason.sick_ratio_max)}) is raised"
-        case reasons.MoneyCrossed():
+        case reasons.TooManyUnhealthy():
+            return f"somebody has looked at them, or unhealthy_ratio_max ({percent(reason.unhealthy_ratio_max)}) is raised"
+        case reasons.SpendEnforcementBlocked():
             return "what protects its work is taken away"
-        case reasons.KeptAhead():
-            return f"its GPUs are not kept for {thing(reason.wanted_by)} any more"
+        case reasons.KeptAsBuffer():
+            return f"its GPUs are not kept for {thing(reason.kept_for)} any more"
         case _:
             assert_never(reason)

@@ -8,13 +8,13 @@ from typing import assert_never
 from gpu_autoscaler.core.words.waiting import Waiting, why_waiting
 from gpu_autoscaler.core.words.wording import counted, instant, money, named, percent, price, span, thing, told
 from gpu_autoscaler.model import reasons, shape_reasons, use_reasons
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, HeldBack, ReleaseInstance
-from gpu_autoscaler.model.directives import Word
-from gpu_autoscaler.model.hints import RebalanceHinted
-from gpu_autoscaler.model.passed import DroppedPreference, PassedBecause, PassedOver
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, Deferred, ReleaseInstance
+from gpu_autoscaler.model.directives import Attribution
+from gpu_autoscaler.model.hints import RebalanceRecommended
+from gpu_autoscaler.model.passed import DroppedPreference, RejectionCause, RejectedOffer
 
 ActionReason = reasons.BuyReason | reasons.DrainReason | reasons.ReleaseReason | reasons.KeepReason
-AnyReason = ActionReason | reasons.HoldReason
+AnyReason = ActionReason | reasons.DeferReason
 
 
 def sentence(reason: AnyReason) -> str:
@@ -43,7 +43,7 @@ def decision_sentence(decision: AnyDecision) -> str:
     return f"{done} {sentence(decision.reason)}"
 
 
-def held_back_sentence(held: HeldBack) -> str:
+def held_back_sentence(held: Deferred) -> str:
     """Return what was not done, in which step, and why."""
     return f"Held back for {thing(held.subject)} (step {held.step}): {sentence(held.reason)}"
 
@@ -58,7 +58,7 @@ def _why_done(reason: ActionReason) -> str:
                 f"{price(reason.price_micro_usd_per_hour)}.{_passed_over(reason.instead_of)}"
                 f"{_dropped(reason.dropped)}"
             )
-        case reasons.ReplacesDoomed():
+        case reasons.ReplacesAtRiskNode():
             when = "soon" if reason.reclaim_at is None else f"at {instant(reason.reclaim_at)}"
             why = f"Node {reason.node_name} will be gone {when}, and its work needs another place."
             return why + _passed_over(reason.instead_of) + _dropped(reason.dropped)
@@ -71,10 +71,10 @@ def _why_done(reason: ActionReason) -> str:
         case reasons.BelowMinimum():
             least = counted(reason.nodes_count_min, "node")
             return f"The policy wants at least {least} (now: {reason.nodes_count})."
-        case reasons.OverrideWants():
+        case reasons.BelowOverride():
             least = counted(reason.count_min, reason.unit)
-            return f"At least {least} {_of(reason.said)} are wanted (now: {reason.count}), {told(reason.said)}."
-        case reasons.WantedAhead():
+            return f"At least {least} {_of(reason.attribution)} are wanted (now: {reason.count}), {told(reason.attribution)}."
+        case reasons.CapacityBuffer():
             wanted = counted(reason.wanted_gpu_count, "GPU")
             for_whom = named([thing(key) for key in reason.demand])
             return f"{wanted} are to be free for {for_whom} (free or on their way: {reason.free_gpu_count})."
@@ -90,11 +90,11 @@ def _why_done(reason: ActionReason) -> str:
             | reasons.NodeUnderused()
             | reasons.NodeExpired()
             | reasons.NodeDrifted()
-            | RebalanceHinted()
-            | reasons.NodeSick()
+            | RebalanceRecommended()
+            | reasons.NodeUnhealthy()
             | reasons.SpotReclaim()
             | reasons.NodeDeleted()
-            | reasons.BeyondOverride()
+            | reasons.AboveOverride()
         ):
             return _why_drained(reason)
         case _:
@@ -102,19 +102,19 @@ def _why_done(reason: ActionReason) -> str:
 
 
 _BECAUSE = {
-    PassedBecause.REFUSED: "the cloud had none lately",
-    PassedBecause.NEVER_ON_SPOT: "this work must not be on spot",
-    PassedBecause.LIMIT: "it would pass a limit",
-    PassedBecause.RESERVED_FIRST: "what is reserved is paid already",
-    PassedBecause.POOL_PRIORITY: "its pool comes later",
-    PassedBecause.INTERRUPTIONS: "too many nodes are taken there",
-    PassedBecause.STORM_SHARE: "one storm there would take too much of the work",
-    PassedBecause.EXPECTED_COST: "it would cost more with its boot and what interruptions undo",
-    PassedBecause.WHOLE_FLEET: "for all that is bought together this is cheaper",
+    RejectionCause.UNAVAILABLE: "the cloud had none lately",
+    RejectionCause.SPOT_NOT_ALLOWED: "this work must not be on spot",
+    RejectionCause.LIMIT: "it would pass a limit",
+    RejectionCause.RESERVED_FIRST: "what is reserved is paid already",
+    RejectionCause.POOL_PRIORITY: "its pool comes later",
+    RejectionCause.INTERRUPTION_RATE: "too many nodes are taken there",
+    RejectionCause.STORM_SHARE: "one storm there would take too much of the work",
+    RejectionCause.EXPECTED_COST: "it would cost more with its boot and what interruptions undo",
+    RejectionCause.FLEET_COST: "for all that is bought together this is cheaper",
 }
 
 
-def _passed_over(passed: PassedOver | None) -> str:
+def _passed_over(passed: RejectedOffer | None) -> str:
     if passed is None:
         return ""
     return f" {passed.offer} at {price(passed.price_micro_usd_per_hour)} was not taken: {_BECAUSE[passed.because]}."
@@ -135,7 +135,7 @@ def _dropped(dropped: tuple[DroppedPreference, ...]) -> str:
 
 def _boot_missing(reason: reasons.BootTimedOut) -> str:
     """What never came, and where to look."""
-    match reason.waited_for:
+    match reason.missing_step:
         case "node":
             return " No node registered: look at the instance's console, its user data and its way to the API server."
         case "kubelet":
@@ -160,10 +160,10 @@ def _why_released(reason: reasons.ReleaseReason) -> str:
             return "Its node was deleted from Kubernetes, so that no work can reach it."
         case reasons.NodeOrphaned():
             return f"No decision of ours stands behind the instance; it was seen for {span(reason.seen_seconds)}."
-        case reasons.GangGivenUp():
-            why = reason.hold_reason.replace("_", " ")
+        case reasons.GangAbandoned():
+            why = reason.defer_reason.replace("_", " ")
             return f"It was bought for {thing(reason.gang)}, the rest of which cannot be had now ({why})."
-        case reasons.MoneyExhausted():
+        case reasons.SpendExhausted():
             most = f"{money(reason.limit_micro_usd)} that {thing(reason.owner)} may spend in the {reason.period}"
             return f"It goes before the {most} are passed ({money(reason.spent_micro_usd)} are spent)."
         case _:
@@ -175,11 +175,11 @@ _DrainedReason = (
     | reasons.NodeUnderused
     | reasons.NodeExpired
     | reasons.NodeDrifted
-    | RebalanceHinted
-    | reasons.NodeSick
+    | RebalanceRecommended
+    | reasons.NodeUnhealthy
     | reasons.SpotReclaim
     | reasons.NodeDeleted
-    | reasons.BeyondOverride
+    | reasons.AboveOverride
 )
 
 
@@ -195,36 +195,36 @@ def _why_drained(reason: _DrainedReason) -> str:
             return f"{used}Its {counted(len(reason.pods), 'pod')} may be moved and fit elsewhere, {saved}."
         case reasons.NodeExpired():
             return f"It is {span(reason.age_seconds)} old; nodes go at {span(reason.age_seconds_max)}."
-        case RebalanceHinted():
+        case RebalanceRecommended():
             said = instant(reason.noticed_at)
             return f"The cloud said at {said} that it is likelier to take it, and its work has room elsewhere."
         case reasons.NodeDrifted():
             return f"The policy would not buy it like that today: {reason.difference}."
-        case reasons.NodeSick():
-            limit = span(reason.sick_seconds_max)
-            return f"It is sick: {reason.evidence} for {span(reason.sick_seconds)}; {limit} are allowed."
+        case reasons.NodeUnhealthy():
+            limit = span(reason.unhealthy_seconds_max)
+            return f"It is sick: {reason.evidence} for {span(reason.unhealthy_seconds)}; {limit} are allowed."
         case reasons.SpotReclaim():
             when = "soon" if reason.reclaim_at is None else f"at {instant(reason.reclaim_at)}"
             return f"The cloud takes the instance back {when} ({reason.kind})."
         case reasons.NodeDeleted():
             return f"Somebody deleted the node by hand at {instant(reason.deleted_at)}; its instance goes with it."
-        case reasons.BeyondOverride():
+        case reasons.AboveOverride():
             limit = counted(reason.count_max, reason.unit)
-            return f"At most {limit} {_of(reason.said)} are wanted (now: {reason.count}), {told(reason.said)}."
+            return f"At most {limit} {_of(reason.attribution)} are wanted (now: {reason.count}), {told(reason.attribution)}."
         case _:
             assert_never(reason)
 
 
-def _why_held(reason: reasons.HoldReason) -> str:
+def _why_held(reason: reasons.DeferReason) -> str:
     if isinstance(reason, Waiting):
         return why_waiting(reason)
     match reason:
-        case reasons.NeighboursForbid():
+        case reasons.PodConstraintsViolated():
             rules = named(reason.rules)
             return f"Nodes could be had, but none where its pods may stand beside those that are there ({rules})."
         case reasons.NoOfferFits():
             return f"Nothing on sale can hold it: {reason.detail}."
-        case reasons.OffersRefused():
+        case reasons.OffersUnavailable():
             offers = named(reason.offers)
             return f"The cloud had no capacity for {offers}; it is asked again after {instant(reason.retry_at)}."
         case reasons.PriceUnknown():
@@ -233,17 +233,17 @@ def _why_held(reason: reasons.HoldReason) -> str:
             return _limit(reason.owner, reason.nodes_count, reason.nodes_count_max, "node")
         case reasons.GpusLimit():
             return _limit(reason.owner, reason.gpu_count, reason.gpu_count_max, "GPU")
-        case reasons.BudgetLimit() | reasons.MoneyLimit() | reasons.MoneyCrossed():
+        case reasons.HourlyPriceLimit() | reasons.SpendLimit() | reasons.SpendEnforcementBlocked():
             return _why_not_paid(reason)
         case reasons.Cooldown():
             return f"It is too soon after the last change; {span(reason.remaining_seconds)} remain."
         case reasons.Frozen() | reasons.PoolPaused() | reasons.OverrideReached() | reasons.KeptByOverride():
             return _why_overruled(reason)
         case (
-            reasons.KeptAhead()
-            | reasons.ForecastUnsure()
-            | use_reasons.TelemetryUnsure()
-            | use_reasons.UtilizationAlone()
+            reasons.KeptAsBuffer()
+            | reasons.ForecastUncertain()
+            | use_reasons.TelemetryUnreliable()
+            | use_reasons.UtilizationUnconfirmed()
         ):
             return _why_not_ahead(reason)
         case _:
@@ -256,18 +256,18 @@ _KeptReason = (
     | reasons.NodeProtected
     | reasons.PodsFitNowhere
     | reasons.WatchStale
-    | reasons.DisruptionBudget
+    | reasons.DisruptionBudgetReached
     | reasons.MinimumReached
     | reasons.SavingTooSmall
-    | reasons.TooManySick
+    | reasons.TooManyUnhealthy
 )
 
 
 _NotWhole = (
     shape_reasons.NoDomainFits
     | shape_reasons.VolumeNotReady
-    | shape_reasons.DevicesUnread
-    | shape_reasons.GroupNotWhole
+    | shape_reasons.DeviceClaimsUnsupported
+    | shape_reasons.GroupIncomplete
 )
 
 
@@ -278,10 +278,10 @@ def _why_not_whole(reason: _NotWhole) -> str:
             return f"Its {members} must share a value of {reason.topology_key}; of {tried} none can have them all."
         case shape_reasons.VolumeNotReady():
             return f"No node would help: {reason.detail}."
-        case shape_reasons.DevicesUnread():
+        case shape_reasons.DeviceClaimsUnsupported():
             return f"What it claims of devices cannot be bought for: {reason.detail}."
-        case shape_reasons.GroupNotWhole():
-            there = f"{reason.members_there} of {counted(reason.members_count_min, 'pod')}"
+        case shape_reasons.GroupIncomplete():
+            there = f"{reason.members_present} of {counted(reason.members_count_min, 'pod')}"
             return f"Only {there} that {thing(reason.group)} needs are there; it starts whole or not at all."
 
 
@@ -300,15 +300,15 @@ def _why_kept(reason: _KeptReason) -> str:
             if reason.age_seconds is None:
                 return f"The list of {reason.source} was never read; nothing is decided in the dark."
             return f"The last word about {reason.source} is {span(reason.age_seconds)} old; {limit} are allowed."
-        case reasons.DisruptionBudget():
+        case reasons.DisruptionBudgetReached():
             leaving = counted(reason.disrupting_count, "node")
             return f"Already on the way out: {leaving}; at most {reason.disrupting_count_max} may be at a time."
         case reasons.MinimumReached():
             least = counted(reason.nodes_count_min, "node")
             return f"The policy wants at least {least} (now: {reason.nodes_count})."
-        case reasons.TooManySick():
-            sick = f"{reason.sick_count} of {counted(reason.nodes_count, 'node')}"
-            return f"{sick} look sick, above {percent(reason.sick_ratio_max)}: none is touched until somebody looked."
+        case reasons.TooManyUnhealthy():
+            sick = f"{reason.unhealthy_count} of {counted(reason.nodes_count, 'node')}"
+            return f"{sick} look sick, above {percent(reason.unhealthy_ratio_max)}: none is touched until somebody looked."
         case reasons.SavingTooSmall():
             least = percent(reason.saving_ratio_min)
             return f"Moving its pods would save {percent(reason.saving_ratio)} of its price; {least} are asked for."
@@ -319,13 +319,13 @@ def _why_kept(reason: _KeptReason) -> str:
 _FAULTS: dict[use_reasons.TelemetryFault, str] = {
     "silent": "say nothing",
     "frozen": "show one page again and again",
-    "absurd": "show figures that cannot be",
+    "corrupt": "show figures that cannot be",
     "all_zero": "read zero although pods hold their GPUs",
 }
 
 
-def _why_use_says_nothing(reason: use_reasons.TelemetryUnsure | use_reasons.UtilizationAlone) -> str:
-    if isinstance(reason, use_reasons.UtilizationAlone):
+def _why_use_says_nothing(reason: use_reasons.TelemetryUnreliable | use_reasons.UtilizationUnconfirmed) -> str:
+    if isinstance(reason, use_reasons.UtilizationUnconfirmed):
         used, most = percent(reason.utilization_ratio), percent(reason.utilization_ratio_max)
         return f"GPUs are used at {used}, above {most}, but nobody waits and no forecast is sure: no node for that."
     which = f"{reason.nodes_count} of {counted(reason.gpu_nodes_count, 'node')} with GPUs"
@@ -333,12 +333,12 @@ def _why_use_says_nothing(reason: use_reasons.TelemetryUnsure | use_reasons.Util
 
 
 def _why_not_ahead(
-    reason: reasons.KeptAhead | reasons.ForecastUnsure | use_reasons.TelemetryUnsure | use_reasons.UtilizationAlone,
+    reason: reasons.KeptAsBuffer | reasons.ForecastUncertain | use_reasons.TelemetryUnreliable | use_reasons.UtilizationUnconfirmed,
 ) -> str:
-    if isinstance(reason, use_reasons.TelemetryUnsure | use_reasons.UtilizationAlone):
+    if isinstance(reason, use_reasons.TelemetryUnreliable | use_reasons.UtilizationUnconfirmed):
         return _why_use_says_nothing(reason)
-    if isinstance(reason, reasons.KeptAhead):
-        return f"Its GPUs are kept free for {thing(reason.wanted_by)}."
+    if isinstance(reason, reasons.KeptAsBuffer):
+        return f"Its GPUs are kept free for {thing(reason.kept_for)}."
     least = percent(reason.confidence_ratio_min)
     if reason.confidence_ratio is None:
         return f"More demand is foreseen, but no forecast was tried for long enough yet; {least} are asked for."
@@ -350,23 +350,23 @@ def _why_overruled(
     reason: reasons.Frozen | reasons.PoolPaused | reasons.OverrideReached | reasons.KeptByOverride,
 ) -> str:
     match reason:
-        case reasons.Frozen(said=None):
+        case reasons.Frozen(attribution=None):
             return "The policy is frozen: nothing is to be changed."
         case reasons.Frozen():
-            return f"Everything is frozen {told(reason.said)}."
+            return f"Everything is frozen {told(reason.attribution)}."
         case reasons.PoolPaused():
-            return f"Pool {reason.pool} is paused {told(reason.said)}."
+            return f"Pool {reason.pool} is paused {told(reason.attribution)}."
         case reasons.OverrideReached():
             limit = counted(reason.count_max, reason.unit)
-            return f"At most {limit} {_of(reason.said)} are wanted (now: {reason.count}), {told(reason.said)}."
+            return f"At most {limit} {_of(reason.attribution)} are wanted (now: {reason.count}), {told(reason.attribution)}."
         case reasons.KeptByOverride():
             least = counted(reason.count_min, reason.unit)
-            return f"At least {least} {_of(reason.said)} are wanted (now: {reason.count}), {told(reason.said)}."
+            return f"At least {least} {_of(reason.attribution)} are wanted (now: {reason.count}), {told(reason.attribution)}."
         case _:
             assert_never(reason)
 
 
-def _of(said: Word) -> str:
+def _of(said: Attribution) -> str:
     """`of pool training`, `in all`: what an override counts."""
     parts = said.key.split("/")[1:]
     named_parts = [f"of {kind} {name}" for kind, name in zip(parts[::2], parts[1::2], strict=False)]
@@ -378,11 +378,11 @@ def _limit(owner: str, count: int, count_max: int, noun: str) -> str:
     return f"Orders on their way counted, {where} would be more than {counted(count_max, noun)} (now: {count})."
 
 
-def _why_not_paid(reason: reasons.BudgetLimit | reasons.MoneyLimit | reasons.MoneyCrossed) -> str:
-    if isinstance(reason, reasons.MoneyCrossed):
+def _why_not_paid(reason: reasons.HourlyPriceLimit | reasons.SpendLimit | reasons.SpendEnforcementBlocked) -> str:
+    if isinstance(reason, reasons.SpendEnforcementBlocked):
         most = f"the {money(reason.limit_micro_usd)} that {thing(reason.owner)} may spend in the {reason.period}"
         return f"It will pass {most} ({money(reason.left_micro_usd)} are left) and stays: {reason.protection}."
-    if isinstance(reason, reasons.BudgetLimit):
+    if isinstance(reason, reasons.HourlyPriceLimit):
         limit = price(reason.price_micro_usd_per_hour_max)
         return f"Another {price(reason.price_micro_usd_per_hour)} would pass the fleet's limit of {limit}."
     left = max(0, reason.limit_micro_usd - reason.spent_micro_usd - reason.reserved_micro_usd)

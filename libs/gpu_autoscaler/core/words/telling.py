@@ -42,7 +42,7 @@ class Teller:
         # The members of a gang often get nodes of one kind: the same sentence for each of them.
         for text, count in Counter(map(decision_sentence, ours)).items():
             yield f"Plan {fact.plan_id}: {f'{count} times: ' if count > 1 else ''}{text}"
-        for held in fact.plan.held_back:
+        for held in fact.plan.deferred:
             # What holds the whole cluster back holds this back too, where the plan speaks of this at all. A plan a
             # second says the same thing as long as it is so; once is enough.
             is_about = held.subject in self._keys or held.subject == "cluster"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from gpu_autoscaler.model.directives import FOR_GOOD, Word
+from gpu_autoscaler.model.directives import FOR_GOOD, Attribution
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 
 
@@ -62,7 +62,7 @@ def thing(key: str) -> str:
     return f"{kind} {name}" if name else "the whole cluster" if kind == "cluster" else kind
 
 
-def told(said: Word | None) -> str:
+def told(said: Attribution | None) -> str:
     """`by ada until 2026-11-21 14:00:00 UTC: the reviewers come`; nothing where nobody said it."""
     if said is None:
         return ""

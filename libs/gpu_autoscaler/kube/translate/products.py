@@ -80,12 +80,12 @@ def fit_of(conditions: Sequence[Condition]) -> Fit | str:
         return Fit()
     if found := _wanted(conditions, "gpu", ""):
         return found
-    named = {word for each in conditions for word in each.words if _PROFILE.fullmatch(word)}
+    named = {word for condition in conditions for word in condition.words if _PROFILE.fullmatch(word)}
     profiles = [
         Fit(profile=profile) if _holds(conditions, _device("mig", profile)) else _wanted(conditions, "mig", profile)
         for profile in sorted(named)
     ]
-    found_profiles = [each for each in profiles if each]
+    found_profiles = [profile for profile in profiles if profile]
     if len(found_profiles) == 1 and not isinstance(found_profiles[0], str):
         return found_profiles[0]
     troubled = next((each for each in (found, *profiles) if isinstance(each, str) and each), "")
@@ -96,8 +96,8 @@ def is_about_gpus(conditions: Sequence[Condition]) -> bool:
     """True where devices of the driver may do, and no other's will."""
     other = Device(driver="other.example.com", attributes={}, capacity={}, is_all=True)
     ours = Device(driver=GPU_DRIVER, attributes={}, capacity={}, is_all=False)
-    return any(each.judge(other) is False for each in conditions) and not any(
-        each.judge(ours) is False for each in conditions
+    return any(condition.judge(other) is False for condition in conditions) and not any(
+        condition.judge(ours) is False for condition in conditions
     )
 
 
@@ -144,4 +144,4 @@ def _device(kind: str, profile: str = "", product: _Product | None = None) -> De
 
 
 def _holds(conditions: Sequence[Condition], device: Device) -> bool:
-    return all(each.judge(device) is True for each in conditions)
+    return all(condition.judge(device) is True for condition in conditions)

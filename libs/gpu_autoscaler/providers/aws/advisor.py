@@ -12,7 +12,7 @@ import msgspec
 
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.aws.options import OWNER
-from gpu_autoscaler.providers.files import dated, text_of
+from gpu_autoscaler.providers.files import modified_at, read_text
 
 BANDS_KEPT = timedelta(days=60)  # twice what they tell of: older, they say nothing of today
 # Each by its upper edge, so that no place is taken for calmer than AWS says; the last has none.
@@ -48,12 +48,12 @@ def bands_of(path: str | None, region: str) -> Bands:
     if path is None:
         return Bands()
     try:
-        told = msgspec.json.decode(text_of(OWNER, path), type=_Advice)
+        told = msgspec.json.decode(read_text(OWNER, path), type=_Advice)
     except msgspec.DecodeError as exc:
         raise ConfigError(OWNER, [f"{path}: is not what the Spot Instance advisor publishes: {exc}"]) from exc
     rows = told.spot_advisor.get(region, {}).get("Linux", {})
     if not rows:
         raise ConfigError(OWNER, [f"{path}: says nothing of {region}; fetch it anew, or correct aws.region"])
     ratios = {name: BAND_RATIOS[row.r] for name, row in rows.items() if 0 <= row.r < len(BAND_RATIOS)}
-    read_at = dated(path) if told.read_on is None else datetime.combine(told.read_on, time(), UTC)
+    read_at = modified_at(path) if told.read_on is None else datetime.combine(told.read_on, time(), UTC)
     return Bands(ratios=ratios, dated_at=read_at)

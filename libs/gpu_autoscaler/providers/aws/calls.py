@@ -10,7 +10,7 @@ from typing import Any
 from gpu_autoscaler.model.errors import AutoscalerError, ConfigError, PermanentError, TransientError
 from gpu_autoscaler.providers.aws.permissions import CALLS
 from gpu_autoscaler.providers.aws.translate import failure, is_throttled
-from gpu_autoscaler.providers.pacing import BoundedCalls, RateBudget
+from gpu_autoscaler.providers.pacing import BoundedCalls, RateLimit
 
 THREADS_COUNT = 8
 PAGES_MAX = 1000
@@ -27,7 +27,7 @@ _LAUNCHES = frozenset(
 _ENDS = frozenset({"TerminateInstances", "TerminateInstanceInAutoScalingGroup", "DetachInstances", "CreateTags"})
 
 
-class AwsCalls:
+class AwsClient:
     """One region of one account, by the credentials that boto3 finds. `url` leads all calls elsewhere, to a fake."""
 
     def __init__(self, region: str, *, url: str | None, call_seconds_max: float) -> None:
@@ -50,9 +50,9 @@ class AwsCalls:
         self._session = boto3.Session(region_name=region, **keys)
         self._clients: dict[str, Any] = {}
         self._calls = BoundedCalls("aws", threads_count=THREADS_COUNT, call_seconds_max=call_seconds_max)
-        self._launches = RateBudget(LAUNCHES_PER_SECOND, LAUNCHES_BURST, wait_seconds_max=call_seconds_max)
-        self._ends = RateBudget(ENDS_PER_SECOND, ENDS_BURST, wait_seconds_max=call_seconds_max)
-        self._reads = RateBudget(READS_PER_SECOND, READS_BURST, wait_seconds_max=call_seconds_max)
+        self._launches = RateLimit(LAUNCHES_PER_SECOND, LAUNCHES_BURST, wait_seconds_max=call_seconds_max)
+        self._ends = RateLimit(ENDS_PER_SECOND, ENDS_BURST, wait_seconds_max=call_seconds_max)
+        self._reads = RateLimit(READS_PER_SECOND, READS_BURST, wait_seconds_max=call_seconds_max)
 
     async def call(self, operation: str, **parameters: object) -> Mapping[str, Any]:
         """Return the answer. Raises LaunchRefused, PermanentError, TransientError, all in our words."""
@@ -69,7 +69,7 @@ class AwsCalls:
             if is_throttled(_code_of(exc)):
                 budget.throttled()
             raise error from exc
-        budget.went_well()
+        budget.succeeded()
         return answer
 
     async def pages(self, operation: str, **parameters: object) -> AsyncIterator[Mapping[str, Any]]:
@@ -109,7 +109,7 @@ class AwsCalls:
             )
         return self._clients[service]
 
-    def _budget_of(self, operation: str) -> RateBudget:
+    def _budget_of(self, operation: str) -> RateLimit:
         return self._launches if operation in _LAUNCHES else self._ends if operation in _ENDS else self._reads
 
     @staticmethod

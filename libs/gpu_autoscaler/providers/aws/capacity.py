@@ -17,12 +17,12 @@ from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.advisor import bands_of
-from gpu_autoscaler.providers.aws.calls import AwsCalls
-from gpu_autoscaler.providers.aws.examine import Examination
+from gpu_autoscaler.providers.aws.calls import AwsClient
+from gpu_autoscaler.providers.aws.examine import Preflight
 from gpu_autoscaler.providers.aws.fleets import AwsFleets, fleet_request
 from gpu_autoscaler.providers.aws.groups import AwsGroups
 from gpu_autoscaler.providers.aws.market import AwsMarket
-from gpu_autoscaler.providers.aws.options import OWNER, AwsOptions, names_by_pool, see_options
+from gpu_autoscaler.providers.aws.options import OWNER, AwsOptions, names_by_pool, validate_options
 from gpu_autoscaler.providers.aws.reservations import AwsReservations, target_request
 from gpu_autoscaler.providers.aws.scores import PlacementScores
 from gpu_autoscaler.providers.aws.translate import (
@@ -35,10 +35,10 @@ from gpu_autoscaler.providers.aws.translate import (
     zone_of,
 )
 from gpu_autoscaler.providers.ceilings import SpotCeilings, usd_text
-from gpu_autoscaler.providers.files import dated, filled, prices_of, text_of
+from gpu_autoscaler.providers.files import fill_template, modified_at, read_prices, read_text
 from gpu_autoscaler.providers.findings import Finding
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered, see_as_ordered
-from gpu_autoscaler.providers.tokens import token_of
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, instance_from_order, verify_order
+from gpu_autoscaler.providers.tokens import idempotency_token
 
 SUBNETS_KEPT = timedelta(hours=1)
 LIST_PAGE_COUNT = 500  # half of the largest that EC2 gives: a page comes well within the limit of a call
@@ -63,17 +63,21 @@ class AwsCapacity:
         now: Callable[[], datetime] = _wall_clock,
     ) -> None:
         """Raises ConfigError with everything that is missing."""
-        see_options(options)
+        validate_options(options)
         self._options = options
         self._installation = installation
         self._now = now
-        self._user_data = None if options.user_data_path is None else text_of(OWNER, options.user_data_path)
-        self._calls = AwsCalls(str(options.region), url=url, call_seconds_max=call_seconds_max)
+        self._user_data = None if options.user_data_path is None else read_text(OWNER, options.user_data_path)
+        self._calls = AwsClient(str(options.region), url=url, call_seconds_max=call_seconds_max)
         bands = bands_of(options.spot_advisor_path, str(options.region))
         self._scores = PlacementScores(self._calls, options.placement_score_count)
         self._ceilings = SpotCeilings(options.spot_ceilings)
         self._market = AwsMarket(
-            self._calls, prices_of(OWNER, options.prices_path), dated(options.prices_path), bands, self._ceilings
+            self._calls,
+            read_prices(OWNER, options.prices_path),
+            modified_at(options.prices_path),
+            bands,
+            self._ceilings,
         )
         self._groups = AwsGroups(self._calls, options, installation)
         self._fleets = AwsFleets(self._calls, installation)
@@ -108,7 +112,7 @@ class AwsCapacity:
             instance_id = await self._groups.launch(order, now)
             told = await self._described(instance_id)
             if told is None:  # launched, and not shown yet
-                made = as_ordered(order, provider_id_of(order.offer.zone, instance_id), launched_at=now)
+                made = instance_from_order(order, provider_id_of(order.offer.zone, instance_id), launched_at=now)
             else:
                 made = instance_of(told, now=now)
         else:
@@ -119,14 +123,14 @@ class AwsCapacity:
                 await self._weigh(order, refused)
                 raise
             made = instance_of(answer["Instances"][0], now=now)
-        return see_as_ordered(made, order)
+        return verify_order(made, order)
 
-    def makes_together(self, pool: str, offer: Offer) -> bool:
+    def can_launch_group(self, pool: str, offer: Offer) -> bool:
         """True for what comes from the launch template, by choice. A fleet cannot be led into one reservation."""
         is_reserved = offer.capacity_type is CapacityType.RESERVED
         return self._options.fleets and not is_reserved and not self._groups.stands_for(pool)
 
-    async def launch_together(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
+    async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
         """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
         first = orders[0]
         template, subnet = await self._place(first, "CreateFleet")
@@ -197,9 +201,9 @@ class AwsCapacity:
         ]
         return [instance_of(told, now=now) for told in await self._fleets.attributed(listed, now)]
 
-    async def examine(self) -> Sequence[Finding]:
+    async def preflight(self) -> Sequence[Finding]:
         """Return what is right and wrong with account, region and settings. Buys nothing, changes nothing."""
-        return await Examination(self._options, self._calls, self._installation, self._now()).findings()
+        return await Preflight(self._options, self._calls, self._installation, self._now()).findings()
 
     async def close(self) -> None:
         """Give back threads and connections."""
@@ -214,7 +218,7 @@ class AwsCapacity:
             "SubnetId": subnet,
             "MinCount": 1,
             "MaxCount": 1,
-            "ClientToken": token_of(order.installation, order.action_id),
+            "ClientToken": idempotency_token(order.installation, order.action_id),
             "TagSpecifications": [{"ResourceType": kind, "Tags": tags_of(order)} for kind in ("instance", "volume")],
         }
         if order.offer.capacity_type is CapacityType.SPOT:
@@ -230,7 +234,7 @@ class AwsCapacity:
         if order.offer.capacity_type is CapacityType.RESERVED:
             request |= target_request(await self._reservations.target(order, self._now()))
         if self._user_data is not None:
-            request["UserData"] = filled(self._user_data, order)  # botocore encodes it
+            request["UserData"] = fill_template(self._user_data, order)  # botocore encodes it
         return request
 
     async def _place(self, order: Order, operation: str) -> tuple[Mapping[str, str], str]:

@@ -23,9 +23,9 @@ import msgspec
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.labels import ACTION_ID, INSTALLATION, PREFIX
-from gpu_autoscaler.providers.aws.calls import AwsCalls
+from gpu_autoscaler.providers.aws.calls import AwsClient
 from gpu_autoscaler.providers.aws.translate import code_said, failure, read_tags, tags_for
-from gpu_autoscaler.providers.counting import Ledger, read_ledger
+from gpu_autoscaler.providers.counting import Ledger, decode_ledger
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 
 LEDGER_TAG = f"{PREFIX}/orders-"  # with a number
@@ -59,10 +59,10 @@ class _Look(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.alive) + max(0, len(ledger.standing) - self.unseen_count)
 
 
-class CountedGroups:
+class DesiredCapacityGroups:
     """Orders of one installation from groups that are told a number. One process at a time writes to a group."""
 
-    def __init__(self, calls: AwsCalls, installation: str) -> None:
+    def __init__(self, calls: AwsClient, installation: str) -> None:
         self._calls = calls
         self._installation = installation
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -143,26 +143,28 @@ class CountedGroups:
     async def _look(self, name: str, action_id: ActionId, now: datetime) -> _Look:
         """Return the group; newcomers carry the tags of the orders that they are given to, and it is written down."""
         groups = [
-            one
+            group
             async for page in self._calls.pages("DescribeAutoScalingGroups", AutoScalingGroupNames=[name])
-            for one in page["AutoScalingGroups"]
+            for group in page["AutoScalingGroups"]
         ]
         if not groups:
-            raise PermanentError(f"there is no group {name} in {self._calls.region}; see aws.counted_groups")
+            raise PermanentError(f"there is no group {name} in {self._calls.region}; see aws.desired_capacity_groups")
         told = groups[0]
         alive = {
-            one["InstanceId"] for one in told.get("Instances", ()) if not one["LifecycleState"].startswith(_LEAVING)
+            instance["InstanceId"]
+            for instance in told.get("Instances", ())
+            if not instance["LifecycleState"].startswith(_LEAVING)
         }
-        stored = _of_use(read_ledger(_texts(told)), action_id, now)
+        stored = _of_use(decode_ledger(_texts(told)), action_id, now)
         orders = sorted({action_id, *(one for one, _ in stored.standing)})
         found = await self._instances(f"tag:{ACTION_ID}", orders, {INSTALLATION: self._installation})
         instance_of = {ActionId(read_tags(one)[ACTION_ID]): instance_id for instance_id, one in found.items()}
         members = await self._instances("instance-id", sorted(alive))
-        known = {one: (ActionId(read_tags(members[one]).get(ACTION_ID, "")), "") for one in members}
+        known = {member: (ActionId(read_tags(members[member]).get(ACTION_ID, "")), "") for member in members}
         named = {one: order for one, order in known.items() if order[0]}
         for one in instance_of:  # made, and not struck off yet
             stored = stored.withdrawn(one)
-        shown = sorted(members, key=lambda one: (members[one]["LaunchTime"], one))
+        shown = sorted(members, key=lambda member: (members[member]["LaunchTime"], member))
         ledger = msgspec.structs.replace(stored, named=named).seen(shown)
         ledger = msgspec.structs.replace(ledger, strangers=ledger.strangers | (stored.strangers & alive))
         given = {one: order for one, order in ledger.named.items() if one not in named}
@@ -188,13 +190,13 @@ class CountedGroups:
     ) -> dict[str, Mapping[str, Any]]:
         tagged = [{"Name": f"tag:{key}", "Values": [value]} for key, value in (tags or {}).items()]
         return {
-            one["InstanceId"]: one
+            instance["InstanceId"]: instance
             for start in range(0, len(values), FILTER_COUNT_MAX)
             async for page in self._calls.pages(
                 "DescribeInstances", Filters=[{"Name": by, "Values": values[start : start + FILTER_COUNT_MAX]}, *tagged]
             )
             for reservation in page["Reservations"]
-            for one in reservation["Instances"]
+            for instance in reservation["Instances"]
         }
 
     async def _write(self, name: str, look: _Look, ledger: Ledger) -> None:

@@ -13,7 +13,7 @@ from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.advisor import bands_of
-from gpu_autoscaler.providers.aws.calls import AwsCalls
+from gpu_autoscaler.providers.aws.calls import AwsClient
 from gpu_autoscaler.providers.aws.fleets import fleet_request
 from gpu_autoscaler.providers.aws.groups import CLUSTER_AUTOSCALER_TAG, AwsGroups, Group
 from gpu_autoscaler.providers.aws.market import AwsMarket
@@ -21,9 +21,9 @@ from gpu_autoscaler.providers.aws.options import OWNER, AwsOptions, names_by_poo
 from gpu_autoscaler.providers.aws.permissions import CALLS, Way, policy_of
 from gpu_autoscaler.providers.aws.quotas import quota_of, read_quotas
 from gpu_autoscaler.providers.aws.reservations import AwsReservations
-from gpu_autoscaler.providers.ceilings import SpotCeilings, of_ceilings
-from gpu_autoscaler.providers.files import dated, prices_of
-from gpu_autoscaler.providers.findings import Finding, advice, fault, fine, of_old_prices
+from gpu_autoscaler.providers.ceilings import SpotCeilings, ceiling_findings
+from gpu_autoscaler.providers.files import modified_at, read_prices
+from gpu_autoscaler.providers.findings import Finding, warning, error, ok, stale_price_findings
 
 FLEET_TYPES = (CapacityType.ON_DEMAND, CapacityType.SPOT)
 QUEUE_LONG_COUNT = 1000  # events that wait, while a watcher reads ten at a time
@@ -37,13 +37,13 @@ def ways_of(options: AwsOptions) -> list[Way]:
         ways.append("template")
     if options.fleets:
         ways.append("fleets")
-    if options.groups or options.counted_groups:
+    if options.groups or options.desired_capacity_groups:
         ways.append("groups")
     if options.groups:
         ways.append("launches")
-    if options.counted_groups:
+    if options.desired_capacity_groups:
         ways.append("counted")
-    if options.group_maxima:
+    if options.group_max_sizes:
         ways.append("maxima")
     if options.capacity_reservations:
         ways.append("reservations")
@@ -61,10 +61,10 @@ def needed_policy(options: AwsOptions) -> str:
     return policy_of(ways_of(options))
 
 
-class Examination:
+class Preflight:
     """One look at everything that the settings name. Buys nothing, changes nothing."""
 
-    def __init__(self, options: AwsOptions, calls: AwsCalls, installation: str | None, now: datetime) -> None:
+    def __init__(self, options: AwsOptions, calls: AwsClient, installation: str | None, now: datetime) -> None:
         """`installation` is None where the cluster was not asked for it."""
         self._options = options
         self._calls = calls
@@ -75,7 +75,7 @@ class Examination:
     async def findings(self) -> Sequence[Finding]:
         """Return all that was found, in the order of looking. Does not raise for what is wrong outside."""
         found = [*self._region(), await self._reading_instances()]
-        if found[-1].level == "fault":
+        if found[-1].level == "error":
             return found  # without credentials, or in no region, the rest would say the same once more
         zones: dict[str, str] = {}
         if self._options.launch_template:
@@ -100,7 +100,7 @@ class Examination:
         if self._calls.region not in known:
             near = get_close_matches(self._calls.region, known, n=3)
             step = f"correct aws.region; near it are {', '.join(near)}" if near else "correct aws.region"
-            yield advice("aws.region", f"{self._calls.region!r} is no region that the installed boto3 knows", step)
+            yield warning("aws.region", f"{self._calls.region!r} is no region that the installed boto3 knows", step)
 
     async def _reading_instances(self) -> Finding:
         filters = [{"Name": f"tag:{INSTALLATION}", "Values": [self._installation or "*"]}]
@@ -108,9 +108,9 @@ class Examination:
             answer = await self._calls.call("DescribeInstances", Filters=filters, MaxResults=5)
         except AutoscalerError as exc:
             return self._failed("DescribeInstances", exc)
-        count = sum(len(one["Instances"]) for one in answer["Reservations"])
+        count = sum(len(reservation["Instances"]) for reservation in answer["Reservations"])
         whose = "of this installation" if self._installation else "with our tag"
-        return fine("credentials", f"accepted in {self._calls.region}; instances {whose} on the first page: {count}")
+        return ok("credentials", f"accepted in {self._calls.region}; instances {whose} on the first page: {count}")
 
     async def _subnets(self, zones: dict[str, str]) -> AsyncIterator[Finding]:
         """Fill `zones` with a subnet each, and say what is missing."""
@@ -124,15 +124,15 @@ class Examination:
         for name in self._options.subnets:
             if name not in told:
                 step = "name subnets of this region, or set aws.region to theirs"
-                yield fault(f"aws.subnets {name}", f"is not in {self._calls.region}", step)
+                yield error(f"aws.subnets {name}", f"is not in {self._calls.region}", step)
             else:
                 zones.setdefault(told[name]["AvailabilityZone"], name)
                 free_count = told[name].get("AvailableIpAddressCount", 0)
                 if free_count < 16:
                     step = "give the zone a larger subnet"
-                    yield advice(f"aws.subnets {name}", f"has {free_count} free addresses", step)
+                    yield warning(f"aws.subnets {name}", f"has {free_count} free addresses", step)
         if zones:
-            yield fine("zones", ", ".join(sorted(zones)))
+            yield ok("zones", ", ".join(sorted(zones)))
 
     async def _reservations(self, zones: Mapping[str, str]) -> AsyncIterator[Finding]:
         """Say of each reservation of the settings whether it can be used."""
@@ -145,14 +145,14 @@ class Examination:
         for name in wanted:
             subject, one = f"aws.capacity_reservations {name}", told.get(name)
             if one is None:
-                yield fault(subject, f"is not in {self._calls.region}", "correct it, or leave it out")
+                yield error(subject, f"is not in {self._calls.region}", "correct it, or leave it out")
             elif not one.is_standing:
-                yield advice(subject, f"is {one.state}: nothing can be launched into it", "leave it out")
+                yield warning(subject, f"is {one.state}: nothing can be launched into it", "leave it out")
             elif one.zone not in zones:
-                yield fault(subject, f"is in {one.zone}, without a subnet", "add a subnet of that zone to aws.subnets")
+                yield error(subject, f"is in {one.zone}, without a subnet", "add a subnet of that zone to aws.subnets")
             else:
                 said = f"{one.available_count} of {one.total_count} {one.instance_type} in {one.zone} are free"
-                yield fine(subject, said)
+                yield ok(subject, said)
 
     async def _read_groups(self, found: list[Finding]) -> Sequence[Group]:
         try:
@@ -163,12 +163,12 @@ class Examination:
         for group in groups:
             subject = f"aws.groups {group.name}"
             found += [
-                fault(subject, problem, "change the group, or buy by aws.launch_template") for problem in group.problems
+                error(subject, problem, "change the group, or buy by aws.launch_template") for problem in group.problems
             ]
-            found += [advice(subject, "", step) for step in group.advice]
+            found += [warning(subject, "", step) for step in group.advice]
             if not group.problems:
                 said = f"sells {group.instance_type} as {group.capacity_type} in {', '.join(group.zones)}"
-                found.append(fine(subject, said))
+                found.append(ok(subject, said))
                 found.append(self._groups.finding_of_maximum(group))
         found += [finding async for finding in self._adoptable({group.name for group in groups})]
         return groups
@@ -181,10 +181,10 @@ class Examination:
         except AutoscalerError:
             return  # said above, of the groups of the settings
         for name in sorted(
-            {one["AutoScalingGroupName"] for page in pages for one in page["AutoScalingGroups"]} - known
+            {group["AutoScalingGroupName"] for page in pages for group in page["AutoScalingGroups"]} - known
         ):
             step = f"to adopt it, stop cluster-autoscaler and add a pool to aws.groups: <pool>={name}"
-            yield advice(f"group {name}", "carries cluster-autoscaler's tag, and is none of ours", step)
+            yield warning(f"group {name}", "carries cluster-autoscaler's tag, and is none of ours", step)
 
     async def _offers(self, found: list[Finding], zones: Sequence[str], groups: Sequence[Group]) -> Sequence[Offer]:
         patterns = self._options.instance_types if self._options.launch_template else ()
@@ -194,8 +194,8 @@ class Examination:
         try:
             market = AwsMarket(
                 self._calls,
-                prices_of(OWNER, self._options.prices_path),
-                dated(self._options.prices_path),
+                read_prices(OWNER, self._options.prices_path),
+                modified_at(self._options.prices_path),
                 ceilings=SpotCeilings(self._options.spot_ceilings),
             )
             offers = await market.offers((*patterns, *types), zones, self._now)
@@ -205,23 +205,27 @@ class Examination:
         for pattern in patterns:
             if not any(fnmatchcase(offer.instance_type, pattern) for offer in offers):
                 said = f"names no type that is sold in {', '.join(zones)}"
-                found.append(advice(f"aws.instance_types {pattern}", said, "correct it, or leave it out"))
-        found += of_ceilings(self._options.spot_ceilings, "aws.spot_ceilings", offers)
+                found.append(warning(f"aws.instance_types {pattern}", said, "correct it, or leave it out"))
+        found += ceiling_findings(self._options.spot_ceilings, "aws.spot_ceilings", offers)
         unpriced = sorted(
-            {f"{one.instance_type} {one.capacity_type}" for one in offers if one.price_micro_usd_per_hour is None}
+            {
+                f"{offer.instance_type} {offer.capacity_type}"
+                for offer in offers
+                if offer.price_micro_usd_per_hour is None
+            }
         )
         if unpriced:
             said = f"unknown for {', '.join(unpriced[:5])}{' ...' if len(unpriced) > 5 else ''}: these are not bought"
-            found.append(advice("prices", said, f"allow {', '.join(_price_actions())}, or set aws.prices_path"))
-        found += of_old_prices(offers, "aws.prices_path")
-        found.append(fine("offers", f"{len(offers)}, of {len({offer.instance_type for offer in offers})} types"))
+            found.append(warning("prices", said, f"allow {', '.join(_price_actions())}, or set aws.prices_path"))
+        found += stale_price_findings(offers, "aws.prices_path")
+        found.append(ok("offers", f"{len(offers)}, of {len({offer.instance_type for offer in offers})} types"))
         return offers
 
     async def _trial(self, offers: Sequence[Offer], zones: Mapping[str, str]) -> Finding:
         """Try a launch of the first offer without making it."""
-        offer = next((one for one in offers if one.zone in zones), None)
+        offer = next((offer for offer in offers if offer.zone in zones), None)
         if offer is None:
-            return advice("RunInstances", "not tried: no offer in a zone with a subnet", "see aws.subnets")
+            return warning("RunInstances", "not tried: no offer in a zone with a subnet", "see aws.subnets")
         template = str(self._options.launch_template)
         by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"
         tags = [{"Key": INSTALLATION, "Value": self._installation or "doctor"}]
@@ -238,18 +242,18 @@ class Examination:
             )
         except AutoscalerError as exc:
             if _code_of(exc) == "DryRunOperation":
-                return fine("RunInstances", f"would have made {offer.instance_type} in {offer.zone} from {template}")
+                return ok("RunInstances", f"would have made {offer.instance_type} in {offer.zone} from {template}")
             return self._failed("RunInstances", exc)
-        return fine("RunInstances", f"would have made {offer.instance_type} in {offer.zone} from {template}")
+        return ok("RunInstances", f"would have made {offer.instance_type} in {offer.zone} from {template}")
 
     async def _fleet_trial(self, offers: Sequence[Offer], zones: Mapping[str, str]) -> Finding:
         """Try a fleet of two without making it; where fleets are off, say what they would bring."""
         if not self._options.fleets:
             brings = "true has them all or none, and needs " + ", ".join(CALLS["CreateFleet"].actions)
-            return fine("aws.fleets", f"is off: a gang's nodes are launched one by one; {brings}")
-        offer = next((one for one in offers if one.zone in zones and one.capacity_type in FLEET_TYPES), None)
+            return ok("aws.fleets", f"is off: a gang's nodes are launched one by one; {brings}")
+        offer = next((offer for offer in offers if offer.zone in zones and offer.capacity_type in FLEET_TYPES), None)
         if offer is None:
-            return advice("CreateFleet", "not tried: no offer in a zone with a subnet", "see aws.subnets")
+            return warning("CreateFleet", "not tried: no offer in a zone with a subnet", "see aws.subnets")
         template = str(self._options.launch_template)
         by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"
         request = fleet_request({by: template}, offer, 2, subnet=zones[offer.zone], ceiling=None, placed_in=None)
@@ -260,22 +264,24 @@ class Examination:
         except AutoscalerError as exc:
             if _code_of(exc) != "DryRunOperation":
                 return self._failed("CreateFleet", exc)
-        return fine("CreateFleet", f"would have made two {offer.instance_type} in {offer.zone} at once from {template}")
+        return ok("CreateFleet", f"would have made two {offer.instance_type} in {offer.zone} at once from {template}")
 
     async def _quotas(self, offers: Sequence[Offer]) -> AsyncIterator[Finding]:
         """Say which quotas are zero, which for GPUs they often are at first."""
         try:
             quotas = await read_quotas(self._calls)
         except AutoscalerError as exc:
-            yield advice("quotas", f"not read: {exc}", f"allow {', '.join(CALLS['ListServiceQuotas'].actions)}")
+            yield warning("quotas", f"not read: {exc}", f"allow {', '.join(CALLS['ListServiceQuotas'].actions)}")
             return
         for code, quota in quotas.items():
-            wanted = {one.instance_type for one in offers if quota_of(one.instance_type, one.capacity_type) == code}
+            wanted = {
+                offer.instance_type for offer in offers if quota_of(offer.instance_type, offer.capacity_type) == code
+            }
             if wanted and quota.vcpus_max == 0:
                 step = f"request an increase of {code} in Service Quotas, {self._calls.region}"
-                yield advice(f"quota {quota.name}", f"is 0: {', '.join(sorted(wanted)[:4])} will be refused", step)
+                yield warning(f"quota {quota.name}", f"is 0: {', '.join(sorted(wanted)[:4])} will be refused", step)
             elif wanted:
-                yield fine(f"quota {quota.name}", f"{quota.vcpus_max} vCPUs at once")
+                yield ok(f"quota {quota.name}", f"{quota.vcpus_max} vCPUs at once")
 
     async def _placement_groups(self) -> AsyncIterator[Finding]:
         """Say of each placement group whether it is there, and what it does to a pool."""
@@ -289,17 +295,17 @@ class Examination:
         except AutoscalerError as exc:
             yield self._failed("DescribePlacementGroups", exc)
             return
-        told = {one["GroupName"]: one for one in answer["PlacementGroups"]}
+        told = {placement_group["GroupName"]: placement_group for placement_group in answer["PlacementGroups"]}
         for name in names:
             subject, strategy = f"aws.placement_groups {name}", told.get(name, {}).get("Strategy")
             pools = ", ".join(sorted(pool for pool, group in wanted.items() if group == name))
             if strategy is None:
-                yield fault(subject, f"is not in {self._calls.region}", "make it, or leave it out")
+                yield error(subject, f"is not in {self._calls.region}", "make it, or leave it out")
             elif strategy == "cluster":
                 step = f"give pool {pools} one zone in the policy: all of the group stand in one"
-                yield advice(subject, "keeps its instances close together", step)
+                yield warning(subject, "keeps its instances close together", step)
             else:
-                yield fine(subject, f"is of strategy {strategy}, for pool {pools}")
+                yield ok(subject, f"is of strategy {strategy}, for pool {pools}")
 
     def _advisor(self) -> Iterator[Finding]:
         bands = bands_of(self._options.spot_advisor_path, self._calls.region)
@@ -307,7 +313,7 @@ class Examination:
             said = f"is of {bands.dated_at:%Y-%m-%d}, and tells of {len(bands.ratios)} types"
             step = "fetch it anew: bands this old are not used"
             is_of_use = bands.is_of_use(self._now)
-            yield fine("aws.spot_advisor_path", said) if is_of_use else advice("aws.spot_advisor_path", said, step)
+            yield ok("aws.spot_advisor_path", said) if is_of_use else warning("aws.spot_advisor_path", said, step)
 
     async def _queue(self, queue_url: str) -> Finding:
         try:
@@ -315,23 +321,25 @@ class Examination:
         except AutoscalerError as exc:
             if _code_of(exc).endswith(("NonExistentQueue", "QueueDoesNotExist")):
                 step = "correct it, or make the queue in this region and let EventBridge's rules write to it"
-                return fault("aws.queue_url", f"there is no queue {queue_url}", step)
+                return error("aws.queue_url", f"there is no queue {queue_url}", step)
             return self._failed("GetQueueAttributes", exc)
         waiting_count = int(answer["Attributes"].get("ApproximateNumberOfMessages", 0))
         if waiting_count >= QUEUE_LONG_COUNT:
-            return advice("aws.queue_url", f"{waiting_count} events wait", "see that spot-watcher runs and may read it")
-        return fine("aws.queue_url", f"can be read; {waiting_count} events wait")
+            return warning("aws.queue_url", f"{waiting_count} events wait", "see that spot-watcher runs and may read it")
+        return ok("aws.queue_url", f"can be read; {waiting_count} events wait")
 
     def _failed(self, operation: str, exc: AutoscalerError) -> Finding:
         allowed = CALLS[operation]
         if _code_of(exc) in _DENIED:
             step = f"allow {', '.join(allowed.actions)}; `gpu-autoscaler doctor --policy` prints the whole policy"
-            return fault(operation, f"is not allowed: {allowed.without}", step)
-        return fault(operation, str(exc), "see aws.region, the address of the cloud, and the credentials")
+            return error(operation, f"is not allowed: {allowed.without}", step)
+        return error(operation, str(exc), "see aws.region, the address of the cloud, and the credentials")
 
 
 def _price_actions() -> list[str]:
-    return [action for one in CALLS.values() if one.way == "prices" for action in one.actions if "List" not in action]
+    return [
+        action for call in CALLS.values() if call.way == "prices" for action in call.actions if "List" not in action
+    ]
 
 
 def _code_of(exc: AutoscalerError) -> str:

@@ -18,7 +18,7 @@ from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, Transie
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.labels import ACTION_ID, INSTALLATION, POOL
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.providers.aws.calls import AwsCalls
+from gpu_autoscaler.providers.aws.calls import AwsClient
 from gpu_autoscaler.providers.aws.translate import (
     ORDERS,
     PRICE,
@@ -28,8 +28,8 @@ from gpu_autoscaler.providers.aws.translate import (
     provider_id_of,
     read_tags,
 )
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered, see_as_ordered
-from gpu_autoscaler.providers.tokens import token_of
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, instance_from_order, verify_order
+from gpu_autoscaler.providers.tokens import idempotency_token
 
 CREATE = "CreateFleet"
 TAG_LENGTH_MAX = 256
@@ -45,7 +45,7 @@ Told = Mapping[str, Any]  # an instance, as EC2 describes it
 class AwsFleets:
     """Fleets of one installation."""
 
-    def __init__(self, calls: AwsCalls, installation: str) -> None:
+    def __init__(self, calls: AwsClient, installation: str) -> None:
         self._calls = calls
         self._installation = installation
 
@@ -54,7 +54,7 @@ class AwsFleets:
     ) -> list[Instance]:
         """Return an instance for each order, tagged. `request` is what the settings make of the orders' offer. Raises
         LaunchRefused, PermanentError, TransientError."""
-        token = token_of(self._installation, ActionId(f"together/{transaction}"))
+        token = idempotency_token(self._installation, ActionId(f"together/{transaction}"))
         names = sorted(order.action_id for order in orders)
         ids = await self._made(token, orders, {**request, **_tags(token, orders, names)})
         if ids is None:  # maybe it has made more or less than this: what it made knows its orders
@@ -102,7 +102,9 @@ class AwsFleets:
             if _code_of(exc).startswith("IdempotentParameterMismatch"):
                 return None
             raise
-        ids = sorted(one for each in answer.get("Instances", ()) for one in each.get("InstanceIds", ()))
+        ids = sorted(
+            instance_id for instance in answer.get("Instances", ()) for instance_id in instance.get("InstanceIds", ())
+        )
         if len(ids) == len(orders):
             return ids
         if not ids and not answer.get("Errors"):
@@ -127,13 +129,13 @@ class AwsFleets:
     async def _described(self, by: str, values: Sequence[str]) -> dict[str, Told]:
         ours = {"Name": f"tag:{INSTALLATION}", "Values": [self._installation]}
         return {
-            one["InstanceId"]: one
+            instance["InstanceId"]: instance
             for start in range(0, len(values), FILTER_COUNT_MAX)
             async for page in self._calls.pages(
                 "DescribeInstances", Filters=[{"Name": by, "Values": values[start : start + FILTER_COUNT_MAX]}, ours]
             )
             for reservation in page["Reservations"]
-            for one in reservation["Instances"]
+            for instance in reservation["Instances"]
         }
 
 
@@ -196,7 +198,7 @@ def _named(members: Sequence[Told], now: datetime) -> dict[str, str]:
     """Return the order of each instance of one fleet, by id. Of a young fleet that shows in part: only what is told."""
     tags = {told["InstanceId"]: read_tags(told) for told in members}
     named = {instance_id: each[ACTION_ID] for instance_id, each in tags.items() if ACTION_ID in each}
-    orders = sorted({name for each in tags.values() for name in _orders_in(each)})
+    orders = sorted({name for tag in tags.values() for name in _orders_in(tag)})
     if _is_in_part(members, now):
         return named
     nameless = sorted(instance_id for instance_id in tags if instance_id not in named)
@@ -221,10 +223,10 @@ def _is_nameless(tags: Mapping[str, str]) -> bool:
 
 def _seen(order: Order, instance_id: str, told: Told | None, now: datetime) -> Instance:
     if told is None:  # made, and not shown yet
-        return as_ordered(order, provider_id_of(order.offer.zone, instance_id), launched_at=now)
+        return instance_from_order(order, provider_id_of(order.offer.zone, instance_id), launched_at=now)
     tags = {**read_tags(told), ACTION_ID: order.action_id}
     whole = {**told, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
-    return see_as_ordered(instance_of(whole, now=now), order)
+    return verify_order(instance_of(whole, now=now), order)
 
 
 def _refusal(errors: Sequence[Mapping[str, Any]], made_count: int, orders: Sequence[Order]) -> AutoscalerError:

@@ -17,15 +17,15 @@ import msgspec
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.labels import CAPACITY_TYPE, INSTALLATION, INSTANCE_TYPE
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.providers.aws.calls import AwsCalls
-from gpu_autoscaler.providers.aws.counted import CountedGroups
-from gpu_autoscaler.providers.aws.maxima import GroupMaxima
+from gpu_autoscaler.providers.aws.calls import AwsClient
+from gpu_autoscaler.providers.aws.counted import DesiredCapacityGroups
+from gpu_autoscaler.providers.aws.maxima import GroupMaxSizes
 from gpu_autoscaler.providers.aws.node_template import LABEL, NodeTemplate, template_of
 from gpu_autoscaler.providers.aws.options import AwsOptions, maxima_by_group, names_by_pool
 from gpu_autoscaler.providers.aws.translate import failure, is_answered, tags_of
 from gpu_autoscaler.providers.findings import Finding
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
-from gpu_autoscaler.providers.tokens import token_of
+from gpu_autoscaler.providers.tokens import idempotency_token
 
 EKS_TAG = "eks:nodegroup-name"  # EKS User Guide, "Tag your Amazon EKS resources" (read 2026-11-22)
 CLUSTER_AUTOSCALER_TAG = "k8s.io/cluster-autoscaler/enabled"  # S65; cluster-autoscaler, cloudprovider/aws/README.md
@@ -63,14 +63,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 class AwsGroups:
     """The groups of the settings, by the pools that they stand for."""
 
-    def __init__(self, calls: AwsCalls, options: AwsOptions, installation: str) -> None:
-        counted = names_by_pool(options.counted_groups)
+    def __init__(self, calls: AwsClient, options: AwsOptions, installation: str) -> None:
+        counted = names_by_pool(options.desired_capacity_groups)
         self._calls = calls
         self._names_by_pool = names_by_pool(options.groups) | counted
         self._counted_names = frozenset(counted.values())
         self._shared_names = frozenset(options.shared_groups)
-        self._counted = CountedGroups(calls, installation)
-        self._maxima = GroupMaxima(calls, maxima_by_group(options.group_maxima))
+        self._counted = DesiredCapacityGroups(calls, installation)
+        self._maxima = GroupMaxSizes(calls, maxima_by_group(options.group_max_sizes))
         self._groups: Mapping[str, Group] = {}  # by name
         self._read_at: datetime | None = None
 
@@ -97,9 +97,9 @@ class AwsGroups:
         if self._read_at is None or now - self._read_at >= GROUPS_KEPT:
             names = sorted(set(self._names_by_pool.values()))
             told = {
-                one["AutoScalingGroupName"]: one
+                group["AutoScalingGroupName"]: group
                 async for page in self._calls.pages("DescribeAutoScalingGroups", AutoScalingGroupNames=names)
-                for one in page["AutoScalingGroups"]
+                for group in page["AutoScalingGroups"]
             }
             self._groups = {name: await self._read_one(name, told.get(name)) for name in names}
             self._read_at = now
@@ -127,12 +127,12 @@ class AwsGroups:
             "LaunchInstances",
             AutoScalingGroupName=group.name,
             RequestedCapacity=1,
-            ClientToken=token_of(order.installation, order.action_id),
+            ClientToken=idempotency_token(order.installation, order.action_id),
             AvailabilityZones=[offer.zone],
             RetryStrategy="none",
         )
         made: list[str] = [
-            instance_id for one in answer.get("Instances", ()) for instance_id in one.get("InstanceIds", ())
+            instance_id for instance in answer.get("Instances", ()) for instance_id in instance.get("InstanceIds", ())
         ]
         if not made:
             error: Mapping[str, str] = next(iter(answer.get("Errors", ())), {})
@@ -272,7 +272,7 @@ class AwsGroups:
 def types_of(told: Mapping[str, Any], data: Mapping[str, Any], tags: Mapping[str, str]) -> list[str]:
     """Return the instance types of a group: its overrides, its template's, or those of cluster-autoscaler's tag."""
     overrides = told.get("MixedInstancesPolicy", {}).get("LaunchTemplate", {}).get("Overrides", ())
-    named = sorted({one["InstanceType"] for one in overrides if "InstanceType" in one})
+    named = sorted({override["InstanceType"] for override in overrides if "InstanceType" in override})
     if named:
         return named
     found = data.get("InstanceType") or tags.get(NODE_TEMPLATE_TYPE)
@@ -348,7 +348,7 @@ def _problems(
         found.append("CapacityRebalance is on, so that AWS and we would both replace an instance; turn it off")
     if most is not None and told["MinSize"] > most:
         found.append(
-            f"its MinSize of {told['MinSize']} is above its maximum of aws.group_maxima, {most}; lower MinSize"
+            f"its MinSize of {told['MinSize']} is above its maximum of aws.group_max_sizes, {most}; lower MinSize"
         )
     if told["MaxSize"] == 0 and most is None:
         found.append("its MaxSize is 0, so that it makes nothing; raise it")
@@ -361,7 +361,7 @@ def _of_launched(told: Mapping[str, Any]) -> list[str]:
     """What stops purchases from a group by LaunchInstances."""
     if not told.get("LaunchConfigurationName"):
         return []
-    step = "give it a launch template, or name it in aws.counted_groups"
+    step = "give it a launch template, or name it in aws.desired_capacity_groups"
     return [f"it uses a launch configuration, from which AWS launches nothing by order; {step}"]
 
 

@@ -4,7 +4,7 @@ Source: Amazon EC2 Instance Types Guide, "Specifications for Amazon EC2 accelera
 the answers of DescribeInstanceTypes that moto 5.2.5 carries (2026-11-21); a test compares them again.
 """
 
-from gpu_autoscaler.providers.aws.translate import Kind, made_kind
+from gpu_autoscaler.providers.aws.translate import Kind, build_instance_type
 
 AS_OF = "2026-11-21"
 
@@ -55,8 +55,8 @@ _ROWS = (
     ("p6-b200.48xlarge", 192, 2048, 8, "B200", 183359),
 )
 
-KNOWN_KINDS: dict[str, Kind] = {
-    name: made_kind(
+KNOWN_INSTANCE_TYPES: dict[str, Kind] = {
+    name: build_instance_type(
         name,
         vcpu_count=vcpus,
         memory_mib=gibibytes * 1024,

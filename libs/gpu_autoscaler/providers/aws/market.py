@@ -12,14 +12,14 @@ from gpu_autoscaler.model.errors import AutoscalerError, TransientError
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.advisor import Bands
-from gpu_autoscaler.providers.aws.calls import AwsCalls
-from gpu_autoscaler.providers.aws.known_kinds import KNOWN_KINDS
+from gpu_autoscaler.providers.aws.calls import AwsClient
+from gpu_autoscaler.providers.aws.known_kinds import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.providers.aws.quotas import KnownQuotas
 from gpu_autoscaler.providers.aws.reservations import Reservation, reserved_offer
 from gpu_autoscaler.providers.aws.translate import Kind, is_denied, kind_of
 from gpu_autoscaler.providers.bars import Barred, by_quota, first_of
 from gpu_autoscaler.providers.ceilings import SpotCeilings
-from gpu_autoscaler.providers.prices import Price, if_old, price_of_file
+from gpu_autoscaler.providers.prices import Price, file_price, timestamp_if_stale
 
 TYPES_KEPT = timedelta(hours=1)  # what is sold where, and on-demand prices, change by the month
 NAMES_COUNT_MAX = 50  # of types in one request
@@ -45,7 +45,7 @@ class AwsMarket:
 
     def __init__(
         self,
-        calls: AwsCalls,
+        calls: AwsClient,
         file_prices: Mapping[str, int],
         filed_at: datetime | None = None,
         bands: Bands = _NO_BANDS,
@@ -80,7 +80,7 @@ class AwsMarket:
                 gpu_memory_bytes=kind.gpu_memory_bytes,
                 price_micro_usd_per_hour=said.micro_usd_per_hour,
                 price_source=said.source,
-                priced_at=said.heard_at,
+                priced_at=said.read_at,
                 interruption_ratio=self._bands.ratio(kind.name, now) if capacity_type is CapacityType.SPOT else None,
                 barred_because=bar.because,
                 barred_by=bar.by,
@@ -114,13 +114,13 @@ class AwsMarket:
     def _price(
         self, name: str, zone: str, capacity_type: CapacityType, spot: Mapping[tuple[str, str], int], now: datetime
     ) -> Price:
-        filed = price_of_file(self._file_prices, self._filed_at, (name, zone, capacity_type), now)
+        filed = file_price(self._file_prices, self._filed_at, (name, zone, capacity_type), now)
         if filed is not None:
             return filed
         if capacity_type is CapacityType.SPOT:
             return Price(spot.get((name, zone)), "spot price history")
-        heard_at, price = self._on_demand_told.get(name, (None, None))
-        return Price(price, "price list", if_old(heard_at, now))
+        read_at, price = self._on_demand_told.get(name, (None, None))
+        return Price(price, "price list", timestamp_if_stale(read_at, now))
 
     async def _read_types(self, patterns: tuple[str, ...], now: datetime) -> _Types:
         known = self._types
@@ -143,7 +143,7 @@ class AwsMarket:
             log.warning("instance types not told, the bundled table stands in for them", error=str(exc))
             return {
                 name: kind
-                for name, kind in KNOWN_KINDS.items()
+                for name, kind in KNOWN_INSTANCE_TYPES.items()
                 if any(fnmatchcase(name, pattern) for pattern in patterns)
             }
         kinds = [kind for kind in map(kind_of, told) if kind is not None]
@@ -157,8 +157,8 @@ class AwsMarket:
                 async for page in self._calls.pages(
                     "DescribeInstanceTypeOfferings", LocationType="availability-zone", Filters=filters
                 ):
-                    for one in page["InstanceTypeOfferings"]:
-                        found.setdefault(one["InstanceType"], set()).add(one["Location"])
+                    for offering in page["InstanceTypeOfferings"]:
+                        found.setdefault(offering["InstanceType"], set()).add(offering["Location"])
         except TransientError as exc:
             if not is_denied(exc):
                 raise

@@ -7,17 +7,17 @@ Source: EC2 Auto Scaling API Reference, "UpdateAutoScalingGroup", `MaxSize` (rea
 
 from collections.abc import Mapping
 
-from gpu_autoscaler.providers.aws.calls import AwsCalls
-from gpu_autoscaler.providers.findings import Finding, advice, fine
+from gpu_autoscaler.providers.aws.calls import AwsClient
+from gpu_autoscaler.providers.findings import Finding, warning, ok
 from gpu_autoscaler.providers.protocol import LaunchRefused
 
 UPDATE = "UpdateAutoScalingGroup"
 
 
-class GroupMaxima:
+class GroupMaxSizes:
     """Which groups have a maximum of ours, by name, and how many instances that is."""
 
-    def __init__(self, calls: AwsCalls, maxima: Mapping[str, int]) -> None:
+    def __init__(self, calls: AwsClient, maxima: Mapping[str, int]) -> None:
         self._calls = calls
         self._maxima = maxima
 
@@ -34,7 +34,7 @@ class GroupMaxima:
                 if told["DesiredCapacity"] > most:
                     raise LaunchRefused(
                         f"{UPDATE}: {told['DesiredCapacity']} instances are wanted of group {name}, more than"
-                        f" aws.group_maxima allows ({most}): its MaxSize stays {told['MaxSize']} until fewer are, and"
+                        f" aws.group_max_sizes allows ({most}): its MaxSize stays {told['MaxSize']} until fewer are, and"
                         " nothing is bought from it",
                         code="MaxSize",
                         kind="configuration",
@@ -46,15 +46,15 @@ class GroupMaxima:
 
     def finding(self, told_max: int, name: str, *, wanted: int) -> Finding:
         """Say how a group's MaxSize stands to ours. Changes nothing."""
-        most, subject = self._maxima.get(name), f"aws.group_maxima {name}"
+        most, subject = self._maxima.get(name), f"aws.group_max_sizes {name}"
         if most is None:
-            said = f"MaxSize is {told_max}, and stays: name it in aws.group_maxima to have it written"
-            return fine(subject, said)
+            said = f"MaxSize is {told_max}, and stays: name it in aws.group_max_sizes to have it written"
+            return ok(subject, said)
         if wanted > most:
             said = (
                 f"is {most}, and {wanted} instances are wanted of the group: nothing is bought from it until fewer are"
             )
-            return advice(subject, said, "raise it, or let nodes of the group go")
+            return warning(subject, said, "raise it, or let nodes of the group go")
         if told_max != most:
-            return fine(subject, f"MaxSize is {told_max}, and {most} with the first order")
-        return fine(subject, f"MaxSize is {most}, as it is to be")
+            return ok(subject, f"MaxSize is {told_max}, and {most} with the first order")
+        return ok(subject, f"MaxSize is {most}, as it is to be")

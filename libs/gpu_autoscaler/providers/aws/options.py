@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.providers.ceilings import mistakes_in
+from gpu_autoscaler.providers.ceilings import ceiling_violations
 
 OWNER = "provider aws"
 
@@ -22,11 +22,11 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     instance_types: tuple[str, ...] = ("g4dn.*", "g5.*", "g6.*", "g6e.*", "p4d.*", "p4de.*", "p5.*", "p5en.*")
     groups: tuple[str, ...] = ()  # `pool=name` of Auto Scaling groups: such a pool's instances come from there
     # The same for groups that allow no LaunchInstances: they are told a number (`providers/aws/counted.py`).
-    counted_groups: tuple[str, ...] = ()
+    desired_capacity_groups: tuple[str, ...] = ()
     # Names of those of `groups` that are bought from although policies of their own size them too: at the user's word.
     shared_groups: tuple[str, ...] = ()
     # `group=instances` of those of both whose MaxSize is ours to write: so many, before anything is bought from them.
-    group_maxima: tuple[str, ...] = ()
+    group_max_sizes: tuple[str, ...] = ()
     # Ids (cr-...) of capacity reservations and capacity blocks that are ours to use, beside the launch template.
     capacity_reservations: tuple[str, ...] = ()
     # `pool=name` of placement groups: instances of such a pool that come from the launch template are launched into it.
@@ -46,31 +46,33 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prices_path: str | None = None  # JSON, US dollars an hour by offer key or `type/*/capacity type`
 
 
-def see_options(options: AwsOptions) -> None:
+def validate_options(options: AwsOptions) -> None:
     """Raise ConfigError with every mistake at once."""
     mistakes = []
     if not options.region:
         mistakes.append("aws.region: is needed; set it to the region of the cluster, e.g. eu-west-1")
     for setting, named in (
         ("groups", options.groups),
-        ("counted_groups", options.counted_groups),
+        ("desired_capacity_groups", options.desired_capacity_groups),
         ("placement_groups", options.placement_groups),
     ):
         mistakes += [f"aws.{setting}: {one!r} is not pool=group" for one in named if not one.partition("=")[2]]
-    twice = sorted(names_by_pool(options.groups).keys() & names_by_pool(options.counted_groups).keys())
-    mistakes += [f"aws.counted_groups: pool {pool} has a group in aws.groups; leave out one of them" for pool in twice]
+    twice = sorted(names_by_pool(options.groups).keys() & names_by_pool(options.desired_capacity_groups).keys())
+    mistakes += [
+        f"aws.desired_capacity_groups: pool {pool} has a group in aws.groups; leave out one of them" for pool in twice
+    ]
     mistakes += [
         f"aws.shared_groups: {name!r} is none of aws.groups; one that is told a number has one writer alone"
         for name in options.shared_groups
         if name not in names_by_pool(options.groups).values()
     ]
-    ours = {*names_by_pool(options.groups).values(), *names_by_pool(options.counted_groups).values()}
-    mistakes += _in_maxima(options.group_maxima, ours)
-    if not options.launch_template and not options.groups and not options.counted_groups:
+    ours = {*names_by_pool(options.groups).values(), *names_by_pool(options.desired_capacity_groups).values()}
+    mistakes += _in_maxima(options.group_max_sizes, ours)
+    if not options.launch_template and not options.groups and not options.desired_capacity_groups:
         mistakes.append(
             "aws.launch_template: is needed where there are no aws.groups; name the template of your GPU nodes"
         )
-    if not options.subnets and not options.groups and not options.counted_groups:
+    if not options.subnets and not options.groups and not options.desired_capacity_groups:
         mistakes.append("aws.subnets: is needed; set it to the ids of subnets, one a zone")
     if options.fleets and not options.launch_template:
         mistakes.append("aws.fleets: are made from aws.launch_template, which is not set")
@@ -82,13 +84,13 @@ def see_options(options: AwsOptions) -> None:
     if options.capacity_reservations and not options.launch_template:
         mistakes.append("aws.capacity_reservations: are launched into by aws.launch_template, which is not set")
     mistakes += [
-        f"aws.capacity_reservations: {one!r} is no id of a reservation (cr-...)"
-        for one in options.capacity_reservations
-        if not one.startswith("cr-")
+        f"aws.capacity_reservations: {reservation!r} is no id of a reservation (cr-...)"
+        for reservation in options.capacity_reservations
+        if not reservation.startswith("cr-")
     ]
     if not options.instance_types:
         mistakes.append("aws.instance_types: is empty; name types or patterns, e.g. g5.*")
-    mistakes += mistakes_in("aws.spot_ceilings", options.spot_ceilings)
+    mistakes += ceiling_violations("aws.spot_ceilings", options.spot_ceilings)
     if options.queue_url is not None and not options.queue_url.startswith(("http://", "https://")):
         mistakes.append(f"aws.queue_url: {options.queue_url!r} is no address; SQS shows it as https://sqs.<region>...")
     if mistakes:
@@ -97,7 +99,7 @@ def see_options(options: AwsOptions) -> None:
 
 def names_by_pool(groups: Sequence[str]) -> dict[str, str]:
     """Return the group's name by pool."""
-    return {pool.strip(): name.strip() for pool, _, name in (one.partition("=") for one in groups)}
+    return {pool.strip(): name.strip() for pool, _, name in (group.partition("=") for group in groups)}
 
 
 def maxima_by_group(maxima: Sequence[str]) -> dict[str, int]:
@@ -111,11 +113,11 @@ def _in_maxima(maxima: Sequence[str], ours: Collection[str]) -> list[str]:
     unread = [one for one, found in zip(maxima, known, strict=True) if not found]
     names = [name for found in known for name in found]
     return [
-        *(f"aws.group_maxima: {one!r} is not group=instances, e.g. gpu-workers=40" for one in unread),
+        *(f"aws.group_max_sizes: {one!r} is not group=instances, e.g. gpu-workers=40" for one in unread),
         *(
-            f"aws.group_maxima: {name!r} is none of aws.groups and aws.counted_groups"
+            f"aws.group_max_sizes: {name!r} is none of aws.groups and aws.desired_capacity_groups"
             for name in dict.fromkeys(names)
             if name not in ours
         ),
-        *(f"aws.group_maxima: {name!r} is named twice" for name in dict.fromkeys(names) if names.count(name) > 1),
+        *(f"aws.group_max_sizes: {name!r} is named twice" for name in dict.fromkeys(names) if names.count(name) > 1),
     ]

@@ -177,7 +177,7 @@ CALLS: Mapping[str, Allowed] = {
             operation="UpdateAutoScalingGroup",
             actions=("autoscaling:UpdateAutoScalingGroup",),
             way="maxima",
-            without="nothing is bought from a group of aws.group_maxima that has another MaxSize",
+            without="nothing is bought from a group of aws.group_max_sizes that has another MaxSize",
         ),
         Allowed(
             service="autoscaling",
@@ -282,6 +282,6 @@ def actions_of(operation: str) -> tuple[str, ...]:
 def policy_of(ways: Iterable[Way]) -> str:
     """Return the IAM policy, as JSON, for these ways of buying."""
     wanted = set(ways) | {"always"}
-    actions = sorted({action for one in CALLS.values() if one.way in wanted for action in one.actions})
+    actions = sorted({action for call in CALLS.values() if call.way in wanted for action in call.actions})
     statement = {"Sid": "GpuAutoscaler", "Effect": "Allow", "Action": actions, "Resource": "*"}
     return json.dumps({"Version": "2012-10-17", "Statement": [statement]}, indent=2)

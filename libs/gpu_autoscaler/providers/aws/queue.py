@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from gpu_autoscaler.cloudmeta.protocol import QueuedEvent
 from gpu_autoscaler.model.errors import ConfigError, TransientError
-from gpu_autoscaler.providers.aws.calls import AwsCalls
+from gpu_autoscaler.providers.aws.calls import AwsClient
 from gpu_autoscaler.providers.aws.options import AwsOptions
 
 VISIBLE_AGAIN_SECONDS = 10
@@ -38,7 +38,7 @@ class AwsQueue:
         self._now = now
         self._visible_again_seconds = visible_again_seconds
         self._wait_seconds = min(WAIT_SECONDS_MAX, int(call_seconds_max / 2))
-        self._calls = AwsCalls(options.region, url=url, call_seconds_max=call_seconds_max)
+        self._calls = AwsClient(options.region, url=url, call_seconds_max=call_seconds_max)
 
     async def receive(self) -> Sequence[QueuedEvent]:
         """Return what waits; waits some seconds for the first. Raises TransientError."""

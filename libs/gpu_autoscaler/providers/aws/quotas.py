@@ -13,7 +13,7 @@ import structlog
 
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.aws.calls import AwsCalls
+from gpu_autoscaler.providers.aws.calls import AwsClient
 from gpu_autoscaler.providers.aws.translate import Kind
 
 QUOTAS_KEPT = timedelta(minutes=10)  # CHECKLIST, Decisions: as often as a refusal for a quota is looked at again
@@ -37,7 +37,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     vcpus_max: int
 
 
-async def read_quotas(calls: AwsCalls) -> dict[str, Quota]:
+async def read_quotas(calls: AwsClient) -> dict[str, Quota]:
     """Return the quotas that concern GPUs, by code. Raises TransientError, PermanentError."""
     return {
         told["QuotaCode"]: Quota(code=told["QuotaCode"], name=told["QuotaName"], vcpus_max=int(told["Value"]))
@@ -58,7 +58,7 @@ def quota_of(instance_type: str, capacity_type: CapacityType) -> str | None:
 class KnownQuotas:
     """Quotas as they were read last. What could not be read bars nothing: then the cloud's refusal tells."""
 
-    def __init__(self, calls: AwsCalls) -> None:
+    def __init__(self, calls: AwsClient) -> None:
         self._calls = calls
         self._quotas: Mapping[str, Quota] = {}
         self._read_at: datetime | None = None

@@ -17,7 +17,7 @@ import structlog
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Bar, CapacityType, Offer
-from gpu_autoscaler.providers.aws.calls import AwsCalls
+from gpu_autoscaler.providers.aws.calls import AwsClient
 from gpu_autoscaler.providers.aws.translate import Kind
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 
@@ -72,7 +72,7 @@ def reservation_of(told: Mapping[str, Any]) -> Reservation:
 class AwsReservations:
     """The reservations of the settings, as they were read last."""
 
-    def __init__(self, calls: AwsCalls, wanted: Sequence[str]) -> None:
+    def __init__(self, calls: AwsClient, wanted: Sequence[str]) -> None:
         self._calls = calls
         self._wanted = frozenset(wanted)
         self._known: tuple[Reservation, ...] = ()
@@ -83,10 +83,10 @@ class AwsReservations:
         if self._wanted and (self._read_at is None or now - self._read_at >= RESERVATIONS_KEPT):
             # All of them, and not by id: one that is gone would make an error of the others.
             told = [
-                one
+                reservation
                 async for page in self._calls.pages("DescribeCapacityReservations")
-                for one in page["CapacityReservations"]
-                if one["CapacityReservationId"] in self._wanted
+                for reservation in page["CapacityReservations"]
+                if reservation["CapacityReservationId"] in self._wanted
             ]
             self._known = tuple(sorted(map(reservation_of, told), key=lambda one: one.reservation_id))
             self._read_at = now

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import structlog
 
 from gpu_autoscaler.model.errors import AutoscalerError
-from gpu_autoscaler.providers.aws.calls import AwsCalls
+from gpu_autoscaler.providers.aws.calls import AwsClient
 from gpu_autoscaler.providers.protocol import LaunchRefused
 
 SCORES_KEPT = timedelta(hours=1)
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 class PlacementScores:
     """Scores of the region's zones, by zone id, as they were told last."""
 
-    def __init__(self, calls: AwsCalls, count: int | None) -> None:
+    def __init__(self, calls: AwsClient, count: int | None) -> None:
         """`count`: for how many instances; None: nothing is asked."""
         self._calls = calls
         self._count = count
@@ -58,5 +58,5 @@ class PlacementScores:
             SingleAvailabilityZone=True,
             RegionNames=[self._calls.region],
         ):
-            found |= {one["AvailabilityZoneId"]: int(one["Score"]) for one in page["SpotPlacementScores"]}
+            found |= {score["AvailabilityZoneId"]: int(score["Score"]) for score in page["SpotPlacementScores"]}
         return found

@@ -239,7 +239,7 @@ def kind_of(told: Mapping[str, Any]) -> Kind | None:
     if any(gpu.get("Manufacturer", "").upper() != "NVIDIA" for gpu in gpus):
         return None
     classes = told.get("SupportedUsageClasses", ("on-demand",))
-    return made_kind(
+    return build_instance_type(
         told["InstanceType"],
         vcpu_count=told["VCpuInfo"]["DefaultVCpus"],
         memory_mib=told["MemoryInfo"]["SizeInMiB"],
@@ -250,7 +250,7 @@ def kind_of(told: Mapping[str, Any]) -> Kind | None:
     )
 
 
-def made_kind(
+def build_instance_type(
     name: str,
     *,
     vcpu_count: int,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from gpu_autoscaler.model.errors import TransientError
-from gpu_autoscaler.providers.azure.calls import AzureCalls
+from gpu_autoscaler.providers.azure.calls import AzureClient
 from gpu_autoscaler.providers.azure.translate import BEGUN_TAG
 from gpu_autoscaler.providers.protocol import LaunchRefused
 from gpu_autoscaler.providers.shared_reads import SharedRead
@@ -37,7 +37,7 @@ Begun = Mapping[bytes, datetime]  # when each order was first begun, by digest o
 class BegunOrders:
     """What stands on one flexible scale set."""
 
-    def __init__(self, calls: AzureCalls, scale_set: str) -> None:
+    def __init__(self, calls: AzureClient, scale_set: str) -> None:
         self._calls = calls
         self._scale_set = scale_set
         self._wanted: dict[bytes, datetime] = {}

@@ -14,8 +14,8 @@ from gpu_autoscaler.model.errors import ConfigError, PermanentError
 from gpu_autoscaler.providers.azure.options import AzureOptions
 from gpu_autoscaler.providers.azure.permissions import CALLS, PRICES_CALL, PRICES_PATH, Budget
 from gpu_autoscaler.providers.azure.translate import failure
-from gpu_autoscaler.providers.pacing import BoundedCalls, NotAsked, RateBudget
-from gpu_autoscaler.providers.rest import Answer, RestCalls, said
+from gpu_autoscaler.providers.pacing import BoundedCalls, NotSent, RateLimit
+from gpu_autoscaler.providers.rest import Answer, RestClient, said
 
 MANAGEMENT_URL = "https://management.azure.com"
 PRICES_URL = "https://prices.azure.com"
@@ -33,7 +33,7 @@ _RATES: Mapping[Budget, tuple[float, int]] = {"reads": (10.0, 60), "writes": (4.
 GONE = frozenset({"ResourceNotFound", "NotFound", "InstanceIdNotFound", "PlatformImageNotFound"})  # where it is a 404
 
 
-class AzureCalls:
+class AzureClient:
     """One resource group of one subscription. `url` leads all calls elsewhere, to a fake."""
 
     def __init__(self, options: AzureOptions, *, url: str | None, call_seconds_max: float) -> None:
@@ -51,10 +51,10 @@ class AzureCalls:
         self._credential = None if url is not None else _credential()
         self._token: tuple[str, float] = ("fake", float("inf")) if url is not None else ("", 0.0)
         self._token_turn = asyncio.Lock()
-        self._rest = RestCalls(self._bearer, call_seconds_max=call_seconds_max)
-        self._prices = RestCalls(None, call_seconds_max=call_seconds_max)
+        self._rest = RestClient(self._bearer, call_seconds_max=call_seconds_max)
+        self._prices = RestClient(None, call_seconds_max=call_seconds_max)
         self._budgets = {
-            name: RateBudget(per_second, burst, wait_seconds_max=call_seconds_max)
+            name: RateLimit(per_second, burst, wait_seconds_max=call_seconds_max)
             for name, (per_second, burst) in _RATES.items()
         }
 
@@ -176,7 +176,7 @@ class AzureCalls:
             headers=headers,
         )
 
-    async def _follow(self, operation: str, link: str, rest: RestCalls, url: str) -> Answer:
+    async def _follow(self, operation: str, link: str, rest: RestClient, url: str) -> Answer:
         """Ask an address that the cloud has given; only its own, as our token goes with it."""
         if urlsplit(link)[:2] != urlsplit(url)[:2]:
             raise PermanentError(f"{operation}: is led to {link[:200]}, which is not {url}: not asked")
@@ -212,7 +212,7 @@ class AzureCalls:
         try:
             made = credential.get_token(f"{MANAGEMENT_URL}/.default")
         except AzureError as exc:
-            raise NotAsked(
+            raise NotSent(
                 f"no token of Azure: {str(exc)[:300]}; see workload identity, or AZURE_CLIENT_ID, AZURE_TENANT_ID and"
                 " AZURE_CLIENT_SECRET"
             ) from exc

@@ -10,12 +10,12 @@ import msgspec
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.providers.azure.calls import AzureCalls
+from gpu_autoscaler.providers.azure.calls import AzureClient
 from gpu_autoscaler.providers.azure.counted import CountedSets
-from gpu_autoscaler.providers.azure.examine import Examination
+from gpu_autoscaler.providers.azure.examine import Preflight
 from gpu_autoscaler.providers.azure.machines import AzureMachines
 from gpu_autoscaler.providers.azure.market import AzureMarket
-from gpu_autoscaler.providers.azure.options import OWNER, AzureOptions, machine_of, names_by_pool, see_options
+from gpu_autoscaler.providers.azure.options import OWNER, AzureOptions, machine_of, names_by_pool, validate_options
 from gpu_autoscaler.providers.azure.scale_sets import Mode, ScaleSet, ScaleSets
 from gpu_autoscaler.providers.azure.translate import (
     INSTALLATION_TAG,
@@ -25,10 +25,10 @@ from gpu_autoscaler.providers.azure.translate import (
     resource_id_of,
 )
 from gpu_autoscaler.providers.ceilings import SpotCeilings
-from gpu_autoscaler.providers.ended import SHOWN, Ended
-from gpu_autoscaler.providers.files import dated, prices_of, text_of
+from gpu_autoscaler.providers.ended import SHOWN, EndedInstances
+from gpu_autoscaler.providers.files import modified_at, read_prices, read_text
 from gpu_autoscaler.providers.findings import Finding
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, see_as_ordered
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, verify_order
 
 _ENDS = ("/delete", "/delete/action", "/evictspotvm/action")  # how operations that end a machine are called
 _OF_SETS = "virtualMachineScaleSets"
@@ -53,18 +53,18 @@ class AzureCapacity:
         now: Callable[[], datetime] = _wall_clock,
     ) -> None:
         """Raises ConfigError with everything that is missing."""
-        see_options(options)
+        validate_options(options)
         self._options = options
         self._installation = installation
         self._now = now
-        user_data = None if options.user_data_path is None else text_of(OWNER, options.user_data_path)
+        user_data = None if options.user_data_path is None else read_text(OWNER, options.user_data_path)
         self._machine = machine = None if options.machine_path is None else machine_of(options.machine_path)
-        self._calls = AzureCalls(options, url=url, call_seconds_max=call_seconds_max)
+        self._calls = AzureClient(options, url=url, call_seconds_max=call_seconds_max)
         ceilings = SpotCeilings(options.spot_ceilings)
         self._market = AzureMarket(
-            self._calls, prices_of(OWNER, options.prices_path), dated(options.prices_path), ceilings
+            self._calls, read_prices(OWNER, options.prices_path), modified_at(options.prices_path), ceilings
         )
-        self._ended = Ended()
+        self._ended = EndedInstances()
         self._counted = CountedSets(self._calls)
         self._names_by_pool = names_by_pool(options.scale_sets)
         modes: dict[str, Mode] = {name: "Uniform" for names in self._names_by_pool.values() for name in names}
@@ -98,7 +98,7 @@ class AzureCapacity:
         earlier = self._ended.of(order.action_id)
         ended = None if earlier is None else await self._gone(earlier.provider_id, now)
         if ended is not None:
-            return see_as_ordered(ended, order)
+            return verify_order(ended, order)
         if order.pool in self._names_by_pool:
             made = await self._counted.launch(order, await self._sets_of(order, now), now)
         elif self._machines is not None:
@@ -113,7 +113,7 @@ class AzureCapacity:
         self._ended.saw(made)
         if made.state == "terminated":  # it was made and ended before this process began
             made = await self._gone(made.provider_id, now) or made
-        return see_as_ordered(made, order)
+        return verify_order(made, order)
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
         """Begin the machine's end; None if it never was. Raises PermanentError if it is not ours, TransientError."""
@@ -165,9 +165,9 @@ class AzureCapacity:
         shown = {one.provider_id for one in listed}
         return [*listed, *(one for one in self._ended.recent(now) if one.provider_id not in shown)]
 
-    async def examine(self) -> Sequence[Finding]:
+    async def preflight(self) -> Sequence[Finding]:
         """Return what is right and wrong with group, region and settings. Buys nothing, changes nothing."""
-        examination = Examination(
+        examination = Preflight(
             self._options,
             self._calls,
             self._market,

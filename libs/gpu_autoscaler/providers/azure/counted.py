@@ -16,7 +16,7 @@ import msgspec
 from gpu_autoscaler.cloudmeta.azure import provider_id_of
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.providers.azure.calls import AzureCalls
+from gpu_autoscaler.providers.azure.calls import AzureClient
 from gpu_autoscaler.providers.azure.scale_sets import ScaleSet
 from gpu_autoscaler.providers.azure.translate import (
     ACTION_TAG,
@@ -27,10 +27,10 @@ from gpu_autoscaler.providers.azure.translate import (
     instance_of,
     read_tags,
 )
-from gpu_autoscaler.providers.counting import Ledger, read_ledger
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered
+from gpu_autoscaler.providers.counting import Ledger, decode_ledger
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, instance_from_order
 from gpu_autoscaler.providers.rest import Answer
-from gpu_autoscaler.providers.tokens import token_of
+from gpu_autoscaler.providers.tokens import idempotency_token
 
 TAG_LENGTH_MAX = 256  # of a value (Azure documentation, "Use tags to organize your Azure resources", limits)
 LEDGER_TAGS_MAX = 40  # of the fifty that a resource has; some are other people's
@@ -70,7 +70,7 @@ class _Look(msgspec.Struct, frozen=True, kw_only=True):
 class CountedSets:
     """Orders and ends of the machines of uniform scale sets."""
 
-    def __init__(self, calls: AzureCalls) -> None:
+    def __init__(self, calls: AzureClient) -> None:
         self._calls = calls
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one writer a set
 
@@ -96,12 +96,12 @@ class CountedSets:
         if len(sets) == 1:
             return [*sets]
         for one, told in zip(sets, await asyncio.gather(*(self._told(one.name) for one in sets)), strict=True):
-            ledger = read_ledger(_ledger_texts(told or {}))
+            ledger = decode_ledger(_ledger_texts(told or {}))
             if ledger.stands(order.action_id) or ledger.member_of(order.action_id) is not None:
                 return [one]
         offer = order.offer
         selling = [one for one in sets if one.sells(offer.instance_type, offer.zone, offer.capacity_type)]
-        return sorted(selling, key=lambda one: token_of(one.name, order.action_id))
+        return sorted(selling, key=lambda one: idempotency_token(one.name, order.action_id))
 
     async def _launch_from(self, order: Order, sold: ScaleSet, now: datetime) -> Instance:
         async with self._turns[sold.name]:
@@ -120,7 +120,7 @@ class CountedSets:
         look = await self._look(sold.name, now)
         if look.owner != installation:
             return []
-        return [_instance(look, sold, one, now) for one in look.members if one in look.ledger.named]
+        return [_instance(look, sold, member, now) for member in look.members if member in look.ledger.named]
 
     async def owned(self, sold: ScaleSet, instance_id: str, now: datetime) -> tuple[str | None, Instance] | None:
         """Return whose the machine is, and the machine; no installation where nobody ordered it, None if it is not."""
@@ -175,11 +175,11 @@ class CountedSets:
                 f"{UPDATE}: the machine of {order.action_id} does not show yet in {sold.name}; asked again",
                 retry_after_seconds=ASKED_AGAIN_SECONDS,
             )
-        if look.ledger != read_ledger(_ledger_texts(look.told)):
+        if look.ledger != decode_ledger(_ledger_texts(look.told)):
             self._calls.seen(UPDATE, await self._written(sold.name, look, look.ledger, None))
         if member not in look.members:
             resource_id = self._calls.id_of("virtualMachineScaleSets", f"{sold.name}/virtualMachines/{member}")
-            return as_ordered(order, provider_id_of(resource_id), launched_at=now, state="terminated")
+            return instance_from_order(order, provider_id_of(resource_id), launched_at=now, state="terminated")
         return _instance(look, sold, member, now)
 
     async def _withdraw(self, action_id: ActionId, name: str, failed: tuple[str, str], now: datetime) -> None:
@@ -226,7 +226,7 @@ class CountedSets:
             raise PermanentError(f"there is no scale set {name} in {self._calls.group_id}; see azure.scale_sets")
         listed = [one async for one in self._calls.pages("VirtualMachineScaleSetVMs_List", scale_set=name)]
         members = {str(one["instanceId"]): one for one in sorted(listed, key=lambda one: int(one["instanceId"]))}
-        ledger = read_ledger(_ledger_texts(told))
+        ledger = decode_ledger(_ledger_texts(told))
         if told["properties"].get("provisioningState") == "Succeeded":
             ledger = _without_missed(ledger, now)
         ledger = ledger.seen([*members])
@@ -243,7 +243,7 @@ def _without_missed(ledger: Ledger, now: datetime) -> Ledger:
     for action_id, note in ledger.standing:
         since = note.partition(_SINCE)[2]
         if since.isdigit() and now - datetime.fromtimestamp(int(since), tz=UTC) > SHOWN_WITHIN:
-            ledger = ledger.missed(action_id, f"unseen-{token_of('', action_id)[:8]}")
+            ledger = ledger.missed(action_id, f"unseen-{idempotency_token('', action_id)[:8]}")
     return ledger
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.providers.azure.calls import AzureCalls
+from gpu_autoscaler.providers.azure.calls import AzureClient
 from gpu_autoscaler.providers.azure.market import QUOTA_OF, AzureMarket, Quota
 from gpu_autoscaler.providers.azure.options import AzureOptions
 from gpu_autoscaler.providers.azure.permissions import CALLS, Way, is_allowed, role_of
 from gpu_autoscaler.providers.azure.scale_sets import ScaleSet, ScaleSets
 from gpu_autoscaler.providers.azure.translate import INSTALLATION_TAG, Denied, read_tags
-from gpu_autoscaler.providers.ceilings import of_ceilings
-from gpu_autoscaler.providers.findings import Finding, advice, fault, fine, of_clock, of_old_prices
+from gpu_autoscaler.providers.ceilings import ceiling_findings
+from gpu_autoscaler.providers.findings import Finding, warning, clock_findings, error, ok, stale_price_findings
 
 ELSEWHERE = ("Microsoft.Network/", "Microsoft.ManagedIdentity/")  # what may well be of another resource group
 
@@ -37,13 +37,13 @@ def ways_of(options: AzureOptions) -> list[Way]:
     return ways
 
 
-class Examination:
+class Preflight:
     """One look at everything that the settings name. Buys nothing, changes nothing."""
 
     def __init__(
         self,
         options: AzureOptions,
-        calls: AzureCalls,
+        calls: AzureClient,
         market: AzureMarket,
         sets: ScaleSets,
         *,
@@ -61,8 +61,8 @@ class Examination:
     async def findings(self, now: datetime) -> Sequence[Finding]:
         """Return all that was found, in the order of looking. Does not raise for what is wrong outside."""
         found = [await self._reading_machines()]
-        found += of_clock(self._calls.cloud_ahead, "Azure's")
-        if found[0].level == "fault":
+        found += clock_findings(self._calls.cloud_ahead, "Azure's")
+        if found[0].level == "error":
             return found  # without credentials, or in no such group, the rest would say the same once more
         found += [finding async for finding in self._rights()]
         found += [finding async for finding in self._image()]
@@ -88,7 +88,7 @@ class Examination:
         except AutoscalerError as exc:
             return self._failed("VirtualMachines_List", exc)
         whose = "with our tag" if self._installation == "*" else "of this installation"
-        return fine("credentials", f"accepted for {self._calls.group_id}; machines {whose}: {count}")
+        return ok("credentials", f"accepted for {self._calls.group_id}; machines {whose}: {count}")
 
     async def _rights(self) -> AsyncIterator[Finding]:
         """Say which rights to buy and remove are missing; Azure tells whoever asks of their own."""
@@ -96,10 +96,10 @@ class Examination:
             granted = [one async for one in self._calls.pages("Permissions_ListForResourceGroup")]
         except AutoscalerError as exc:
             step = f"allow {', '.join(CALLS['Permissions_ListForResourceGroup'].actions)}"
-            yield advice("permissions", f"not told: {exc}", step)
+            yield warning("permissions", f"not told: {exc}", step)
             return
         ways = {*ways_of(self._options), "always"}
-        changing = [one for one in CALLS.values() if one.budget != "reads" and one.way in ways]
+        changing = [call for call in CALLS.values() if call.budget != "reads" and call.way in ways]
         missing_count = 0
         for one in changing:
             lacking = [action for action in one.actions if not is_allowed(action, granted)]
@@ -107,14 +107,14 @@ class Examination:
             own = [action for action in lacking if not action.startswith(ELSEWHERE)]
             if own:
                 step = f"allow {', '.join(own)}; `gpu-autoscaler doctor --policy` prints the whole role"
-                yield fault(one.operation, f"will be refused: {one.without}", step)
+                yield error(one.operation, f"will be refused: {one.without}", step)
             elif lacking:
                 said = (
                     "is not wholly allowed on the resource group, which is right where subnet and identity are others'"
                 )
-                yield advice(one.operation, said, f"allow {', '.join(lacking)} on the subnet, and on the identity")
+                yield warning(one.operation, said, f"allow {', '.join(lacking)} on the subnet, and on the identity")
         if missing_count == 0:
-            yield fine("permissions", f"all that {', '.join(one.operation for one in changing)} need")
+            yield ok("permissions", f"all that {', '.join(one.operation for one in changing)} need")
 
     async def _image(self) -> AsyncIterator[Finding]:
         """Say whether the image of the file is sold in the region; one of one's own is not looked for."""
@@ -129,24 +129,24 @@ class Examination:
             told: Any = await self._calls.find("VirtualMachineImages_List", name=path)
         except AutoscalerError as exc:
             step = f"allow {', '.join(CALLS['VirtualMachineImages_List'].actions)}"
-            yield advice(subject, f"not looked for: {exc}", step)
+            yield warning(subject, f"not looked for: {exc}", step)
             return
         versions = [one["name"] for one in told or ()]
         if not versions or version not in ("latest", *versions):
             said = f"version {version} is not sold in {self._calls.region}: nothing is bought one by one"
-            yield fault(subject, said, "correct storageProfile.imageReference in the file of azure.machine_path")
+            yield error(subject, said, "correct storageProfile.imageReference in the file of azure.machine_path")
         else:
-            yield fine(subject, f"is sold in {self._calls.region}, {len(versions)} versions")
+            yield ok(subject, f"is sold in {self._calls.region}, {len(versions)} versions")
 
     @staticmethod
     def _of_set(one: ScaleSet) -> list[Finding]:
         subject = f"azure scale set {one.name}"
         if one.problems:
-            return [fault(subject, problem, "change the scale set, or name another") for problem in one.problems]
+            return [error(subject, problem, "change the scale set, or name another") for problem in one.problems]
         sold = "" if one.instance_type is None else f"{one.instance_type} as {one.capacity_type} "
         return [
-            fine(subject, f"sells {sold}in {', '.join(one.zones)}"),
-            *(advice(subject, "", step) for step in one.advice),
+            ok(subject, f"sells {sold}in {', '.join(one.zones)}"),
+            *(warning(subject, "", step) for step in one.advice),
         ]
 
     async def _offers(self, patterns: Sequence[str], zones: Sequence[str], now: datetime) -> list[Finding]:
@@ -157,7 +157,7 @@ class Examination:
         except AutoscalerError as exc:
             return [self._failed("ResourceSkus_List", exc)]
         found = [
-            advice(
+            warning(
                 f"azure.instance_types {pattern}",
                 f"names no GPU size that is sold in {self._calls.region}",
                 "correct it",
@@ -167,33 +167,37 @@ class Examination:
         ]
         families = sorted({kind.family for kind in kinds.values()})
         found += [_of_quota(name, quotas.get(name.lower())) for name in (*QUOTA_OF.values(), *families)]
-        found += of_ceilings(self._options.spot_ceilings, "azure.spot_ceilings", offers)
+        found += ceiling_findings(self._options.spot_ceilings, "azure.spot_ceilings", offers)
         unpriced = sorted(
-            {f"{one.instance_type} {one.capacity_type}" for one in offers if one.price_micro_usd_per_hour is None}
+            {
+                f"{offer.instance_type} {offer.capacity_type}"
+                for offer in offers
+                if offer.price_micro_usd_per_hour is None
+            }
         )
         if unpriced:
             said = f"unknown for {', '.join(unpriced[:5])}{' ...' if len(unpriced) > 5 else ''}: these are not bought"
-            found.append(advice("prices", said, "let this machine reach prices.azure.com, or set azure.prices_path"))
-        return [*found, *of_old_prices(offers, "azure.prices_path"), _said_of(offers)]
+            found.append(warning("prices", said, "let this machine reach prices.azure.com, or set azure.prices_path"))
+        return [*found, *stale_price_findings(offers, "azure.prices_path"), _said_of(offers)]
 
     def _failed(self, operation: str, exc: AutoscalerError) -> Finding:
         if isinstance(exc, Denied):
             allowed = CALLS[operation]
             step = f"allow {', '.join(allowed.actions)}; `gpu-autoscaler doctor --policy` prints the whole role"
-            return fault(operation, f"is not allowed: {allowed.without}", step)
-        return fault(operation, str(exc), "see azure.subscription, azure.resource_group, and the credentials")
+            return error(operation, f"is not allowed: {allowed.without}", step)
+        return error(operation, str(exc), "see azure.subscription, azure.resource_group, and the credentials")
 
 
 def _of_quota(name: str, quota: Quota | None) -> Finding:
     subject = f"quota {name}"
     if quota is None:
-        return advice(subject, "is not told", f"allow {', '.join(CALLS['Usage_List'].actions)}")
+        return warning(subject, "is not told", f"allow {', '.join(CALLS['Usage_List'].actions)}")
     if quota.limit == 0:
-        return advice(subject, "is 0: what counts towards it is not for sale", "request an increase in the portal")
-    return fine(subject, f"{quota.limit} vCPUs at once, {quota.used} in use")
+        return warning(subject, "is 0: what counts towards it is not for sale", "request an increase in the portal")
+    return ok(subject, f"{quota.limit} vCPUs at once, {quota.used} in use")
 
 
 def _said_of(offers: Sequence[Offer]) -> Finding:
-    spot_count = sum(1 for one in offers if one.capacity_type is CapacityType.SPOT)
-    types = {one.instance_type for one in offers}
-    return fine("offers", f"{len(offers)}, of {len(types)} types, {spot_count} of them spot")
+    spot_count = sum(1 for offer in offers if offer.capacity_type is CapacityType.SPOT)
+    types = {offer.instance_type for offer in offers}
+    return ok("offers", f"{len(offers)}, of {len(types)} types, {spot_count} of them spot")

@@ -20,13 +20,13 @@ from gpu_autoscaler.cloudmeta.azure import provider_id_of
 from gpu_autoscaler.model.errors import AutoscalerError, TransientError
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.azure.begun import BegunOrders
-from gpu_autoscaler.providers.azure.calls import AzureCalls
+from gpu_autoscaler.providers.azure.calls import AzureClient
 from gpu_autoscaler.providers.azure.translate import failure, instance_of, refusal_of, tags_of, zones_of
 from gpu_autoscaler.providers.ceilings import SpotCeilings, usd_text
-from gpu_autoscaler.providers.files import filled
-from gpu_autoscaler.providers.pacing import NotAsked
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, as_ordered, see_as_ordered
-from gpu_autoscaler.providers.tokens import token_of
+from gpu_autoscaler.providers.files import fill_template
+from gpu_autoscaler.providers.pacing import NotSent
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, instance_from_order, verify_order
+from gpu_autoscaler.providers.tokens import idempotency_token
 
 CREATE = "VirtualMachines_CreateOrUpdate"
 # How long somebody else who has begun an order may be about to make its machine, or Azure to show it. So long is waited
@@ -41,7 +41,7 @@ class AzureMachines:
 
     def __init__(
         self,
-        calls: AzureCalls,
+        calls: AzureClient,
         *,
         scale_set: str,
         machine: Mapping[str, Any],
@@ -58,7 +58,7 @@ class AzureMachines:
     @staticmethod
     def name_of(order: Order) -> str:
         """Return the machine's name: no two orders have the same, and no order has two."""
-        return f"gpu-{token_of(order.installation, order.action_id)}"
+        return f"gpu-{idempotency_token(order.installation, order.action_id)}"
 
     async def launch(self, order: Order, now: datetime) -> Instance:
         """Make the machine, or return the one of this name; one that is gone is `terminated`, without a date.
@@ -77,10 +77,10 @@ class AzureMachines:
             if began.status == 412:
                 return await self._found(order, name, now, None)
             told = self._calls.seen(CREATE, began).body
-        except (NotAsked, LaunchRefused):
+        except (NotSent, LaunchRefused):
             self._begun.unmade(name)
             raise
-        made = see_as_ordered(instance_of(told, now=now), order)
+        made = verify_order(instance_of(told, now=now), order)
         failed = await self._calls.failure_of(began)
         if failed is not None:
             raise await self._withdrawn(name, *failed)
@@ -93,8 +93,8 @@ class AzureMachines:
             raise TransientError(f"{CREATE}: {name} was begun, and does not show; asked again")
         if told is None:
             provider_id = provider_id_of(self._calls.id_of("virtualMachines", name))
-            return as_ordered(order, provider_id, launched_at=begun_at or now, state="terminated")
-        made = see_as_ordered(instance_of(told, now=now), order)
+            return instance_from_order(order, provider_id, launched_at=begun_at or now, state="terminated")
+        made = verify_order(instance_of(told, now=now), order)
         failed = _failure_of(told)
         if failed is not None:
             raise await self._withdrawn(name, *failed)
@@ -118,7 +118,7 @@ class AzureMachines:
         """Everything of it follows from the order and the settings, so that a second try is the same request."""
         system = {**self._machine.get("osProfile", {}), "computerName": name}
         if self._user_data is not None:
-            system["customData"] = base64.b64encode(filled(self._user_data, order).encode()).decode()
+            system["customData"] = base64.b64encode(fill_template(self._user_data, order).encode()).decode()
         network = {"networkApiVersion": NETWORK_API_VERSION, **self._machine["networkProfile"]}
         properties: dict[str, object] = {
             **self._machine,

@@ -11,12 +11,12 @@ import structlog
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.providers.azure.calls import AzureCalls
-from gpu_autoscaler.providers.azure.known_kinds import KNOWN_KINDS
+from gpu_autoscaler.providers.azure.calls import AzureClient
+from gpu_autoscaler.providers.azure.known_kinds import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.providers.azure.translate import REGIONAL_ZONE, Denied, Kind, kind_of, zone_name
 from gpu_autoscaler.providers.bars import by_quota, first_of
 from gpu_autoscaler.providers.ceilings import SpotCeilings
-from gpu_autoscaler.providers.prices import Price, if_old, price_of_file
+from gpu_autoscaler.providers.prices import Price, file_price, timestamp_if_stale
 
 KINDS_KEPT = timedelta(hours=1)  # what is sold where changes by the month
 PRICES_KEPT = timedelta(minutes=5)  # those of spot change with demand: nothing is bought long at the old one
@@ -46,7 +46,7 @@ class AzureMarket:
 
     def __init__(
         self,
-        calls: AzureCalls,
+        calls: AzureClient,
         file_prices: Mapping[str, int],
         filed_at: datetime | None = None,
         ceilings: SpotCeilings = _NO_CEILINGS,
@@ -78,7 +78,7 @@ class AzureMarket:
                 gpu_memory_bytes=kind.gpu_memory_bytes,
                 price_micro_usd_per_hour=price.micro_usd_per_hour,
                 price_source=price.source,
-                priced_at=price.heard_at,
+                priced_at=price.read_at,
                 barred_because=bar.because,
                 barred_by=bar.by,
             )
@@ -108,10 +108,12 @@ class AzureMarket:
         return (await self._read_sold(tuple(patterns), now)).kinds
 
     def _price(self, name: str, zone: str, capacity_type: CapacityType, now: datetime) -> Price:
-        filed = price_of_file(self._file_prices, self._filed_at, (name, zone, capacity_type), now)
+        filed = file_price(self._file_prices, self._filed_at, (name, zone, capacity_type), now)
         if filed is not None:
             return filed
-        return Price(self._prices.get((name, capacity_type)), "retail prices", if_old(self._prices_read_at, now))
+        return Price(
+            self._prices.get((name, capacity_type)), "retail prices", timestamp_if_stale(self._prices_read_at, now)
+        )
 
     async def _read_sold(self, patterns: tuple[str, ...], now: datetime) -> _Sold:
         known = self._sold
@@ -127,7 +129,7 @@ class AzureMarket:
             ]
         except Denied as exc:
             log.warning("sizes not told, the bundled table stands in for them", error=str(exc))
-            kinds = {name: kind for name, kind in KNOWN_KINDS.items() if _matches(name, patterns)}
+            kinds = {name: kind for name, kind in KNOWN_INSTANCE_TYPES.items() if _matches(name, patterns)}
             self._sold = _Sold(patterns, kinds, None, now)
         else:
             made = {one["name"]: kind for one in told if (kind := kind_of(one)) is not None}

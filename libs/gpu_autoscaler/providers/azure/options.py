@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.providers.ceilings import mistakes_in
-from gpu_autoscaler.providers.files import text_of
+from gpu_autoscaler.providers.ceilings import ceiling_violations
+from gpu_autoscaler.providers.files import read_text
 
 OWNER = "provider azure"
 # What is ours to say of a machine, so that the file of `machine_path` may not say it.
@@ -38,7 +38,7 @@ class AzureOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prices_path: str | None = None  # JSON, US dollars an hour by offer key or `type/*/capacity type`
 
 
-def see_options(options: AzureOptions) -> None:
+def validate_options(options: AzureOptions) -> None:
     """Raise ConfigError with every mistake at once."""
     wanted = {
         "subscription": "the subscription's id",
@@ -49,16 +49,18 @@ def see_options(options: AzureOptions) -> None:
         f"azure.{name}: is needed; set it to {what}" for name, what in wanted.items() if not getattr(options, name)
     ]
     mistakes += [
-        f"azure.scale_sets: {one!r} is not pool=name" for one in options.scale_sets if not one.partition("=")[2]
+        f"azure.scale_sets: {scale_set!r} is not pool=name"
+        for scale_set in options.scale_sets
+        if not scale_set.partition("=")[2]
     ]
-    mistakes += mistakes_in("azure.spot_ceilings", options.spot_ceilings)
+    mistakes += ceiling_violations("azure.spot_ceilings", options.spot_ceilings)
     if not options.scale_set and not options.scale_sets:
         mistakes.append("azure.scale_set: is needed where there are no azure.scale_sets; name a flexible scale set")
     if options.scale_set and not options.machine_path:
         mistakes.append("azure.machine_path: is needed with azure.scale_set; a file with `properties` of a machine")
     if options.scale_set and not options.instance_types:
         mistakes.append("azure.instance_types: is empty; name types or patterns, e.g. Standard_NC*_T4_v3")
-    names = [one.partition("=")[2].strip() for one in options.scale_sets] + [options.scale_set or ""]
+    names = [scale_set.partition("=")[2].strip() for scale_set in options.scale_sets] + [options.scale_set or ""]
     is_of_aks = _AKS_RESOURCES.fullmatch(options.resource_group or "") is not None
     mistakes += [
         f"azure scale set {name}: is AKS's own, whose number only AKS may change; make a scale set of your own, whose"
@@ -73,7 +75,7 @@ def see_options(options: AzureOptions) -> None:
 def machine_of(path: str) -> dict[str, Any]:
     """Return what stands in the file of a machine. Raises ConfigError."""
     try:
-        told = msgspec.json.decode(text_of(OWNER, path), type=dict[str, Any])
+        told = msgspec.json.decode(read_text(OWNER, path), type=dict[str, Any])
     except msgspec.DecodeError as exc:
         raise ConfigError(OWNER, [f"{path}: is no JSON object: {exc}"]) from exc
     mistakes = [f"{path}: {name} is said by us; leave it out" for name in OURS_TO_SAY if name in told]
@@ -90,6 +92,6 @@ def machine_of(path: str) -> dict[str, Any]:
 def names_by_pool(scale_sets: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the names of the scale sets by pool."""
     found: dict[str, tuple[str, ...]] = {}
-    for pool, _, name in (one.partition("=") for one in scale_sets):
+    for pool, _, name in (scale_set.partition("=") for scale_set in scale_sets):
         found[pool.strip()] = (*found.get(pool.strip(), ()), name.strip())
     return found

@@ -216,7 +216,7 @@ def is_allowed(action: str, granted: Iterable[Mapping[str, Any]]) -> bool:
 def role_of(ways: Iterable[Way], scope: str, subscription: str) -> str:
     """Return a custom role, as JSON for `az role definition create`, for these ways of buying."""
     wanted = set(ways) | {"always"}
-    actions = sorted({action for one in CALLS.values() if one.way in wanted for action in one.actions})
+    actions = sorted({action for call in CALLS.values() if call.way in wanted for action in call.actions})
     role = {
         "Name": "GPU Autoscaler",
         "Description": f"What gpu-autoscaler asks for; assign it to its identity on {scope} and on the subnet.",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.azure.calls import AzureCalls
+from gpu_autoscaler.providers.azure.calls import AzureClient
 from gpu_autoscaler.providers.azure.translate import INSTALLATION_TAG, Denied, read_tags, zone_name
 
 SETS_KEPT = timedelta(minutes=5)
@@ -43,7 +43,7 @@ class ScaleSet(msgspec.Struct, frozen=True, kw_only=True):
 class ScaleSets:
     """The scale sets of the settings."""
 
-    def __init__(self, calls: AzureCalls, installation: str, modes: Mapping[str, Mode]) -> None:
+    def __init__(self, calls: AzureClient, installation: str, modes: Mapping[str, Mode]) -> None:
         """`modes`: how each set of the settings has to be orchestrated, by its name."""
         self._calls = calls
         self._installation = installation

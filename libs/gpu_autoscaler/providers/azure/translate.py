@@ -215,12 +215,12 @@ def kind_of(told: Mapping[str, Any]) -> Kind | None:
 
     A size with a share of a GPU counts it as none, and is left out.
     """
-    capabilities = {one["name"]: one["value"] for one in told.get("capabilities", ())}
+    capabilities = {capability["name"]: capability["value"] for capability in told.get("capabilities", ())}
     gpu_count = int(float(capabilities.get("GPUs", "0")))
     gpu = gpu_of(told["name"], told.get("family", ""))
     if gpu_count == 0 or gpu is None:
         return None
-    return made_kind(
+    return build_instance_type(
         told["name"],
         family=told.get("family", ""),
         vcpu_count=int(capabilities.get("vCPUsAvailable") or capabilities["vCPUs"]),
@@ -230,7 +230,7 @@ def kind_of(told: Mapping[str, Any]) -> Kind | None:
     )
 
 
-def made_kind(
+def build_instance_type(
     name: str, *, family: str, vcpu_count: int, memory_gib: float, gpu_count: int, is_spot_sold: bool = True
 ) -> Kind:
     """Return the size with what is left of it for pods."""

@@ -9,8 +9,8 @@ from typing import Any
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
 from gpu_autoscaler.providers.gcp.permissions import CALLS, Pace
 from gpu_autoscaler.providers.gcp.translate import failure, is_throttled
-from gpu_autoscaler.providers.pacing import BoundedCalls, RateBudget
-from gpu_autoscaler.providers.rest import Answer, RestCalls
+from gpu_autoscaler.providers.pacing import BoundedCalls, RateLimit
+from gpu_autoscaler.providers.rest import Answer, RestClient
 
 PAGES_MAX = 1000
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -72,7 +72,7 @@ async def _token_of_fakes() -> str:
     return "fake"  # a fake asks for none, and is not to be given a real one
 
 
-class GcpCalls:
+class GcpClient:
     """One project. `url` leads all calls elsewhere, to a fake."""
 
     def __init__(self, project: str, *, url: str | None, call_seconds_max: float) -> None:
@@ -80,11 +80,11 @@ class GcpCalls:
         self.project = project
         self._url = None if url is None else url.rstrip("/")
         self._token = GoogleToken(call_seconds_max) if url is None else None
-        self._rest = RestCalls(
+        self._rest = RestClient(
             self._token or _token_of_fakes, call_seconds_max=call_seconds_max, is_throttled=is_throttled
         )
-        self._budgets: dict[Pace, RateBudget] = {
-            pace: RateBudget(per_second, burst, wait_seconds_max=call_seconds_max)
+        self._budgets: dict[Pace, RateLimit] = {
+            pace: RateLimit(per_second, burst, wait_seconds_max=call_seconds_max)
             for pace, (per_second, burst) in RATES.items()
         }
 

@@ -14,14 +14,14 @@ import msgspec
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.providers.files import dated, prices_of
+from gpu_autoscaler.providers.files import modified_at, read_prices
 from gpu_autoscaler.providers.findings import Finding
-from gpu_autoscaler.providers.gcp.calls import GcpCalls
-from gpu_autoscaler.providers.gcp.examine import Examination
+from gpu_autoscaler.providers.gcp.calls import GcpClient
+from gpu_autoscaler.providers.gcp.examine import Preflight
 from gpu_autoscaler.providers.gcp.groups import GcpGroups
 from gpu_autoscaler.providers.gcp.launches import GcpLaunches
 from gpu_autoscaler.providers.gcp.market import GcpMarket
-from gpu_autoscaler.providers.gcp.options import ANY_POOL, GcpOptions, group_names, see_options
+from gpu_autoscaler.providers.gcp.options import ANY_POOL, GcpOptions, group_names, validate_options
 from gpu_autoscaler.providers.gcp.together import GcpTogether
 from gpu_autoscaler.providers.gcp.translate import (
     CREATED_BY,
@@ -38,7 +38,7 @@ from gpu_autoscaler.providers.gcp.translate import (
     read_metadata,
     token_prefix,
 )
-from gpu_autoscaler.providers.protocol import Instance, Order, as_ordered, see_as_ordered
+from gpu_autoscaler.providers.protocol import Instance, Order, instance_from_order, verify_order
 from gpu_autoscaler.providers.shared_reads import SharedRead
 
 SHOWN = timedelta(hours=1)  # for how long an end is told
@@ -64,15 +64,15 @@ class GcpCapacity:
         now: Callable[[], datetime] = _wall_clock,
     ) -> None:
         """Raises ConfigError with everything that is missing."""
-        see_options(options)
+        validate_options(options)
         self._options = options
         self._installation = installation
         self._now = now
         self._project = str(options.project)
-        self._calls = GcpCalls(self._project, url=url, call_seconds_max=call_seconds_max)
+        self._calls = GcpClient(self._project, url=url, call_seconds_max=call_seconds_max)
         self._groups = GcpGroups(self._calls, group_names(options))
         self._market = GcpMarket(
-            self._calls, prices_of("provider gcp", options.prices_path), dated(options.prices_path)
+            self._calls, read_prices("provider gcp", options.prices_path), modified_at(options.prices_path)
         )
         self._launches = GcpLaunches(self._calls, decided_seconds_max=call_seconds_max)
         self._together = GcpTogether(
@@ -97,42 +97,42 @@ class GcpCapacity:
         found = await self._found(order, now)
         if found is not None:
             self._seen[last_of(found.provider_id)] = found
-            return msgspec.structs.replace(see_as_ordered(found, order), action_id=order.action_id)
+            return msgspec.structs.replace(verify_order(found, order), action_id=order.action_id)
         group = await self._groups.of(order, now)
         failed_count = sum(one.failed_count for one in (await self._past_of_token(order)).values())
         name = await self._launches.make(order, group, failed_count)
         told = await self._calls.find("instances.get", zone=group.zone, instance=name)
         if told is None:  # the group has it, lists do not yet
-            made = as_ordered(order, provider_id_of(self._project, group.zone, name), launched_at=self._now())
+            made = instance_from_order(order, provider_id_of(self._project, group.zone, name), launched_at=self._now())
         else:
             made = instance_of(told, project=self._project, now=self._now())
         self._seen[name] = made
         return made
 
-    def makes_together(self, pool: str, offer: Offer) -> bool:
+    def can_launch_group(self, pool: str, offer: Offer) -> bool:
         """True where a group of the settings is one for resize requests, of this pool, type and zone."""
         return offer.capacity_type is CapacityType.ON_DEMAND and any(
             named.together_type == offer.instance_type and named.zone == offer.zone and named.pool in (pool, ANY_POOL)
             for named in group_names(self._options)
         )
 
-    async def launch_together(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
+    async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
         """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
         now = self._now()
-        found = await asyncio.gather(*(self._found(one, now) for one in orders))
+        found = await asyncio.gather(*(self._found(order, now) for order in orders))
         if None in found:
             group = await self._groups.of(orders[0], now, is_together=True)
             await self._together.make(transaction, orders, group, now)
-            found = await asyncio.gather(*(self._found(one, now) for one in orders))
-            names = [instance_name(one, group.zone, group.name) for one in orders]
+            found = await asyncio.gather(*(self._found(order, now) for order in orders))
+            names = [instance_name(order, group.zone, group.name) for order in orders]
         else:
             names = ["" if one is None else last_of(one.provider_id) for one in found]
         return [self._as_made(*each, now) for each in zip(orders, names, found, strict=True)]
 
     def _as_made(self, order: Order, name: str, found: Instance | None, now: datetime) -> Instance:
         if found is None:  # the group has it, lists do not yet
-            found = as_ordered(order, provider_id_of(self._project, order.offer.zone, name), launched_at=now)
-        made = msgspec.structs.replace(see_as_ordered(found, order), action_id=order.action_id)
+            found = instance_from_order(order, provider_id_of(self._project, order.offer.zone, name), launched_at=now)
+        made = msgspec.structs.replace(verify_order(found, order), action_id=order.action_id)
         self._seen[last_of(made.provider_id)] = made
         return made
 
@@ -192,9 +192,9 @@ class GcpCapacity:
             if one.terminated_at is None or one.terminated_at >= now - SHOWN
         ]
 
-    async def examine(self) -> Sequence[Finding]:
+    async def preflight(self) -> Sequence[Finding]:
         """Return what is right and wrong with project, groups and settings. Buys nothing, changes nothing."""
-        return await Examination(self._options, self._calls, self._installation, self._now()).findings()
+        return await Preflight(self._options, self._calls, self._installation, self._now()).findings()
 
     async def close(self) -> None:
         """Give back connections."""
@@ -278,7 +278,7 @@ class GcpCapacity:
             for scope, shown in page.get("items", {}).items():
                 if shown.get("warning", {}).get("code") == "UNREACHABLE":
                     unseen.append(scope)
-                found |= {one["name"]: one for one in shown.get("instances", ())}
+                found |= {instance["name"]: instance for instance in shown.get("instances", ())}
             if unseen:
                 raise TransientError(f"instances.aggregatedList: {', '.join(unseen)} cannot be seen; asked again later")
         return found

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
 from gpu_autoscaler.model.errors import AutoscalerError
-from gpu_autoscaler.providers.files import dated, prices_of
-from gpu_autoscaler.providers.findings import Finding, advice, fault, fine, of_clock, of_old_prices
-from gpu_autoscaler.providers.gcp.calls import GcpCalls
+from gpu_autoscaler.providers.files import modified_at, read_prices
+from gpu_autoscaler.providers.findings import Finding, warning, clock_findings, error, ok, stale_price_findings
+from gpu_autoscaler.providers.gcp.calls import GcpClient
 from gpu_autoscaler.providers.gcp.groups import GcpGroups, Group
 from gpu_autoscaler.providers.gcp.market import GcpMarket
 from gpu_autoscaler.providers.gcp.options import GcpOptions, group_names
@@ -16,23 +16,25 @@ from gpu_autoscaler.providers.gcp.reservations import GcpReservations
 from gpu_autoscaler.providers.gcp.translate import denied_kind, owner_prefix
 
 
-class Examination:
+class Preflight:
     """One look at everything that the settings name. Buys nothing, changes nothing."""
 
-    def __init__(self, options: GcpOptions, calls: GcpCalls, installation: str, now: datetime) -> None:
+    def __init__(self, options: GcpOptions, calls: GcpClient, installation: str, now: datetime) -> None:
         self._calls = calls
         self._options = options
         self._installation = installation
         self._now = now
         self._groups = GcpGroups(calls, group_names(options))
         self._reservations = GcpReservations(calls)
-        self._market = GcpMarket(calls, prices_of("provider gcp", options.prices_path), dated(options.prices_path))
+        self._market = GcpMarket(
+            calls, read_prices("provider gcp", options.prices_path), modified_at(options.prices_path)
+        )
 
     async def findings(self) -> Sequence[Finding]:
         """Return all that was found, in the order of looking. Does not raise for what is wrong outside."""
         found = [await self._reading_instances()]
-        found += of_clock(self._calls.cloud_ahead, "Google's")
-        if found[0].level == "fault":
+        found += clock_findings(self._calls.cloud_ahead, "Google's")
+        if found[0].level == "error":
             return found  # without credentials, or in no project, the rest would say the same once more
         found += [finding async for finding in self._rights()]
         try:
@@ -55,21 +57,21 @@ class Examination:
         except AutoscalerError as exc:
             return self._failed("instances.aggregatedList", exc)
         count = sum(len(shown.get("instances", ())) for shown in answer.get("items", {}).values())
-        return fine(
+        return ok(
             "credentials", f"accepted in project {self._calls.project}; instances of ours on the first page: {count}"
         )
 
     async def _rights(self) -> AsyncIterator[Finding]:
         """Say what of the role is missing; Google tells whoever asks of their own rights."""
         calls = [
-            one for one in CALLS.values() if self._options.together_groups or not one.operation.startswith(REQUESTS)
+            call for call in CALLS.values() if self._options.together_groups or not call.operation.startswith(REQUESTS)
         ]
-        wanted = sorted({permission for one in calls for permission in one.permissions})
+        wanted = sorted({permission for call in calls for permission in call.permissions})
         try:
             told = await self._calls.call("projects.testIamPermissions", body={"permissions": wanted})
         except AutoscalerError as exc:
             step = "enable the Cloud Resource Manager API; until then a missing right to buy shows with the first order"
-            yield advice("permissions", f"not tried: {exc}", step)
+            yield warning("permissions", f"not tried: {exc}", step)
             return
         missing = set(wanted).difference(told.get("permissions", ()))
         for one in calls:
@@ -77,12 +79,12 @@ class Examination:
             said = f"will be refused: {one.without}"
             step = f"allow {', '.join(lacking)}; `gpu-autoscaler doctor --policy` prints the whole role"
             if lacking:
-                yield (advice if one.is_optional else fault)(one.operation, said, step)
+                yield (warning if one.is_optional else error)(one.operation, said, step)
         if not missing:
-            yield fine("permissions", f"all {len(wanted)} that are needed")
+            yield ok("permissions", f"all {len(wanted)} that are needed")
 
     async def _reads_of_launches(self, operation: str, groups: Sequence[Group]) -> AsyncIterator[Finding]:
-        group = next((one for one in groups if one.offer_key is not None), None)
+        group = next((group for group in groups if group.offer_key is not None), None)
         if group is None:
             return
         path = {"zone": group.zone}
@@ -102,15 +104,15 @@ class Examination:
             try:
                 one = await self._reservations.read(group.zone, group.reservation, self._now)
             except AutoscalerError as exc:
-                yield advice(subject, f"not read: {exc}", f"allow {', '.join(CALLS['reservations.get'].permissions)}")
+                yield warning(subject, f"not read: {exc}", f"allow {', '.join(CALLS['reservations.get'].permissions)}")
                 continue
             if one is None:
                 step = f"make it in {group.zone}, or correct reservationAffinity in the template of {group.name}"
-                yield fault(subject, f"is not in {group.zone}: nothing is made by group {group.name}", step)
+                yield error(subject, f"is not in {group.zone}: nothing is made by group {group.name}", step)
             elif one.barred.because is not None:
-                yield advice(subject, one.barred.because, "others are bought until some of it is free again")
+                yield warning(subject, one.barred.because, "others are bought until some of it is free again")
             else:
-                yield fine(subject, f"{one.free_count} of {one.total_count} are free, and are used first")
+                yield ok(subject, f"{one.free_count} of {one.total_count} are free, and are used first")
 
     async def _quotas(self, groups: Sequence[Group]) -> AsyncIterator[Finding]:
         """Say which quotas are zero, which for GPUs they often are at first."""
@@ -126,17 +128,17 @@ class Examination:
             try:
                 limit = (await self._market.quotas(region, self._now)).get(metric)
             except AutoscalerError as exc:
-                yield advice("quotas", f"not read: {exc}", f"allow {', '.join(CALLS['regions.get'].permissions)}")
+                yield warning("quotas", f"not read: {exc}", f"allow {', '.join(CALLS['regions.get'].permissions)}")
                 return
             subject = f"quota {metric} of {region}"
             if limit == 0:
                 said = f"is 0: groups {', '.join(sorted(names))} are not bought from"
-                yield advice(subject, said, f"request an increase of {metric} in {region} (IAM & Admin, Quotas)")
+                yield warning(subject, said, f"request an increase of {metric} in {region} (IAM & Admin, Quotas)")
             elif limit is not None:
-                yield fine(subject, f"{limit:g} GPUs at once")
+                yield ok(subject, f"{limit:g} GPUs at once")
         for name in sorted(untold):
             said = "is by family of GPUs, which Compute Engine does not tell: one of zero shows as a refusal"
-            yield advice(f"quota of {name}", said, "see GPUs per GPU family (IAM & Admin, Quotas), per region")
+            yield warning(f"quota of {name}", said, "see GPUs per GPU family (IAM & Admin, Quotas), per region")
         async for finding in self._quota_of_project():
             yield finding
 
@@ -144,14 +146,14 @@ class Examination:
         try:
             limit = await self._market.project_quota(self._now)
         except AutoscalerError as exc:
-            yield advice("quotas", f"not read: {exc}", f"allow {', '.join(CALLS['projects.get'].permissions)}")
+            yield warning("quotas", f"not read: {exc}", f"allow {', '.join(CALLS['projects.get'].permissions)}")
             return
         subject = f"quota {GPUS_ALL_REGIONS} of the project"
         if limit == 0:
             said = "is 0, as it is in new projects: no GPU is bought on demand, whatever a region's quota says"
-            yield advice(subject, said, f"request an increase of {GPUS_ALL_REGIONS} (IAM & Admin, Quotas)")
+            yield warning(subject, said, f"request an increase of {GPUS_ALL_REGIONS} (IAM & Admin, Quotas)")
         elif limit is not None:
-            yield fine(subject, f"{limit:g} GPUs at once")
+            yield ok(subject, f"{limit:g} GPUs at once")
 
     async def _offers(self, groups: Sequence[Group]) -> list[Finding]:
         try:
@@ -163,27 +165,27 @@ class Examination:
         if unpriced:
             said = f"unknown for {', '.join(unpriced[:5])}{' ...' if len(unpriced) > 5 else ''}: these are not bought"
             step = "enable the Cloud Billing API and allow compute.advice.capacityHistory, or set gcp.prices_path"
-            found.append(advice("prices", said, step))
-        found += of_old_prices(offers, "gcp.prices_path")
+            found.append(warning("prices", said, step))
+        found += stale_price_findings(offers, "gcp.prices_path")
         if not offers:
-            return [*found, fault("offers", "there are none", "see the groups and quotas above, and gcp.groups")]
-        return [*found, fine("offers", f"{len(offers)}, of {len({offer.instance_type for offer in offers})} types")]
+            return [*found, error("offers", "there are none", "see the groups and quotas above, and gcp.groups")]
+        return [*found, ok("offers", f"{len(offers)}, of {len({offer.instance_type for offer in offers})} types")]
 
     def _failed(self, operation: str, exc: AutoscalerError) -> Finding:
         allowed = CALLS[operation]
         if denied_kind(exc) == "permission" and allowed.permissions:
             step = f"allow {', '.join(allowed.permissions)}; `gpu-autoscaler doctor --policy` prints the whole role"
-            return fault(operation, f"is not allowed: {allowed.without}", step)
-        return fault(operation, str(exc), "see gcp.project, gcp.groups, the address of the cloud, and the credentials")
+            return error(operation, f"is not allowed: {allowed.without}", step)
+        return error(operation, str(exc), "see gcp.project, gcp.groups, the address of the cloud, and the credentials")
 
 
 def _of_group(group: Group) -> list[Finding]:
     subject = f"gcp.groups {group.zone}/{group.name}"
-    found = [fault(subject, problem, "change the group, or take it out of gcp.groups") for problem in group.problems]
-    found += [advice(subject, "works", step) for step in group.advice]
+    found = [error(subject, problem, "change the group, or take it out of gcp.groups") for problem in group.problems]
+    found += [warning(subject, "works", step) for step in group.advice]
     if group.offer_key is not None:
         said = f"sells {group.offer_key} to pool {group.pool}"
         if group.reservation is not None:
             said += f", out of reservation {group.reservation} and nowhere else"
-        found.append(fine(subject, said))
+        found.append(ok(subject, said))
     return found

@@ -14,8 +14,8 @@ import msgspec
 
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.gcp.calls import GcpCalls
-from gpu_autoscaler.providers.gcp.known_kinds import KNOWN_KINDS
+from gpu_autoscaler.providers.gcp.calls import GcpClient
+from gpu_autoscaler.providers.gcp.known_kinds import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.providers.gcp.options import ANY_POOL, GroupName
 from gpu_autoscaler.providers.gcp.translate import (
     Kind,
@@ -61,7 +61,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 class GcpGroups:
     """The groups of the settings."""
 
-    def __init__(self, calls: GcpCalls, names: Sequence[GroupName]) -> None:
+    def __init__(self, calls: GcpClient, names: Sequence[GroupName]) -> None:
         self._calls = calls
         self._names = names
         self._parts = _Parts(calls)
@@ -79,11 +79,11 @@ class GcpGroups:
         """Return the group of the order's pool that sells its offer. Raises LaunchRefused, TransientError."""
         if self._read_at is None or now - self._read_at >= GROUPS_KEPT:
             await self.read(now)
-        groups = [one for one in self._groups if one.pool in (order.pool, ANY_POOL)]
+        groups = [group for group in self._groups if group.pool in (order.pool, ANY_POOL)]
         for one in groups:
             if one.offer_key == order.offer.key and (one.run_seconds is not None or not is_together):
                 return one
-        told = "; ".join(_told(one) for one in groups) or "it has none"
+        told = "; ".join(_told(group) for group in groups) or "it has none"
         raise LaunchRefused(
             f"NoGroup: no group of pool {order.pool} sells {order.offer.key}: {told}; see gcp.groups and the policy",
             code="NoGroup",
@@ -93,7 +93,7 @@ class GcpGroups:
 
     def by_suffix(self, suffix: str) -> Group | None:
         """Return the group whose instances' names end so, as it was last read."""
-        return next((one for one in self._groups if one.suffix == suffix), None)
+        return next((group for group in self._groups if group.suffix == suffix), None)
 
     async def _shown(self, zone: str) -> Mapping[str, Mapping[str, Any]] | None:
         """Return the zone's groups by name, None where there is no such zone."""
@@ -138,7 +138,7 @@ class GcpGroups:
 class _Parts:
     """What groups are made of: templates and machine types. Neither ever changes, so each is asked for once."""
 
-    def __init__(self, calls: GcpCalls) -> None:
+    def __init__(self, calls: GcpClient) -> None:
         self._calls = calls
         self._templates: dict[str, Mapping[str, Any]] = {}
         self._types: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -166,8 +166,8 @@ class _Parts:
             try:
                 found = await self._calls.find("machineTypes.get", zone=zone, machineType=name)
             except TransientError as exc:
-                if denied_kind(exc) == "permission" and name in KNOWN_KINDS and not added:
-                    return KNOWN_KINDS[name]
+                if denied_kind(exc) == "permission" and name in KNOWN_INSTANCE_TYPES and not added:
+                    return KNOWN_INSTANCE_TYPES[name]
                 raise
             if found is None:
                 return None

@@ -4,7 +4,7 @@ Source: Compute Engine, "GPU machine types" and "Accelerator-optimized machine f
 a template adds GPUs (N1) are not here: their GPUs stand in the template, and their sizes are always asked for.
 """
 
-from gpu_autoscaler.providers.gcp.translate import Kind, made_kind
+from gpu_autoscaler.providers.gcp.translate import Kind, build_instance_type
 
 AS_OF = "2026-11-21"
 
@@ -36,7 +36,7 @@ _ROWS = (
     ("g2-standard-96", 96, 384, 8, "nvidia-l4"),
 )
 
-KNOWN_KINDS: dict[str, Kind] = {
-    name: made_kind(name, vcpu_count=vcpus, memory_mib=gibibytes * 1024, gpu_count=gpus, accelerator=gpu)
+KNOWN_INSTANCE_TYPES: dict[str, Kind] = {
+    name: build_instance_type(name, vcpu_count=vcpus, memory_mib=gibibytes * 1024, gpu_count=gpus, accelerator=gpu)
     for name, vcpus, gibibytes, gpus, gpu in _ROWS
 }

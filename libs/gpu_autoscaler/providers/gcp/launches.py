@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
-from gpu_autoscaler.providers.gcp.calls import GcpCalls
+from gpu_autoscaler.providers.gcp.calls import GcpClient
 from gpu_autoscaler.providers.gcp.groups import Group
 from gpu_autoscaler.providers.gcp.translate import (
     first_error,
@@ -26,7 +26,7 @@ from gpu_autoscaler.providers.gcp.translate import (
 )
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.providers.shared_reads import SharedRead
-from gpu_autoscaler.providers.tokens import uuid_of
+from gpu_autoscaler.providers.tokens import idempotency_uuid
 
 CREATE = "instanceGroupManagers.createInstances"
 LOOKED_SECONDS, LOOKED_SECONDS_MAX = 0.25, 3.0  # wall time between two looks: the first, and the longest
@@ -46,7 +46,7 @@ class _Standing(msgspec.Struct):
 class GcpLaunches:
     """Launches from groups. Keeps nothing: what stands in a group is read from it."""
 
-    def __init__(self, calls: GcpCalls, *, decided_seconds_max: float) -> None:
+    def __init__(self, calls: GcpClient, *, decided_seconds_max: float) -> None:
         """`decided_seconds_max`: wall time that a launch is watched; later it is asked again, and is the same one."""
         self._calls = calls
         self._decided_seconds_max = decided_seconds_max
@@ -124,7 +124,9 @@ class GcpLaunches:
                 zone=group.zone,
                 instanceGroupManager=group.name,
                 # The same request is done once for an hour; one that was withdrawn is another.
-                query={"requestId": uuid_of(order.installation, order.action_id, attempt=standing.failed_count)},
+                query={
+                    "requestId": idempotency_uuid(order.installation, order.action_id, attempt=standing.failed_count)
+                },
                 body={"instances": [{"name": standing.name, "preservedState": {"metadata": metadata_for(order)}}]},
             )
         except LaunchRefused as refused:
@@ -157,6 +159,6 @@ class GcpLaunches:
             instanceGroupManager=group,
         )
         async for page in pages:
-            for one in page.get("managedInstances", ()):
-                found[one.get("name") or last_of(one.get("instance", ""))] = one
+            for managed_instance in page.get("managedInstances", ()):
+                found[managed_instance.get("name") or last_of(managed_instance.get("instance", ""))] = managed_instance
         return found

@@ -12,13 +12,13 @@ from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.bars import Barred, by_quota
-from gpu_autoscaler.providers.gcp.calls import GcpCalls
+from gpu_autoscaler.providers.gcp.calls import GcpClient
 from gpu_autoscaler.providers.gcp.catalogue import UnitPrices, part_of, price_of
 from gpu_autoscaler.providers.gcp.groups import Group
 from gpu_autoscaler.providers.gcp.quotas import GPUS_ALL_REGIONS, quota_metric
 from gpu_autoscaler.providers.gcp.reservations import GcpReservations
 from gpu_autoscaler.providers.gcp.translate import Kind, denied_kind
-from gpu_autoscaler.providers.prices import Price, price_of_file
+from gpu_autoscaler.providers.prices import Price, file_price
 
 KEPT = timedelta(hours=1)  # prices on demand change by the month, those of spot once a day (Compute Engine, "Spot VMs")
 SPOT_KEPT = timedelta(minutes=5)  # so that nothing is bought long at a price of yesterday
@@ -38,7 +38,7 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
 class GcpMarket:
     """Offers of groups. Prices of a file go before the cloud's own."""
 
-    def __init__(self, calls: GcpCalls, file_prices: Mapping[str, int], filed_at: datetime | None = None) -> None:
+    def __init__(self, calls: GcpClient, file_prices: Mapping[str, int], filed_at: datetime | None = None) -> None:
         """`file_prices`: micro-dollars an hour by offer key, or by `type/*/capacity type`, as of `filed_at`."""
         self._calls = calls
         self._file_prices = file_prices
@@ -68,7 +68,7 @@ class GcpMarket:
                 gpu_memory_bytes=kind.gpu_memory_bytes,
                 price_micro_usd_per_hour=price.micro_usd_per_hour,
                 price_source=price.source,
-                priced_at=price.heard_at,
+                priced_at=price.read_at,
                 paid_from=paid_from,
                 paid_until=_runs_until(group, now),
                 barred_because=bar.because,
@@ -82,7 +82,7 @@ class GcpMarket:
         known = self._quotas.get(region)
         if known is None or now - known[0] >= QUOTAS_KEPT:
             told = await self._calls.call("regions.get", region=region)
-            limits = {one["metric"]: float(one["limit"]) for one in told.get("quotas", ())}
+            limits = {quota["metric"]: float(quota["limit"]) for quota in told.get("quotas", ())}
             known = self._quotas[region] = (now, limits)
         return known[1]
 
@@ -93,7 +93,7 @@ class GcpMarket:
         """
         if self._project_quota is None or now - self._project_quota[0] >= QUOTAS_KEPT:
             told = await self._calls.call("projects.get")
-            limits = {one["metric"]: float(one["limit"]) for one in told.get("quotas", ())}
+            limits = {quota["metric"]: float(quota["limit"]) for quota in told.get("quotas", ())}
             self._project_quota = (now, limits.get(GPUS_ALL_REGIONS))
         return self._project_quota[1]
 
@@ -122,7 +122,7 @@ class GcpMarket:
 
     async def _price(self, kind: Kind, group: Group, spot: Spot, now: datetime) -> Price:
         offer = (kind.name, group.zone, group.capacity_type)
-        filed = price_of_file(self._file_prices, self._filed_at, offer, now)
+        filed = file_price(self._file_prices, self._filed_at, offer, now)
         if filed is not None:
             return filed
         if spot.price_micro_usd_per_hour is not None:
@@ -188,7 +188,7 @@ def spot_of(told: Mapping[str, Any]) -> Spot:
 
 
 def _newest_first(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return sorted(records, key=lambda one: str(one.get("interval", {}).get("startTime", "")), reverse=True)
+    return sorted(records, key=lambda record: str(record.get("interval", {}).get("startTime", "")), reverse=True)
 
 
 def _micro_usd(money: Mapping[str, Any]) -> int | None:

@@ -49,7 +49,7 @@ class GroupName(msgspec.Struct, frozen=True, kw_only=True):
         return self.zone.rpartition("-")[0]
 
 
-def see_options(options: GcpOptions) -> None:
+def validate_options(options: GcpOptions) -> None:
     """Raise ConfigError with every mistake at once."""
     mistakes = []
     if not options.project:
@@ -69,7 +69,9 @@ def see_options(options: GcpOptions) -> None:
             mistakes.append(f"gcp.groups: {text!r}: {named.zone!r} is no zone; regional groups are not bought from")
     known = {f"{named.zone}/{named.name}" for named in group_names(options)}
     mistakes += [
-        f"gcp.shared_groups: {one!r} is none of gcp.groups" for one in options.shared_groups if one not in known
+        f"gcp.shared_groups: {group_name!r} is none of gcp.groups"
+        for group_name in options.shared_groups
+        if group_name not in known
     ]
     for text in options.together_groups:
         group, _, machine_type = text.partition("=")
@@ -85,7 +87,7 @@ def group_names(options: GcpOptions) -> tuple[GroupName, ...]:
     """Return the groups, in the order of the settings."""
     together = {
         group.strip(): machine_type.strip()
-        for group, _, machine_type in (one.partition("=") for one in options.together_groups)
+        for group, _, machine_type in (entry.partition("=") for entry in options.together_groups)
     }
     return tuple(
         msgspec.structs.replace(

@@ -206,6 +206,6 @@ def permissions_of(operation: str) -> tuple[str, ...]:
 
 def role_text() -> str:
     """Return the custom role, as JSON, that is all the driver needs: for `gcloud iam roles create --file`."""
-    permissions = sorted({permission for one in CALLS.values() for permission in one.permissions})
+    permissions = sorted({permission for call in CALLS.values() for permission in call.permissions})
     role = {"title": "gpu-autoscaler", "stage": "GA", "includedPermissions": permissions}
     return json.dumps(role, indent=2)

@@ -16,7 +16,7 @@ from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Bar
 from gpu_autoscaler.providers.bars import OPEN, Barred
-from gpu_autoscaler.providers.gcp.calls import GcpCalls
+from gpu_autoscaler.providers.gcp.calls import GcpClient
 from gpu_autoscaler.providers.gcp.translate import denied_kind, instant, last_of
 
 RESERVATIONS_KEPT = timedelta(seconds=60)  # as often as offers are asked for: what is free changes with each launch
@@ -47,7 +47,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 class GcpReservations:
     """The reservations that the groups name, each as it was read last."""
 
-    def __init__(self, calls: GcpCalls) -> None:
+    def __init__(self, calls: GcpClient) -> None:
         self._calls = calls
         self._known: dict[tuple[str, str], tuple[datetime, Reservation | None]] = {}
 

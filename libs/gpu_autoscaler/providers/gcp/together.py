@@ -19,7 +19,7 @@ import structlog
 
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.providers.gcp.calls import GcpCalls
+from gpu_autoscaler.providers.gcp.calls import GcpClient
 from gpu_autoscaler.providers.gcp.groups import Group
 from gpu_autoscaler.providers.gcp.launches import LOOKED_SECONDS, LOOKED_SECONDS_MAX, GcpLaunches
 from gpu_autoscaler.providers.gcp.permissions import REQUESTS
@@ -62,7 +62,7 @@ class GcpTogether:
 
     def __init__(
         self,
-        calls: GcpCalls,
+        calls: GcpClient,
         launches: GcpLaunches,
         *,
         decided_seconds_max: float,
@@ -137,8 +137,8 @@ class GcpTogether:
         if told is None:
             await self._insert_or_ask(asked)
             return False
-        named = {str(one.get("name")) for one in told.get("instances", ())}
-        strange = [one.action_id for one in asked.orders if _name(one, asked.group) not in named]
+        named = {str(instance.get("name")) for instance in told.get("instances", ())}
+        strange = [order.action_id for order in asked.orders if _name(order, asked.group) not in named]
         if strange:
             raise PermanentError(f"{asked.name} was asked for without {', '.join(strange)}: a transaction is one set")
         state, status = told.get("state"), told.get("status", {})
@@ -176,8 +176,8 @@ class GcpTogether:
         body: dict[str, Any] = {
             "name": asked.name,
             "instances": [
-                {"name": _name(one, asked.group), "preservedState": {"metadata": metadata_for(one)}}
-                for one in asked.orders
+                {"name": _name(order, asked.group), "preservedState": {"metadata": metadata_for(order)}}
+                for order in asked.orders
             ],
             "requestedRunDuration": {"seconds": str(self._run_seconds)},
         }

@@ -23,7 +23,7 @@ from gpu_autoscaler.providers.allocatable import PODS_PER_NODE, allocatable
 from gpu_autoscaler.providers.gcp.permissions import REQUESTS, permissions_of
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
 from gpu_autoscaler.providers.rest import Answer, said
-from gpu_autoscaler.providers.tokens import token_of
+from gpu_autoscaler.providers.tokens import idempotency_token
 
 PROVIDER_ID_PREFIX = "gce://"
 # Calls that buy: what is refused of them is final.
@@ -167,7 +167,7 @@ def owner_prefix(installation: str) -> str:
 
 def token_prefix(installation: str, action_id: ActionId) -> str:
     """Return how the name of this order's instance begins, whatever it was bought from."""
-    return f"{owner_prefix(installation)}{token_of(installation, action_id)}-"
+    return f"{owner_prefix(installation)}{idempotency_token(installation, action_id)}-"
 
 
 def group_suffix(zone: str, name: str) -> str:
@@ -322,11 +322,14 @@ def kind_of(told: Mapping[str, Any], added: Sequence[Mapping[str, Any]] = ()) ->
 
     None for accelerators that are not NVIDIA's, which our pods cannot use.
     """
-    built_in = [(one["guestAcceleratorType"], one["guestAcceleratorCount"]) for one in told.get("accelerators", ())]
+    built_in = [
+        (accelerator["guestAcceleratorType"], accelerator["guestAcceleratorCount"])
+        for accelerator in told.get("accelerators", ())
+    ]
     chosen = built_in or [(last_of(one["acceleratorType"]), one["acceleratorCount"]) for one in added]
     if any(not name.startswith("nvidia-") for name, _ in chosen):
         return None
-    return made_kind(
+    return build_instance_type(
         told["name"],
         vcpu_count=told["guestCpus"],
         memory_mib=told["memoryMb"],
@@ -335,7 +338,7 @@ def kind_of(told: Mapping[str, Any], added: Sequence[Mapping[str, Any]] = ()) ->
     )
 
 
-def made_kind(
+def build_instance_type(
     name: str, *, vcpu_count: int, memory_mib: int, gpu_count: int = 0, accelerator: str | None = None
 ) -> Kind:
     """Return the type with what is left of it for pods; a GPU that we have no name for keeps the cloud's."""

@@ -22,8 +22,8 @@ from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.findings import Finding
 from gpu_autoscaler.providers.karpenter.classes import Classes
-from gpu_autoscaler.providers.karpenter.examine import Examination
-from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, node_class_of, see_options
+from gpu_autoscaler.providers.karpenter.examine import Preflight
+from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, node_class_of, validate_options
 from gpu_autoscaler.providers.karpenter.reading_overlays import NO_POOL, Overlays
 from gpu_autoscaler.providers.karpenter.shelf import Shelf
 from gpu_autoscaler.providers.karpenter.translate import (
@@ -87,7 +87,7 @@ class KarpenterCapacity:
         now: Callable[[], datetime] = wall_clock,
     ) -> None:
         """Raises ConfigError with everything that is missing."""
-        see_options(options)
+        validate_options(options)
         self._options = options
         self._installation = installation
         self._now = now
@@ -162,10 +162,10 @@ class KarpenterCapacity:
                 await self._let_go(claim)
         return shown
 
-    async def examine(self) -> Sequence[Finding]:
+    async def preflight(self) -> Sequence[Finding]:
         """Return what is right and wrong with cluster, rights, class and settings. Makes nothing."""
         node_class = node_class_of(self._options)
-        return await Examination(self._kube, node_class, self._shelf, self._installation).findings()
+        return await Preflight(self._kube, node_class, self._shelf, self._installation).findings()
 
     async def close(self) -> None:
         """Give back connections."""
@@ -183,7 +183,7 @@ class KarpenterCapacity:
         """Make the claim. What is known to be in vain is refused before it is asked for."""
         if (lacking := await self._classes.lacking()) is not None:
             raise LaunchRefused(f"{lacking[0]}: {lacking[1]}", code=lacking[0], kind="configuration", scope="offer")
-        sold = next((one for one in self._shelf.offers() if one.key == order.offer.key), order.offer)
+        sold = next((offer for offer in self._shelf.offers() if offer.key == order.offer.key), order.offer)
         claim = claim_of(order, node_class_of(self._options), sold.resources.gpu_count)
         try:
             return await self._kube.make(CLAIMS, "", claim)
@@ -297,7 +297,7 @@ class KarpenterCapacity:
         if claim.metadata.deletion_timestamp is None:
             await self._kube.remove(CLAIMS, claim)
             return  # Karpenter ends what it may have made in this moment; the rest is for the next list
-        others = [one for one in claim.metadata.finalizers if one != HELD]
+        others = [finalizer for finalizer in claim.metadata.finalizers if finalizer != HELD]
         if len(others) == len(claim.metadata.finalizers):
             return
         patch = {

@@ -39,7 +39,7 @@ class Classes:
             return None  # we may not look: Karpenter will say
         if found is None:
             return NOT_THERE, f"there is no {asked}; make it, or name another in karpenter.node_class"
-        ready = next((one for one in found.status.conditions if one.type == "Ready"), None)
+        ready = next((condition for condition in found.status.conditions if condition.type == "Ready"), None)
         if ready is not None and ready.status == "False":
             return NOT_READY, f"{asked} is not ready: {ready.reason}: {ready.message}"
         return None
@@ -58,7 +58,9 @@ class Classes:
             api = f"/apis/{group['preferredVersion']['groupVersion']}"
             resources: list[Mapping[str, Any]] = (await self._served(api)).get("resources") or []
             plurals = [
-                str(one["name"]) for one in resources if one["kind"] == self._wanted.kind and "/" not in one["name"]
+                str(resource["name"])
+                for resource in resources
+                if resource["kind"] == self._wanted.kind and "/" not in resource["name"]
             ]
             if not plurals:
                 raise TransientError(f"{api} serves no {self._wanted.kind}; see karpenter.node_class")

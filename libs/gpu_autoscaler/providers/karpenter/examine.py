@@ -11,7 +11,7 @@ from gpu_autoscaler.kube.protocol import NotFound
 from gpu_autoscaler.kube.refusals import granting
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.providers.findings import Finding, advice, fault, fine
+from gpu_autoscaler.providers.findings import Finding, warning, error, ok
 from gpu_autoscaler.providers.karpenter.classes import Classes
 from gpu_autoscaler.providers.karpenter.examine_pools import buying_beside, pool_findings
 from gpu_autoscaler.providers.karpenter.limits import LimitedPools
@@ -29,7 +29,7 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _SOMEBODY = "NAME"
 
 
-class Examination:
+class Preflight:
     """One look at everything that a launch stands on."""
 
     def __init__(
@@ -54,10 +54,10 @@ class Examination:
         try:
             if not await self._kube.serves(CLAIMS):
                 step = "install Karpenter 1.0 or newer; what serves v1beta1 alone is too old"
-                return [fault("NodeClaims", f"{API_VERSION} has none here", step)]
+                return [error("NodeClaims", f"{API_VERSION} has none here", step)]
         except AutoscalerError as exc:
-            return [fault("cluster", str(exc), "see the settings under [kube]")]
-        found = [fine("NodeClaims", f"served as {API_VERSION}"), self._sold()]
+            return [error("cluster", str(exc), "see the settings under [kube]")]
+        found = [ok("NodeClaims", f"served as {API_VERSION}"), self._sold()]
         found += [finding async for finding in self._rights()]
         found += [finding async for finding in self._overlays()]
         found.append(await self._node_class())
@@ -73,10 +73,10 @@ class Examination:
         said = f"{len(self._offers)}, of {len({offer.instance_type for offer in self._offers})} types"
         if without:
             step = "write its price into karpenter.offers_path"
-            return advice(
+            return warning(
                 "offers", f"{said}; {len(without)} have no price and are not bought, first {without[0]}", step
             )
-        return fine("offers", said)
+        return ok("offers", said)
 
     async def _rights(self) -> AsyncIterator[Finding]:
         for verbs, resource, group, what in (
@@ -86,9 +86,9 @@ class Examination:
         ):
             missing = [verb for verb in verbs if not await self._may(verb, resource, group)]
             if not missing:
-                yield fine(f"rights on {resource}", ", ".join(verbs))
+                yield ok(f"rights on {resource}", ", ".join(verbs))
                 continue
-            tell = fault if group else advice
+            tell = error if group else warning
             step = granting(await self._who_asks(), missing, resource, group)
             yield tell(f"rights on {resource}", f"may not {', '.join(missing)}: {what}", step)
 
@@ -100,19 +100,19 @@ class Examination:
             found = await Overlays(self._kube).look(self._shelf, NO_POOL)
         except PermanentError as exc:
             step = granting(await self._who_asks(), ["list"], OVERLAYS.plural, GROUP)
-            yield advice("NodeOverlays", f"not to be read, so that prices are the file's alone: {exc}", step)
+            yield warning("NodeOverlays", f"not to be read, so that prices are the file's alone: {exc}", step)
             return
         except AutoscalerError as exc:
-            yield fault("NodeOverlays", str(exc), "ask again")
+            yield error("NodeOverlays", str(exc), "ask again")
             return
         before = {offer.key: offer for offer in self._offers}
         count = sum(before[offer.key] != offer for offer in found.offers)
         said = f"{count} of {len(before)} offers are changed by them"
         if found.silent:
             unheard = "; ".join(f"{name}: {why}" for name, why in sorted(found.silent.items()))
-            yield advice("NodeOverlays", f"{said}; not heeded: {unheard}", "kubectl describe nodeoverlay NAME")
+            yield warning("NodeOverlays", f"{said}; not heeded: {unheard}", "kubectl describe nodeoverlay NAME")
         else:
-            yield fine("NodeOverlays", said)
+            yield ok("NodeOverlays", said)
 
     async def _node_class(self) -> Finding:
         subject = "/".join(self._class)
@@ -120,12 +120,12 @@ class Examination:
             await self._classes.read()
             lacking = await self._classes.lacking()
         except PermanentError as exc:
-            return advice(subject, f"not to be looked at, so that a refusal is told late: {exc}", "grant get on it")
+            return warning(subject, f"not to be looked at, so that a refusal is told late: {exc}", "grant get on it")
         except AutoscalerError as exc:
-            return fault(subject, str(exc), "see karpenter.node_class")
+            return error(subject, str(exc), "see karpenter.node_class")
         if lacking is not None:
-            return fault(subject, lacking[1], f"kubectl describe {self._class.kind.lower()} {self._class.name}")
-        return fine(subject, "there, and ready as far as it says")
+            return error(subject, lacking[1], f"kubectl describe {self._class.kind.lower()} {self._class.name}")
+        return ok(subject, "there, and ready as far as it says")
 
     async def _trial(self) -> AsyncIterator[Finding]:
         if not self._offers:
@@ -141,11 +141,11 @@ class Examination:
         try:
             await self._kube.create(f"{CLAIMS.path()}?dryRun=All", claim_of(order, self._class))
         except AutoscalerError as exc:
-            yield fault(
+            yield error(
                 "a trial claim", str(exc), "if it is about the claim's fields, its definition is of another version"
             )
         else:
-            yield fine("a trial claim", f"for {order.offer.key} would be taken; nothing was made")
+            yield ok("a trial claim", f"for {order.offer.key} would be taken; nothing was made")
 
     async def _pools(self) -> AsyncIterator[Finding]:
         """NodePools are others' to have. What they buy for the same pods is bought twice."""
@@ -155,18 +155,18 @@ class Examination:
         except (PermanentError, NotFound):
             return
         except AutoscalerError as exc:
-            yield fault("NodePools", str(exc), "ask again")
+            yield error("NodePools", str(exc), "ask again")
             return
         ours = () if self._limited is None else self._limited.names
         buying = [pool.metadata.name for pool in pools if buying_beside(pool, ours)]
         if buying:
-            yield advice(
+            yield warning(
                 "NodePools",
                 f"{', '.join(buying)}: Karpenter itself buys by them for pods that wait, beside us",
                 'give each limits of nvidia.com/gpu: "0", or taints that our pods do not tolerate',
             )
         else:
-            yield fine("NodePools", "none that buys GPUs beside us")
+            yield ok("NodePools", "none that buys GPUs beside us")
 
     async def _may(self, verb: str, resource: str, group: str) -> bool:
         wanted = {"verb": verb, "group": group, "resource": resource}

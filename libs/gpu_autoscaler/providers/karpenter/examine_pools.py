@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.resources import GPU_RESOURCE
-from gpu_autoscaler.providers.findings import Finding, advice, fault, fine
+from gpu_autoscaler.providers.findings import Finding, warning, error, ok
 from gpu_autoscaler.providers.karpenter.limits import LimitedPools
 from gpu_autoscaler.providers.karpenter.node_pools import NodePool
 
@@ -18,18 +18,18 @@ async def pool_findings(pools: LimitedPools) -> AsyncIterator[Finding]:
         try:
             selling, problem = await pools.seen(name)
         except AutoscalerError as exc:
-            yield fault(subject, str(exc), f"kubectl describe nodepool {name}")
+            yield error(subject, str(exc), f"kubectl describe nodepool {name}")
             continue
         if problem is not None:
-            yield fault(subject, problem[1], f"kubectl edit nodepool {name}")
+            yield error(subject, problem[1], f"kubectl edit nodepool {name}")
             continue
         own = _own_choices(selling.pool)
         said = f"makes {selling.offer.key} for pods that wait, {selling.pool.gpu_limit} GPUs are allowed"
         if own:
             step = f"set {' and '.join(own)} to {_NEVER}: who goes, and when, is the policy's to say"
-            yield advice(subject, f"{said}; Karpenter ends its nodes by its own choice", step)
+            yield warning(subject, f"{said}; Karpenter ends its nodes by its own choice", step)
         else:
-            yield fine(subject, said)
+            yield ok(subject, said)
 
 
 def buying_beside(pool: NodePool, ours: tuple[str, ...]) -> bool:

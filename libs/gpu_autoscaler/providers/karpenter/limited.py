@@ -20,7 +20,7 @@ from gpu_autoscaler.providers.karpenter.capacity import (
     asked_again,
     wall_clock,
 )
-from gpu_autoscaler.providers.karpenter.examine import Examination
+from gpu_autoscaler.providers.karpenter.examine import Preflight
 from gpu_autoscaler.providers.karpenter.limits import WRITE_TRIES_MAX, LimitedPools, Selling
 from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, node_class_of
 from gpu_autoscaler.providers.karpenter.translate import HELD, OFFER, failure_of, instance_of, refused, unwanted
@@ -77,11 +77,9 @@ class LimitedCapacity(KarpenterCapacity):
             await self._pools.keep()
         return await super().instances(installation)
 
-    async def examine(self) -> Sequence[Finding]:
+    async def preflight(self) -> Sequence[Finding]:
         """Return what is right and wrong with cluster, rights, pools and settings. Makes nothing."""
-        examination = Examination(
-            self._kube, node_class_of(self._options), self._shelf, self._installation, self._pools
-        )
+        examination = Preflight(self._kube, node_class_of(self._options), self._shelf, self._installation, self._pools)
         return await examination.findings()
 
     async def _end(self, claim: NodeClaim, now: datetime) -> NodeClaim | None:

@@ -141,7 +141,7 @@ def _terms(selector: Mapping[str, str], term: Callable[[dict[str, str]], Json]) 
         return [{"id": value} for value in ids]
     terms: list[dict[str, str]] = [{}]
     for key, value in wanted.items():
-        terms = [{**each, key: part} for each in terms for part in (_parts(value) or ["*"])]
+        terms = [{**term, key: part} for term in terms for part in (_parts(value) or ["*"])]
     return [term(each) for each in terms]
 
 

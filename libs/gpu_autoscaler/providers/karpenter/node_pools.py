@@ -19,7 +19,7 @@ from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.resources import GPU_RESOURCE, parse_quantity
-from gpu_autoscaler.providers.counting import Ledger, read_ledger
+from gpu_autoscaler.providers.counting import Ledger, decode_ledger
 from gpu_autoscaler.providers.karpenter.options import NodeClass
 from gpu_autoscaler.providers.karpenter.overlays import OverlaySpec, Requirement, is_meant
 from gpu_autoscaler.providers.karpenter.translate import OFFER, PRICE
@@ -113,7 +113,7 @@ def sold_by(
     if pool.spec.replicas is not None:
         raise PermanentError(f"NodePool {name} is static (spec.replicas), and makes what no pod waits for")
     asked_for = OverlaySpec(requirements=template.requirements)
-    found = [one for one in offers if is_meant(asked_for, one, labels_of, pool.labels) is not False]
+    found = [offer for offer in offers if is_meant(asked_for, offer, labels_of, pool.labels) is not False]
     if len(found) != 1:
         keys = ", ".join(one.key for one in found[:3]) or "nothing that karpenter.offers_path sells"
         raise PermanentError(
@@ -134,16 +134,16 @@ def lacking(pool: NodePool, offer: Offer, order: Order) -> list[str]:
         CAPACITY_TYPE: offer.capacity_type.value,
     }
     template = pool.spec.template.spec
-    taints = {(one.key, one.value, one.effect) for one in (*template.taints, *template.startup_taints)}
+    taints = {(taint.key, taint.value, taint.effect) for taint in (*template.taints, *template.startup_taints)}
     missing = [
         f"label {key}={value}"
         for key, value in order.labels
         if not key.startswith((f"{labels.PREFIX}/", labels.HOSTNAME)) and have.get(key) != value
     ]
     return missing + [
-        f"taint {one.key}={one.value}:{one.effect}"
-        for one in order.taints
-        if (one.key, one.value, one.effect) not in taints
+        f"taint {taint.key}={taint.value}:{taint.effect}"
+        for taint in order.taints
+        if (taint.key, taint.value, taint.effect) not in taints
     ]
 
 
@@ -240,14 +240,14 @@ def look_at(
 
     Claims of before the pool was handed to us belong to nobody.
     """
-    there = sorted(claims, key=lambda one: (one.created_at, one.metadata.name))
+    there = sorted(claims, key=lambda claim: (claim.created_at, claim.metadata.name))
     own = {
         one.metadata.name: (ActionId(one.metadata.labels[labels.ACTION_ID]), "")
         for one in there
         if one.metadata.labels.get(labels.INSTALLATION) == installation and labels.ACTION_ID in one.metadata.labels
     }
     notes = pool.metadata.annotations
-    stored = read_ledger([notes[ORDERS]] if ORDERS in notes else [])
+    stored = decode_ledger([notes[ORDERS]] if ORDERS in notes else [])
     for action_id, note in stored.standing:
         is_made = any(action_id == one for one, _ in own.values())
         if is_made or (action_id != asked and now - second_of(note) > GIVEN_UP_SECONDS):

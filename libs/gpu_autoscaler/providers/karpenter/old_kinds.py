@@ -228,7 +228,9 @@ def _kubelets(documents: Sequence[Json], notes: _Notes) -> dict[str, Json]:
                 f"{what}: spec.kubeletConfiguration differs from that of another Provisioner of {TEMPLATE}/{reference};"
                 " it stands with the class now, so give each a template of its own"
             )
-        names = {(one.get("metadata") or {}).get("name") for one in documents if one.get("kind") == TEMPLATE}
+        names = {
+            (document.get("metadata") or {}).get("name") for document in documents if document.get("kind") == TEMPLATE
+        }
         where = "spec.kubelet" if reference in names else "nowhere, as that is not in this file: add it by hand"
         notes.told.append((what, f"spec.kubeletConfiguration: stands with EC2NodeClass/{reference} now ({where})"))
     return found

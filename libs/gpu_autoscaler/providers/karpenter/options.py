@@ -30,7 +30,7 @@ class KarpenterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     launch_seconds_max: Annotated[float, Meta(gt=0, le=300)] = 25.0
 
 
-def see_options(options: KarpenterOptions) -> None:
+def validate_options(options: KarpenterOptions) -> None:
     """Raise ConfigError with every mistake at once."""
     mistakes = []
     if options.mode not in WHO_CHOOSES:
@@ -51,6 +51,6 @@ def see_options(options: KarpenterOptions) -> None:
 
 
 def node_class_of(options: KarpenterOptions) -> NodeClass:
-    """Return the class that `see_options` has found to be well written."""
+    """Return the class that `validate_options` has found to be well written."""
     group, kind, name = str(options.node_class).split("/")
     return NodeClass(group, kind, name)

@@ -67,10 +67,10 @@ class NodeOverlay(Object, frozen=True, kw_only=True):
     def is_refused(self) -> bool:
         """True where Karpenter has found it to be invalid, or in conflict, as it is now."""
         return any(
-            one.type == "ValidationSucceeded"
-            and one.status == "False"
-            and one.observed_generation >= self.metadata.generation
-            for one in self.status.conditions
+            condition.type == "ValidationSucceeded"
+            and condition.status == "False"
+            and condition.observed_generation >= self.metadata.generation
+            for condition in self.status.conditions
         )
 
 
@@ -98,7 +98,7 @@ def overlaid(
     """
     table = _Table(offers)
     silent: dict[str, str] = {}
-    for overlay in sorted(overlays, key=lambda one: (one.spec.weight, one.metadata.name), reverse=True):
+    for overlay in sorted(overlays, key=lambda overlay: (overlay.spec.weight, overlay.metadata.name), reverse=True):
         name, spec = overlay.metadata.name, overlay.spec
         if overlay.is_refused:
             silent[name] = "Karpenter has refused it, see its conditions"
@@ -171,9 +171,11 @@ def is_meant(
         CAPACITY_TYPE: offer.capacity_type.value,
     }
     known = {NODE_POOL: None, **pool, **labels_of.get(offer.instance_type, {}), **of_offer}
-    if not all(_holds(one, known[one.key]) for one in spec.requirements if one.key in known):
+    if not all(
+        _holds(requirement, known[requirement.key]) for requirement in spec.requirements if requirement.key in known
+    ):
         return False
-    return next((one.key for one in spec.requirements if one.key not in known), True)
+    return next((requirement.key for requirement in spec.requirements if requirement.key not in known), True)
 
 
 def _holds(requirement: Requirement, value: str | None) -> bool:

@@ -28,7 +28,7 @@ from gpu_autoscaler.providers.karpenter.wire import (
     NodeClaim,
 )
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
-from gpu_autoscaler.providers.tokens import token_of
+from gpu_autoscaler.providers.tokens import idempotency_token
 
 # On claims: what was ordered and agreed. An offer's key has slashes, so it is no label.
 OFFER = f"{labels.PREFIX}/offer"
@@ -65,7 +65,7 @@ _RETRIED_BY_KARPENTER = re.compile(
 
 def name_of(order: Order) -> str:
     """The claim's name: the same order, the same claim, so that a second one cannot be made."""
-    return f"gpu-autoscaler-{token_of(order.installation, order.action_id)}"
+    return f"gpu-autoscaler-{idempotency_token(order.installation, order.action_id)}"
 
 
 def claim_of(order: Order, node_class: NodeClass, gpu_count: int | None = None) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class NodeClaim(Object, frozen=True, kw_only=True):
 
     def condition(self, name: str) -> Condition | None:
         """The condition of that name."""
-        return next((one for one in self.status.conditions if one.type == name), None)
+        return next((condition for condition in self.status.conditions if condition.type == name), None)
 
     def has(self, name: str) -> bool:
         """True where the condition holds."""

@@ -58,11 +58,11 @@ class SimCapacity:
         """Make the instance, or return the one of this token. Raises LaunchRefused, PermanentError, TransientError."""
         return _decoded(await self._call("POST", "/cloud/instances", body=msgspec.json.encode(order)), Instance)
 
-    def makes_together(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - all are the same to it
+    def can_launch_group(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - all are the same to it
         """Always."""
         return True
 
-    async def launch_together(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
+    async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
         """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
         body = msgspec.json.encode(Together(transaction=transaction, orders=tuple(orders)))
         return _decoded(await self._call("POST", "/cloud/instances/together", body=body), tuple[Instance, ...])

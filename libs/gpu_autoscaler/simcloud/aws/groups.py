@@ -87,12 +87,16 @@ class Groups:
         group.desired_capacity = count
         self._fill(group)
         too_many = len(group.instance_states) - count
-        victims = [one for one in group.instance_states if not one.protected_from_scale_in][: max(0, too_many)]
+        victims = [
+            instance_state for instance_state in group.instance_states if not instance_state.protected_from_scale_in
+        ][: max(0, too_many)]
         if victims:
-            ids = [one.instance.id for one in victims]
+            ids = [victim.instance.id for victim in victims]
             self._machines.backend.terminate_instances(ids)
             self._machines.terminating(ids)
-            group.instance_states = [one for one in group.instance_states if one not in victims]
+            group.instance_states = [
+                instance_state for instance_state in group.instance_states if instance_state not in victims
+            ]
         return None
 
     def activities(self, name: str) -> str:
@@ -101,19 +105,19 @@ class Groups:
             "<member>"
             + _inner(
                 {
-                    "ActivityId": f"00000000-0000-4000-8000-{one.number:012d}",
+                    "ActivityId": f"00000000-0000-4000-8000-{activity.number:012d}",
                     "AutoScalingGroupName": name,
                     "Description": "Launching a new EC2 instance",
                     "Cause": "an instance was started in response to a difference between desired and actual capacity",
-                    "StartTime": one.at.isoformat(),
-                    "EndTime": one.at.isoformat(),
-                    "StatusCode": "Successful" if one.failed_because is None else "Failed",
-                    "StatusMessage": one.failed_because or "",
+                    "StartTime": activity.at.isoformat(),
+                    "EndTime": activity.at.isoformat(),
+                    "StatusCode": "Successful" if activity.failed_because is None else "Failed",
+                    "StatusMessage": activity.failed_because or "",
                     "Progress": 100,
                 }
             )
             + "</member>"
-            for one in reversed(self._activities[name])
+            for activity in reversed(self._activities[name])
         )
         return f"<Activities>{told}</Activities>"
 
@@ -147,7 +151,9 @@ class Groups:
         """Do what AWS does of itself: replace what is gone of a group. Returns how many it made."""
         made = 0
         for group in self.backend.autoscaling_groups.values():
-            group.instance_states = [one for one in group.instance_states if self._is_alive(one.instance.id)]
+            group.instance_states = [
+                instance_state for instance_state in group.instance_states if self._is_alive(instance_state.instance.id)
+            ]
             made += self._fill(group)
         return made
 

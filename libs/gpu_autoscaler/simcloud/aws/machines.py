@@ -55,7 +55,9 @@ class Machines:
         now = self._now()
         for instance_id in ids:
             reservation = next(
-                one for one in self.backend.reservations.values() if any(it.id == instance_id for it in one.instances)
+                reservation
+                for reservation in self.backend.reservations.values()
+                if any(it.id == instance_id for it in reservation.instances)
             )
             self._lives[instance_id] = _Life(
                 reservation=reservation,
@@ -139,7 +141,9 @@ class Machines:
 
     def get(self, instance_id: str) -> Any:  # noqa: ANN401 - moto ships no types
         """Return moto's instance, also while it is not shown."""
-        return next(one for one in self._lives[instance_id].reservation.instances if one.id == instance_id)
+        return next(
+            instance for instance in self._lives[instance_id].reservation.instances if instance.id == instance_id
+        )
 
     def is_alive(self, instance_id: str) -> bool:
         """True until its end has begun."""

@@ -103,7 +103,7 @@ class Machines:
     def there(self) -> Iterator[Machine]:
         """Yield every machine that can be read by its name."""
         now = self._now()
-        return (one for one in self._machines.values() if one.is_there(now))
+        return (machine for machine in self._machines.values() if machine.is_there(now))
 
     def listed(self) -> list[Machine]:
         """Return every machine that is shown."""

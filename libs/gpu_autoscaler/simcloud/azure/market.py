@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpu_autoscaler.providers.azure.known_kinds import KNOWN_KINDS
+from gpu_autoscaler.providers.azure.known_kinds import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.simcloud.azure.machines import Machine
 from gpu_autoscaler.simcloud.azure.texts import MACHINE
 from gpu_autoscaler.simcloud.azure.wire import rejected
@@ -45,7 +45,7 @@ _ROWS = (
 
 
 def _catalogue_row(name: str, vcpus: int, gib: float, gpus: int, boot_seconds: float) -> InstanceType:
-    kind = KNOWN_KINDS[name]
+    kind = KNOWN_INSTANCE_TYPES[name]
     gpu_gib = None if kind.gpu_memory_bytes is None else kind.gpu_memory_bytes // _GIBIBYTE
     usd = gpus * GPU_USD_PER_HOUR.get((kind.gpu_model or "", gpu_gib or 0), 1.5)
     usd += max(0, vcpus - gpus * VCPUS_WITH_GPU) * VCPU_USD_PER_HOUR
@@ -76,7 +76,7 @@ def skus(region: str) -> list[dict[str, Any]]:
         {
             "resourceType": "virtualMachines",
             "name": one.name,
-            "family": KNOWN_KINDS[one.name].family,
+            "family": KNOWN_INSTANCE_TYPES[one.name].family,
             "locations": [region],
             "locationInfo": [{"location": region, "zones": list(ZONES)}],
             "capabilities": [
@@ -101,7 +101,7 @@ def image_versions(own_region: str, region: str, publisher: str, offer: str, sku
 
 def usages(quota_vcpus: Mapping[str, int], alive: Sequence[Machine]) -> list[dict[str, Any]]:
     """Return quotas and what is used of them; one that is not set is large. Source: "Usage - List"."""
-    families = {kind.family for kind in KNOWN_KINDS.values()}
+    families = {kind.family for kind in KNOWN_INSTANCE_TYPES.values()}
     return [
         {
             "unit": "Count",
@@ -115,7 +115,7 @@ def usages(quota_vcpus: Mapping[str, int], alive: Sequence[Machine]) -> list[dic
 
 def _quotas_of(machine: Machine) -> tuple[str, ...]:
     """Spot machines count towards one quota for all families, others towards the region's and their family's."""
-    return ("lowPriorityCores",) if machine.is_spot else ("cores", KNOWN_KINDS[machine.size].family)
+    return ("lowPriorityCores",) if machine.is_spot else ("cores", KNOWN_INSTANCE_TYPES[machine.size].family)
 
 
 def exceeded_quota(quota_vcpus: Mapping[str, int], alive: Iterable[Machine], wanted: Iterable[Machine]) -> str | None:

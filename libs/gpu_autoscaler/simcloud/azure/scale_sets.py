@@ -103,7 +103,7 @@ class ScaleSets:
                 found.body["sku"]["capacity"] -= 1
             self._machines.delete(members[instance_id])
         found.version = next(self._versions)
-        return max((members[one].ended_by_user_at or self._now() for one in instance_ids), default=None)
+        return max((members[instance_id].ended_by_user_at or self._now() for instance_id in instance_ids), default=None)
 
     def members(self, name: str) -> list[dict[str, Any]]:
         """Return the machines of a uniform set that are shown."""

@@ -112,7 +112,7 @@ def read_request(method: str, path: str, query: Mapping[str, str], headers: Mapp
             decoded = msgspec.json.decode(body)
         except msgspec.DecodeError as exc:
             raise rejected(400, "InvalidRequestContent", f"The request content was invalid: {exc}") from exc
-        mistakes = list(mistakes_in(decoded, _types()[route.body], ""))
+        mistakes = list(ceiling_violations(decoded, _types()[route.body], ""))
         if mistakes:
             raise rejected(400, "InvalidRequestContent", f"{route.name}: {'; '.join(mistakes[:5])}")
     kept = {name: headers[name] for name in HEADERS_KEPT if name in headers}
@@ -141,11 +141,11 @@ def _fields_of(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - generated types
     return typing.get_type_hints(kind, {**vars(models), **_types()}, include_extras=True)
 
 
-def mistakes_in(value: object, kind: Any, at: str) -> Iterator[str]:  # noqa: ANN401 - generated types
+def ceiling_violations(value: object, kind: Any, at: str) -> Iterator[str]:  # noqa: ANN401 - generated types
     """Yield what is wrong with a value of a generated type, each with its path."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Required:
-        yield from mistakes_in(value, arguments[0], at)
+        yield from ceiling_violations(value, arguments[0], at)
     elif hasattr(kind, "__required_keys__"):
         yield from _mistakes_in_fields(value, kind, at)
     elif origin in (typing.Union, builtin_types.UnionType):
@@ -155,7 +155,7 @@ def mistakes_in(value: object, kind: Any, at: str) -> Iterator[str]:  # noqa: AN
             yield f"{at}: is no list"
             return
         for number, one in enumerate(value):
-            yield from mistakes_in(one, arguments[0], f"{at}[{number}]")
+            yield from ceiling_violations(one, arguments[0], f"{at}[{number}]")
     elif origin is dict:
         if not isinstance(value, dict) or not all(isinstance(one, arguments[1]) for one in value.values()):
             yield f"{at}: is no object of {arguments[1].__name__}"
@@ -176,7 +176,7 @@ def _mistakes_in_fields(value: object, kind: Any, at: str) -> Iterator[str]:  # 
         if name not in fields:
             yield f"{where}: {kind.__name__} has no such field"
         else:
-            yield from mistakes_in(one, fields[name], where)
+            yield from ceiling_violations(one, fields[name], where)
     # By the mark alone: the generated types leave it to that, and call all fields of some structures required.
     required = {name for name, field in fields.items() if typing.get_origin(field) is Required}
     yield from (f"{at}.{name}: is missing" for name in sorted(required - set(value)))
@@ -192,6 +192,6 @@ def _mistakes_in_either(value: object, kinds: tuple[Any, ...], at: str) -> Itera
         if value.lower() not in words:
             yield f"{at}: {value!r} is none of {', '.join(sorted(words))}"
         return
-    wrong = [list(mistakes_in(value, kind, at)) for kind in kinds if kind is not type(None)]
+    wrong = [list(ceiling_violations(value, kind, at)) for kind in kinds if kind is not type(None)]
     if all(wrong):
         yield wrong[0][0]

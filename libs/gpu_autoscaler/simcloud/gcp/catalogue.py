@@ -11,7 +11,7 @@ from typing import Any
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.gcp.quotas import quota_metric
-from gpu_autoscaler.providers.gcp.translate import Kind, made_kind
+from gpu_autoscaler.providers.gcp.translate import Kind, build_instance_type
 from gpu_autoscaler.simcluster.offers import InstanceType
 
 REGION = "europe-west4"
@@ -54,7 +54,7 @@ _ROWS: tuple[tuple[str, int, int, int, str, int, float], ...] = (
 )
 
 KINDS: Mapping[str, Kind] = {
-    name: made_kind(
+    name: build_instance_type(
         name, vcpu_count=vcpus, memory_mib=gibibytes * 1024, gpu_count=gpus, accelerator=gpu if gpus else None
     )
     for name, vcpus, gibibytes, gpus, gpu, _, _ in _ROWS
@@ -163,7 +163,7 @@ def capacity_history(name: str, zone: str, now: datetime, ratio: float) -> dict[
     ]
     return {
         "priceHistory": [{"interval": one, "listPrice": price} for one, price in zip(intervals, money, strict=True)],
-        "preemptionHistory": [{"interval": one, "preemptionRate": 0.04} for one in intervals],
+        "preemptionHistory": [{"interval": interval, "preemptionRate": 0.04} for interval in intervals],
     }
 
 

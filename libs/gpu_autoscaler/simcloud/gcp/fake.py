@@ -197,7 +197,9 @@ class GcpFake(RestFake):
         machine = self._machine(call)
         if machine.gone_at is None:
             self.machines.delete(machine)
-        return next(one for one in reversed(self.machines.operations) if one.target == machine.url).told(self.now())
+        return next(
+            operation for operation in reversed(self.machines.operations) if operation.target == machine.url
+        ).told(self.now())
 
     def _resize(self, call: RestCall) -> dict[str, Any]:
         group, verb = self._group(call), call.name.rpartition(".")[2]
@@ -224,7 +226,9 @@ class GcpFake(RestFake):
         )
         code = next(standing, None) or self._lacking_reservation(offer_key)
         groups = self.machines.groups
-        taken = sum(groups[one.zone, one.group].offer_key == offer_key for one in self.machines.machines.values())
+        taken = sum(
+            groups[machine.zone, machine.group].offer_key == offer_key for machine in self.machines.machines.values()
+        )
         if code is None and offer_key in self.room and taken + count > self.room[offer_key]:
             code = "ZONE_RESOURCE_POOL_EXHAUSTED"
         return code or ("QUOTA_EXCEEDED" if self._is_above_quota(offer_key, count) else None)
@@ -233,7 +237,11 @@ class GcpFake(RestFake):
         name, zone, word = offer_key.split("/")
         if word != CapacityType.RESERVED:
             return None
-        kept = (one for one in self.reservations.values() if (one.machine_type, one.zone) == (name, zone))
+        kept = (
+            reservation
+            for reservation in self.reservations.values()
+            if (reservation.machine_type, reservation.zone) == (name, zone)
+        )
         has_room = any(one.used_count(self.machines.machines.values()) < one.count for one in kept)
         return None if has_room else "RESERVATION_CAPACITY_EXCEEDED"
 
@@ -244,9 +252,9 @@ class GcpFake(RestFake):
         if metric not in self.quota_gpus:
             return False
         running = [
-            catalogue.KINDS[one.machine_type].resources.gpu_count
-            for one in self.machines.machines.values()
-            if quota_metric(catalogue.KINDS[one.machine_type], one.capacity_type) == metric
+            catalogue.KINDS[machine.machine_type].resources.gpu_count
+            for machine in self.machines.machines.values()
+            if quota_metric(catalogue.KINDS[machine.machine_type], machine.capacity_type) == metric
         ]
         return sum(running) + count * kind.resources.gpu_count > self.quota_gpus[metric]
 
@@ -276,7 +284,9 @@ class GcpFake(RestFake):
         zone = call.parameters["zone"]
         if zone not in catalogue.ZONES:
             raise Rejected(self._error("notFound", f"The resource 'projects/{PROJECT}/zones/{zone}' was not found"))
-        return self._page(call, "items", [one.shown() for one in self.machines.groups.values() if one.zone == zone])
+        return self._page(
+            call, "items", [group.shown() for group in self.machines.groups.values() if group.zone == zone]
+        )
 
     def _list_everywhere(self, call: RestCall) -> dict[str, Any]:
         matching = self._matching(call, [one.told(self.now()) for one in self.machines.shown()])
@@ -293,14 +303,16 @@ class GcpFake(RestFake):
 
     def _list_operations(self, call: RestCall) -> dict[str, Any]:
         zone = call.parameters["zone"]
-        told = [one.told(self.now()) for one in reversed(self.machines.operations) if one.zone == zone]
+        told = [
+            operation.told(self.now()) for operation in reversed(self.machines.operations) if operation.zone == zone
+        ]
         if call.parameters.get("orderBy") != "creationTimestamp desc":
             told.reverse()
         return self._page(call, "items", self._matching(call, told))
 
     def _operation(self, call: RestCall) -> dict[str, Any]:
         name = call.parameters["operation"]
-        found = next((one for one in self.machines.operations if one.name == name), None)
+        found = next((operation for operation in self.machines.operations if operation.name == name), None)
         if found is None:
             raise Rejected(self._error("notFound", f"operation {name} was not found"))
         return found.told(self.now())
@@ -324,7 +336,9 @@ class GcpFake(RestFake):
         if call.parameters["region"] != catalogue.REGION:
             raise Rejected(self._error("notFound", f"region {call.parameters['region']} was not found"))
         metrics = catalogue.quota_metrics()
-        quotas = [{"metric": one, "limit": self.quota_gpus.get(one, QUOTA_GPUS), "usage": 0.0} for one in metrics]
+        quotas = [
+            {"metric": metric, "limit": self.quota_gpus.get(metric, QUOTA_GPUS), "usage": 0.0} for metric in metrics
+        ]
         return {"name": catalogue.REGION, "status": "UP", "quotas": quotas}
 
     def _reservation(self, call: RestCall) -> dict[str, Any]:
@@ -338,7 +352,11 @@ class GcpFake(RestFake):
         return {"name": PROJECT, "quotas": [{"metric": "GPUS_ALL_REGIONS", "limit": limit, "usage": 0.0}]}
 
     def _granted(self, call: RestCall) -> dict[str, Any]:
-        return {"permissions": [one for one in call.body["permissions"] if one not in self.missing_permissions]}
+        return {
+            "permissions": [
+                permission for permission in call.body["permissions"] if permission not in self.missing_permissions
+            ]
+        }
 
     def _history(self, call: RestCall) -> dict[str, Any]:
         zone = call.body["locationPolicy"]["location"].rpartition("/")[2]

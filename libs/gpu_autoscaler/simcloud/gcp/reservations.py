@@ -20,7 +20,7 @@ class Reservation(msgspec.Struct, kw_only=True):
 
     def used_count(self, machines: Iterable[Machine]) -> int:
         """Return how many of it run."""
-        return sum(1 for one in machines if (one.zone, one.reservation) == (self.zone, self.name))
+        return sum(1 for machine in machines if (machine.zone, machine.reservation) == (self.zone, self.name))
 
     def told(self, machines: Iterable[Machine]) -> dict[str, Any]:
         """The reservation as the API shows it."""

@@ -55,7 +55,7 @@ class ResizeRequests:
 
     def of_group(self, group: Group) -> list[ResizeRequest]:
         """All of the group."""
-        return [one for one in self.requests.values() if one.group is group]
+        return [request for request in self.requests.values() if request.group is group]
 
     def mistake_in(self, group: Group, verb: str, name: str, body: dict[str, Any] | None) -> tuple[str, str] | None:
         """Return error and message for a call that cannot be taken."""
@@ -87,7 +87,9 @@ class ResizeRequests:
         if not RUN_SECONDS[0] <= seconds <= RUN_SECONDS[1]:
             return "invalid", "requestedRunDuration must be between 10 minutes and 7 days"
         taken = [
-            one for one in names if one["name"] in group.wanted or (group.zone, one["name"]) in self._machines.machines
+            name
+            for name in names
+            if name["name"] in group.wanted or (group.zone, name["name"]) in self._machines.machines
         ]
         if (group.zone, group.name, name) in self.requests or taken:
             return "alreadyExists", f"The resource {name!r}, or one of its instances, already exists"
@@ -97,7 +99,10 @@ class ResizeRequests:
         made = ResizeRequest(
             name=body["name"],
             group=group,
-            instances={one["name"]: one.get("preservedState", {}).get("metadata", {}) for one in body["instances"]},
+            instances={
+                instance["name"]: instance.get("preservedState", {}).get("metadata", {})
+                for instance in body["instances"]
+            },
             run_seconds=int(body["requestedRunDuration"]["seconds"]),
             created_at=now,
             tried_at=now + timedelta(seconds=self._machines.decided_seconds),
@@ -115,14 +120,14 @@ class ResizeRequests:
 
     def settle(self, now: datetime) -> None:
         """Try what is due: all of a request, or nothing of it."""
-        for one in self.requests.values():
-            if one.state != "ACCEPTED" or now < one.tried_at or self.waits_silently:
+        for request in self.requests.values():
+            if request.state != "ACCEPTED" or now < request.tried_at or self.waits_silently:
                 continue
-            code = self._refusal_of(one.group.offer_key, len(one.instances))
+            code = self._refusal_of(request.group.offer_key, len(request.instances))
             if code is not None:
-                one.error = (code, f"{len(one.instances)} of {one.group.machine_type} cannot be made now.")
-                one.tried_at = now + timedelta(seconds=TRIED_AGAIN_SECONDS)
+                request.error = (code, f"{len(request.instances)} of {request.group.machine_type} cannot be made now.")
+                request.tried_at = now + timedelta(seconds=TRIED_AGAIN_SECONDS)
                 continue
-            one.state, one.error = "SUCCEEDED", None
-            for name in one.instances:
-                self._machines.make(one.group, one.group.wanted[name], now)
+            request.state, request.error = "SUCCEEDED", None
+            for name in request.instances:
+                self._machines.make(request.group, request.group.wanted[name], now)

@@ -210,8 +210,8 @@ def _of_wish(api: Api, wish: Json, devices: list[tuple[_Place, Device]], taken: 
     if device_class is None:
         return None
     selectors = [*(device_class["spec"].get("selectors") or ()), *(wish.get("selectors") or ())]
-    conditions = [cel.condition(one["cel"]["expression"]) for one in selectors]
-    right = [place for place, device in devices if all(each.judge(device) is True for each in conditions)]
+    conditions = [cel.condition(selector["cel"]["expression"]) for selector in selectors]
+    right = [place for place, device in devices if all(condition.judge(device) is True for condition in conditions)]
     free = [place for place in right if place not in taken]
     if wish.get("allocationMode") == "All":
         return right if right and free == right else None

@@ -192,7 +192,7 @@ class Jobs:
             return
         # Whoever writes a condition need not say since when.
         times = [entry.get("lastTransitionTime") for entry in job["status"]["conditions"]]
-        ended = max((moment_of(each) for each in times if each is not None), default=now)
+        ended = max((moment_of(time) for time in times if time is not None), default=now)
         due = ended + timedelta(seconds=ttl)
         if now >= due:
             self._api.delete(JOBS, key, DeleteOptions(propagation="Background"))

@@ -185,8 +185,8 @@ export function plans(list, names) {
       {},
       h("div", { class: "when" }, h("time", { datetime: plan.as_of }, clockTime(plan.as_of)), h("span", { class: "mono", title: plan.plan_id }, `plan ${plan.sequence}`)),
       plan.decisions.map((decision) => decisionLine(...VERBS[decision.decision], decision.sentence, decision.subject)),
-      heldBack(plan.held_back, names).map(([sentence, about]) => decisionLine("not yet", "held", sentence, about.join(", "))),
-      plan.decisions.length + plan.held_back.length ? null : decisionLine("nothing", "held", "What was held back is done or no longer wanted.", ""),
+      heldBack(plan.deferred, names).map(([sentence, about]) => decisionLine("not yet", "held", sentence, about.join(", "))),
+      plan.decisions.length + plan.deferred.length ? null : decisionLine("nothing", "held", "What was held back is done or no longer wanted.", ""),
     ),
   );
 }
@@ -290,7 +290,7 @@ const SAY = {
   "policy.directive_given": (fact) => `${directiveTold(fact.directive)}, by ${fact.given_by}: ${fact.reason}`,
   "policy.directive_lifted": (fact) => `${fact.key}, by ${fact.lifted_by}${fact.reason ? `: ${fact.reason}` : ""}`,
   "policy.changed": (fact) => fact.differences.join("; ") || fact.policy_digest.slice(0, 8),
-  "scaling.plan_made": (fact) => `${count(fact.plan.decisions.length, "decision")}, ${fact.plan.held_back.length} held back`,
+  "scaling.plan_made": (fact) => `${count(fact.plan.decisions.length, "decision")}, ${fact.plan.deferred.length} held back`,
   "scaling.node_ordered": (fact) => `${fact.offer.instance_type} in ${fact.offer.zone}, ${fact.offer.capacity_type}`,
   "scaling.node_launched": (fact) => `${fact.instance_type} in ${fact.zone}, ${fact.capacity_type}`,
   "scaling.launch_refused": (fact) => `${fact.offer.instance_type} in ${fact.offer.zone}: ${fact.code}`,
