@@ -39,6 +39,7 @@ test: $(VENV)/.dev ## Run everything that can run here; what cannot is named
 check: $(VENV)/.dev ## Format, lint, types, layers, house rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m gpu_autoscaler_services.contracts --check
@@ -50,8 +51,8 @@ format: $(VENV)/.dev ## Put the code into its form
 
 schemas: $(VENV)/.dev ## Write schemas/, the default policy, the policy's CRD and the broker's users again from the code
 	$(BIN)/python -m gpu_autoscaler_services.contracts
-	$(BIN)/python -m gpu_autoscaler.tools.policy_file > deploy/policies/default.toml
-	$(BIN)/python -m gpu_autoscaler.tools.policy_crd > deploy/charts/gpu-autoscaler/crds/autoscalingpolicies.yaml
+	$(BIN)/python -m gpu_autoscaler.contracts.policy_file > deploy/policies/default.toml
+	$(BIN)/python -m gpu_autoscaler.contracts.policy_crd > deploy/charts/gpu-autoscaler/crds/autoscalingpolicies.yaml
 	$(BIN)/python -m gpu_autoscaler_services.permissions > deploy/nats/users.conf
 	$(BIN)/python -m gpu_autoscaler_services.chart_files deploy/charts/gpu-autoscaler/files
 

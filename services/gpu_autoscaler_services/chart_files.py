@@ -5,11 +5,10 @@ from pathlib import Path
 
 from gpu_autoscaler.bus.permissions import password_variable
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
+from gpu_autoscaler.contracts.schemas import to_yaml
 from gpu_autoscaler.providers.registry import PROVIDERS
-from gpu_autoscaler.tools.schemas import to_yaml
 from gpu_autoscaler_services.permissions import users, users_file
-from gpu_autoscaler_services.registry import SERVICES
-from gpu_autoscaler_services.rights import rules, rules_with_karpenter
+from gpu_autoscaler_services.registry import specs
 
 
 def chart_files() -> dict[str, str]:
@@ -21,13 +20,13 @@ def chart_files() -> dict[str, str]:
             "passwordVariables": {user: password_variable(user) for user in users()},
         },
         "rights": {
-            service.name: {
-                "everywhere": rules(service.name, is_for_jobs=False),
-                "forJobs": rules(service.name, is_for_jobs=True),
-                "withKarpenter": rules_with_karpenter(service.name, has_limits=False),
-                "withKarpenterLimits": rules_with_karpenter(service.name, has_limits=True),
+            spec.name: {
+                "everywhere": spec.rules(is_for_jobs=False),
+                "forJobs": spec.rules(is_for_jobs=True),
+                "withKarpenter": spec.karpenter_rules(has_limits=False),
+                "withKarpenterLimits": spec.karpenter_rules(has_limits=True),
             }
-            for service in SERVICES
+            for spec in specs()
         },
     }
     return {"code.yaml": to_yaml(known), "users.conf": users_file()}

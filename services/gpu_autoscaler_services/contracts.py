@@ -6,17 +6,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 from gpu_autoscaler.bus.streams import streams_document
-from gpu_autoscaler.tools.schemas import asyncapi, fact_files, to_json, to_yaml
+from gpu_autoscaler.contracts.schemas import asyncapi, fact_files, to_json, to_yaml
 from gpu_autoscaler_services.gateway import openapi
-from gpu_autoscaler_services.registry import SERVICES
+from gpu_autoscaler_services.registry import services
 
 README = "README.md"  # the only file below schemas/ that is written by hand
 
 
 def contract_files() -> dict[str, str]:
     """Everything below `schemas/`: path -> text."""
-    operations = {service.name: ((*service.consumes, *service.folds), service.publishes) for service in SERVICES}
-    consumed = {service.name: service.consumes for service in SERVICES}
+    operations = {service.name: ((*service.consumes, *service.folds), service.publishes) for service in services()}
+    consumed = {service.name: service.consumes for service in services()}
     return {
         **fact_files(),
         "asyncapi.yaml": to_yaml(asyncapi(version("gpu-autoscaler"), operations)),

@@ -1,26 +1,37 @@
-"""The running system on one screen: every service, by its class. How each is put together stands in `wiring.py`."""
+"""The services of the system, each by the name of its folder, whose `spec.py` declares it."""
+
+from functools import cache
+from importlib import import_module
 
 from gpu_autoscaler.runtime.service import Service
-from gpu_autoscaler_services.announcer.service import Announcer
-from gpu_autoscaler_services.cost_tracker.service import CostTracker
-from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
-from gpu_autoscaler_services.gateway.service import Gateway
-from gpu_autoscaler_services.pod_watcher.service import PodWatcher
-from gpu_autoscaler_services.policy_watcher.service import PolicyWatcher
-from gpu_autoscaler_services.scaler.service import Scaler
-from gpu_autoscaler_services.scheduler.service import Scheduler
-from gpu_autoscaler_services.shadow.service import Shadow
-from gpu_autoscaler_services.spot_watcher.service import SpotWatcher
+from gpu_autoscaler_services.service_spec import ServiceSpec
 
-SERVICES: tuple[type[Service], ...] = (
-    PodWatcher,  # what Kubernetes shows: pods, nodes, budgets, jobs
-    DcgmIngest,  # what GPUs do
-    SpotWatcher,  # what the cloud says: offers, prices, notices
-    Scheduler,  # which jobs are accepted, and when each may start
-    Scaler,  # which nodes there are to be; its executor orders, drains and ends them
-    Shadow,  # what another policy would decide; acts on nothing
-    PolicyWatcher,  # which policies, as objects of Kubernetes, are in force
-    Announcer,  # why pods wait and nodes come and go, said on them as Kubernetes Events
-    CostTracker,  # who pays for what
-    Gateway,  # the door for people and programs: REST, events, the live page
+NAMES = (
+    "pod_watcher",  # the state of Kubernetes: pods, nodes, disruption budgets, jobs
+    "dcgm_ingest",  # GPU telemetry
+    "spot_watcher",  # offers, prices and interruption notices of the cloud
+    "scheduler",  # which jobs are admitted, and when each may start
+    "scaler",  # plans the cluster's size; its executor orders, drains and terminates nodes
+    "shadow",  # plans under another policy and acts on nothing
+    "policy_watcher",  # which AutoscalingPolicy objects are active
+    "announcer",  # Kubernetes Events: why pods wait and nodes come and go
+    "cost_tracker",  # costs, by owner
+    "gateway",  # the entry point for people and programs: REST, events, the live page
 )
+
+
+@cache
+def spec_of(name: str) -> ServiceSpec:
+    """Return the declaration of a service. Loads only this service, so that a process loads only its own."""
+    spec: ServiceSpec = import_module(f"{__package__}.{name}.spec").SPEC
+    return spec
+
+
+def specs() -> tuple[ServiceSpec, ...]:
+    """Return all declarations, in the order of NAMES."""
+    return tuple(map(spec_of, NAMES))
+
+
+def services() -> tuple[type[Service], ...]:
+    """Return the classes of all services, in the order of NAMES."""
+    return tuple(spec.service for spec in specs())

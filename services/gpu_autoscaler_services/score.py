@@ -1,4 +1,6 @@
-"""`make score`: our system and the baselines, each in the same worlds; tables, `out/score.json`, docs/scores.md."""
+"""`make score`: scores our system and the baselines in equal scenarios; prints tables, writes `out/score.json` and
+docs/scores.md.
+"""
 
 import argparse
 import os
@@ -14,19 +16,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gpu_autoscaler.core.state import EMPTY_STATE
+from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.jobs import JobSpec
-from gpu_autoscaler.sim import scenes, trace_worlds
-from gpu_autoscaler.sim.baselines.cluster_autoscaler import ClusterAutoscaler
-from gpu_autoscaler.sim.baselines.fixed import FixedFleet, sized_for
-from gpu_autoscaler.sim.baselines.karpenter import Karpenter
-from gpu_autoscaler.sim.baselines.omniscient import score_omniscient
-from gpu_autoscaler.sim.baselines.protocol import Baseline
-from gpu_autoscaler.sim.baselines.utilisation import UtilisationOnly, groups_for
-from gpu_autoscaler.sim.scene import Scene
-from gpu_autoscaler.sim.scores import OURS, UNTOLD, score_baseline, score_ours, score_untold
-from gpu_autoscaler.sim.tally import Score
+from gpu_autoscaler.sim.scoring import synthetic, traces
+from gpu_autoscaler.sim.scoring.baselines.cluster_autoscaler import ClusterAutoscaler
+from gpu_autoscaler.sim.scoring.baselines.fixed import FixedFleet, sized_for
+from gpu_autoscaler.sim.scoring.baselines.karpenter import Karpenter
+from gpu_autoscaler.sim.scoring.baselines.omniscient import score_omniscient
+from gpu_autoscaler.sim.scoring.baselines.protocol import Baseline
+from gpu_autoscaler.sim.scoring.baselines.utilization import UtilizationOnly, groups_for
+from gpu_autoscaler.sim.scoring.metrics import Score
+from gpu_autoscaler.sim.scoring.runner import (
+    OURS,
+    WITHOUT_SAVE_REQUESTS,
+    score_baseline,
+    score_ours,
+    score_without_save_requests,
+)
+from gpu_autoscaler.sim.scoring.scenario import Scenario
 from gpu_autoscaler_services.scheduler.manifest import job_manifest
 from gpu_autoscaler_services.score_page import COLUMNS, Board, Round, cells, page
 from gpu_autoscaler_services.simulation import ROLES
@@ -36,21 +44,21 @@ PAGE = Path("docs/scores.md")
 TRACES = Path(os.environ.get("GPU_AUTOSCALER_TRACES", "../shared/traces"))
 HOURS = 12.0
 CONSOLE_WIDTH = 150
-CRITICAL = 50  # services tell of every refusal that they meet; what matters is in the score
+CRITICAL = 50  # services log every refusal; the score holds what matters
 
 CHECKPOINTS = "bamboo-checkpoints"
-Make = Callable[[int, float], Scene]
+Make = Callable[[int, float], Scenario]
 WORLDS: dict[str, Make] = {
-    "steady": scenes.steady,
-    "bursts": scenes.bursts,
-    "openb": partial(trace_worlds.openb, TRACES),
-    "philly": partial(trace_worlds.philly, TRACES),
-    "bamboo": partial(trace_worlds.bamboo, TRACES),
-    CHECKPOINTS: partial(trace_worlds.bamboo_checkpoints, TRACES),
+    "steady": synthetic.steady,
+    "bursts": synthetic.bursts,
+    "openb": partial(traces.openb, TRACES),
+    "philly": partial(traces.philly, TRACES),
+    "bamboo": partial(traces.bamboo, TRACES),
+    CHECKPOINTS: partial(traces.bamboo_checkpoints, TRACES),
 }
-BASELINES: dict[str, Callable[[Scene], Baseline]] = {
-    "fixed": lambda scene: FixedFleet(sized_for(scene)),
-    "utilisation": lambda scene: UtilisationOnly(groups_for(scene)),
+BASELINES: dict[str, Callable[[Scenario], Baseline]] = {
+    "fixed": lambda scenario: FixedFleet(sized_for(scenario)),
+    "utilisation": lambda scenario: UtilizationOnly(groups_for(scenario)),
     "cluster-autoscaler": lambda _: ClusterAutoscaler(),
     "karpenter": lambda _: Karpenter(),
 }
@@ -59,7 +67,7 @@ SYSTEMS = (OURS, *BASELINES, OMNISCIENT)
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One system in one world."""
+    """One system in one scenario."""
 
     world: str
     system: str
@@ -68,21 +76,21 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def systems_of(world: str) -> tuple[str, ...]:
-    """Return who is scored in this world: where all work saves itself, ours without its requests as well."""
-    return (OURS, UNTOLD, *SYSTEMS[1:]) if world == CHECKPOINTS else SYSTEMS
+    """Return the systems scored in this scenario; where all work checkpoints, also ours without checkpoint requests."""
+    return (OURS, WITHOUT_SAVE_REQUESTS, *SYSTEMS[1:]) if world == CHECKPOINTS else SYSTEMS
 
 
 def score(case: Case) -> Score:
-    """Return what came of one case. Equal cases and code, equal scores."""
+    """Return the score of one case. Equal cases and code give equal scores."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(CRITICAL))
-    scene = WORLDS[case.world](case.seed, case.hours)
+    scenario = WORLDS[case.world](case.seed, case.hours)
     if case.system == OURS:
-        return score_ours(scene, ROLES)
-    if case.system == UNTOLD:
-        return score_untold(scene, ROLES)
+        return score_ours(scenario, ROLES)
+    if case.system == WITHOUT_SAVE_REQUESTS:
+        return score_without_save_requests(scenario, ROLES)
     if case.system == OMNISCIENT:
-        return score_omniscient(scene)
-    return score_baseline(scene, BASELINES[case.system](scene), _manifest)
+        return score_omniscient(scenario)
+    return score_baseline(scenario, BASELINES[case.system](scenario), _manifest)
 
 
 def _manifest(spec: JobSpec) -> dict[str, object]:
@@ -90,7 +98,7 @@ def _manifest(spec: JobSpec) -> dict[str, object]:
 
 
 def main() -> int:
-    """Score what is asked for. Ends with 1 where our system broke a promise."""
+    """Score the selected cases. Exits with 1 if our system violated an invariant."""
     options = _options()
     worlds = [options.world] if options.world else list(WORLDS)
     cases = [Case(world, system, options.seed, options.hours) for world in worlds for system in systems_of(world)]
@@ -99,7 +107,9 @@ def main() -> int:
         told = {world: WORLDS[world](options.seed, options.hours).told for world in worlds}
     except ConfigError as exc:
         console.print(f"[red]{exc}[/red]", highlight=False)
-        console.print("set GPU_AUTOSCALER_TRACES to the folder of traces, or score one made up: --world steady")
+        console.print(
+            "set GPU_AUTOSCALER_TRACES to the folder of traces, or score a synthetic scenario: --world steady"
+        )
         return 2
     scores = list(_run(cases, console, options.processes))
     board = Board(
@@ -118,17 +128,17 @@ def main() -> int:
         PAGE.write_text(page(board), encoding="utf-8")
     broken = [f"{one.world}: {promise}" for one in scores for promise in one.broken]
     for line in broken:
-        console.print(f"[bold red]broken[/bold red] {line}", highlight=False)
+        console.print(f"[bold red]violated[/bold red] {line}", highlight=False)
     return 1 if broken else 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make score", description=__doc__)
-    parser.add_argument("--world", choices=list(WORLDS), help="this one only")
-    parser.add_argument("--seed", type=int, default=1, help="of made-up work; the window of a trace")
-    parser.add_argument("--hours", type=float, default=HOURS, help="in which work arrives")
-    parser.add_argument("--processes", type=int, help="all cores if not given")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE} as well")
+    parser.add_argument("--world", choices=list(WORLDS), help="only this scenario")
+    parser.add_argument("--seed", type=int, default=1, help="seed of synthetic jobs, or window of a trace")
+    parser.add_argument("--hours", type=float, default=HOURS, help="hours in which jobs arrive")
+    parser.add_argument("--processes", type=int, help="number of processes (default: all cores)")
+    parser.add_argument("--write", action="store_true", help=f"also write {PAGE}")
     return parser.parse_args()
 
 
@@ -144,7 +154,7 @@ def _run(cases: Sequence[Case], console: Console, processes_count: int | None) -
 
 
 def table(each: Round) -> Table:
-    """Return one world's scores for the terminal."""
+    """Return the table of one scenario for the terminal."""
     drawn = Table(title=f"{each.world}: {each.told}", title_justify="left", box=None, title_style="bold")
     for name in COLUMNS:
         drawn.add_column(name, justify="left" if name == COLUMNS[0] else "right")

@@ -1,16 +1,16 @@
-"""docs/scores.md, written from the scores: what was compared and how, the tables, and where ours is worse."""
+"""Renders docs/scores.md from the scores: method, tables, and where ours is worse."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import geometric_mean
 
 import msgspec
 
-from gpu_autoscaler.sim.scores import OURS, UNTOLD
-from gpu_autoscaler.sim.tally import ALL, Score
+from gpu_autoscaler.sim.scoring.metrics import ALL, Score
+from gpu_autoscaler.sim.scoring.runner import OURS, WITHOUT_SAVE_REQUESTS
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """All systems in one world."""
+    """All systems in one scenario."""
 
     world: str
     told: str
@@ -18,14 +18,14 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True):
-    """All worlds of one run of the command."""
+    """All scenarios of one run of the command."""
 
     seed: int
     hours: float
     rounds: tuple[Round, ...]
 
 
-# Figures in which less is better, by what they are called; a difference below this share of the larger is none.
+# Figures of which less is better, with their names; smaller relative differences count as equal.
 FIGURES: dict[str, Callable[[Score], float]] = {
     "cost": lambda score: score.cost_usd,
     "mean waiting": lambda score: score.waiting[ALL].mean_seconds,
@@ -101,7 +101,7 @@ def page(board: Board) -> str:
 
 
 def _summary(board: Board) -> str:
-    """Ours against each other system over all worlds: how often it is cheaper and waits less, and by how much."""
+    """Compare ours with each other system over all scenarios: cost, waiting, evictions and lost work."""
     names = [one.system for one in board.rounds[0].scores if one.system != OURS and one.node_hours is not None]
     lines = []
     for name in names:
@@ -127,7 +127,7 @@ def _summary(board: Board) -> str:
 
 
 def _won(pairs: Sequence[tuple[float, float]]) -> tuple[str, str]:
-    """Return in how many worlds ours is lower, and the mean ratio."""
+    """Return the number of scenarios where ours is lower, and the mean ratio."""
     lower_count = sum(mine < its for mine, its in pairs)
     ratio = geometric_mean([mine / its for mine, its in pairs if mine > 0 and its > 0] or [1.0])
     return f"{lower_count} of {len(pairs)}", f"{ratio:.0%}"
@@ -138,7 +138,7 @@ def _of(each: Round, system: str) -> Score:
 
 
 def cells(one: Score) -> tuple[str, ...]:
-    """Return one line of a table, by COLUMNS."""
+    """Return one row of a table, by COLUMNS."""
     waiting, ratio = one.waiting[ALL], one.gpu_used_ratio
     seconds = (waiting.mean_seconds, waiting.p50_seconds, waiting.p95_seconds, waiting.max_seconds)
     return (
@@ -165,7 +165,7 @@ def _rows(names: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def _waiting(each: Round) -> str:
-    """Mean and slowest 5 % by class, for each system."""
+    """Return mean and 95th percentile of waiting by class, for each system."""
     classes = sorted({name for one in each.scores for name in one.waiting} - {ALL})
     return _rows(
         ("wait s, mean / p95", *classes),
@@ -179,7 +179,7 @@ def _of_class(one: Score, name: str) -> str:
 
 
 def _judged(each: Round) -> Iterator[str]:
-    """Say in words where ours is better and where it is worse than each that ran."""
+    """Yield sentences on where ours is better and worse than each system."""
     ours = _of(each, OURS)
     for other in each.scores:
         if other.system == OURS or other.node_hours is None:
@@ -200,7 +200,7 @@ def _judged(each: Round) -> Iterator[str]:
             f"- Of {ours.interrupted_jobs_count} jobs that the cloud interrupted under ours, "
             f"{ours.recovered_jobs_count} ended well ({ours.recovered_jobs_count / ours.interrupted_jobs_count:.1%})."
         )
-    untold = next((one for one in each.scores if one.system == UNTOLD), None)
+    untold = next((one for one in each.scores if one.system == WITHOUT_SAVE_REQUESTS), None)
     if untold is not None and untold.lost_gpu_hours:
         yield (
             f"- Asked to save, work lost {ours.lost_gpu_hours:,.1f} GPU-h; drained under its notice and not asked, "
@@ -213,7 +213,7 @@ def _judged(each: Round) -> Iterator[str]:
 
 
 def _bought(ours: Score, other: Score) -> str:
-    """Say what is had for the money that ours costs more than the other."""
+    """Return what the higher cost of ours buys compared with the other system."""
     more_usd = ours.cost_usd - other.cost_usd
     spared_hours = _waited_hours(other) - _waited_hours(ours)
     gains = []

@@ -1,7 +1,4 @@
-"""Runs one service as a process: `python -m gpu_autoscaler_services.serve scaler`.
-
-Containers and the local launcher call it.
-"""
+"""Runs one service as a process: `python -m gpu_autoscaler_services.serve scaler`. Used by containers and launcher."""
 
 import argparse
 import os
@@ -11,15 +8,15 @@ from pathlib import Path
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.config import load_settings
 from gpu_autoscaler.runtime.process import EXIT_MISCONFIGURED, run_process
-from gpu_autoscaler_services.wiring import COMPOSE
+from gpu_autoscaler_services.registry import NAMES, spec_of
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until SIGTERM. Returns the exit code of `run_process`."""
+    """Run the service until SIGTERM; return the exit code of `run_process`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("service", choices=sorted(COMPOSE))
+    parser.add_argument("service", choices=sorted(NAMES))
     parser.add_argument(
-        "--config", type=Path, default=os.environ.get("GPU_AUTOSCALER_CONFIG"), help="TOML file of settings"
+        "--config", type=Path, default=os.environ.get("GPU_AUTOSCALER_CONFIG"), help="settings file (TOML)"
     )
     options = parser.parse_args(arguments)
     try:
@@ -27,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as exc:
         sys.stderr.write(f"{options.service}: {exc}\n")
         return EXIT_MISCONFIGURED
-    return run_process(options.service, settings, COMPOSE[options.service])
+    return run_process(options.service, settings, spec_of(options.service).compose)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
-"""The system for the simulator: every service put together as in `wiring.py`, on the adapters of a run.
+"""Composes every service as in `wiring.py`, on the simulation's adapters.
 
-The simulator imports no service; it is handed ROLES.
+The simulator imports no service; ROLES is passed to it.
 """
 
 from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime, timedelta
 
-from gpu_autoscaler.core.buying.sparing import is_to_leave_spot
-from gpu_autoscaler.core.foresight import ForecastGauges
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes
+from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
+from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity
+from gpu_autoscaler.core.limits.spend import counted_at
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.forecast_step import ForecastGauges
+from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
 from gpu_autoscaler.core.queueing.job_budgets import job_spends
 from gpu_autoscaler.core.queueing.scoring import is_to_be_scored
-from gpu_autoscaler.core.remembered import Kept, remembered
-from gpu_autoscaler.core.removing.deleted import guards_due
-from gpu_autoscaler.core.removing.leftovers import leftovers
-from gpu_autoscaler.core.spending.money import counted_at
-from gpu_autoscaler.core.state import ClusterState, JobRecord, Tombstone
-from gpu_autoscaler.core.views import queue
+from gpu_autoscaler.core.state.queries import queue
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord, Tombstone
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
@@ -24,148 +24,156 @@ from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.runtime.snapshots import Snapshots
-from gpu_autoscaler.sim.glances import plan_inputs, queue_inputs
-from gpu_autoscaler.sim.seat import EXPORTER_URL, METADATA_URL, Resume, Role, Roles, Seat
+from gpu_autoscaler.sim.adapters.bundle import EXPORTER_URL, METADATA_URL, AdapterBundle, Resume, Role, Roles
+from gpu_autoscaler.sim.tick_skipping.inputs import plan_inputs, queue_inputs
 from gpu_autoscaler_services.cost_tracker.service import CostTracker
 from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
+from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
-from gpu_autoscaler_services.scaler.farewells import Farewells
-from gpu_autoscaler_services.scaler.guards import Guards
+from gpu_autoscaler_services.scaler.finalizers import Finalizers
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
-from gpu_autoscaler_services.scaler.leftovers import Leftovers
-from gpu_autoscaler_services.scaler.past import Past
+from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
+from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.service import Scheduler
-from gpu_autoscaler_services.spot_watcher.events import CloudEvents
-from gpu_autoscaler_services.spot_watcher.offers import CentralOffers
-from gpu_autoscaler_services.spot_watcher.polls import NodesNotices
+from gpu_autoscaler_services.spot_watcher.interruption_queue import InterruptionQueue
+from gpu_autoscaler_services.spot_watcher.metadata_poller import ManagedNodesPoller
+from gpu_autoscaler_services.spot_watcher.offers import OffersPoller
 from gpu_autoscaler_services.spot_watcher.service import SpotWatcher
 
 NAMESPACE = "default"
-# Seldom enough for long runs, often enough that every minute's summary has its sample.
+# Rare enough for long runs, and at least one sample per minute of the summaries.
 SCRAPE_SECONDS = 30.0
 
 _MOMENT = timedelta(microseconds=1)
-# What says how much of their budgets jobs have spent.
+# Fields of the state that determine the spend of job budgets.
 _SPENT_BY = (
     "jobs", "pods", "orders", "instances", "nodes", "nodes_gone", "drains", "notices", "spent_by_job", "charges",
 )  # fmt: skip
-_spent: Kept[tuple[tuple[object, ...], bool]] = Kept(4)  # with what it was read from
+_spent_cache: IdentityCache[tuple[tuple[object, ...], bool]] = IdentityCache(4)  # with its inputs
 
 _core_digest = core_digest()
-_metrics = Metrics("simulation")  # nobody reads them; they are made once, as gauges are dear
+_metrics = Metrics("simulation")  # never exported; created once, as creating gauges is slow
 
 
 class _Figures:
-    """Says at once that the second opinion refused a plan; nobody looks at what is foreseen."""
+    """Reports at once that the plan check refused a plan; ignores forecasts."""
 
-    def __init__(self, ring: Callable[[], None]) -> None:
-        self._ring = ring
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._report = report
 
     def count_refused_plan(self) -> None:
-        """A plan was refused."""
-        self._ring()
+        """Report a refused plan."""
+        self._report()
 
-    def set_forecast(self, foresight: ForecastGauges) -> None:
-        """Take it in."""
-
-
-def pod_watcher(seat: Seat) -> Service:
-    """Kubernetes -> facts."""
-    return PodWatcher(seat.kube, seat.cluster)
+    def set_forecast(self, forecast: ForecastGauges) -> None:
+        """Ignore the forecast."""
 
 
-def dcgm_ingest(seat: Seat) -> Service:
-    """Exporters -> facts."""
-    return DcgmIngest(seat.view, seat.exporters, dcgm_url=EXPORTER_URL, scrape_seconds=SCRAPE_SECONDS)
+def pod_watcher(adapters: AdapterBundle) -> Service:
+    """Watches Kubernetes."""
+    return PodWatcher(adapters.kube, adapters.cluster)
 
 
-def notices(seat: Seat) -> Service:
-    """Metadata of all nodes -> facts."""
-    return SpotWatcher(NodesNotices(seat.view, seat.metadata, metadata_url=METADATA_URL))
+def dcgm_ingest(adapters: AdapterBundle) -> Service:
+    """Scrapes exporters."""
+    return DcgmIngest(adapters.view, adapters.exporters, dcgm_url=EXPORTER_URL, scrape_seconds=SCRAPE_SECONDS)
 
 
-def prices(seat: Seat) -> Service:
-    """What is for sale, and the cloud's queue where it has one -> facts."""
-    events = None if seat.events is None else CloudEvents(seat.view, seat.events)
-    return SpotWatcher(CentralOffers(seat.view, seat.provider), events)
+def notices(adapters: AdapterBundle) -> Service:
+    """Polls the metadata of all nodes."""
+    return SpotWatcher(ManagedNodesPoller(adapters.view, adapters.metadata, metadata_url=METADATA_URL))
 
 
-def scaler(seat: Seat) -> Service:
-    """State -> plan -> effect."""
-    installation = seat.cluster.installation
-    purchases = Purchases(seat.view, seat.provider, installation, seat.clock.now)
+def prices(adapters: AdapterBundle) -> Service:
+    """Samples offers, and reads the interruption queue if there is one."""
+    queue = None if adapters.queue is None else InterruptionQueue(adapters.view, adapters.queue)
+    return SpotWatcher(OffersPoller(adapters.view, adapters.provider), queue)
+
+
+def scaler(adapters: AdapterBundle) -> Service:
+    """Plans and executes."""
+    installation = adapters.cluster.installation
+    purchases = Purchases(adapters.view, adapters.provider, installation, adapters.clock.now)
     return Scaler(
-        seat.view,
-        seat.policy,
+        adapters.view,
+        adapters.policy,
         Executor(
             purchases,
-            Drains(seat.view, seat.kube, seat.clock),
-            seat.store,
-            Guards(seat.kube),
-            Farewells(seat.kube),
-            Leftovers(seat.kube, seat.provider),
+            Drains(adapters.view, adapters.kube, adapters.clock),
+            adapters.store,
+            Finalizers(adapters.kube),
+            CheckpointNotices(adapters.kube),
+            OrphanedNodes(adapters.kube, adapters.provider),
         ),
-        Past(seat.store, seat.policy),
-        InstanceWatch(seat.provider, installation, seat.clock),
-        digests=Digests(policy=policy_digest(seat.policy), core=_core_digest),
-        figures=_Figures(seat.on_refused_plan),
+        DecisionRecovery(adapters.store, adapters.policy),
+        InstanceWatch(adapters.provider, installation, adapters.clock),
+        digests=Digests(policy=policy_digest(adapters.policy), core=_core_digest),
+        figures=_Figures(adapters.on_refused_plan),
     )
 
 
-def scheduler(seat: Seat) -> Service:
-    """Requests -> queue -> placements -> Kubernetes Jobs."""
-    return Scheduler(seat.view, seat.policy, seat.store, Binder(seat.kube, NAMESPACE), seat.clock.now, seat.seed)
+def scheduler(adapters: AdapterBundle) -> Service:
+    """Queues, places and releases jobs."""
+    return Scheduler(
+        adapters.view,
+        adapters.policy,
+        adapters.store,
+        Binder(adapters.kube, NAMESPACE),
+        adapters.clock.now,
+        adapters.seed,
+    )
 
 
-def cost_tracker(seat: Seat) -> Service:
-    """Instances and pods -> money."""
-    return CostTracker(seat.view, seat.store, instances_without_price=_metrics.instances_without_price)
+def cost_tracker(adapters: AdapterBundle) -> Service:
+    """Charges instances and jobs."""
+    return CostTracker(adapters.view, adapters.store, instances_without_price=_metrics.instances_without_price)
 
 
 def scaler_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
-    """What the scaler's tick depends on; before the first plan the store is asked each time what was decided before."""
+    """Return the inputs of the scaler's tick; before the first plan every tick reads past decisions from the store."""
     if view.state.last_plan_sequence == 0 and view.state.restored_at is None:
-        return object()  # equal to nothing
-    if guards_due(view.state, policy, now) or leftovers(view.state, policy, now):
-        return object()  # a write may fail, and is tried again; a cloud is asked more than once
+        return object()  # never equal
+    if finalizer_changes(view.state, policy, now) or orphaned_nodes(view.state, policy, now):
+        return object()  # a failed write is retried; the cloud is asked repeatedly
     return plan_inputs(view, policy, now)
 
 
 def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
-    """What the scheduler's tick depends on: room while somebody waits for it; a loss is asked about outside, and an
-    expectation is held against what came as soon as that is known."""
-    what = _asked_of(view.state.jobs, view.state.pods, view.state.pods_gone, policy)
-    if what in ("a loss", "a score"):
-        return object()  # equal to nothing
-    if any(is_to_leave_spot(job, policy, now) for job in queue(view.state)):
-        return object()  # its Job is looked at
+    """Return the inputs of the scheduler's tick: capacity while jobs are queued; losses are looked up outside, and
+    estimates are scored at once.
+    """
+    waiting_for = _waiting_for(view.state.jobs, view.state.pods, view.state.pods_gone, policy)
+    if waiting_for in ("loss", "score"):
+        return object()  # never equal
+    if any(must_leave_spot(job, policy, now) for job in queue(view.state)):
+        return object()  # the Job is read
     if _is_nearly_spent(view.state, counted_at(now)):
-        return object()  # somebody is told, or ends
-    return queue_inputs(view, policy, now) if what == "a place" else what
+        return object()  # a budget fact is published, or the job ends
+    return queue_inputs(view, policy, now) if waiting_for == "capacity" else waiting_for
 
 
 def _is_nearly_spent(state: ClusterState, slot_end: datetime) -> bool:
-    """True where a job has spent its budget, or nearly so; which in one slot of money changes by facts alone.
+    """True if a job has spent its job budget, or nearly so. Within one slot this changes only with these facts.
 
-    Of what nodes are it is their prices that count: telemetry and signs of life say nothing new.
+    Of nodes only prices count: telemetry and signs of life change nothing.
     """
-    read = (*(getattr(state, name) for name in _SPENT_BY), slot_end)
-    key = tuple(map(id, read))
-    kept = _spent.get(key)
-    if kept is None:
-        kept = (read, any(each.is_nearly_spent for each in job_spends(state, slot_end - _MOMENT)))
-        _spent.put(key, kept)
-    return kept[1]
+    inputs = (*(getattr(state, name) for name in _SPENT_BY), slot_end)
+    key = tuple(map(id, inputs))
+    cached = _spent_cache.get(key)
+    if cached is None:
+        cached = (inputs, any(spend.is_nearly_spent for spend in job_spends(state, slot_end - _MOMENT)))
+        _spent_cache.put(key, cached)
+    return cached[1]
 
 
-@remembered(8)
-def _asked_of(
+@cached_by_identity(8)
+def _waiting_for(
     jobs: Mapping[JobId, JobRecord],
     pods: Mapping[PodUid, PodObserved],
     pods_gone: Mapping[int, Mapping[PodUid, Tombstone]],
@@ -173,20 +181,20 @@ def _asked_of(
 ) -> str:
     state = ClusterState(jobs=jobs, pods=pods, pods_gone=pods_gone)
     if losses(state, policy):
-        return "a loss"
+        return "loss"
     if any(is_to_be_scored(job) for job in jobs.values()):
-        return "a score"
-    return "a place" if queue(state) else "nothing"
+        return "score"
+    return "capacity" if queue(state) else "nothing"
 
 
 def snapshots_of(service: type[Service]) -> Resume:
-    """How a service starts that says so."""
-    return lambda seat: Snapshots(
+    """Return how a service resumes from snapshots."""
+    return lambda adapters: Snapshots(
         service,
-        seat.view,
-        seat.store,
-        seat.streams,
-        clock=seat.clock,
+        adapters.view,
+        adapters.store,
+        adapters.streams,
+        clock=adapters.clock,
         metrics=_metrics,
         core_digest=_core_digest,
     )
@@ -197,7 +205,7 @@ ROLES: Roles = {
     "dcgm_ingest": Role(dcgm_ingest),
     "notices": Role(notices),
     "prices": Role(prices),
-    "scheduler": Role(scheduler, glance=schedule_inputs, snapshots=snapshots_of(Scheduler)),
-    "scaler": Role(scaler, glance=scaler_inputs, snapshots=snapshots_of(Scaler), keeps_snapshots=True),
+    "scheduler": Role(scheduler, tick_inputs=schedule_inputs, snapshots=snapshots_of(Scheduler)),
+    "scaler": Role(scaler, tick_inputs=scaler_inputs, snapshots=snapshots_of(Scaler), keeps_snapshots=True),
     "cost_tracker": Role(cost_tracker),
 }

@@ -17,7 +17,7 @@ from tests.bench import (
     deciding,
     decision,
     draining,
-    folding,
+    reduced,
     holding,
     memory,
     noticing,
@@ -35,7 +35,7 @@ from tests.bench.line import Line
 from tests.bench.peers import side_by_side
 
 CASES: dict[str, Callable[[], list[Line]]] = {
-    "FOLD": folding.measure,
+    "FOLD": reduced.measure,
     "DECISION": decision.measure,
     "SNAPSHOT": starting.measure,
     "PLAN": planning.measure,

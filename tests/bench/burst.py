@@ -12,9 +12,9 @@ from tests.bench.line import Line
 from tests.bench.peers.case import OVERHEAD_USD_PER_HOUR, Case, made, missing, pod_story, state_of
 from tests.support.stories import T0, planned, policy, record
 
-from gpu_autoscaler.core.buying.burst import planned_again_seconds
-from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.provisioning.batching import replan_seconds
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode
 from gpu_autoscaler.runtime.urgency import BatchWindow, Urgency
 
@@ -67,7 +67,7 @@ def _bought_during(case: Case, seconds: float) -> tuple[float, int]:
         urgency.start_tick(now)
         made = plan(state, _POLICY, T0 + timedelta(seconds=now))
         state = fold(state, record(planned(*made.decisions, plan_id=f"plan-{plans_count}", at=made.as_of)))
-        again_seconds = planned_again_seconds(made, REGULAR_SECONDS)
+        again_seconds = replan_seconds(made, REGULAR_SECONDS)
         again_at = None if again_seconds is None else now + PLAN_SECONDS + again_seconds
         plans_count, usd_per_hour, now = (
             plans_count + 1,

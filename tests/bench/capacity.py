@@ -28,13 +28,13 @@ from tests.bench.peers.case import with_nodes as among_nodes
 from tests.bench.peers.kept import Node, mistakes
 from tests.support.stories import T0, given, node, on_sale, pod, policy, record
 
-from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.fleet.choosing import cheapest_fleet
-from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.provisioning.fleet.solver import cheapest_fleet
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, Plan
-from gpu_autoscaler.model.reasons import UnmetDemand
+from gpu_autoscaler.model.reasons.buy import UnmetDemand
 
 TIMES_FASTER_MIN = 40.0
 COST_RATIO_MAX = {"plain": 0.84, "diverse": 0.145}

@@ -25,11 +25,11 @@ from tests.bench.line import Line
 from tests.bench.scaler_process import POLICY, Ground, cluster, envelopes, ground
 from tests.support.stories import pod
 
-from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
-from gpu_autoscaler.events.catalogue import CATALOGUE
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.catalog import CATALOGUE
 from gpu_autoscaler.events.envelope import Recorded, encode
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 
@@ -228,11 +228,11 @@ def _plans_again(recorded: list[Recorded]) -> list[PlanAgain]:
     """
     policy = msgspec.toml.decode(POLICY.encode(), type=ScalingPolicy)
     state: ClusterState = EMPTY_STATE
-    folded, plans = 0, []
+    reduced_class, plans = 0, []
     for number, one in enumerate(recorded):
         if isinstance(one.fact, ScalingPlanMade) and one.fact.plan.decisions:
-            state = fold(state, recorded[folded:number])
-            folded = number
+            state = fold(state, recorded[reduced_class:number])
+            reduced_class = number
             wall, processor = time.perf_counter(), time.process_time()
             plan(state, policy, one.envelope.time)
             plans.append(PlanAgain(time.perf_counter() - wall, time.process_time() - processor))

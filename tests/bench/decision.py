@@ -15,14 +15,14 @@ from nats.aio.msg import Msg
 from tests.bench.line import Line
 from tests.support.running import Running, running
 
-from gpu_autoscaler.events.catalogue import CATALOGUE
+from gpu_autoscaler.events.catalog import CATALOGUE
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
-from gpu_autoscaler.model.reasons import UnmetDemand
+from gpu_autoscaler.model.reasons.buy import UnmetDemand
 
 JOBS_COUNT = 40
 PACE_SECONDS = 0.1

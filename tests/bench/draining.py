@@ -16,14 +16,14 @@ import msgspec
 import uvloop
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
-from tests.bench.folding import history
+from tests.bench.reduced import history
 from tests.bench.line import Line
 from tests.bench.starting import Pods, publish_all
 
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import Declared, streams
-from gpu_autoscaler.events.catalogue import CATALOGUE
+from gpu_autoscaler.bus.streams import BusDeclaration, streams
+from gpu_autoscaler.events.catalog import CATALOGUE
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.runner import Runner
@@ -93,7 +93,7 @@ async def _measure(folder: Path) -> tuple[int, list[Spent], list[Spent]]:
         server = NatsServer(folder)
         await server.start()
         closing.push_async_callback(server.stop)
-        bus = await NatsBus.connect(server.url, name="bench", declared=Declared(streams=streams()))
+        bus = await NatsBus.connect(server.url, name="bench", declared=BusDeclaration(streams=streams()))
         closing.push_async_callback(bus.close)
         await bus.ensure()
         await publish_all(bus, envelopes)

@@ -10,9 +10,9 @@ from functools import partial
 import msgspec
 from tests.bench.line import Line
 
-from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.state import EMPTY_STATE
-from gpu_autoscaler.events.catalogue import CATALOGUE
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.state.state import EMPTY_STATE
+from gpu_autoscaler.events.catalog import CATALOGUE
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.pod import PodGone, PodObserved
@@ -39,7 +39,7 @@ def measure() -> list[Line]:
         ]
         batches = [recorded[start : start + BATCH_COUNT] for start in range(0, len(recorded), BATCH_COUNT)]
         fold_seconds.append(seconds_of(partial(fold_all, batches)))
-    ratio = statistics.median(folded / decode for folded, decode in zip(fold_seconds, decode_seconds, strict=True))
+    ratio = statistics.median(reduced_class / decode for reduced_class, decode in zip(fold_seconds, decode_seconds, strict=True))
     return [
         Line(
             case="FOLD rate",

@@ -19,12 +19,12 @@ import msgspec
 from tests.bench.line import Line
 from tests.bench.scaler_process import Ground, ScalerProcess, ground
 
-from gpu_autoscaler.events.catalogue import CATALOGUE
+from gpu_autoscaler.events.catalog import CATALOGUE
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.protocol import NODES, Changed, Listed
-from gpu_autoscaler.kube.wire import Node
+from gpu_autoscaler.kube.wire.core import Node
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.protocol import Order
@@ -55,7 +55,9 @@ class _Seen:
                 shown = item.objects if isinstance(item, Listed) else [item.object] if isinstance(item, Changed) else []
                 for node in shown:
                     assert isinstance(node, Node)
-                    if any(condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions):
+                    if any(
+                        condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions
+                    ):
                         self.ready.add(node.metadata.name)
                     if node.spec.unschedulable:
                         self.cordoned_at.setdefault(node.metadata.name, time.time())
@@ -70,14 +72,14 @@ def measure() -> list[Line]:
     to_read = sorted(read[name] - at for name, at in served.items())
     to_cordoned = sorted(cordoned[name] - at for name, at in read.items())
     whole = sorted(cordoned[name] - at for name, at in served.items())
-    said, looked = f"{NODES_COUNT} nodes", f"{NODES_COUNT} nodes, looked at every {interval:g} s"
+    candidate, looked = f"{NODES_COUNT} nodes", f"{NODES_COUNT} nodes, looked at every {interval:g} s"
     return [
-        Line(case="N1 served to read p50", value=statistics.median(to_read), unit="s", against=said),
+        Line(case="N1 served to read p50", value=statistics.median(to_read), unit="s", against=candidate),
         Line(case="N1 served to read p99", value=_p99(to_read), unit="s", against=looked),
-        Line(case="N1 read to cordoned p50", value=statistics.median(to_cordoned), unit="s", against=said),
-        _held("N1 read to cordoned", _p99(to_cordoned), READ_TO_CORDONED_SECONDS_MAX, f"{said}, p99"),
-        Line(case="N1 p50", value=statistics.median(whole), unit="s", against=f"{said}, served to cordoned"),
-        _held("N1", _p99(whole), interval + READ_TO_CORDONED_SECONDS_MAX, f"{said}, served to cordoned, p99"),
+        Line(case="N1 read to cordoned p50", value=statistics.median(to_cordoned), unit="s", against=candidate),
+        _held("N1 read to cordoned", _p99(to_cordoned), READ_TO_CORDONED_SECONDS_MAX, f"{candidate}, p99"),
+        Line(case="N1 p50", value=statistics.median(whole), unit="s", against=f"{candidate}, served to cordoned"),
+        _held("N1", _p99(whole), interval + READ_TO_CORDONED_SECONDS_MAX, f"{candidate}, served to cordoned, p99"),
     ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.bench.line import Line
 
-from gpu_autoscaler.core.placing.sharing import WHOLE, Packer, PackingPolicy, PodShares, Popular, Scores
+from gpu_autoscaler.core.placement.gpu_packing import WHOLE, Packer, PackingPolicy, PodShares, Popular, Scores
 
 TRACES = Path(os.environ.get("GPU_AUTOSCALER_TRACES", "../shared/traces"))
 FOLDER = TRACES / "openb-gpu-2023"

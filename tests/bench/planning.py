@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from tests.bench.folding import history
+from tests.bench.reduced import history
 from tests.bench.line import Line
 from tests.support.stories import T0, Story, given, job, node, offer, on_sale, pod, policy, record
 
-from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.offers import CapacityType

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import uvloop
 from nats.aio.client import Client
-from tests.bench.folding import history
+from tests.bench.reduced import history
 from tests.bench.line import Line
 
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Publication
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import Declared, streams
+from gpu_autoscaler.bus.streams import BusDeclaration, streams
 from gpu_autoscaler.events.envelope import encode
 
 FACTS_COUNT = 100_000
@@ -64,7 +64,7 @@ async def _measure(folder: Path) -> tuple[list[float], list[float], int, float]:
         server = NatsServer(folder)
         await server.start()
         closing.push_async_callback(server.stop)
-        bus = await NatsBus.connect(server.url, name="bench", declared=Declared(streams=streams()))
+        bus = await NatsBus.connect(server.url, name="bench", declared=BusDeclaration(streams=streams()))
         closing.push_async_callback(bus.close)
         await bus.ensure()
         ours: list[float] = []
@@ -90,7 +90,9 @@ async def _stock(url: str, publications: list[Publication]) -> float:
     stream = client.jetstream(publish_async_max_pending=STOCK_PENDING_COUNT_MAX)
     began = time.perf_counter()
     futures = [
-        await stream.publish_async(publication.subject, publication.payload, headers={"Nats-Msg-Id": publication.message_id})
+        await stream.publish_async(
+            publication.subject, publication.payload, headers={"Nats-Msg-Id": publication.message_id}
+        )
         for publication in publications
     ]
     await stream.publish_async_completed()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from tests.bench.folding import history
+from tests.bench.reduced import history
 from tests.bench.line import Line
 from tests.bench.scaler_process import ground
 from tests.bench.starting import publish_all
@@ -62,7 +62,9 @@ async def _measure(folder: Path) -> tuple[Start, Start]:
         # Ten pods a second would take longer than tombstones live: let the day be as dense as they are kept.
         envelopes = history(PODS_COUNT)
         first = envelopes[0].time
-        dense = [msgspec.structs.replace(envelope, time=first + (envelope.time - first) * 0.9) for envelope in envelopes]
+        dense = [
+            msgspec.structs.replace(envelope, time=first + (envelope.time - first) * 0.9) for envelope in envelopes
+        ]
         del envelopes
         tail = int(len(dense) * TAIL_RATIO)
         await here.install()

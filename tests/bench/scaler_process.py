@@ -15,9 +15,9 @@ from tests.bench.starting import publish_all
 from tests.support.stories import node, on_sale, pod, synced
 from tests.support.told import Story, Told, record
 
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import Declared, streams
+from gpu_autoscaler.bus.streams import BusDeclaration, streams
 from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.sim.capacity import SimCapacity
@@ -70,7 +70,9 @@ class Ground:
         """Publish facts; those of this process have ids of their own."""
         self._tellings_count += 1
         own = f"bench-{self._tellings_count}"
-        await publish_all(self.bus, [msgspec.structs.replace(envelope, id=f"{own}/{envelope.id}") for envelope in envelopes(story)])
+        await publish_all(
+            self.bus, [msgspec.structs.replace(envelope, id=f"{own}/{envelope.id}") for envelope in envelopes(story)]
+        )
 
     async def install(self) -> None:
         """Give services their bytecode, as an installation does: here it may be that none is written, or none yet."""
@@ -154,7 +156,7 @@ async def ground(folder: Path, *options: str) -> AsyncIterator[Ground]:
         url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "gpu_autoscaler.simcluster", "--port", str(port), *options]
         await closing.enter_async_context(process(command, {}, url, folder / "simcluster.log"))
-        bus = await NatsBus.connect(server.url, name="bench", declared=Declared(streams=streams()))
+        bus = await NatsBus.connect(server.url, name="bench", declared=BusDeclaration(streams=streams()))
         closing.push_async_callback(bus.close)
         await bus.ensure()
         yield Ground(folder, server, bus, url)

@@ -1,7 +1,7 @@
 """V7: a fleet for the demand of Philly's minutes, with nodes that take five minutes to come; and a picture of it.
 
 Rules are tuned on the first 28 days and told on the rest. What is foreseen, and how many free nodes that asks for,
-comes from `core/rises.py`, minute by minute, as in the scaler; the reactive rules keep the highest demand of a while,
+comes from `core/state/demand_history.py`, minute by minute, as in the scaler; the reactive rules keep the highest demand of a while,
 and a buffer. Node-hours are told as shares of a fixed fleet of the median size of the trace's cluster.
 """
 
@@ -18,15 +18,15 @@ import msgspec
 from tests.bench.frontier import Frontier, Point, picture
 from tests.bench.line import Line
 
-from gpu_autoscaler.core.policies.ahead import ForecastPolicy
-from gpu_autoscaler.core.rises import (
+from gpu_autoscaler.core.policy.prewarm_settings import ForecastPolicy
+from gpu_autoscaler.core.state.demand_history import (
     EMPTY_HISTORY,
     Forecast,
     confidence_ratio,
     forecast_rises,
     free_target,
     peak_count,
-    sampled,
+    add_sample,
     score,
 )
 from gpu_autoscaler.model.forecasts import Score
@@ -82,7 +82,12 @@ def measure() -> list[Line]:
         for soon in SOON_RATIOS
         for ahead in AHEAD_RATIOS
         for wanted in [
-            foreseen(trace, ForecastPolicy(lookback_hours=LOOKBACK_HOURS, short_rise_quantile_ratio=soon, long_rise_quantile_ratio=ahead))
+            foreseen(
+                trace,
+                ForecastPolicy(
+                    lookback_hours=LOOKBACK_HOURS, short_rise_quantile_ratio=soon, long_rise_quantile_ratio=ahead
+                ),
+            )
         ]
         for hold in OUR_HOLDS_MINUTES
         for rule in [_with_hold(wanted, highest(trace.active, hold))]
@@ -173,7 +178,7 @@ def foreseen(trace: Trace, policy: ForecastPolicy) -> Wanted:
     forecast: Forecast | None = None
     hour, hours = -1, history.hours
     for minute, active in zip(trace.minutes, trace.active, strict=True):
-        history = sampled(history, minute, active)
+        history = add_sample(history, minute, active)
         if minute // 60 != hour or history.hours is not hours:
             scores.extend(
                 found

@@ -7,14 +7,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import ClassVar
 
-from tests.bench.folding import history
+from tests.bench.reduced import history
 from tests.bench.line import Line
 
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Publication
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import Declared, streams
-from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.bus.streams import BusDeclaration, streams
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.envelope import Envelope, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.runtime.clock import Clock
@@ -65,7 +65,7 @@ async def _measure(folder: Path) -> tuple[int, float, float, float]:
         server = NatsServer(folder / "nats")
         await server.start()
         closing.push_async_callback(server.stop)
-        bus = await NatsBus.connect(server.url, name="bench", declared=Declared(streams=streams()))
+        bus = await NatsBus.connect(server.url, name="bench", declared=BusDeclaration(streams=streams()))
         closing.push_async_callback(bus.close)
         await bus.ensure()
         store = await SqliteStore.open(folder / "store.db")

@@ -12,10 +12,10 @@ from datetime import timedelta
 from tests.bench.line import Line
 from tests.support.stories import T0, Story, given, node, notice, offer, on_sale, pod, policy, record
 
-from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode
 from gpu_autoscaler.model.offers import CapacityType
 

@@ -11,10 +11,10 @@ from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import pod
 from tests.support.kube_policies import defined
 
-from gpu_autoscaler.core.documents import resolve_documents
-from gpu_autoscaler.core.pod_groups import group_of
-from gpu_autoscaler.core.policy import DEFAULT_POLICY
-from gpu_autoscaler.core.removing.checkpoints import can_save
+from gpu_autoscaler.core.demand.sources import group_of
+from gpu_autoscaler.core.disruption.protection import can_save
+from gpu_autoscaler.core.policy.documents import resolve_documents
+from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.kube.protocol import PODS, POLICIES
 from gpu_autoscaler.kube.translate.pod import pod_observed
@@ -149,7 +149,7 @@ async def test_a_policy(plane: ControlPlane, kube: KubeHttp) -> None:
     plane.kubectl("apply", "--validate=strict", "--filename", str(EXAMPLES["autoscaling-policy"]))
     found = POLICIES.decode(json.dumps(await kube.read(POLICIES.path(name="research"))).encode(), "get")
     judgement = resolve_documents([document(found, spec_of(found), 1)], (), DEFAULT_POLICY, "aws")
-    assert judgement.refused == {}
+    assert judgement.rejected == {}
     assert [each.name for each in judgement.accepted] == ["research"]
 
 

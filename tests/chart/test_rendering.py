@@ -11,9 +11,9 @@ import pytest
 from tests.chart.charting import CHART, NAMESPACE, VALUES, Json, helm, of_kind, pods, rendered, template
 
 from gpu_autoscaler.bus.server import find_binary
-from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
+from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.karpenter.shelf import offers_in
+from gpu_autoscaler.providers.karpenter.catalog import offers_in
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.policies import load_policy
@@ -79,7 +79,7 @@ def test_every_service_starts_with_these_settings(values: str) -> None:
         assert account in of_kind(found, "ServiceAccount")
         uses_kube = settings.kube.is_in_cluster
         assert pod["automountServiceAccountToken"] is uses_kube, name
-        assert settings.kube.is_lease_shown == (service == "scaler" and uses_kube)
+        assert settings.kube.is_lease_mirrored == (service == "scaler" and uses_kube)
     without = {
         "simulated": {"shadow", "announcer", "policy_watcher"},
         "outside": {"shadow"},

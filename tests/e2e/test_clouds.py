@@ -15,7 +15,7 @@ from gpu_autoscaler.events.scaling import ScalingNodeLaunched
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
 from gpu_autoscaler_services.demo.report import Report
-from gpu_autoscaler_services.local.system import CloudName, Elsewhere
+from gpu_autoscaler_services.local.system import CloudName, ExternalSystems
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
 QUIET_SECONDS_MAX = 240.0
@@ -35,7 +35,7 @@ async def bought_from(cloud: CloudName, folder: Path) -> AsyncIterator[Running]:
         moto_or_skip()
     if cloud == "gcp":
         discovery_or_skip()
-    async with started(folder, elsewhere=Elsewhere(cloud=cloud)) as system, followed(system) as cluster:
+    async with started(folder, external=ExternalSystems(cloud=cloud)) as system, followed(system) as cluster:
         yield cluster
 
 

@@ -9,10 +9,10 @@ import yaml
 from tests.support.outside import Said, cli
 from tests.support.running import Running, running
 
-from gpu_autoscaler.core.policy import DEFAULT_POLICY
+from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY
 from gpu_autoscaler.events.job import JobStarted
 from gpu_autoscaler.events.scaling import ScalingPlanMade
-from gpu_autoscaler.tools.replay import Verdict
+from gpu_autoscaler.replay.recompute import Verdict
 from gpu_autoscaler_services.cli.exits import Exit
 
 pytestmark = [
@@ -126,7 +126,7 @@ async def test_a_plan_of_another_policy_has_its_own_code(
 
     said = await cli(stage.cluster, "recompute", plan_id, "--policy", str(path))
 
-    assert (said.code, said.out) == (Verdict.OTHER_POLICY, "")
+    assert (said.code, said.out) == (Verdict.POLICY_CHANGED, "")
     assert "--policy" in said.err
 
 

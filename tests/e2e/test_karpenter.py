@@ -30,7 +30,7 @@ from gpu_autoscaler.events.scaling import (
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
 from gpu_autoscaler_services.demo.record import Record
-from gpu_autoscaler_services.local.system import Elsewhere
+from gpu_autoscaler_services.local.system import ExternalSystems
 from gpu_autoscaler_services.registry import SERVICES
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
@@ -79,10 +79,10 @@ async def bought_by_karpenter(
             listed = ",".join(options.node_pools)
             of_chart += ("autoscaling.karpenter.mode=limits", f"autoscaling.karpenter.nodePools={{{listed}}}")
         kubeconfig = give_accounts(plane, *of_chart) if has_accounts else plane.kubeconfig()
-        there = Elsewhere(kubeconfig=kubeconfig, karpenter=options)
+        there = ExternalSystems(kubeconfig=kubeconfig, karpenter=options)
         async with (
             aiohttp.ClientSession() as session,
-            started(folder, clock_factor=1.0, policy=policy, elsewhere=there) as system,
+            started(folder, clock_factor=1.0, policy=policy, external=there) as system,
             followed(system, policy=policy) as running,
         ):
             yield running, KubeHttp(session, plane.url, plane.admin_token, plane.tls)

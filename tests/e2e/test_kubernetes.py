@@ -19,7 +19,7 @@ from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingNodeDraine
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
-from gpu_autoscaler_services.local.system import Elsewhere
+from gpu_autoscaler_services.local.system import ExternalSystems
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -75,7 +75,7 @@ async def real_cluster(
                 clock_factor=1.0,
                 policy=policy,
                 offers=offers,
-                elsewhere=Elsewhere(kubeconfig=kubeconfigs or plane.kubeconfig()),
+                external=ExternalSystems(kubeconfig=kubeconfigs or plane.kubeconfig()),
             ) as system,
             joined(system.simcluster_url, kube),
             followed(system, policy=policy) as running,

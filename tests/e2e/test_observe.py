@@ -20,9 +20,9 @@ from tests.support.kube_objects import job
 from tests.support.running import started
 
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.replay.recording import load
 from gpu_autoscaler.simcluster.offers import load_catalogue, offers_of
-from gpu_autoscaler.tools.recording import load
-from gpu_autoscaler_services.local.system import Elsewhere
+from gpu_autoscaler_services.local.system import ExternalSystems
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -108,11 +108,11 @@ def beside(folder: Path) -> Iterator[Looking]:
 async def test_a_looker_on_tells_and_compares_and_writes_nothing(tmp_path: Path) -> None:
     """What ours would buy is said while theirs buys; both fleets are compared; the audit shows no write of ours."""
     with beside(tmp_path) as ours:
-        plane, theirs = ours.plane, Elsewhere(kubeconfig=ours.plane.kubeconfig())
+        plane, theirs = ours.plane, ExternalSystems(kubeconfig=ours.plane.kubeconfig())
         async with (
             aiohttp.ClientSession() as session,
             started(
-                tmp_path / "theirs", clock_factor=1.0, policy=ours.policy, offers=ours.offers, elsewhere=theirs
+                tmp_path / "theirs", clock_factor=1.0, policy=ours.policy, offers=ours.offers, external=theirs
             ) as system,
             joined(system.simcluster_url, kube := KubeHttp(session, plane.url, plane.admin_token, plane.tls)),
         ):
@@ -127,7 +127,7 @@ async def test_a_looker_on_tells_and_compares_and_writes_nothing(tmp_path: Path)
     assert found["theirs"]["cost_micro_usd"] > 0
     assert found["ours"]["cost_micro_usd"] > 0
     assert found["theirs"]["started_count"] == found["ours"]["started_count"] == 2
-    assert any("boot times of ours" in sentence for sentence in found["assumed"])
+    assert any("boot times of ours" in sentence for sentence in found["assumptions"])
 
 
 async def test_a_looker_on_beside_real_karpenter(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ async def test_a_looker_on_beside_real_karpenter(tmp_path: Path) -> None:
     assert theirs["price_unknown_count"] == 0
     assert 0 < mine["cost_micro_usd"] < theirs["cost_micro_usd"]
     assert "prices: the list of " in said
-    assert any("it begins without a machine" in sentence for sentence in found["assumed"])
+    assert any("it begins without a machine" in sentence for sentence in found["assumptions"])
 
 
 def bought(claims: Json) -> list[str | None]:

@@ -11,7 +11,7 @@ from tests.support.running import followed, started
 
 from gpu_autoscaler.events.job import JobQueued, JobStarted
 from gpu_autoscaler.store.opening import open_store
-from gpu_autoscaler_services.local.system import Elsewhere
+from gpu_autoscaler_services.local.system import ExternalSystems
 
 __all__ = ["postgres"]  # a fixture
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300
 
 async def test_the_store_dies_and_nothing_is_lost(tmp_path: Path, postgres: PostgresServer) -> None:
     """What runs goes on; what is asked meanwhile waits or is told to come again; afterwards every cent is charged."""
-    async with started(tmp_path, elsewhere=Elsewhere(store_url=postgres.url())) as system, followed(system) as cluster:
+    async with started(tmp_path, external=ExternalSystems(store_url=postgres.url())) as system, followed(system) as cluster:
         await cluster.script.request(request("before", run_seconds=300.0), "rest")
         await cluster.until(lambda record: has(record, JobStarted, job_id="before"), "the first job runs")
         postgres.kill()

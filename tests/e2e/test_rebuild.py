@@ -25,15 +25,15 @@ from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.protocol import JOBS, Listed
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.reasons import UnmetDemand
+from gpu_autoscaler.model.reasons.buy import UnmetDemand
+from gpu_autoscaler.replay.recompute import Verdict, recompute
 from gpu_autoscaler.store.opening import open_store
 from gpu_autoscaler.store.protocol import JobRow, Store
 from gpu_autoscaler.store.sqlite import SqliteStore
-from gpu_autoscaler.tools.replay import Verdict, recompute
-from gpu_autoscaler_services.demo.follow import connect
-from gpu_autoscaler_services.demo.recomputing import plans_that_differ
+from gpu_autoscaler_services.demo.recompute import plans_that_differ
+from gpu_autoscaler_services.demo.subscriber import connect
+from gpu_autoscaler_services.local.simulated_world import GroundTruth
 from gpu_autoscaler_services.local.system import LocalSystem
-from gpu_autoscaler_services.local.world import Truth
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(420)]
 
@@ -98,7 +98,7 @@ async def until_known_again(cluster: Running) -> None:
     )
 
 
-async def until_quiet(cluster: Running, store_url: str) -> Truth:
+async def until_quiet(cluster: Running, store_url: str) -> GroundTruth:
     """Wait until every accepted job has ended, no instance is left, and the ledger is the bill."""
     store = await open_store(store_url, is_read_only=True)
     truth = await cluster.world.truth()
@@ -177,7 +177,7 @@ async def plans_can_be_told(cluster: Running, folder: Path, lost_plan: str) -> N
     finally:
         await bus.close()
         await store.close()
-    assert told.verdict is Verdict.FACTS_GONE
+    assert told.verdict is Verdict.FACTS_EXPIRED
     assert "its facts are gone" in told.sentence
 
 

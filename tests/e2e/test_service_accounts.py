@@ -16,12 +16,12 @@ from tests.support.kube_objects import job, node, pod
 from tests.support.kube_policies import policy
 from tests.support.service_accounts import account, audit_settings, give_accounts, granted, seen
 
-from gpu_autoscaler.core.announcements import Announcement
-from gpu_autoscaler.kube import wire_policy
-from gpu_autoscaler.kube.announcing import EventWriter
+from gpu_autoscaler.core.explain.kube_events import Announcement
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
+from gpu_autoscaler.kube.event_recorder import EventWriter
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS, POLICIES
+from gpu_autoscaler.kube.wire import policy as wire_policy
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.labels import ACTION_ID
 from gpu_autoscaler.runtime.clock import Clock

@@ -86,7 +86,7 @@ async def test_a_shadow_that_would_remove_idle_nodes_sooner_is_seen_and_does_not
         other = ("--policy", str(policy), "--picture", str(tmp_path / "then.svg"), "-o", "json")
         assert await asyncio.to_thread(run, (*since, *other)) == Exit.OK
         answer = json.loads(capsys.readouterr().out)
-        assert answer["other"]["node_hours"] < answer["modelled"]["node_hours"]
+        assert answer["other"]["node_hours"] < answer["modeled"]["node_hours"]
 
 
 def _only_real_plans_are_carried_out(cluster: Running) -> None:

@@ -11,8 +11,8 @@ import pytest
 from tests.e2e.test_story import QUIET_SECONDS_MAX, has, kept, request
 from tests.support.running import Running, running
 
-from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobPlaced, JobQueued, JobStarted
 from gpu_autoscaler.runtime.snapshot_codec import Label, decode_label, decode_snapshot
 from gpu_autoscaler_services.scaler.service import Scaler

@@ -18,7 +18,7 @@ from tests.support.running import Running, running
 from gpu_autoscaler.bus.streams import LEASES
 from gpu_autoscaler.events.job import JobStarted
 from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeOrdered, ScalingPlanMade
-from gpu_autoscaler_services.demo.recomputing import plans_that_differ
+from gpu_autoscaler_services.demo.recompute import plans_that_differ
 from gpu_autoscaler_services.local.child import Child
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
@@ -32,7 +32,7 @@ OTHER = "scaler-2"
 async def two_scalers(folder: Path) -> AsyncIterator[Running]:
     """The local system, whose scaler is active, and one more scaler that stands by."""
     async with running(folder) as cluster:
-        await cluster.system.start_another(OTHER, "scaler")
+        await cluster.system.start_replica(OTHER, "scaler")
         yield cluster
 
 

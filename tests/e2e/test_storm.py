@@ -28,9 +28,9 @@ from gpu_autoscaler.events.scaling import (
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotOffersSampled
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import HourlyPriceLimit
+from gpu_autoscaler.model.reasons.defer_limits import HourlyPriceLimit
 from gpu_autoscaler_services.demo.record import Record
-from gpu_autoscaler_services.local.system import CloudName, Elsewhere
+from gpu_autoscaler_services.local.system import CloudName, ExternalSystems
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(1200)]
 CLOUDS: tuple[CloudName, ...] = ("sim", "aws", "azure", "gcp")
@@ -163,7 +163,7 @@ async def test_a_storm_is_lived_through(cloud: CloudName, tmp_path: Path) -> Non
     fleet_max = int(FLEET_RATIO * NODES_COUNT * SPOT_MICRO_USD_PER_HOUR[cloud])
     policy.write_text(f"price_micro_usd_per_hour_max = {fleet_max}\n{POLICY.read_text()}")
     async with (
-        started(tmp_path / "system", policy=policy, elsewhere=Elsewhere(cloud=cloud)) as system,
+        started(tmp_path / "system", policy=policy, external=ExternalSystems(cloud=cloud)) as system,
         followed(system, policy=policy) as cluster,
     ):
         record, world = cluster.record, cluster.world

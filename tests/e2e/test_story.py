@@ -20,7 +20,7 @@ from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.protocol import JOBS
-from gpu_autoscaler.kube.translate.progress import KINDS, progress
+from gpu_autoscaler.kube.translate.workload_progress import KINDS, progress
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest, Runtime
 from gpu_autoscaler_services.demo.record import Record

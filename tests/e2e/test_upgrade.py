@@ -36,7 +36,7 @@ async def replaced(cluster: Running, code: Path | None, names: tuple[str, ...], 
             cluster.system.code.pop(name, None)
         else:
             cluster.system.code[name] = code
-        await cluster.system.start_anew(name)
+        await cluster.system.restart_process(name)
     return asked
 
 

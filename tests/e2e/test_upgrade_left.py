@@ -65,7 +65,7 @@ class Found(LocalSystem):
 
 def continued(about: About) -> Clock:
     """A clock that goes on where that of the record stood: cluster time at this moment is that of its end."""
-    clock = Clock.of_text(about.clock, "about.json")
+    clock = Clock.from_text(about.clock, "about.json")
     at, now, factor = datetime.fromisoformat(about.at), clock.wall_now(), clock.factor
     return Clock(factor, now + (now - at) / (factor - 1))
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_autoscaler.core.fleet.choosing import cheapest_fleet
-from gpu_autoscaler.core.fleet.problem import NO_GROUP, FleetProblem, usable_offers
+from gpu_autoscaler.core.provisioning.fleet.problem import NO_GROUP, FleetProblem, usable_offers
+from gpu_autoscaler.core.provisioning.fleet.solver import cheapest_fleet
 
 
 @st.composite

@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.histories import histories, retellings
 
-from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.nodes.life import NodePhase, node_views
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.nodes.transitions import TRANSITIONS
-from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.core.nodes.views import NodePhase, node_views
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.ids import ActionId
 

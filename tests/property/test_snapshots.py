@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 from tests.support.histories import histories
 from tests.support.stories import T0
 
-from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.runtime.snapshot_codec import (
     STREAM_OF_FIELD,
     Label,
     Refusal,
     StreamMark,
-    part_of,
     decode_label,
-    seal,
     decode_snapshot,
+    part_of,
+    encode_snapshot,
 )
 
 History = tuple[Recorded, ...]
@@ -37,7 +37,7 @@ _SETTINGS = settings(
 
 def stored(state: ClusterState) -> ClusterState:
     """The state as another process reads it."""
-    sealed, body = seal(LABEL, state)
+    sealed, body = encode_snapshot(LABEL, state)
     label = decode_label(sealed)
     assert isinstance(label, Label)
     found = decode_snapshot(label, body)
@@ -72,7 +72,7 @@ def test_every_part_of_the_state_has_its_stream() -> None:
 
 def test_a_label_says_the_cut_that_it_stands_for() -> None:
     """Also after it was stored."""
-    label = decode_label(seal(LABEL, EMPTY_STATE)[0])
+    label = decode_label(encode_snapshot(LABEL, EMPTY_STATE)[0])
 
     assert isinstance(label, Label)
     assert (label.cut.last_sequences, label.cut.set_aside) == ((("JOB", 7),), (("JOB", 3),))
@@ -81,7 +81,7 @@ def test_a_label_says_the_cut_that_it_stands_for() -> None:
 @pytest.mark.parametrize("position", range(0, 100, 7))
 def test_a_flipped_bit_of_the_body_is_noticed(position: int) -> None:
     """Wherever it is: nothing is decoded from it."""
-    sealed, body = seal(LABEL, EMPTY_STATE)
+    sealed, body = encode_snapshot(LABEL, EMPTY_STATE)
     place = position * len(body) // 100
     broken = body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :]
 
@@ -101,7 +101,7 @@ def test_a_flipped_bit_of_the_body_is_noticed(position: int) -> None:
 )
 def test_a_label_that_was_changed_is_noticed(old: bytes, new: bytes, reason: str) -> None:
     """The checksum is over the label as well: a wrong cut would be worse than a wrong state."""
-    sealed, body = seal(LABEL, EMPTY_STATE)
+    sealed, body = encode_snapshot(LABEL, EMPTY_STATE)
     assert old in sealed
 
     assert _reason(sealed.replace(old, new, 1), body) == reason

@@ -7,9 +7,9 @@ import argparse
 import sys
 
 import structlog
-from tests.replay.days import DAYS, FOLDER, expected_of, history_of, record, replayed, told_of
+from tests.replay.histories_data import DAYS, FOLDER, expected_of, history_of, record, replayed, told_of
 
-from gpu_autoscaler.tools.recording import save
+from gpu_autoscaler.replay.recording import save
 
 CRITICAL = 50
 

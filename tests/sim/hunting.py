@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 from tests.sim.planting import Planted
-from tests.sim.searching import Looked, Place
+from tests.sim.searching import Place, SearchResult
 
-from gpu_autoscaler.sim.policies import policy_of
+from gpu_autoscaler.sim.actors.policies import policy_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS_COUNT = 500
@@ -76,7 +76,7 @@ def plant(bug: Planted, root: Path) -> None:
         path.write_text(text.replace(right, wrong), encoding="utf-8")
 
 
-class Garden:
+class CodeCopy:
     """A copy of the code, in which bugs stand for as long as somebody looks for them."""
 
     def __init__(self, copy: Path) -> None:
@@ -89,7 +89,7 @@ class Garden:
         *,
         found_count: int = 1,
         seconds: float = NOTHING_SECONDS_MAX,
-    ) -> list[Looked]:
+    ) -> list[SearchResult]:
         """Return what each place showed with these bugs, as far as the limits let it look."""
         asked = msgspec.json.encode(places).decode()
         # Compiled files are kept in the copy: most of what is imported is the same for all bugs.
@@ -106,7 +106,7 @@ class Garden:
             )
         if done.returncode:
             raise RuntimeError(f"{', '.join(bug.name for bug in bugs) or 'no bug'}: {done.stderr[-2000:]}")
-        return [msgspec.json.decode(line, type=Looked) for line in done.stdout.splitlines()]
+        return [msgspec.json.decode(line, type=SearchResult) for line in done.stdout.splitlines()]
 
     @contextmanager
     def _planted(self, bugs: Sequence[Planted]) -> Iterator[None]:
@@ -123,20 +123,20 @@ class Garden:
 
 
 @contextmanager
-def garden() -> Iterator[Garden]:
+def code_copy() -> Iterator[CodeCopy]:
     """A copy of the code as it stands."""
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy = Path(folder)
         for part in ("libs", "services", "tests/sim"):
             shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-        yield Garden(copy)
+        yield CodeCopy(copy)
 
 
 def places_of(bug: Planted, seeds: Sequence[int], hours: float | None = None) -> list[Place]:
     """Where to look for a bug: in its world, under policies that let it show, in runs of `hours` or short and long."""
     right = [seed for seed in seeds if bug.where is None or bug.where(policy_of(seed))]
     return [
-        Place(seed, hours or bug.hours or (HOURS_LONG if number % LONG_EACH == LONG_EACH - 1 else HOURS), bug.world)
+        Place(seed, hours or bug.hours or (HOURS_LONG if number % LONG_EACH == LONG_EACH - 1 else HOURS), bug.profile)
         for number, seed in enumerate(right)
     ]
 
@@ -147,14 +147,14 @@ NOTHING_KNOWN = Found()
 def hunt(
     bug: Planted,
     places: Sequence[Place],
-    within: Garden,
+    within: CodeCopy,
     *,
     known: Found = NOTHING_KNOWN,
     seconds: float = NOTHING_SECONDS_MAX,
 ) -> Hunt:
     """Look for one bug: by all that there is, then by the world alone, first where each has seen it."""
     began_at = time.monotonic()
-    told: list[Looked] = []
+    told: list[SearchResult] = []
     by_all = _hunt((bug,), places, within, known.by_all, seconds, told)
     by_world = None
     if by_all is not None and by_all.promise != SECOND_OPINION:
@@ -174,7 +174,7 @@ def hunt(
     )
 
 
-def hunt_alone(bug: Planted, places: Sequence[Place], within: Garden, known: Find | None) -> Find | None:
+def hunt_alone(bug: Planted, places: Sequence[Place], within: CodeCopy, known: Find | None) -> Find | None:
     """Return where the world alone sees it; None: nowhere."""
     return _hunt((bug, UNCHECKED), places, within, known, NOTHING_SECONDS_MAX, [])
 
@@ -182,10 +182,10 @@ def hunt_alone(bug: Planted, places: Sequence[Place], within: Garden, known: Fin
 def _hunt(
     bugs: Sequence[Planted],
     places: Sequence[Place],
-    within: Garden,
+    within: CodeCopy,
     known: Find | None,
     seconds: float,
-    told: list[Looked],
+    told: list[SearchResult],
 ) -> Find | None:
     """Return where it shows. Of a place that was known the number of runs stays what it was when it was found."""
     if known is not None:
@@ -208,7 +208,7 @@ def _hunt(
     return None
 
 
-def _find_of(looked: Looked, seeds_count: int) -> Find:
+def _find_of(looked: SearchResult, seeds_count: int) -> Find:
     return Find(place=looked.place, promise=looked.promise, seeds_count=seeds_count, seconds=looked.seconds)
 
 

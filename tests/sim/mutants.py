@@ -24,10 +24,10 @@ from tests.sim.hunting import (
     ROOT,
     SECONDS,
     SEEDS_COUNT,
+    CodeCopy,
     Found,
-    Garden,
     Hunt,
-    garden,
+    code_copy,
     hunt,
     known_finds,
     learn,
@@ -72,7 +72,7 @@ def hunt_all(
     """
     planted = {bug.name: bug for bug in PLANTED}
     found: dict[str, Hunt] = {}
-    free: SimpleQueue[Garden] = SimpleQueue()
+    free: SimpleQueue[CodeCopy] = SimpleQueue()
 
     def look(bug: Planted) -> Hunt:
         within = free.get()
@@ -84,7 +84,7 @@ def hunt_all(
 
     with ExitStack() as stack:
         for _ in range(processes_count):
-            free.put(stack.enter_context(garden()))
+            free.put(stack.enter_context(code_copy()))
         pool = stack.enter_context(ThreadPoolExecutor(processes_count))
         for done in as_completed([pool.submit(look, bug) for bug in bugs]):
             one = done.result()
@@ -107,7 +107,7 @@ def control(hunts: Sequence[Hunt]) -> tuple[tuple[Place, ...], tuple[str, ...]]:
     """Run every place that found something without a bug: what they are, and what broke there."""
     finds = [find for one in hunts for find in (one.found.by_all, one.found.by_world) if find is not None]
     places = tuple(dict.fromkeys(find.place for find in finds))
-    with garden() as within:
+    with code_copy() as within:
         looked = within.search((), places, found_count=len(places) + 1) if places else []
     broken = (f"{one.place} without a bug: {one.what or one.error}" for one in looked if one.what or one.error)
     return places, tuple(broken)
@@ -120,7 +120,7 @@ def tell(report: Report, console: Console) -> None:
     for one in report.bugs:
         find = one.found.by_all
         seen = [each.promise if each else "NOT FOUND" for each in (find, one.found.by_world)]
-        place = (find.place.world, str(find.place.seed), f"{find.place.hours:g}") if find else ("-",) * 3
+        place = (find.place.profile, str(find.place.seed), f"{find.place.hours:g}") if find else ("-",) * 3
         table.add_row(one.name, str(one.promise_attacked), *seen, *place, str(one.runs), f"{one.seconds:.0f}")
     console.print(table)
     console.print(

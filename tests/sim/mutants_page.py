@@ -22,7 +22,7 @@ The simulator can fail. Each line below is one small change of the code as it st
 of the world's own witness breaks, or the end does not settle. An exception does not count. This page is written by
 `make sim-mutants ARGS=--learn`.
 
-- **found by** is what broke with everything in place. *The second opinion* is `core/check.py`, which refuses a plan.
+- **found by** is what broke with everything in place. *The second opinion* is `core/check/plan_check.py`, which refuses a plan.
 - **by the world alone** is what broke when nobody is asked for a second opinion. A dash: what the bug would do never
   reaches the world in a way that breaks a promise, or was not seen to; the second opinion is what stands between.
 - **runs** is how many it took to find it without knowing where to look. The run is done once more by
@@ -59,6 +59,6 @@ def _row(bug: Planted, found: Found | None) -> str:
     if found is None or found.by_all is None:
         return f"| {bug.name} | {where} | not found | - | - | - |"
     find = found.by_world or found.by_all
-    place = f"{find.place.world}, {find.place.seed}, {find.place.hours:g}"
+    place = f"{find.place.profile}, {find.place.seed}, {find.place.hours:g}"
     alone = "-" if found.by_world is None else found.by_world.promise
     return f"| {bug.name} | {where} | {found.by_all.promise} | {alone} | {place} | {found.by_all.seeds_count} |"

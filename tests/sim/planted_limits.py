@@ -5,7 +5,7 @@ As in `planted.py`.
 
 from tests.sim.planting import Planted
 
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 
 _SCALER = "services/gpu_autoscaler_services/scaler"
 _SCHEDULER = "services/gpu_autoscaler_services/scheduler"
@@ -21,7 +21,7 @@ _MONEY = (
     Planted(
         "a limit of the day or the month is no limit",
         5,
-        f"{_CORE}/spending/money.py",
+        f"{_CORE}/limits/spend.py",
         "        if self.spent[cap] + reserved + needed_micro_usd <= cap.micro_usd_max:\n",
         "        if True:\n",
         "busy",
@@ -30,7 +30,7 @@ _MONEY = (
     Planted(
         "a limit of the month is forgotten",
         5,
-        f"{_CORE}/spending/money.py",
+        f"{_CORE}/limits/spend.py",
         "    if money.month_micro_usd_max is not None:\n",
         "    if False:\n",
         "busy",
@@ -39,7 +39,7 @@ _MONEY = (
     Planted(
         "what is promised to nodes is forgotten",
         5,
-        f"{_CORE}/spending/money.py",
+        f"{_CORE}/limits/spend.py",
         "        reserved = self.promised[cap] + promised_micro_usd\n",
         "        reserved = promised_micro_usd\n",
         "busy",
@@ -48,7 +48,7 @@ _MONEY = (
     Planted(
         "purchases of one plan are not added up",
         5,
-        f"{_CORE}/spending/money.py",
+        f"{_CORE}/limits/spend.py",
         "                self._more[cap] += count * self._needed(cap, offer, customer)\n",
         "                self._more[cap] += 0\n",
         "busy",
@@ -57,10 +57,10 @@ _MONEY = (
     Planted(
         "a job's own budget is no limit",
         5,
-        f"{_SCHEDULER}/budgets.py",
+        f"{_SCHEDULER}/job_budgets.py",
         "            if outlay.is_spent:\n",
         "            if False:\n",
-        world="busy",
+        profile="busy",
     ),
 )
 
@@ -69,7 +69,7 @@ _AHEAD = (
     Planted(
         "headroom that is on its way is bought once more",
         2,
-        f"{_CORE}/forecast.py",
+        f"{_CORE}/provisioning/forecast_step.py",
         "placed = draft.room.place_most(shape, want.target_count - shared_count) if want.doubt is None else ()",
         "placed: tuple[str, ...] = ()",
         "calm",
@@ -92,7 +92,7 @@ _PEOPLE = (
     Planted(
         "a frozen cluster buys",
         3,
-        f"{_CORE}/limits.py",
+        f"{_CORE}/limits/limits.py",
         "        reason = frozen or _excess_of_all(members, account, beyond)\n",
         "        reason = _excess_of_all(members, account, beyond)\n",
         "overrulers",
@@ -100,7 +100,7 @@ _PEOPLE = (
     Planted(
         "a drain starts under a freeze",
         3,
-        f"{_CORE}/limits.py",
+        f"{_CORE}/limits/limits.py",
         "    if frozen is not None:\n        removals = tuple",
         "    if False:\n        removals = tuple",
         "overrulers",
@@ -108,7 +108,7 @@ _PEOPLE = (
     Planted(
         "a paused pool buys",
         3,
-        f"{_CORE}/bounds.py",
+        f"{_CORE}/limits/override_bounds.py",
         "        if (pause := self._paused.get(pool)) is not None:\n",
         "        if (pause := self._paused.get(pool)) is None and False:\n",
         "many words",
@@ -117,7 +117,7 @@ _PEOPLE = (
     Planted(
         "a paused pool lets its nodes go",
         3,
-        f"{_CORE}/bounds.py",
+        f"{_CORE}/limits/override_bounds.py",
         '    if (pause := draft.directives.paused.get(view.pool or "")) is not None:\n',
         '    if (pause := draft.directives.paused.get(view.pool or "")) is None and False:\n',
         "overrulers",
@@ -127,7 +127,7 @@ _PEOPLE = (
     Planted(
         "an override's most is passed by one",
         3,
-        f"{_CORE}/bounds.py",
+        f"{_CORE}/limits/override_bounds.py",
         "count + more > bound.limit:",
         "count > bound.limit:",
         "overrulers",
@@ -135,7 +135,7 @@ _PEOPLE = (
     Planted(
         "an override never ends",
         3,
-        f"{_CORE}/directives.py",
+        f"{_CORE}/intake/directives.py",
         "if each.lifted is None and as_of < each.given.until)",
         "if each.lifted is None)",
         "overrulers",
@@ -143,7 +143,7 @@ _PEOPLE = (
     Planted(
         "what somebody took back holds all the same",
         3,
-        f"{_CORE}/directives.py",
+        f"{_CORE}/intake/directives.py",
         "if each.lifted is None and as_of < each.given.until)",
         "if as_of < each.given.until)",
         "overrulers",
@@ -155,18 +155,18 @@ _BURSTS = (
     Planted(
         "a burst is never over",
         1,
-        f"{_CORE}/buying/burst.py",
+        f"{_CORE}/provisioning/batching.py",
         "        late_at = self._as_of - self._longest\n",
         "        late_at = self._as_of - 90 * self._longest\n",
         "busy",
         also=(
             (
-                f"{_CORE}/buying/burst.py",
+                f"{_CORE}/provisioning/batching.py",
                 "self._until is None or any(self._longest <= age < self._longest + self._quiet for age in ages):",
                 "self._until is None:",
             ),
             (
-                f"{_CORE}/buying/burst.py",
+                f"{_CORE}/provisioning/batching.py",
                 "        self._until: Instant | None = None\n",
                 "        self._until: Instant | None = draft.as_of + self._quiet\n",
             ),

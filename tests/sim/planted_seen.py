@@ -16,7 +16,7 @@ _HEARD = (
         f"{_SPOT}/polls.py",
         "node.capacity_type in (CapacityType.SPOT, None)",
         "node.capacity_type is None",
-        world="notices",
+        profile="notices",
     ),
     Planted(
         "an event of the cloud's queue is deleted before it is on record",
@@ -24,7 +24,7 @@ _HEARD = (
         f"{_SPOT}/events.py",
         "        facts: list[Fact] = [fact for found in news for fact in found]\n        if not facts:\n",
         "        facts: list[Fact] = [fact for found in news for fact in found]\n        if True:\n",
-        world="queue",
+        profile="queue",
     ),
     Planted(
         "an event of the cloud's queue is told of nobody",
@@ -32,7 +32,7 @@ _HEARD = (
         f"{_SPOT}/events.py",
         "        if provider_id.endswith(ending):\n",
         "        if False:\n",
-        world="queue",
+        profile="queue",
         also=((f"{_SPOT}/events.py", "node.provider_id.endswith(ending):", "False:"),),
     ),
 )
@@ -42,15 +42,15 @@ _HELD = (
     Planted(
         "a node that was deleted by hand is let go at once",
         3,
-        f"{_CORE}/removing/deleted.py",
+        f"{_CORE}/disruption/deleted_nodes.py",
         "is_wanted = view.node.is_guarded and is_wanted and not _has_ended(view, state)",
         "is_wanted = False",
-        world="deleters",
+        profile="deleters",
     ),
 )
 
-_LEFT = f"{_CORE}/removing/leftovers.py"
-_REMOVES = "services/gpu_autoscaler_services/scaler/leftovers.py"
+_LEFT = f"{_CORE}/disruption/orphaned_nodes.py"
+_REMOVES = "services/gpu_autoscaler_services/scaler/orphaned_nodes.py"
 
 # 3: nodes whose instance is gone are removed, and no others
 _LEFT_OVER = (
@@ -60,7 +60,7 @@ _LEFT_OVER = (
         _LEFT,
         "is_missing = (listed_at - missing_since).total_seconds() > INSTANCE_MISSING_SECONDS_MAX",
         "is_missing = listed_at > missing_since",
-        world="left nodes",
+        profile="left nodes",
         also=(
             (_LEFT, "        and not node.is_ready\n", ""),
             (_LEFT, "LEFT_SECONDS = 120.0", "LEFT_SECONDS = 0.0"),
@@ -80,7 +80,7 @@ _LEFT_OVER = (
         _LEFT,
         "    if not silent or frozen_by(",
         "    if True or frozen_by(",
-        world="left nodes",
+        profile="left nodes",
     ),
 )
 

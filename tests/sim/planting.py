@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 
 import msgspec
-from tests.sim.searching import SWARM
+from tests.sim.searching import SEED_CHOICE
 
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 
 
 class Planted(msgspec.Struct, frozen=True):
@@ -16,7 +16,7 @@ class Planted(msgspec.Struct, frozen=True):
     path: str  # from the repository's root
     right: str
     wrong: str
-    world: str = SWARM  # where it shows best; see `searching.py`
+    profile: str = SEED_CHOICE  # where it shows best; see `searching.py`
     where: Callable[[ScalingPolicy], object] | None = None  # true for policies under which it can show; None: any
     hours: float | None = None  # of a run; None: short ones, and now and then a long one
     also: tuple[tuple[str, str, str], ...] = ()  # other places of the same rule: path, right, wrong

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpu_autoscaler.sim.process import BUG
-from gpu_autoscaler.sim.world import Setting
+from gpu_autoscaler.sim.service_process import BUG
+from gpu_autoscaler.sim.simulation import Setting
 from gpu_autoscaler_services.simulate import run_one
 
 # Of CPU; a run takes seconds, and one that a bug keeps from ending has shown nothing.
 RUN_SECONDS_MAX = 60.0
 
 
-class World(msgspec.Struct, frozen=True):
+class FaultProfile(msgspec.Struct, frozen=True):
     """Which faults there are, and how many times as often as usual."""
 
     kinds: tuple[str, ...] | None = None  # None: the seed's own choice
@@ -27,65 +27,65 @@ class World(msgspec.Struct, frozen=True):
     jobs_per_hour: float | None = None  # None: the seed's own choice
 
 
-SWARM = "swarm"
+SEED_CHOICE = "swarm"
 # What hides behind much other trouble, or comes together once in many years, shows where little else goes wrong.
-WORLDS: Mapping[str, World] = {
-    SWARM: World(),
-    "calm": World(()),
-    "busy": World((), jobs_per_hour=60.0),
-    "services": World((), jobs_per_hour=5.0),
-    "cordons": World(("node_cordoned",), 40.0, jobs_per_hour=40.0),
-    "outages": World(("broker_away",), 30.0, jobs_per_hour=10.0),
-    "quiet": World((), jobs_per_hour=10.0),
-    "answers": World(
+PROFILES: Mapping[str, FaultProfile] = {
+    SEED_CHOICE: FaultProfile(),
+    "calm": FaultProfile(()),
+    "busy": FaultProfile((), jobs_per_hour=60.0),
+    "services": FaultProfile((), jobs_per_hour=5.0),
+    "cordons": FaultProfile(("node_cordoned",), 40.0, jobs_per_hour=40.0),
+    "outages": FaultProfile(("broker_away",), 30.0, jobs_per_hour=10.0),
+    "quiet": FaultProfile((), jobs_per_hour=10.0),
+    "answers": FaultProfile(
         ("launch_answer_lost", "instance_visible_late", "launch_slow", "service_killed"), 8.0, jobs_per_hour=60.0
     ),
-    "ruins": World(("broker_lost", "service_killed", "kube_call_failed", "list_stale", "launch_slow"), 12.0),
-    "warnings": World(("notice_120", "notice_30", "budget_tightened"), 10.0, jobs_per_hour=6.0),
-    "users": World(("user_cancels", "user_asks_again", "user_talks_nonsense"), 4.0),
-    "notices": World(
+    "ruins": FaultProfile(("broker_lost", "service_killed", "kube_call_failed", "list_stale", "launch_slow"), 12.0),
+    "warnings": FaultProfile(("notice_120", "notice_30", "budget_tightened"), 10.0, jobs_per_hour=6.0),
+    "users": FaultProfile(("user_cancels", "user_asks_again", "user_talks_nonsense"), 4.0),
+    "notices": FaultProfile(
         ("notice_120", "notice_30", "notice_cancelled", "rebalance_hint", "storm_of_type", "budget_tightened"), 8.0
     ),
-    "queue": World(
+    "queue": FaultProfile(
         ("metadata_closed", "notice_120", "notice_30", "rebalance_hint", "broker_away", "killed_before_publish"), 8.0
     ),
-    "operators": World(("node_cordoned", "budget_tightened", "operator_marks_node", "pod_vanished"), 10.0),
-    "overrulers": World(("operator_overrules", "operator_freezes"), 6.0, jobs_per_hour=40.0),
-    "many words": World(("operator_overrules",), 25.0, jobs_per_hour=40.0),
-    "launches": World(
+    "operators": FaultProfile(("node_cordoned", "budget_tightened", "operator_marks_node", "pod_vanished"), 10.0),
+    "overrulers": FaultProfile(("operator_overrules", "operator_freezes"), 6.0, jobs_per_hour=40.0),
+    "many words": FaultProfile(("operator_overrules",), 25.0, jobs_per_hour=40.0),
+    "launches": FaultProfile(
         ("broker_away", "launch_slow", "launch_answer_lost", "instance_visible_late", "launch_refused", "two_scalers"),
         6.0,
     ),
-    "refusals": World(("launch_refused", "launch_throttled", "capacity_gone"), 5.0, jobs_per_hour=40.0),
-    "duds": World(("instance_never_registers", "gpus_never_allocatable", "node_vanished"), 8.0),
-    "losses": World(("broker_lost", "instance_visible_late", "instance_left_behind", "capacity_gone"), 12.0),
-    "lost duds": World(("broker_lost", "gpus_never_allocatable"), 25.0, jobs_per_hour=30.0),
-    "crashes": World(
+    "refusals": FaultProfile(("launch_refused", "launch_throttled", "capacity_gone"), 5.0, jobs_per_hour=40.0),
+    "duds": FaultProfile(("instance_never_registers", "gpus_never_allocatable", "node_vanished"), 8.0),
+    "losses": FaultProfile(("broker_lost", "instance_visible_late", "instance_left_behind", "capacity_gone"), 12.0),
+    "lost duds": FaultProfile(("broker_lost", "gpus_never_allocatable"), 25.0, jobs_per_hour=30.0),
+    "crashes": FaultProfile(
         (
             "service_killed", "killed_before_publish", "killed_before_ack", "killed_in_call", "publish_answer_lost",
             "store_answer_lost", "message_repeated", "user_asks_again",
         ),
         4.0,
     ),
-    "redeliveries": World(
+    "redeliveries": FaultProfile(
         ("launch_refused", "capacity_gone", "message_repeated", "killed_before_ack"), 6.0, jobs_per_hour=40.0
     ),
-    "editors": World(("operator_edits_policy", "budget_spent_in_drain"), 12.0, jobs_per_hour=30.0),
-    "ruined drains": World(("operator_edits_policy", "broker_lost"), 30.0, jobs_per_hour=30.0),
-    "crossings": World(("message_delayed", "streams_overtaking"), 15.0, jobs_per_hour=40.0),
-    "deleters": World(("node_vanished",), 20.0, jobs_per_hour=30.0),
-    "left nodes": World(
+    "editors": FaultProfile(("operator_edits_policy", "budget_spent_in_drain"), 12.0, jobs_per_hour=30.0),
+    "ruined drains": FaultProfile(("operator_edits_policy", "broker_lost"), 30.0, jobs_per_hour=30.0),
+    "crossings": FaultProfile(("message_delayed", "streams_overtaking"), 15.0, jobs_per_hour=40.0),
+    "deleters": FaultProfile(("node_vanished",), 20.0, jobs_per_hour=30.0),
+    "left nodes": FaultProfile(
         ("node_left_behind", "instances_left_out", "reclaimed_without_notice", "cloud_call_failed"), 8.0,
         jobs_per_hour=30.0,
     ),
-    "blind": World(("kubernetes_away",), 40.0, jobs_per_hour=30.0),
-    "late launches": World(("launches_held",), 30.0, jobs_per_hour=30.0),
-    "messages": World(
+    "blind": FaultProfile(("kubernetes_away",), 40.0, jobs_per_hour=30.0),
+    "late launches": FaultProfile(("launches_held",), 30.0, jobs_per_hour=30.0),
+    "messages": FaultProfile(
         ("message_delayed", "message_repeated", "streams_overtaking", "list_stale", "watch_broken",
          "watch_history_lost", "pod_vanished", "node_vanished"),
         6.0,
     ),
-    "sensors": World(
+    "sensors": FaultProfile(
         ("telemetry_all_zero", "telemetry_frozen", "telemetry_silent", "telemetry_absurd", "worn_gpu"), 10.0
     ),
 }  # fmt: skip
@@ -96,22 +96,22 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
     seed: int
     hours: float
-    world: str = SWARM
+    profile: str = SEED_CHOICE
 
     @property
     def setting(self) -> Setting:
         """What makes the run."""
-        world = WORLDS[self.world]
+        profile = PROFILES[self.profile]
         return Setting(
             seed=self.seed,
             hours=self.hours,
-            kinds=world.kinds,
-            faults_times=world.faults_times,
-            jobs_per_hour=world.jobs_per_hour,
+            kinds=profile.kinds,
+            faults_times=profile.faults_times,
+            jobs_per_hour=profile.jobs_per_hour,
         )
 
 
-class Looked(msgspec.Struct, frozen=True):
+class SearchResult(msgspec.Struct, frozen=True):
     """What one place showed. A run that fell over by an exception, or never ended, has found nothing."""
 
     place: Place
@@ -126,20 +126,20 @@ class Looked(msgspec.Struct, frozen=True):
         return bool(self.promise)
 
 
-def look(place: Place) -> Looked:
+def search_place(place: Place) -> SearchResult:
     """Run one seed."""
     signal.setitimer(signal.ITIMER_PROF, RUN_SECONDS_MAX)
     began_at = time.process_time()
     try:
         result = run_one(place.setting)
     except Exception as exc:  # noqa: BLE001 - whatever a planted bug makes of the code is told
-        return Looked(place, error=f"the run fell over: {exc!r}")
+        return SearchResult(place, error=f"the run fell over: {exc!r}")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
     if result.promise == BUG:
-        return Looked(place, error=result.broken[0])
+        return SearchResult(place, error=result.violations[0])
     seconds = round(time.process_time() - began_at, 2)
-    return Looked(place, result.promise, result.broken[0] if result.broken else "", seconds=seconds)
+    return SearchResult(place, result.promise, result.violations[0] if result.violations else "", seconds=seconds)
 
 
 def main() -> None:
@@ -148,7 +148,7 @@ def main() -> None:
     places = msgspec.json.decode(sys.argv[1], type=list[Place])
     until, left = time.process_time() + float(sys.argv[2]), int(sys.argv[3])
     for place in places:
-        looked = look(place)
+        looked = search_place(place)
         sys.stdout.write(msgspec.json.encode(looked).decode() + "\n")
         left -= looked.is_found
         if left <= 0 or time.process_time() >= until:

@@ -3,9 +3,9 @@
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
-from gpu_autoscaler.sim.cloud import TYPES
-from gpu_autoscaler.sim.scene import Arrival, Reclaim, Scene
-from gpu_autoscaler.sim.scores import score_ours
+from gpu_autoscaler.sim.cluster.cloud import TYPES
+from gpu_autoscaler.sim.scoring.runner import score_ours
+from gpu_autoscaler.sim.scoring.scenario import Arrival, Reclaim, Scenario
 from gpu_autoscaler.simcluster.offers import ZONES, offers_of
 from gpu_autoscaler_services.simulation import ROLES
 
@@ -26,9 +26,9 @@ def test_the_last_attempt_outlives_every_storm() -> None:
         run_seconds=RUN_SECONDS,
     )
     score = score_ours(
-        Scene(
+        Scenario(
             name="storms",
-            told="all spot is taken every twenty minutes",
+            description="all spot is taken every twenty minutes",
             hours=3.0,
             seed=1,
             arrivals=(Arrival(at_seconds=10.0, request=request),),

@@ -7,11 +7,11 @@ import pytest
 from tests.sim.hunting import (
     HOURS,
     ROOT,
+    CodeCopy,
     Find,
     Found,
-    Garden,
     Hunt,
-    garden,
+    code_copy,
     hunt,
     hunt_alone,
     known_finds,
@@ -25,7 +25,7 @@ from tests.sim.planted import PLANTED
 from tests.sim.planting import Planted
 from tests.sim.searching import Place
 
-from gpu_autoscaler.sim.policies import policy_of
+from gpu_autoscaler.sim.actors.policies import policy_of
 
 KNOWN = known_finds(FOUND_BY)
 PLACE = Place(1, 0.5, "calm")
@@ -48,15 +48,15 @@ def _seconds(found: Found | None) -> float:
 
 
 @pytest.fixture(scope="module")
-def within() -> Iterator[Garden]:
+def within() -> Iterator[CodeCopy]:
     """A copy of the code, the same for all."""
-    with garden() as copy:
+    with code_copy() as copy:
         yield copy
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("promise", PROMISES)
-def test_the_world_alone_finds_a_bug_of_each_promise(promise: int, within: Garden) -> None:
+def test_the_world_alone_finds_a_bug_of_each_promise(promise: int, within: CodeCopy) -> None:
     """Where it was found before, or in a few other seeds, with nobody to refuse a plan; one of three bugs, as a change
     of the code gives each seed another story."""
     for bug in cheapest(promise)[:3]:
@@ -68,12 +68,12 @@ def test_the_world_alone_finds_a_bug_of_each_promise(promise: int, within: Garde
     pytest.fail(f"the simulator does not see that promise {promise} breaks")
 
 
-def test_code_without_a_bug_keeps_what_a_bug_breaks(within: Garden) -> None:
+def test_code_without_a_bug_keeps_what_a_bug_breaks(within: CodeCopy) -> None:
     """Else a find would say nothing about the bug."""
     assert [one for one in within.search((), (PLACE,)) if one.promise or one.error] == []
 
 
-def test_a_bug_that_only_raises_is_not_found(within: Garden) -> None:
+def test_a_bug_that_only_raises_is_not_found(within: CodeCopy) -> None:
     """An exception says that code is broken, not that a promise is."""
     looked = hunt(CRASH, (PLACE,), within)
     assert looked.found == Found()

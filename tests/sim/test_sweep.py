@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from gpu_autoscaler.sim.swarm import Bounds, is_counted, summarise, sweep
-from gpu_autoscaler.sim.world import Result, Setting
+from gpu_autoscaler.sim.simulation import Result, Setting
+from gpu_autoscaler.sim.sweep import SweepLimits, is_counted, summarize, sweep
 
 LIVELY = Result(
     seed=1,
@@ -49,9 +49,9 @@ def test_a_sweep_runs_until_its_hours_count() -> None:
         lively_or_not,
         console=Console(quiet=True),
         processes_count=1,
-        bounds=Bounds(cluster_hours=12.0),
+        limits=SweepLimits(cluster_hours=12.0),
     )
-    summary = summarise(lived, lively_or_not, commit="none")
+    summary = summarize(lived, lively_or_not, commit="none")
     assert [setting.seed for setting, _ in lived] == [1, 2, 3, 4, 5]
     assert (summary.cluster_hours, summary.cluster_hours_run) == (12.0, 20.0)
     assert summary.cluster_hours_per_cpu_second == 2.0
@@ -61,6 +61,6 @@ def test_a_sweep_runs_until_its_hours_count() -> None:
 def test_a_sweep_begins_nothing_when_its_time_is_over() -> None:
     """What has begun by then is finished."""
     endless = (Setting(seed=seed) for seed in range(1, 10**6))
-    bounds = Bounds(seconds=0.5)
-    lived = sweep(endless, lively_or_not, console=Console(quiet=True), processes_count=1, bounds=bounds)
+    limits = SweepLimits(seconds=0.5)
+    lived = sweep(endless, lively_or_not, console=Console(quiet=True), processes_count=1, limits=limits)
     assert 0 < len(lived) < 10**5

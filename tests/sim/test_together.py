@@ -6,7 +6,7 @@ import pytest
 
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingNodeLaunched, ScalingPlanMade
 from gpu_autoscaler.model.decisions import BuyNode
-from gpu_autoscaler.sim.world import Setting, World
+from gpu_autoscaler.sim.simulation import Setting, Simulation
 from gpu_autoscaler_services.simulation import ROLES
 
 KINDS = (
@@ -19,9 +19,9 @@ KINDS = (
 def test_no_gang_is_made_in_part() -> None:
     """Refused whole, lost and asked again, killed between call and publish: each transaction has one word of the cloud,
     and every instance is one that was ordered."""
-    world = World(Setting(seed=8, hours=1.0, kinds=KINDS, faults_times=6.0, jobs_per_hour=40.0), ROLES)
+    world = Simulation(Setting(seed=8, hours=1.0, kinds=KINDS, faults_times=6.0, jobs_per_hour=40.0), ROLES)
     assert world.run().broken == ()
-    facts = [each.fact for each in world.record.order]
+    facts = [each.fact for each in world.bus.order]
     transactions: dict[str, set[str]] = defaultdict(set)
     for made in facts:
         for decision in made.plan.decisions if isinstance(made, ScalingPlanMade) else ():

@@ -10,8 +10,8 @@ import sqlite3
 import sys
 import time
 
-from gpu_autoscaler.bus.nats import NatsBus
-from gpu_autoscaler.bus.streams import Declared, streams
+from gpu_autoscaler.bus.nats.bus import NatsBus
+from gpu_autoscaler.bus.streams import BusDeclaration, streams
 
 Kept = tuple[int, int, str]  # sequence, messages, chain
 
@@ -31,7 +31,7 @@ def kept(connection: sqlite3.Connection) -> Kept:
 async def drain(url: str, path: str, last: int) -> None:
     """Go on where the row says, until the last message is in it."""
     connection = sqlite3.connect(path, isolation_level=None)
-    bus = await NatsBus.connect(url, name="drainer", declared=Declared(streams=streams()))
+    bus = await NatsBus.connect(url, name="drainer", declared=BusDeclaration(streams=streams()))
     sequence, count, chain = kept(connection)
     if sequence < last:
         async for batch in await bus.projection("POD", after_sequence=sequence):

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import msgspec
 
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import ConsumerSpec, Declared, consumers_of_process, streams
+from gpu_autoscaler.bus.streams import ConsumerSpec, BusDeclaration, consumers_of_process, streams
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished
@@ -60,9 +60,9 @@ def envelope_of(fact: JobCancelRequested) -> tuple[str, bytes]:
     return fact.subject(), encode(Envelope(id=FactId(f"cancel/{fact.job_id}"), source="/tests", time=AT, fact=fact))
 
 
-def declared(replicas_count: int = 1) -> Declared:
+def declared(replicas_count: int = 1) -> BusDeclaration:
     """What the ender expects on the broker."""
-    return Declared(streams=streams(replicas_count=replicas_count), consumers=consumers())
+    return BusDeclaration(streams=streams(replicas_count=replicas_count), consumers=consumers())
 
 
 def consumers() -> tuple[ConsumerSpec, ...]:

@@ -13,9 +13,9 @@ from tests.support.told import Story, record
 from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.protocol import Ack, Projection, Publication
-from gpu_autoscaler.bus.streams import Declared, streams
-from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.policy import DEFAULT_POLICY, ScalingPolicy
+from gpu_autoscaler.bus.streams import BusDeclaration, streams
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.events.envelope import Recorded, encode
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
@@ -27,10 +27,10 @@ from gpu_autoscaler.runtime.publisher import Publisher
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.gateway.auth import Authenticator
 from gpu_autoscaler_services.gateway.ledger import Ledger
-from gpu_autoscaler_services.gateway.reading import ReadModel
+from gpu_autoscaler_services.gateway.read_model import ReadModel
+from gpu_autoscaler_services.gateway.recent_facts import Tail
 from gpu_autoscaler_services.gateway.server import make_app, serving
 from gpu_autoscaler_services.gateway.service import Gateway
-from gpu_autoscaler_services.gateway.tail import Tail
 
 SETTLE_SECONDS_MAX = 60.0
 
@@ -96,7 +96,7 @@ async def front(
     unreadable: frozenset[str] = frozenset(),
 ) -> AsyncIterator[Front]:
     """Serve a gateway on a free port until the context ends."""
-    declared = Declared(streams=streams())
+    declared = BusDeclaration(streams=streams())
     bus = LossyBus(MemoryBroker(), declared, now=lambda: datetime.now(UTC))
     bus.unreadable = unreadable
     await bus.ensure()

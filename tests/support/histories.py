@@ -17,8 +17,8 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import CancelDrain, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid
-from gpu_autoscaler.model.jobs import Mistake
-from gpu_autoscaler.model.reasons import BootTimedOut, DemandReturned
+from gpu_autoscaler.model.jobs import Violation
+from gpu_autoscaler.model.reasons.drain import BootTimedOut, DemandReturned
 
 _GAPS = (timedelta(0), timedelta(seconds=5), timedelta(minutes=3), timedelta(minutes=40), timedelta(hours=4))
 # Instants at which a fact's own thing happened: now, whenever that is.
@@ -184,7 +184,7 @@ def _job_life(name: str, rng: Random) -> list[Fact]:
     job_id = JobId(name)
     requested, queued = _facts(stories.job(name))
     if rng.random() < 0.2:
-        mistakes = (Mistake("job_name", "is empty"),)
+        mistakes = (Violation("job_name", "is empty"),)
         return [requested, job.JobRejected(request_id=f"request-{name}", mistakes=mistakes, job_id=job_id)]
     life = [requested, queued]
     for attempt in range(1, rng.randrange(1, 4)):

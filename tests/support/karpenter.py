@@ -10,7 +10,7 @@ from tests.bench.peers.real import KARPENTER, NODE_CLASS
 
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.karpenter import KarpenterOptions
-from gpu_autoscaler.providers.karpenter.shelf import offers_in
+from gpu_autoscaler.providers.karpenter.catalog import offers_in
 
 TYPES: list[dict[str, Any]] = [
     {

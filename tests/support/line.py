@@ -11,32 +11,32 @@ from tests.support.cluster import RunningCluster, running_cluster, until
 
 from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
-from gpu_autoscaler.bus.streams import BUCKETS, Declared, consumers_of_process, streams
-from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, consumers_of_process, streams
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.ids import FactId, derive_id
+from gpu_autoscaler.runtime.decode import decode_message
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler.runtime.reading import decode_message
 from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
+from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
-from gpu_autoscaler_services.scaler.farewells import Farewells
-from gpu_autoscaler_services.scaler.guards import Guards
+from gpu_autoscaler_services.scaler.finalizers import Finalizers
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
-from gpu_autoscaler_services.scaler.leftovers import Leftovers
-from gpu_autoscaler_services.scaler.past import Past
+from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
+from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
 from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.service import Scheduler
-from gpu_autoscaler_services.spot_watcher.offers import CentralOffers
+from gpu_autoscaler_services.spot_watcher.offers import OffersPoller
 from gpu_autoscaler_services.spot_watcher.service import SpotWatcher
 
 FactT = TypeVar("FactT", bound=Fact)
@@ -55,7 +55,7 @@ class Line:
         self.store = store
         self.policy = policy
         self.broker = MemoryBroker()
-        self._bus = MemoryBus(self.broker, Declared(streams=streams()), now=wall_now)
+        self._bus = MemoryBus(self.broker, BusDeclaration(streams=streams()), now=wall_now)
         self._runners: dict[str, tuple[Runner, asyncio.Task[None]]] = {}
 
     async def say(self, fact: Fact) -> None:
@@ -111,7 +111,7 @@ class Line:
         view = StateView()
         service = self._make(name, view)
         consumers = consumers_of_process(service.name, service.consumes)
-        declared = Declared(streams=streams(), consumers=consumers, buckets=BUCKETS)
+        declared = BusDeclaration(streams=streams(), consumers=consumers, buckets=BUCKETS)
         bus = MemoryBus(self.broker, declared, now=wall_now)
         await bus.ensure()
         runner = Runner(service, bus, view=view, clock=self.here.clock)
@@ -141,7 +141,7 @@ class Line:
             case "pod_watcher":
                 return PodWatcher(here.kube, here.cluster)
             case "spot_watcher":
-                return SpotWatcher(CentralOffers(view, here.provider))
+                return SpotWatcher(OffersPoller(view, here.provider))
             case "scheduler":
                 return Scheduler(view, self.policy, self.store, Binder(here.kube, "default"), clock.now)
             case "scaler":
@@ -154,11 +154,11 @@ class Line:
                         purchases,
                         Drains(view, here.kube, clock),
                         self.store,
-                        Guards(here.kube),
-                        Farewells(here.kube),
-                        Leftovers(here.kube, here.provider),
+                        Finalizers(here.kube),
+                        CheckpointNotices(here.kube),
+                        OrphanedNodes(here.kube, here.provider),
                     ),
-                    Past(self.store, self.policy),
+                    DecisionRecovery(self.store, self.policy),
                     InstanceWatch(here.provider, installation, clock),
                     digests=Digests(policy="test", core="test"),
                     figures=Metrics("scaler"),

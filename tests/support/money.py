@@ -5,9 +5,8 @@ from datetime import datetime, timedelta
 from tests.support.purchases import provider_id
 from tests.support.told import T0, Story, Told
 
-from gpu_autoscaler.core.policies.limits import LimitsPolicy
-from gpu_autoscaler.core.policies.money import SpendPolicy
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.limit_settings import LimitsPolicy, SpendPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostLedgerTold, CostShare, Spent
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD, cost_micro_usd

@@ -12,10 +12,10 @@ from tests.support.purchases import instance, on_sale, provider_id
 from tests.support.stories import job, node, pod
 from tests.support.told import EPOCH, T0, Story, Told, record
 
-from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.state import EMPTY_STATE
+from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.events.node import NodeGone, NodeInstanceListed, NodeInstanceObserved, NodeListed, NodeObserved
@@ -24,7 +24,7 @@ from gpu_autoscaler.events.scaling import ScalingNodeDrained, ScalingNodeTermina
 from gpu_autoscaler.model.decisions import BuyNode, Cut, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.ids import JobId, NodeUid, PlanId, PodUid
 from gpu_autoscaler.model.money import cost_micro_usd
-from gpu_autoscaler.model.reasons import SpendExhausted
+from gpu_autoscaler.model.reasons.drain import SpendExhausted
 
 STEP = timedelta(seconds=55)
 

@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from gpu_autoscaler.bus.nats import NatsBus
-from gpu_autoscaler.bus.nats_link import Waits
+from gpu_autoscaler.bus.nats.bus import NatsBus
+from gpu_autoscaler.bus.nats.link import Timeouts
 from gpu_autoscaler.bus.server import LOOPBACK, NatsServer
-from gpu_autoscaler.bus.streams import Declared
+from gpu_autoscaler.bus.streams import BusDeclaration
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler_services.local.child import free_port
 
@@ -76,7 +76,7 @@ async def _until_formed(cluster: NatsCluster) -> None:
         while True:
             try:
                 bus = await NatsBus.connect(
-                    cluster.urls, name="forming", declared=Declared(streams=()), waits=Waits(connect_seconds_max=10.0)
+                    cluster.urls, name="forming", declared=BusDeclaration(streams=()), timeouts=Timeouts(connect_seconds_max=10.0)
                 )
             except (TransientError, ConfigError):
                 await asyncio.sleep(0.2)

@@ -24,7 +24,8 @@ from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, Cut, DrainNode,
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.model.reasons import BuyReason, DrainReason, NodeIdle, UnmetDemand
+from gpu_autoscaler.model.reasons.buy import BuyReason, UnmetDemand
+from gpu_autoscaler.model.reasons.drain import DrainReason, NodeIdle
 from gpu_autoscaler.model.scheduling import Taint
 
 # ---- what is for sale
@@ -189,7 +190,7 @@ def drained(
     at: datetime = T0,
     seconds_max: float = 600.0,
     cancelled_at: datetime | None = None,
-    given_up_because: str = "",
+    abandoned_because: str = "",
 ) -> Story:
     """The node of this name is being drained since `at`, or until `cancelled_at`."""
     action = ActionId(action_id or f"drain-{name}")
@@ -225,7 +226,7 @@ def drained(
         node_uid=decision.node_uid,
         node_name=name,
         cancelled_at=cancelled_at,
-        given_up_because=given_up_because,
+        abandoned_because=abandoned_because,
     )
     return (*story, Told(started, at), Told(cancelled, cancelled_at))
 

@@ -1,4 +1,4 @@
-"""A service on a bus in this process, with short waits: the ground of the runner's tests."""
+"""A service on a bus in this process, with short timeouts: the ground of the runner's tests."""
 
 import asyncio
 import itertools
@@ -11,14 +11,14 @@ from gpu_autoscaler.bus.dead_letters import DeadLetter, DeadLetters
 from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.protocol import Ack, Message, Publication
-from gpu_autoscaler.bus.streams import Declared, consumers_of_process, streams
-from gpu_autoscaler.events.catalogue import CATALOGUE
+from gpu_autoscaler.bus.streams import BusDeclaration, consumers_of_process, streams
+from gpu_autoscaler.events.catalog import CATALOGUE
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import FactId
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.plumbing import Limits
+from gpu_autoscaler.runtime.loop_context import Limits
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.retry import Backoff
 from gpu_autoscaler.runtime.runner import Runner
@@ -67,7 +67,7 @@ class Place:
     async def bus(self, service: "type[Service | Probe] | None" = None, kind: type[MemoryBus] = Away) -> MemoryBus:
         """A hand on the broker, with the consumers of a service."""
         consumers = () if service is None else consumers_of_process(service.name, service.consumes)
-        bus = kind(self.broker, Declared(streams=streams(), consumers=consumers), now=self.now)
+        bus = kind(self.broker, BusDeclaration(streams=streams(), consumers=consumers), now=self.now)
         await bus.ensure()
         return bus
 

@@ -12,17 +12,17 @@ import msgspec
 from nats.aio.client import Client
 
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
-from gpu_autoscaler_services.demo.follow import STREAMS, Follower, connect
+from gpu_autoscaler_services.demo.player import Script
 from gpu_autoscaler_services.demo.record import Record
 from gpu_autoscaler_services.demo.report import Report, make_report
 from gpu_autoscaler_services.demo.run import DEMO_POLICY, wait_until_quiet
-from gpu_autoscaler_services.demo.script import Script
-from gpu_autoscaler_services.local.system import Elsewhere, LocalSystem
-from gpu_autoscaler_services.local.world import SimulatedWorld
+from gpu_autoscaler_services.demo.subscriber import STREAMS, Follower, connect
+from gpu_autoscaler_services.local.simulated_world import SimulatedWorld
+from gpu_autoscaler_services.local.system import ExternalSystems, LocalSystem
 
 CLOCK_FACTOR = 15.0
 _LOOK_SECONDS = 0.02
@@ -95,7 +95,7 @@ async def started(
     policy: Path = DEMO_POLICY,
     shadow: Path | None = None,
     offers: Path | None = None,
-    elsewhere: Elsewhere | None = None,
+    external: ExternalSystems | None = None,
     code: Mapping[str, Path] | None = None,
 ) -> AsyncIterator[LocalSystem]:
     """A system with the demo's policy and a fast clock, if not told otherwise; all of it is ended afterwards. `code`:
@@ -107,7 +107,7 @@ async def started(
         gateway_port=0,
         offers=offers,
         shadow=shadow,
-        elsewhere=elsewhere,
+        external=external,
     )
     system.code.update(code or {})
     await system.start(say)

@@ -6,8 +6,8 @@ import msgspec
 from tests.support.told import T0
 
 from gpu_autoscaler.model.directives import Attribution
-from gpu_autoscaler.model.passed import DroppedPreference, RejectionCause, RejectedOffer
-from gpu_autoscaler.model.reason import Reason
+from gpu_autoscaler.model.reasons.base import Reason
+from gpu_autoscaler.model.reasons.buy import DroppedPreference, RejectedOffer, RejectionCause
 
 _PASSED_OVER = RejectedOffer(offer="a/b/spot", price_micro_usd_per_hour=3, because=RejectionCause.SPOT_NOT_ALLOWED)
 
@@ -33,7 +33,7 @@ def sample(reason: type[Reason]) -> Reason:
             values[field.name] = get_args(field.type)[0]
         elif "float" in kind:
             values[field.name] = 0.5 if field.name.endswith(("ratio", "ratio_min")) else 700.0
-        elif field.name == "error":
+        elif field.name == "fault":
             values[field.name] = "silent"
         elif field.type is bool:
             values[field.name] = True

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Iterable
 
-from gpu_autoscaler.core.state import EMPTY_STATE
+from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.sim.baselines.protocol import Act, Baseline
-from gpu_autoscaler.sim.baselines.sight import Sight
-from gpu_autoscaler.sim.cloud import Machine
-from gpu_autoscaler.sim.scene import Arrival, Reclaim, Scene
-from gpu_autoscaler.sim.scores import Stand, act
-from gpu_autoscaler.sim.tally import Score
-from gpu_autoscaler.sim.timeline import ORIGIN
+from gpu_autoscaler.sim.cluster.cloud import Machine
+from gpu_autoscaler.sim.scoring.baselines.observation import Observation
+from gpu_autoscaler.sim.scoring.baselines.protocol import Action, Baseline
+from gpu_autoscaler.sim.scoring.metrics import Score
+from gpu_autoscaler.sim.scoring.runner import ScoringRun, run_baseline
+from gpu_autoscaler.sim.scoring.scenario import Arrival, Reclaim, Scenario
+from gpu_autoscaler.sim.virtual_time import ORIGIN
 from gpu_autoscaler.simcluster.offers import CATALOGUE, offers_of
 from gpu_autoscaler_services.scheduler.manifest import job_manifest
 
@@ -48,9 +48,9 @@ def job(
     return Arrival(at_seconds=at, request=request)
 
 
-def scene(*arrivals: Arrival, hours: float, reclaims: tuple[Reclaim, ...] = ()) -> Scene:
+def scenario(*arrivals: Arrival, hours: float, reclaims: tuple[Reclaim, ...] = ()) -> Scenario:
     """A world of these jobs."""
-    return Scene(name="small", told="a test", hours=hours, arrivals=arrivals, offers=OFFERS, reclaims=reclaims)
+    return Scenario(name="small", description="a test", hours=hours, arrivals=arrivals, offers=OFFERS, reclaims=reclaims)
 
 
 class Scripted:
@@ -59,21 +59,21 @@ class Scripted:
     name = "scripted"
     scan_seconds = 1.0
 
-    def __init__(self, *acts: tuple[float, Act]) -> None:
+    def __init__(self, *acts: tuple[float, Action]) -> None:
         self._acts = list(acts)
 
-    def look(self, sight: Sight) -> Iterable[Act]:
+    def step(self, observation: Observation) -> Iterable[Action]:
         """What is due."""
-        due = [each for at, each in self._acts if at <= sight.now_seconds]
-        self._acts = [(at, each) for at, each in self._acts if at > sight.now_seconds]
+        due = [each for at, each in self._acts if at <= observation.now_seconds]
+        self._acts = [(at, each) for at, each in self._acts if at > observation.now_seconds]
         return due
 
 
-def played(of: Scene, baseline: Baseline) -> tuple[Score, list[Machine]]:
+def played(of: Scenario, baseline: Baseline) -> tuple[Score, list[Machine]]:
     """What the baseline made of the scene, and the machines that it bought."""
-    stand = Stand(of)
-    act(stand, baseline, lambda spec: job_manifest(spec, EMPTY_STATE))
-    return stand.tally.score(world=of.name, system=baseline.name, began_at=ORIGIN, hours=of.hours), stand.cloud.machines
+    run = ScoringRun(of)
+    run_baseline(run, baseline, lambda spec: job_manifest(spec, EMPTY_STATE))
+    return run.metrics.score(world=of.name, system=baseline.name, began_at=ORIGIN, hours=of.hours), run.cloud.machines
 
 
 def second_of(machine: Machine, what: Callable[[Machine], object] = lambda one: one.launched_at) -> float | None:

@@ -24,8 +24,8 @@ from tests.support.stories import (
     purchase,
 )
 
-from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.scheduling import LabelRequirement

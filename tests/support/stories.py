@@ -23,9 +23,9 @@ from tests.support.purchases import (
 )
 from tests.support.told import EPOCH, HOUR, LIST_VERSION, MINUTE, SECOND, T0, Story, Told, record, resources
 
-from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobPlaced, JobQueued, JobRequested, JobStarted
 from gpu_autoscaler.events.node import (
     NodeInstanceListed,

@@ -5,11 +5,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Ack, Publication
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.plumbing import Limits
+from gpu_autoscaler.runtime.loop_context import Limits
 from gpu_autoscaler.runtime.runner import Runner
 
 RECOVERY_SECONDS_MAX = 120.0  # a cluster on a busy machine takes a minute

@@ -11,12 +11,12 @@ import yaml
 
 from gpu_autoscaler.bus.permissions import password_variable
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
-from gpu_autoscaler.core.policy import DEFAULT_POLICY
+from gpu_autoscaler.contracts.policy_crd import policy_crd
+from gpu_autoscaler.contracts.policy_file import default_policy_file
+from gpu_autoscaler.contracts.schemas import to_yaml
+from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.policies import load_policy
-from gpu_autoscaler.tools.policy_crd import policy_crd
-from gpu_autoscaler.tools.policy_file import default_policy_file
-from gpu_autoscaler.tools.schemas import to_yaml
 from gpu_autoscaler_services.chart_files import chart_files
 from gpu_autoscaler_services.local.system import PROCESSES
 from gpu_autoscaler_services.permissions import users, users_file

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from tests.tidy import rules
 
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.contracts.policy_file import range_of
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, policy, scaling, shadow, spot
-from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.runtime.service import Service
-from gpu_autoscaler.tools.policy_file import range_of
 from gpu_autoscaler_services.registry import SERVICES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,7 @@ def _findings(rule: TextRule, paths: Iterator[Path]) -> list[str]:
 
 
 def test_files_are_short() -> None:
-    """No Python, JavaScript or style file has more than 400 lines."""
+    """No Python, JavaScript or style file has more than 700 lines."""
     paths = (path for path in _files() if path.suffix in {".py", ".js", ".css", ".html"})
     assert _findings(rules.file_size, paths) == []
 
@@ -157,7 +157,7 @@ def _is_number(field: dict[str, object]) -> bool:
 
 
 BAD_TEXTS: tuple[tuple[TextRule, str], ...] = (
-    (rules.file_size, "x = 1\n" * 401),
+    (rules.file_size, "x = 1\n" * 701),
     (rules.function_size, "def f():\n" + "    x = 1\n" * 61),
     (rules.docstrings, "x = 1\n"),
     (rules.docstrings, '"""Module."""\n\nclass Public:\n    x = 1\n'),

@@ -26,7 +26,7 @@ from gpu_autoscaler.events.scaling import ScalingNodeTerminated
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.simcluster.cloud_http import TrueInstance
 from gpu_autoscaler.simcluster.kinds import JOBS, LEASES, NAMESPACES, NODES, PODS, PRIORITY_CLASSES, SERVICES, Kind
-from gpu_autoscaler_services.demo.follow import STREAMS
+from gpu_autoscaler_services.demo.subscriber import STREAMS
 
 _TABLES: tuple[Kind, ...] = (NAMESPACES, PRIORITY_CLASSES, NODES, LEASES, SERVICES, JOBS, PODS)
 

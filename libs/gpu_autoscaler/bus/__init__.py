@@ -1,1 +1,1 @@
-"""Moves facts: one protocol, two adapters (NATS, memory), one declarative list of streams and consumers."""
+"""Transports facts: one protocol, two adapters (NATS, memory), one declarative list of streams and consumers."""

@@ -1,7 +1,7 @@
-"""Messages that cannot be handled: set aside with the reason, listed, sent again. Works on any bus.
+"""Dead letters: messages that cannot be handled are set aside, listed and resubmitted. Works on any bus.
 
-A dead letter is the original payload on `dead.<service>` with headers that say where it came from and why it is here.
-A mark on `dead.<service>.resubmitted` says that it was sent again. Nothing is ever removed but by age.
+A dead letter is the original payload on `dead.<service>`, with headers for its origin and the reason. A mark on
+`dead.<service>.resubmitted` records a resubmission. Letters and marks are removed only by age.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -25,7 +25,7 @@ ERROR_KIND = "Dead-Error-Kind"
 DELIVERED = "Dead-Delivered"
 AT = "Dead-At"
 LETTER = "Dead-Letter"  # on a mark: sequence of the letter
-# On a message that was sent again: an event without an envelope takes its identity from the first id.
+# On a resubmitted message: a bare body without an envelope keeps the identity of the original message.
 ORIGINAL_ID = "Original-Message-Id"
 
 REASON_CHARACTERS_MAX = 2000
@@ -36,8 +36,8 @@ _READABLE = " !#$&'()*+,-./:;<=>?@[]^_`{|}~\""  # all of ASCII but the percent s
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """A message that was set aside."""
 
-    sequence: int  # in DEAD; names the letter
-    service: str  # who set it aside
+    sequence: int  # in DEAD; identifies the letter
+    service: str  # that set it aside
     subject: str  # of the message
     stream: str
     stream_sequence: int
@@ -52,19 +52,19 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """True when the message had aged out before it could be set aside; only its place is known."""
+        """True when the message aged out before it was set aside; only stream and sequence are known."""
         return not self.payload and self.message_id is None
 
 
 class Resubmitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A letter that was sent again, and where the stream put it."""
+    """A resubmitted letter, and the acknowledgement of the stream."""
 
     letter: DeadLetter
     ack: Ack
 
 
 class MaxDeliveriesAdvisory(msgspec.Struct, frozen=True):
-    """The server's word that it no longer delivers a message to a consumer.
+    """The server's advisory that it no longer delivers a message to a consumer.
 
     Source: NATS documentation, "JetStream / Monitoring / Advisories" (read 2026-11-21).
     """
@@ -80,12 +80,12 @@ class DeadLetters:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._given_up: EffectConsumer | None = None
+        self._consumer: EffectConsumer | None = None
 
     async def set_aside(
         self, message: Message, *, service: str, reason: str, error_kind: str, delivered_count: int, at: datetime
     ) -> Ack:
-        """Store the message with its reason; a repeat for the same service stores nothing new.
+        """Store the message with its reason; a repetition for the same service stores nothing.
 
         Terminate the delivery only after this has returned. Raises TransientError as `Bus.publish` does.
         """
@@ -104,11 +104,11 @@ class DeadLetters:
             f"dead.{service}",
             message.payload,
             message_id=f"dead/{message.stream}/{message.sequence}/{service}",
-            headers={**_senders_own(message.headers), **headers},
+            headers={**_sender_headers(message.headers), **headers},
         )
 
     async def page(self, *, after_sequence: int = 0, count_max: int = 100) -> Sequence[DeadLetter]:
-        """Letters in the order they were set aside; the last one's sequence is where the next page goes on."""
+        """Return letters in the order they were set aside; the last sequence is the start of the next page."""
         count_max = min(count_max, PAGE_COUNT_MAX)
         letters: dict[int, DeadLetter] = {}
         async for message in self._read(after_sequence):
@@ -121,82 +121,84 @@ class DeadLetters:
                 letters[int(letter)] = msgspec.structs.replace(marked, resubmitted_count=marked.resubmitted_count + 1)
         return list(letters.values())
 
-    async def places(self, service: str) -> frozenset[tuple[str, int]]:
-        """Stream and sequence of every message that was set aside in this name."""
-        found: set[tuple[str, int]] = set()
+    async def positions(self, service: str) -> frozenset[tuple[str, int]]:
+        """Return stream and sequence of every message that this service set aside."""
+        positions: set[tuple[str, int]] = set()
         async for message in self._read(0):
             if message.subject == f"dead.{service}":
-                found.add((message.headers.get(STREAM, ""), int(message.headers.get(SEQUENCE, "0"))))
-        return frozenset(found)
+                positions.add((message.headers.get(STREAM, ""), int(message.headers.get(SEQUENCE, "0"))))
+        return frozenset(positions)
 
     async def resubmit(self, sequence: int, *, at: datetime) -> Resubmitted:
-        """Send one letter's message again on its own subject. Raises PermanentError when there is no such letter.
+        """Publish one letter's message again on its subject. Raises PermanentError when there is no such letter.
 
-        Its id is derived from the letter and how often it was sent, so it is not taken for a repeat of the original,
-        while a second try after a crash is taken for a repeat of the first.
+        Its id is derived from the letter and the number of resubmissions: it is no duplicate of the original message,
+        while a retry after a crash is a duplicate of the first attempt.
         """
         page = await self.page(after_sequence=sequence - 1, count_max=1)
         if not page or page[0].sequence != sequence:
-            raise PermanentError(f"there is no dead letter {sequence}; list them to see which there are")
+            raise PermanentError(f"dead letter {sequence} not found; list them with `gpu-autoscaler dead-letters`")
         if page[0].is_empty:
-            raise PermanentError(f"dead letter {sequence} has no message left to send: {page[0].reason}")
-        return await self._send_again(page[0], at)
+            raise PermanentError(f"dead letter {sequence} has no message to resubmit: {page[0].reason}")
+        return await self._resubmit(page[0], at)
 
     async def resubmit_all(self, *, at: datetime, service: str | None = None) -> Sequence[Resubmitted]:
-        """Send every letter again that was not yet (of one service, or of all); those that arrive meanwhile stay."""
+        """Resubmit every letter not resubmitted before (of one service, or of all), except those stored meanwhile."""
         last_sequence = await self._bus.last_sequence(DEAD)
         after_sequence = 0
-        sent: list[Resubmitted] = []
+        resubmitted: list[Resubmitted] = []
         while page := await self.page(after_sequence=after_sequence, count_max=PAGE_COUNT_MAX):
             for letter in page:
                 if letter.sequence > last_sequence:
-                    return sent
+                    return resubmitted
                 if not letter.resubmitted_count and not letter.is_empty and service in (None, letter.service):
-                    sent.append(await self._send_again(letter, at))
+                    resubmitted.append(await self._resubmit(letter, at))
             after_sequence = page[-1].sequence
-        return sent
+        return resubmitted
 
-    async def collect_max_deliveries(self, *, at: datetime, wait_seconds_max: float = 1.0) -> Sequence[MaxDeliveriesAdvisory]:
-        """Make dead letters of messages that the server stopped delivering; returns which those were.
+    async def collect_max_deliveries(
+        self, *, at: datetime, wait_seconds_max: float = 1.0
+    ) -> Sequence[MaxDeliveriesAdvisory]:
+        """Store dead letters for messages that the server stopped delivering; return their advisories.
 
-        Needs the consumer `MAX_DELIVERIES_CONSUMER` among the declared ones. A message that has aged out meanwhile still leaves a
-        letter, with an empty payload: that something was lost is said. A word that names no message is set aside too.
+        Needs the consumer `MAX_DELIVERIES_CONSUMER` among the declared ones. A message that aged out meanwhile leaves a
+        letter with an empty payload, so that the loss is recorded. An invalid advisory is set aside too.
         """
-        if self._given_up is None:
-            self._given_up = await self._bus.effect_consumer(MAX_DELIVERIES_CONSUMER.durable)
-        deliveries = await self._given_up.fetch(PAGE_COUNT_MAX // 10, wait_seconds_max)
-        given_up = []
+        if self._consumer is None:
+            self._consumer = await self._bus.effect_consumer(MAX_DELIVERIES_CONSUMER.durable)
+        deliveries = await self._consumer.fetch(PAGE_COUNT_MAX // 10, wait_seconds_max)
+        advisories = []
         for delivery in deliveries:
             try:
-                advice = msgspec.json.decode(delivery.message.payload, type=MaxDeliveriesAdvisory)
-                message = await self._bus.message_at(advice.stream, advice.stream_seq)
-            except (msgspec.MsgspecError, PermanentError) as exc:  # not of the server, or of a stream that is gone
+                advisory = msgspec.json.decode(delivery.message.payload, type=MaxDeliveriesAdvisory)
+                message = await self._bus.message_at(advisory.stream, advisory.stream_seq)
+            except (msgspec.MsgspecError, PermanentError) as exc:  # not sent by the server, or of a deleted stream
                 await self.set_aside(
                     delivery.message,
                     service=MAX_DELIVERIES_CONSUMER.durable.partition("-")[0],
-                    reason=f"names no message that was given up: {exc}",
+                    reason=f"invalid MAX_DELIVERIES advisory: {exc}",
                     error_kind=type(exc).__name__,
                     delivered_count=delivery.delivered_count,
                     at=at,
                 )
                 await delivery.ack()
                 continue
-            reason = f"consumer {advice.consumer} was given it {advice.deliveries} times without an end"
+            reason = f"delivered {advisory.deliveries} times to consumer {advisory.consumer} without success"
             if message is None:
-                reason += "; the message itself has aged out of its stream"
+                reason += "; the message has aged out of its stream"
             await self.set_aside(
-                message or _aged_out(advice, delivery.message.stored_at),
-                service=advice.consumer.partition("-")[0],
+                message or _aged_out(advisory, delivery.message.stored_at),
+                service=advisory.consumer.partition("-")[0],
                 reason=reason,
                 error_kind="MaxDeliveries",
-                delivered_count=advice.deliveries,
+                delivered_count=advisory.deliveries,
                 at=at,
             )
             await delivery.ack()
-            given_up.append(advice)
-        return given_up
+            advisories.append(advisory)
+        return advisories
 
-    async def _send_again(self, letter: DeadLetter, at: datetime) -> Resubmitted:
+    async def _resubmit(self, letter: DeadLetter, at: datetime) -> Resubmitted:
         number = letter.resubmitted_count + 1
         headers = dict(letter.headers)
         if letter.message_id is not None:
@@ -216,7 +218,7 @@ class DeadLetters:
         return Resubmitted(letter=letter, ack=ack)
 
     async def _read(self, after_sequence: int) -> AsyncIterator[Message]:
-        """Everything of DEAD after this sequence that is stored now."""
+        """Yield the messages of DEAD after this sequence that are stored now."""
         if after_sequence >= await self._bus.last_sequence(DEAD):
             return
         projection = await self._bus.projection(DEAD, after_sequence=after_sequence)
@@ -232,13 +234,13 @@ class DeadLetters:
             await projection.close()
 
 
-def _aged_out(advice: MaxDeliveriesAdvisory, at: datetime) -> Message:
+def _aged_out(advisory: MaxDeliveriesAdvisory, at: datetime) -> Message:
     return Message(
-        subject=f"{advice.stream.lower()}.aged_out",
+        subject=f"{advisory.stream.lower()}.aged_out",
         payload=b"",
         message_id=None,
-        stream=advice.stream,
-        sequence=advice.stream_seq,
+        stream=advisory.stream,
+        sequence=advisory.stream_seq,
         stored_microseconds=microseconds_of(at),
     )
 
@@ -258,15 +260,15 @@ def _letter(message: Message) -> DeadLetter:
         delivered_count=int(headers.get(DELIVERED, "0")),
         at=datetime.fromisoformat(headers[AT]) if AT in headers else message.stored_at,
         payload=message.payload,
-        headers=_senders_own(headers),
+        headers=_sender_headers(headers),
     )
 
 
-def _senders_own(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers without those that are ours: a sender's under such a name would make its letter look like a mark."""
+def _sender_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers without those with our prefix: a sender's could make a letter look like a mark."""
     return {key: value for key, value in headers.items() if not key.startswith(OUR_PREFIX)}
 
 
 def _escape(value: str) -> str:
-    """One line of ASCII, read by people as it is, by `unquote` without loss."""
+    """Return one readable line of ASCII that `unquote` decodes without loss."""
     return quote(value, safe=_READABLE)

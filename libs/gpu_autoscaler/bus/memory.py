@@ -1,7 +1,7 @@
-"""The bus in one process, for tests and the simulator. Same contract as `bus/nats.py`, time from outside.
+"""The bus in one process, for tests and the simulator. Same contract as `bus/nats/bus.py`, with a given clock.
 
-Every bus of a process shares one `MemoryBroker`. With a `now` and a `sleep` of the simulator's own nothing here knows
-real time, and the same calls give the same order on every run.
+All buses of a process share one `MemoryBroker`. With `now` and `sleep` of the simulator nothing depends on real time,
+and the same calls give the same order on every run.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker, MemoryConsumer, MemoryStream
 from gpu_autoscaler.bus.protocol import Ack, Bus, Delivery, EffectConsumer, Message, Projection, Publication, StreamSpan
-from gpu_autoscaler.bus.streams import Declared, differences
+from gpu_autoscaler.bus.streams import BusDeclaration, differences
 from gpu_autoscaler.model.errors import ConfigError, PermanentError
 
 BATCH_COUNT_MAX = 1000
@@ -21,7 +21,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class _Signal:
-    """Wakes one reader when the broker has something new, or when time has come."""
+    """Wakes one reader after a change on the broker or at a given time."""
 
     def __init__(self, broker: MemoryBroker, sleep: Sleep) -> None:
         self._broker = broker
@@ -29,11 +29,11 @@ class _Signal:
         self._event = asyncio.Event()
 
     def __enter__(self) -> Self:
-        self._broker.listen(self._event.set)
+        self._broker.add_listener(self._event.set)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._broker.unlisten(self._event.set)
+        self._broker.remove_listener(self._event.set)
 
     async def wait(self, seconds: float | None) -> None:
         """Return after a change since the last wait, or after `seconds`."""
@@ -43,23 +43,23 @@ class _Signal:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in waits:
-                one.cancel()
+            for wait in waits:
+                wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
         self._event.clear()
 
 
 class MemoryDelivery:
-    """A message in our hand."""
+    """A message delivered to this process."""
 
     def __init__(
-        self, consumer: MemoryConsumer, message: Message, delivered_count: int, now: Now, tell: Callable[[], None]
+        self, consumer: MemoryConsumer, message: Message, delivered_count: int, now: Now, notify: Callable[[], None]
     ) -> None:
         self._consumer = consumer
         self._message = message
         self._delivered_count = delivered_count
         self._now = now
-        self._tell = tell
+        self._notify = notify
 
     @property
     def message(self) -> Message:
@@ -73,25 +73,25 @@ class MemoryDelivery:
 
     async def ack(self) -> None:
         """Confirm."""
-        self._consumer.settle(self._message.sequence)
-        self._tell()  # there is room in flight again
+        self._consumer.complete(self._message.sequence)
+        self._notify()  # another message may be delivered
 
     async def nak(self, delay_seconds: float) -> None:
-        """Ask for another delivery, not before `delay_seconds`."""
+        """Request redelivery, not before `delay_seconds`."""
         self._consumer.postpone(self._message.sequence, self._now() + timedelta(seconds=delay_seconds))
-        self._tell()
+        self._notify()
 
-    async def term(self, reason: str) -> None:  # noqa: ARG002 - here the dead letter alone keeps the reason
+    async def term(self, reason: str) -> None:  # noqa: ARG002 - only the dead letter keeps the reason
         """Never deliver again."""
         await self.ack()
 
     async def in_progress(self) -> None:
-        """Ask for another ack wait."""
+        """Extend the ack wait."""
         self._consumer.progress(self._message.sequence, self._now())
 
 
 class MemoryEffectConsumer:
-    """A hand on a durable consumer."""
+    """A subscription to a durable consumer."""
 
     def __init__(self, broker: MemoryBroker, consumer: MemoryConsumer, now: Now, sleep: Sleep) -> None:
         self._broker = broker
@@ -100,27 +100,27 @@ class MemoryEffectConsumer:
         self._sleep = sleep
 
     async def fetch(self, count_max: int, wait_seconds_max: float) -> Sequence[Delivery]:
-        """Return up to `count_max` deliveries, none after waiting."""
+        """Return up to `count_max` deliveries; none when the wait ends."""
         deadline = self._now() + timedelta(seconds=wait_seconds_max)
         with _Signal(self._broker, self._sleep) as signal:
             while True:
                 now = self._now()
-                given = self._consumer.deliver(count_max, now)
-                if given or now >= deadline:
+                deliveries = self._consumer.deliver(count_max, now)
+                if deliveries or now >= deadline:
                     return [
-                        MemoryDelivery(self._consumer, message, count, self._now, self._broker.tell)
-                        for message, count in given
+                        MemoryDelivery(self._consumer, message, count, self._now, self._broker.notify)
+                        for message, count in deliveries
                     ]
                 due_at = self._consumer.next_due_at()
                 until = deadline if due_at is None else min(deadline, due_at)
                 await signal.wait(max((until - now).total_seconds(), 0.0))
 
     async def pending_count(self) -> int:
-        """Messages not yet delivered to anybody."""
+        """Messages not yet delivered to any process."""
         return self._consumer.pending_count(self._now())
 
     async def close(self) -> None:
-        """Nothing is on its way."""
+        """Nothing to return: messages are only taken by `fetch`."""
 
 
 class MemoryProjection:
@@ -153,24 +153,26 @@ class MemoryProjection:
                     await signal.wait(None)
 
     async def lag_count(self) -> int:
-        """Messages that are stored but not given yet."""
+        """Messages that are stored but not deliveries yet."""
         return sum(1 for _ in self._stream.after(self._last_sequence, self._subjects, self._now()))
 
     @property
     def is_closed(self) -> bool:
-        """True when nobody reads here any more."""
+        """True after `close`."""
         return self._closed
 
     async def close(self) -> None:
-        """Stop reading; an iteration that waits ends."""
+        """Stop reading; a waiting iteration ends."""
         self._closed = True
-        self._broker.tell()
+        self._broker.notify()
 
 
 class MemoryBus(Bus):
-    """One service's hand on the broker of this process."""
+    """One service's connection to the broker of this process."""
 
-    def __init__(self, broker: MemoryBroker, declared: Declared, *, now: Now, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(
+        self, broker: MemoryBroker, declared: BusDeclaration, *, now: Now, sleep: Sleep = asyncio.sleep
+    ) -> None:
         self._broker = broker
         self._declared = declared
         self._now = now
@@ -179,7 +181,7 @@ class MemoryBus(Bus):
 
     @property
     def is_connected(self) -> bool:
-        """Always: there is nothing between us and the broker."""
+        """Always true: the broker is in this process."""
         return True
 
     async def publish_many(self, publications: Sequence[Publication]) -> Sequence[Ack]:
@@ -187,65 +189,65 @@ class MemoryBus(Bus):
         return [self._broker.store(publication, self._now()) for publication in publications]
 
     async def effect_consumer(self, durable: str) -> EffectConsumer:
-        """Bind to a declared durable consumer. Raises ConfigError when it is missing or drifted."""
+        """Bind to a declared durable consumer. Raises ConfigError when it is missing or differs."""
         spec = self._declared.consumer(durable)
         if spec is None:
-            raise ConfigError("broker", [f"consumer {durable} is not among those declared for this process"])
+            raise ConfigError("broker", [f"consumer {durable} is not declared for this process"])
         consumer = self._broker.consumers.get((spec.stream, durable))
         if consumer is None:
-            mistake = f"consumer {durable} of {spec.stream} does not exist; make it with `ensure`"
-            raise ConfigError("broker", [mistake])
-        drift = differences(f"consumer {durable}", spec.config(), consumer.spec.config())
-        if drift:
-            raise ConfigError("broker", drift)
+            error = f"consumer {durable} of stream {spec.stream} does not exist; create it with `ensure`"
+            raise ConfigError("broker", [error])
+        deviations = differences(f"consumer {durable}", spec.config(), consumer.spec.config())
+        if deviations:
+            raise ConfigError("broker", deviations)
         return MemoryEffectConsumer(self._broker, consumer, self._now, self._sleep)
 
     async def projection(self, stream: str, *, subjects: Sequence[str] = (), after_sequence: int = 0) -> Projection:
         """Read a stream from the message after `after_sequence`. Raises ConfigError when there is no such stream."""
         known = self._broker.streams.get(stream)
         if known is None:
-            raise ConfigError("broker", [f"there is no stream {stream}; make it with `ensure`"])
+            raise ConfigError("broker", [f"stream {stream} does not exist; create it with `ensure`"])
         if known.last_sequence < after_sequence:
-            mistake = (
+            error = (
                 f"stream {stream} ends at sequence {known.last_sequence}, but was read up to {after_sequence}: it was "
-                "made anew or lost messages; start again from the beginning"
+                "recreated or lost messages; restart the process"
             )
-            raise ConfigError("broker", [mistake])
+            raise ConfigError("broker", [error])
         projection = MemoryProjection(self._broker, known, subjects, after_sequence, self._now, self._sleep)
-        self._projections = [one for one in self._projections if not one.is_closed] + [projection]
+        self._projections = [reader for reader in self._projections if not reader.is_closed] + [projection]
         return projection
 
     async def span(self, stream: str) -> StreamSpan:
-        """Return which stream this is and what it has. Raises PermanentError when there is none of this name."""
+        """Return identity and range of a stream. Raises PermanentError when it does not exist."""
         return self._broker.stream(stream).span(self._now())
 
     async def message_at(self, stream: str, sequence: int) -> Message | None:
-        """Return the message at this sequence; None when it has aged out or never was."""
+        """Return the message at this sequence; None when it aged out or never existed."""
         return self._broker.stream(stream).at(sequence, self._now())
 
     async def last_message(self, stream: str, subject: str) -> Message | None:
-        """Return the stream's last message on the subject, None where it has none."""
+        """Return the stream's last message on the subject, None without one."""
         return self._broker.stream(stream).last_on(subject, self._now())
 
     async def ensure(self) -> None:
-        """Make what is declared and missing. Raises ConfigError with both values of each drift, which it leaves."""
-        mistakes: list[str] = []
+        """Create what is declared and missing. Raises ConfigError with both values of each difference."""
+        errors: list[str] = []
         for spec in self._declared.streams:
-            mistakes += differences(f"stream {spec.name}", spec.config(), self._broker.make_stream(spec, self._now()))
+            errors += differences(f"stream {spec.name}", spec.config(), self._broker.make_stream(spec, self._now()))
         for bucket in self._declared.buckets:
-            mistakes += differences(
+            errors += differences(
                 f"bucket {bucket.name}", bucket.config(), self._broker.make_bucket(bucket, self._now())
             )
         for consumer in self._declared.consumers:
             thing = f"consumer {consumer.durable} of {consumer.stream}"
             try:
-                mistakes += differences(thing, consumer.config(), self._broker.make_consumer(consumer))
+                errors += differences(thing, consumer.config(), self._broker.make_consumer(consumer))
             except PermanentError as exc:
-                mistakes.append(f"{thing}: {exc}")
-        if mistakes:
-            raise ConfigError("broker", [*mistakes, "make both equal: change the settings, or edit it on the broker"])
+                errors.append(f"{thing}: {exc}")
+        if errors:
+            raise ConfigError("broker", [*errors, "make both equal: change the settings, or edit the broker"])
 
     async def close(self) -> None:
-        """End what this bus reads."""
+        """Close all projections of this bus."""
         for projection in self._projections:
             await projection.close()

@@ -1,6 +1,6 @@
-"""A broker in this process: streams, durable consumers, redelivery; the server's rules, no threads, no clock.
+"""A broker in this process: streams, durable consumers, redelivery by the server's rules, without threads or clock.
 
-Time comes in with every call. `bus/memory.py` puts the bus protocol before it; tests and the simulator use that.
+Every call passes the time. `bus/memory.py` implements the bus protocol on it, for tests and the simulator.
 """
 
 from collections import OrderedDict
@@ -24,20 +24,20 @@ from gpu_autoscaler.model.errors import PermanentError, StalePlan
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A message and when it leaves before its stream's own age limit."""
+    """A message, and when it expires before its stream's age limit."""
 
     message: Message
     expires_at: datetime | None
 
 
 class MemoryStream:
-    """One stream: an append-only list that forgets its oldest."""
+    """One stream: an append-only list that drops its oldest messages."""
 
     def __init__(self, spec: StreamSpec, created_at: datetime) -> None:
         self.spec = spec
         self.last_sequence = 0
         self._created_at = created_at
-        # Ordered dictionaries, because a plain one takes longer to find its first entry the more were removed before.
+        # OrderedDict: finding the first entry of a dict slows down with the number of entries removed before it.
         self._stored: OrderedDict[int, Stored] = OrderedDict()  # by sequence
         self._bytes = 0
         self._last_by_subject: dict[str, int] = {}
@@ -46,9 +46,9 @@ class MemoryStream:
         self._age_max = timedelta(seconds=spec.max_age_seconds)
 
     def store(self, publication: Publication, now: datetime) -> Ack:
-        """Append, or say which earlier message it repeats. Raises StalePlan, PermanentError."""
+        """Append the message, or return the sequence of its duplicate. Raises StalePlan, PermanentError."""
         self._refuse_too_large(publication)
-        self._forget(now)
+        self._expire(now)
         if publication.expected_last_subject_sequence is not None:
             stale = self._stale(publication, publication.expected_last_subject_sequence)
             if stale is not None:
@@ -78,7 +78,7 @@ class MemoryStream:
         return Ack(stream=self.spec.name, sequence=self.last_sequence, is_duplicate=False)
 
     def _stale(self, publication: Publication, expected: int) -> Ack | None:
-        """The server looks at the fence before the id: a repeat is known only while it is the subject's last."""
+        """The server checks the fence before the id: a duplicate is recognized only as the subject's last message."""
         last = self._last_by_subject.get(publication.subject, 0)
         if last == expected:
             return None
@@ -87,18 +87,18 @@ class MemoryStream:
             return Ack(stream=self.spec.name, sequence=last, is_duplicate=True)
         raise StalePlan(
             f"{publication.subject}: sequence {expected} is no longer the last one (wrong last sequence: {last}); "
-            "fold what came since and decide again"
+            "fold the newer facts and decide again"
         )
 
     def _refuse_too_large(self, publication: Publication) -> None:
         limit = MESSAGE_BYTES_MAX if self.spec.message_bytes_max >= 0 else SERVER_PAYLOAD_BYTES_MAX
         if len(publication.payload) > limit:
             raise PermanentError(
-                f"message {publication.message_id!r} on {publication.subject} has {len(publication.payload)} bytes, at "
-                f"most {limit} are taken; split it"
+                f"message {publication.message_id!r} on {publication.subject} has {len(publication.payload)} bytes; at "
+                f"most {limit} are allowed; split it"
             )
 
-    def _forget(self, now: datetime) -> None:
+    def _expire(self, now: datetime) -> None:
         oldest_id = now - self._duplicate_window
         while self._ids:
             message_id, (_, stored_at) = next(iter(self._ids.items()))
@@ -119,8 +119,8 @@ class MemoryStream:
             del self._last_by_subject[stored.message.subject]
 
     def span(self, now: datetime) -> StreamSpan:
-        """Which stream this is, and what it still has."""
-        self._forget(now)
+        """Return identity and range of this stream."""
+        self._expire(now)
         return StreamSpan(
             created_at=self._created_at,
             first_sequence=next(iter(self._stored), self.last_sequence + 1),
@@ -128,20 +128,20 @@ class MemoryStream:
         )
 
     def at(self, sequence: int, now: datetime) -> Message | None:
-        """The message at this sequence, unless it has aged out."""
-        self._forget(now)
+        """Return the message at this sequence, unless it aged out."""
+        self._expire(now)
         stored = self._stored.get(sequence)
         if stored is None or (stored.expires_at is not None and stored.expires_at <= now):
             return None
         return stored.message
 
     def last_on(self, subject: str, now: datetime) -> Message | None:
-        """The last message on the subject, unless it has aged out."""
+        """Return the last message on the subject, unless it aged out."""
         return self.at(self._last_by_subject.get(subject, 0), now)
 
     def after(self, sequence: int, subjects: Sequence[str], now: datetime) -> Iterator[Message]:
-        """Messages after this sequence in order; `subjects` narrows them, empty means all."""
-        self._forget(now)
+        """Yield the messages after this sequence in order; `subjects` filters them, empty means all."""
+        self._expire(now)
         first = next(iter(self._stored), self.last_sequence + 1)
         for number in range(max(sequence + 1, first), self.last_sequence + 1):
             message = self.at(number, now)
@@ -150,14 +150,14 @@ class MemoryStream:
 
 
 class _Pending(msgspec.Struct):
-    """Delivered and not yet acknowledged."""
+    """A message delivered and not yet acknowledged."""
 
     delivered_count: int
-    due_at: datetime  # when it comes again
+    due_at: datetime  # of the redelivery
 
 
 class MemoryConsumer:
-    """One durable consumer: who has what, since when, how often."""
+    """One durable consumer: its position and its unacknowledged messages."""
 
     def __init__(
         self, spec: ConsumerSpec, stream: MemoryStream, advise: Callable[[Publication, datetime], None]
@@ -169,41 +169,41 @@ class MemoryConsumer:
         self._pending: dict[int, _Pending] = {}
 
     def deliver(self, count_max: int, now: datetime) -> list[tuple[Message, int]]:
-        """Messages with their delivered count: what is due again first, then new ones within `max_ack_pending`."""
-        given: list[tuple[Message, int]] = []
+        """Return messages with delivery counts: due redeliveries first, then new ones within `max_ack_pending`."""
+        deliveries: list[tuple[Message, int]] = []
         for sequence in sorted(sequence for sequence, pending in self._pending.items() if pending.due_at <= now):
-            if len(given) == count_max:
-                return given
-            message = self._again(sequence, now)
+            if len(deliveries) == count_max:
+                return deliveries
+            message = self._redeliver(sequence, now)
             if message is not None:
-                given.append((message, self._pending[sequence].delivered_count))
+                deliveries.append((message, self._pending[sequence].delivered_count))
         for message in self._stream.after(self._read_up_to, self.spec.subjects, now):
-            if len(given) == count_max or len(self._pending) >= self.spec.max_ack_pending:
+            if len(deliveries) == count_max or len(self._pending) >= self.spec.max_ack_pending:
                 break
             self._read_up_to = message.sequence
             self._pending[message.sequence] = _Pending(1, self._due(now))
-            given.append((message, 1))
-        return given
+            deliveries.append((message, 1))
+        return deliveries
 
-    def _again(self, sequence: int, now: datetime) -> Message | None:
+    def _redeliver(self, sequence: int, now: datetime) -> Message | None:
         pending = self._pending[sequence]
         message = self._stream.at(sequence, now)
         if message is None or pending.delivered_count >= self.spec.max_deliver:
             del self._pending[sequence]
             if message is not None:
-                self._give_up(sequence, pending.delivered_count, now)
+                self._advise_max_deliveries(sequence, pending.delivered_count, now)
             return None
         pending.delivered_count += 1
         pending.due_at = self._due(now)
         return message
 
-    def _give_up(self, sequence: int, deliveries: int, now: datetime) -> None:
+    def _advise_max_deliveries(self, sequence: int, deliveries: int, now: datetime) -> None:
         stream, durable = self.spec.stream, self.spec.durable
-        advice = {"stream": stream, "consumer": durable, "stream_seq": sequence, "deliveries": deliveries}
+        advisory = {"stream": stream, "consumer": durable, "stream_seq": sequence, "deliveries": deliveries}
         self._advise(
             Publication(
                 subject=f"{ADVISORY_ROOT}.{stream}.{durable}",
-                payload=msgspec.json.encode(advice),
+                payload=msgspec.json.encode(advisory),
                 message_id=f"{stream}/{sequence}/{durable}",
             ),
             now,
@@ -212,45 +212,45 @@ class MemoryConsumer:
     def _due(self, now: datetime) -> datetime:
         return now + timedelta(seconds=self.spec.ack_wait_seconds)
 
-    def settle(self, sequence: int) -> None:
-        """It is done with; also accepted from an earlier delivery than the last."""
+    def complete(self, sequence: int) -> None:
+        """Mark as done; also accepted from an earlier delivery than the last."""
         self._pending.pop(sequence, None)
 
     def postpone(self, sequence: int, due_at: datetime) -> None:
-        """Let it come again at `due_at`."""
+        """Redeliver at `due_at`."""
         pending = self._pending.get(sequence)
         if pending is not None:
             pending.due_at = due_at
 
     def progress(self, sequence: int, now: datetime) -> None:
-        """Another ack wait from now."""
+        """Restart the ack wait."""
         self.postpone(sequence, self._due(now))
 
     def next_due_at(self) -> datetime | None:
-        """When the next message comes again."""
+        """Return the time of the next redelivery."""
         return min((pending.due_at for pending in self._pending.values()), default=None)
 
     def pending_count(self, now: datetime) -> int:
-        """Messages not yet delivered to anybody."""
+        """Messages not yet delivered to any process."""
         return sum(1 for _ in self._stream.after(self._read_up_to, self.spec.subjects, now))
 
 
 class MemoryBroker:
-    """What all buses of one process share."""
+    """The broker that all buses of one process share."""
 
     def __init__(self) -> None:
         self.streams: dict[str, MemoryStream] = {}
         self.consumers: dict[tuple[str, str], MemoryConsumer] = {}
         self.buckets: dict[str, BucketSpec] = {}
-        self._listeners: dict[Callable[[], None], None] = {}  # an ordered set: every run wakes them alike
+        self._listeners: dict[Callable[[], None], None] = {}  # an ordered set, for the same order on every run
 
     def make_stream(self, spec: StreamSpec, now: datetime) -> Mapping[str, Any]:
-        """Make it where it is missing; return what is there."""
+        """Create it if missing; return the existing configuration."""
         stream = self.streams.setdefault(spec.name, MemoryStream(spec, now))
         return stream.spec.config()
 
     def make_bucket(self, spec: BucketSpec, now: datetime) -> Mapping[str, Any]:
-        """Make it, and the stream that it is, where it is missing; return what is there."""
+        """Create it and its stream if missing; return the existing configuration."""
         stream = StreamSpec(
             name=spec.stream,
             subjects=(spec.subject(">"),),
@@ -263,28 +263,28 @@ class MemoryBroker:
         return self.buckets.setdefault(spec.name, spec).config()
 
     def make_consumer(self, spec: ConsumerSpec) -> Mapping[str, Any]:
-        """Make it where it is missing; return what is there. Raises PermanentError without its stream."""
+        """Create it if missing; return the existing configuration. Raises PermanentError without its stream."""
         key = (spec.stream, spec.durable)
         if key not in self.consumers:
             self.consumers[key] = MemoryConsumer(spec, self.stream(spec.stream), self._advise)
         return self.consumers[key].spec.config()
 
     def stream(self, name: str) -> MemoryStream:
-        """The stream of this name. Raises PermanentError."""
+        """Return the stream of this name. Raises PermanentError when it does not exist."""
         stream = self.streams.get(name)
         if stream is None:
-            raise PermanentError(f"there is no stream {name}; make it with `ensure`")
+            raise PermanentError(f"stream {name} does not exist; create it with `ensure`")
         return stream
 
     def store(self, publication: Publication, now: datetime) -> Ack:
-        """Store on the stream that takes the subject. Raises StalePlan, PermanentError."""
+        """Store on the stream of the subject. Raises StalePlan, PermanentError."""
         stream = self._stream_of(publication.subject)
         if stream is None:
             raise PermanentError(
-                f"no stream takes messages on {publication.subject}; declare one, or correct the subject"
+                f"no stream stores messages on {publication.subject}; declare one, or correct the subject"
             )
         ack = stream.store(publication, now)
-        self.tell()
+        self.notify()
         return ack
 
     def _stream_of(self, subject: str) -> MemoryStream | None:
@@ -294,19 +294,19 @@ class MemoryBroker:
         return None
 
     def _advise(self, publication: Publication, now: datetime) -> None:
-        """As on the server, nothing is kept where no stream takes advisories."""
+        """Store an advisory; as on the server it is lost without a stream for advisories."""
         if self._stream_of(publication.subject) is not None:
             self.store(publication, now)
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever there may be something new, until `unlisten`."""
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after every change, until `remove_listener`."""
         self._listeners[listener] = None
 
-    def unlisten(self, listener: Callable[[], None]) -> None:
-        """Stop calling it."""
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        """Stop calling `listener`."""
         self._listeners.pop(listener, None)
 
-    def tell(self) -> None:
-        """Something changed: readers that wait look again."""
+    def notify(self) -> None:
+        """Wake waiting readers after a change."""
         for listener in tuple(self._listeners):
             listener()

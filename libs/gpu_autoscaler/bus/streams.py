@@ -178,7 +178,7 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int
 
 
-class Declared(msgspec.Struct, frozen=True, kw_only=True):
+class BusDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     """What one process expects on the broker: all streams and buckets, and its own durable consumers."""
 
     streams: tuple[StreamSpec, ...]
@@ -290,7 +290,9 @@ def consumers_for(service_name: str, consumed: Iterable[type[Fact]]) -> tuple[Co
 
 
 # Reads ADVISORY into DEAD. Shared by all services that consume, so that each word of the server is handled once.
-MAX_DELIVERIES_CONSUMER = ConsumerSpec(durable="dead_letters-advisory-act", stream=ADVISORY, subjects=(f"{ADVISORY_ROOT}.>",))
+MAX_DELIVERIES_CONSUMER = ConsumerSpec(
+    durable="dead_letters-advisory-act", stream=ADVISORY, subjects=(f"{ADVISORY_ROOT}.>",)
+)
 
 
 def consumers_of_process(service_name: str, consumed: Iterable[type[Fact]]) -> tuple[ConsumerSpec, ...]:

@@ -65,11 +65,11 @@ class EventQueue(Protocol):
         """Let it not come again for so long, or for as long as the queue can hide it."""
         ...
 
-    async def let_go(self, group: str, hook: str, token: str) -> None:
+    async def complete_hook(self, group: str, hook: str, token: str) -> None:
         """Tell the group that its instance may end. A hook that waits no more is no error."""
         ...
 
-    async def keep_waiting(self, group: str, hook: str, token: str) -> None:
+    async def extend_hook(self, group: str, hook: str, token: str) -> None:
         """Tell the group that its instance is not ready to end yet. A hook that waits no more is no error."""
         ...
 

@@ -2,12 +2,20 @@
 
 from datetime import datetime
 
-from gpu_autoscaler.core import bounds, forecast, limits, scale_down, scale_up, spot, use
-from gpu_autoscaler.core.buying import overriding
+from gpu_autoscaler.core.disruption import (
+    deleted_nodes,
+    drift,
+    emptiness,
+    interruption,
+    replacement,
+    spend_enforcement,
+    utilization,
+)
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.removing import cheaper, deleted, renewal, solvency
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.limits import limits, override_bounds
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning import forecast_step, override_minimums, scale_up
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import Plan
 
 
@@ -16,20 +24,20 @@ def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
 
     Equal state, policy and `as_of` give an equal plan, byte for byte, in whichever order the state's mappings came.
     """
-    policy = forecast.apply_scheduled_limits(policy, as_of)
+    policy = forecast_step.apply_scheduled_limits(policy, as_of)
     draft = Draft.start(state, as_of, policy)
-    policy = bounds.cap_minimum(policy, draft.directives)
-    draft = spot.spare_the_worn(draft, state, policy)
-    draft = spot.avoid_hinted(draft, state, policy)
-    draft = spot.replace_doomed(draft, state, policy)
-    draft = deleted.empty_deleted(draft, state, policy)
-    draft = solvency.keep_solvent(draft, state, policy)
+    policy = override_bounds.cap_minimum(policy, draft.directives)
+    draft = interruption.exclude_spot(draft, state, policy)
+    draft = interruption.avoid_rebalance_candidates(draft, state, policy)
+    draft = interruption.drain_at_risk_nodes(draft, state, policy)
+    draft = deleted_nodes.drain_deleted_nodes(draft, state, policy)
+    draft = spend_enforcement.keep_solvent(draft, state, policy)
     draft = scale_up.cover_demand(draft, state, policy)
-    draft = overriding.keep_overrides(draft, state, policy)
-    draft = forecast.prepare(draft, state, policy)
-    draft = use.answer_use(draft, state, policy)
-    draft = renewal.renew(draft, state, policy)
-    draft = scale_down.release_idle(draft, state, policy)
-    draft = scale_down.consolidate(draft, state, policy)
-    draft = cheaper.replace_dear(draft, state, policy)
+    draft = override_minimums.keep_overrides(draft, state, policy)
+    draft = forecast_step.prepare(draft, state, policy)
+    draft = utilization.answer_use(draft, state, policy)
+    draft = drift.renew(draft, state, policy)
+    draft = emptiness.release_idle(draft, state, policy)
+    draft = emptiness.consolidate(draft, state, policy)
+    draft = replacement.replace_dear(draft, state, policy)
     return limits.trim(draft, policy).finished()

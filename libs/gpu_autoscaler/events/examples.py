@@ -6,18 +6,20 @@ from datetime import UTC, datetime, timedelta
 from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, policy, scaling, shadow, spot
 from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.model.decisions import BuyNode, Cut, Difference, DrainNode, Deferred, PastDecision, Plan, Side
+from gpu_autoscaler.model.decisions import BuyNode, Cut, Deferred, Difference, DrainNode, PastDecision, Plan, Side
 from gpu_autoscaler.model.demands import DemandShape
 from gpu_autoscaler.model.directives import Override
 from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import ActionId, FactId, JobId, NodeUid, PlanId, PodUid, ProviderId, derive_id
-from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, ResourceRequest, Violation
 from gpu_autoscaler.model.labels import ACTION_ID, DO_NOT_DISRUPT, POOL
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.policy_documents import DocumentPool, PolicyDocument
-from gpu_autoscaler.model.reasons import Frozen, NodeIdle, UnmetDemand
+from gpu_autoscaler.model.reasons.buy import UnmetDemand
+from gpu_autoscaler.model.reasons.defer_limits import Frozen
+from gpu_autoscaler.model.reasons.drain import NodeIdle
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, Taint, Toleration
 
@@ -85,7 +87,7 @@ def _jobs() -> Iterator[Fact]:
     )
     yield job.JobCancelRequested(job_id=JOB, requested_by="ada", note="wrong data set")
     yield job.JobQueued(job_id=JOB, spec=SPEC, queued_at=_at(0.1))
-    mistake = Mistake("gpu_requirements.gpu_type", "unknown GPU model 'A1000'; known: A100, H100")
+    mistake = Violation("gpu_requirements.gpu_type", "unknown GPU model 'A1000'; known: A100, H100")
     yield job.JobRejected(request_id="b7e2", mistakes=(mistake,), job_name="typo")
     expected = Estimate(
         basis="nodes_coming", why="2 nodes on the way will take it (boot times as the cloud's offers promise them).",

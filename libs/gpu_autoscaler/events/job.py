@@ -8,7 +8,7 @@ import msgspec
 from gpu_autoscaler.events.fact import Fact, Versioned
 from gpu_autoscaler.model.estimates import Basis, Estimate
 from gpu_autoscaler.model.ids import JobId, NodeUid
-from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Mistake, ResourceRequest, Runtime
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Violation, ResourceRequest, Runtime
 from gpu_autoscaler.model.observed import Instant
 
 
@@ -79,7 +79,7 @@ class JobRejected(Fact, frozen=True, kw_only=True):
     """The request cannot be accepted; nothing was kept of it but this."""
 
     request_id: str  # id of the event that asked
-    mistakes: tuple[Mistake, ...]
+    mistakes: tuple[Violation, ...]
     job_id: JobId | None = None
     job_name: str = ""
 

@@ -175,7 +175,7 @@ class ScalingDrainCancelled(_Step, frozen=True, kw_only=True):
     node_uid: NodeUid
     node_name: str
     cancelled_at: Instant
-    given_up_because: str = ""  # what was in the way; empty: a plan called it back
+    abandoned_because: str = ""  # what was in the way; empty: a plan called it back
 
 
 class ScalingNodeTerminated(_Step, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gpu_autoscaler.kube import wire, wire_workloads
+from gpu_autoscaler.kube.api_errors import read_status, refusal, retry_after_seconds
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.credentials import ended_at
 from gpu_autoscaler.kube.protocol import (
@@ -26,8 +26,8 @@ from gpu_autoscaler.kube.protocol import (
     WatchItem,
     decoded,
 )
-from gpu_autoscaler.kube.refusals import read_status, refusal, retry_after_seconds
 from gpu_autoscaler.kube.watch import read_for_ever
+from gpu_autoscaler.kube.wire import core, workloads
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 
 CALL_SECONDS_MAX = 10.0  # wall time of one read or write
@@ -61,11 +61,11 @@ class KubeClient:
         """List, then watch, for ever."""
         return read_for_ever(self, kind, label_selector=label_selector, now=self._now)
 
-    async def list_page(self, kind: Kind[Any], query: Mapping[str, str]) -> wire.Page:
+    async def list_page(self, kind: Kind[Any], query: Mapping[str, str]) -> core.Page:
         """Return one page of a list across all namespaces. Raises HistoryLost where its continuation is too old."""
         page = {"limit": str(_LIST_PAGE_COUNT_MAX), **query}
         body = await self._call("GET", kind.path(), f"list {kind.plural}", query=page)
-        return decoded(wire.Page, body, f"list {kind.plural}")
+        return decoded(core.Page, body, f"list {kind.plural}")
 
     async def open_watch(
         self, kind: Kind[Any], query: Mapping[str, str], *, read_seconds_max: float
@@ -110,14 +110,14 @@ class KubeClient:
             answer = await self._call("GET", kind.api, f"ask for {kind.plural}")
         except NotFound:
             return False
-        served = decoded(wire_workloads.Served, answer, kind.api)
+        served = decoded(workloads.Served, answer, kind.api)
         return any(one.name == kind.plural for one in served.resources)
 
-    async def pods_on(self, node_name: str) -> Sequence[wire.Pod]:
+    async def pods_on(self, node_name: str) -> Sequence[core.Pod]:
         """Return the pods bound to this node."""
         return await self._selected(PODS, {"fieldSelector": f"spec.nodeName={node_name}"})
 
-    async def nodes_labelled(self, label_selector: str) -> Sequence[wire.Node]:
+    async def nodes_labelled(self, label_selector: str) -> Sequence[core.Node]:
         """Return the nodes with these labels."""
         return await self._selected(NODES, {"labelSelector": label_selector})
 
@@ -149,16 +149,16 @@ class KubeClient:
 
     # ---- writing
 
-    async def patch_node(self, name: str, patch: Mapping[str, Any]) -> wire.Node:
+    async def patch_node(self, name: str, patch: Mapping[str, Any]) -> core.Node:
         """Apply a merge patch to the node."""
         return await self._patch(NODES, "", name, patch)
 
-    async def delete_node(self, node: wire.Node) -> bool:
+    async def delete_node(self, node: core.Node) -> bool:
         """Delete that very node in the version that was seen: one that its kubelet has spoken for since stays."""
         seen = {"uid": node.metadata.uid, "resourceVersion": node.metadata.resource_version}
         return await self._delete(NODES, node, {"propagationPolicy": "Background", "preconditions": seen})
 
-    async def annotate_pod(self, pod: wire.Pod, annotations: Mapping[str, str]) -> bool:
+    async def annotate_pod(self, pod: core.Pod, annotations: Mapping[str, str]) -> bool:
         """Set annotations; False where that very pod is gone (the UID in the patch is a precondition)."""
         patch = {"metadata": {"uid": pod.metadata.uid, "annotations": dict(annotations)}}
         try:
@@ -167,7 +167,7 @@ class KubeClient:
             return False
         return True
 
-    async def evict_pod(self, pod: wire.Pod) -> Eviction:
+    async def evict_pod(self, pod: core.Pod) -> Eviction:
         """Ask for that very pod's eviction.
 
         Source: Kubernetes, "API-initiated Eviction" (read 2026-11-21), and recorded answers: the budget's 429 has a
@@ -194,7 +194,7 @@ class KubeClient:
             return Eviction(answer="refused", message=status.message)
         raise refusal(code, status, headers, what)
 
-    async def delete_pod(self, pod: wire.Pod, *, grace_seconds: int) -> bool:
+    async def delete_pod(self, pod: core.Pod, *, grace_seconds: int) -> bool:
         """Delete that very pod; a grace of 0 would break the promise that a pod runs at most once.
 
         Unlike an eviction a deletion does not mark the pod as disrupted, and its Job would count it as a failure; so
@@ -226,7 +226,7 @@ class KubeClient:
         """Apply a patch to the object."""
         return await self._patch(kind, namespace, name, patch)
 
-    async def remove(self, kind: Kind[Any], thing: wire.Object, *, is_last: bool = False) -> bool:
+    async def remove(self, kind: Kind[Any], thing: core.Object, *, is_last: bool = False) -> bool:
         """Delete that very object; without a policy its pods would stay (recorded: batch/v1 Jobs orphan by default)."""
         return await self._delete(kind, thing, {"propagationPolicy": "Foreground" if is_last else "Background"})
 
@@ -257,7 +257,7 @@ class KubeClient:
         body = await self._call("PATCH", kind.path(namespace, name), what, body=patch, content_type=content_type)
         return kind.decode(body, "patch")
 
-    async def _delete(self, kind: Kind[Any], thing: wire.Object, options: Mapping[str, Any]) -> bool:
+    async def _delete(self, kind: Kind[Any], thing: core.Object, options: Mapping[str, Any]) -> bool:
         namespace, name = thing.metadata.namespace, thing.metadata.name
         body = {
             "apiVersion": "v1",

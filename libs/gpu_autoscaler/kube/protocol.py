@@ -11,14 +11,14 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from gpu_autoscaler.kube import wire, wire_devices, wire_policy, wire_storage, wire_workloads
+from gpu_autoscaler.kube.wire import core, devices, policy, storage, workloads
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.observed import Instant
 
 T = TypeVar("T")
 # A merge patch (RFC 7386), or the operations of a JSON patch (RFC 6902), which reaches into lists.
 Patch = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-ObjectT = TypeVar("ObjectT", bound=wire.Object)
+ObjectT = TypeVar("ObjectT", bound=core.Object)
 
 
 class NotFound(PermanentError):
@@ -66,47 +66,45 @@ def decoded(wanted: type[T], body: bytes | msgspec.Raw, what: str) -> T:
     return thing
 
 
-PODS = Kind(plural="pods", api="/api/v1", type=wire.Pod)
-NODES = Kind(plural="nodes", api="/api/v1", type=wire.Node)
-BUDGETS = Kind(plural="poddisruptionbudgets", api="/apis/policy/v1", type=wire.PodDisruptionBudget)
-JOBS = Kind(plural="jobs", api="/apis/batch/v1", type=wire.Job)
-CLAIMS = Kind(plural="persistentvolumeclaims", api="/api/v1", type=wire_storage.Claim)
-VOLUMES = Kind(plural="persistentvolumes", api="/api/v1", type=wire_storage.PersistentVolume)
-CLASSES = Kind(plural="storageclasses", api="/apis/storage.k8s.io/v1", type=wire_storage.StorageClass)
-ATTACHMENTS = Kind(plural="volumeattachments", api="/apis/storage.k8s.io/v1", type=wire_storage.Attachment)
-GROUPS = Kind(plural="podgroups", api="/apis/scheduling.x-k8s.io/v1alpha1", type=wire_storage.Group, is_optional=True)
+PODS = Kind(plural="pods", api="/api/v1", type=core.Pod)
+NODES = Kind(plural="nodes", api="/api/v1", type=core.Node)
+BUDGETS = Kind(plural="poddisruptionbudgets", api="/apis/policy/v1", type=core.PodDisruptionBudget)
+JOBS = Kind(plural="jobs", api="/apis/batch/v1", type=core.Job)
+CLAIMS = Kind(plural="persistentvolumeclaims", api="/api/v1", type=storage.Claim)
+VOLUMES = Kind(plural="persistentvolumes", api="/api/v1", type=storage.PersistentVolume)
+CLASSES = Kind(plural="storageclasses", api="/apis/storage.k8s.io/v1", type=storage.StorageClass)
+ATTACHMENTS = Kind(plural="volumeattachments", api="/apis/storage.k8s.io/v1", type=storage.Attachment)
+GROUPS = Kind(plural="podgroups", api="/apis/scheduling.x-k8s.io/v1alpha1", type=storage.Group, is_optional=True)
 VOLCANO_GROUPS = Kind(
-    plural="podgroups", api="/apis/scheduling.volcano.sh/v1beta1", type=wire_storage.Group, is_optional=True
+    plural="podgroups", api="/apis/scheduling.volcano.sh/v1beta1", type=storage.Group, is_optional=True
 )
 _DEVICES = "/apis/resource.k8s.io/v1"  # since Kubernetes 1.34
-DEVICE_CLAIMS = Kind(plural="resourceclaims", api=_DEVICES, type=wire_devices.ResourceClaim, is_optional=True)
+DEVICE_CLAIMS = Kind(plural="resourceclaims", api=_DEVICES, type=devices.ResourceClaim, is_optional=True)
 DEVICE_TEMPLATES = Kind(
-    plural="resourceclaimtemplates", api=_DEVICES, type=wire_devices.ResourceClaimTemplate, is_optional=True
+    plural="resourceclaimtemplates", api=_DEVICES, type=devices.ResourceClaimTemplate, is_optional=True
 )
-DEVICE_CLASSES = Kind(plural="deviceclasses", api=_DEVICES, type=wire_devices.DeviceClass, is_optional=True)
-DEVICE_SLICES = Kind(plural="resourceslices", api=_DEVICES, type=wire_devices.ResourceSlice, is_optional=True)
+DEVICE_CLASSES = Kind(plural="deviceclasses", api=_DEVICES, type=devices.DeviceClass, is_optional=True)
+DEVICE_SLICES = Kind(plural="resourceslices", api=_DEVICES, type=devices.ResourceSlice, is_optional=True)
 POLICIES = Kind(
-    plural=wire_policy.PLURAL,
-    api=f"/apis/{wire_policy.GROUP}/{wire_policy.VERSION}",
-    type=wire_policy.Policy,
+    plural=policy.PLURAL,
+    api=f"/apis/{policy.GROUP}/{policy.VERSION}",
+    type=policy.Policy,
     is_optional=True,
 )
-NAMESPACES = Kind(plural="namespaces", api="/api/v1", type=wire.Object)
-SERVICES = Kind(plural="services", api="/api/v1", type=wire.Object)
+NAMESPACES = Kind(plural="namespaces", api="/api/v1", type=core.Object)
+SERVICES = Kind(plural="services", api="/api/v1", type=core.Object)
 # Kinds that others bring, in which members of a job can be made.
-JOBSETS = Kind(plural="jobsets", api="/apis/jobset.x-k8s.io/v1alpha2", type=wire_workloads.JobSet, is_optional=True)
-PYTORCHJOBS = Kind(plural="pytorchjobs", api="/apis/kubeflow.org/v1", type=wire_workloads.PyTorchJob, is_optional=True)
-RAYJOBS = Kind(plural="rayjobs", api="/apis/ray.io/v1", type=wire_workloads.RayJob, is_optional=True)
-VOLCANO_JOBS = Kind(
-    plural="jobs", api="/apis/batch.volcano.sh/v1alpha1", type=wire_workloads.VolcanoJob, is_optional=True
-)
+JOBSETS = Kind(plural="jobsets", api="/apis/jobset.x-k8s.io/v1alpha2", type=workloads.JobSet, is_optional=True)
+PYTORCHJOBS = Kind(plural="pytorchjobs", api="/apis/kubeflow.org/v1", type=workloads.PyTorchJob, is_optional=True)
+RAYJOBS = Kind(plural="rayjobs", api="/apis/ray.io/v1", type=workloads.RayJob, is_optional=True)
+VOLCANO_JOBS = Kind(plural="jobs", api="/apis/batch.volcano.sh/v1alpha1", type=workloads.VolcanoJob, is_optional=True)
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """Everything of a kind at one version."""
 
     kind: Kind[Any]
-    objects: tuple[wire.Object, ...]
+    objects: tuple[core.Object, ...]
     version: int
     seen_at: Instant
 
@@ -115,7 +113,7 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     """An object is like this now."""
 
     kind: Kind[Any]
-    object: wire.Object
+    object: core.Object
     seen_at: Instant
 
 
@@ -123,7 +121,7 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     """An object is gone; `object` is its last state, at the version of its deletion."""
 
     kind: Kind[Any]
-    object: wire.Object
+    object: core.Object
     seen_at: Instant
 
 
@@ -176,11 +174,11 @@ class KubeApi(Protocol):
         """True where the kind is installed."""
         ...
 
-    async def pods_on(self, node_name: str) -> Sequence[wire.Pod]:
+    async def pods_on(self, node_name: str) -> Sequence[core.Pod]:
         """Return the pods bound to this node, as the server knows them now, finished ones included."""
         ...
 
-    async def nodes_labelled(self, label_selector: str) -> Sequence[wire.Node]:
+    async def nodes_labelled(self, label_selector: str) -> Sequence[core.Node]:
         """Return the nodes with these labels (`key=value`), as the server knows them now."""
         ...
 
@@ -188,23 +186,23 @@ class KubeApi(Protocol):
         """Return the volumes that are attached to this node, by name; none where the server knows no attachments."""
         ...
 
-    async def patch_node(self, name: str, patch: Mapping[str, Any]) -> wire.Node:
+    async def patch_node(self, name: str, patch: Mapping[str, Any]) -> core.Node:
         """Apply a merge patch (RFC 7386) to the node. Raises NotFound, Conflict."""
         ...
 
-    async def delete_node(self, node: wire.Node) -> bool:
+    async def delete_node(self, node: core.Node) -> bool:
         """Delete that very node as it was seen; False where it is gone, or has changed since."""
         ...
 
-    async def annotate_pod(self, pod: wire.Pod, annotations: Mapping[str, str]) -> bool:
+    async def annotate_pod(self, pod: core.Pod, annotations: Mapping[str, str]) -> bool:
         """Set annotations; False where that very pod is gone."""
         ...
 
-    async def evict_pod(self, pod: wire.Pod) -> Eviction:
+    async def evict_pod(self, pod: core.Pod) -> Eviction:
         """Ask for that very pod's eviction; budgets are respected."""
         ...
 
-    async def delete_pod(self, pod: wire.Pod, *, grace_seconds: int) -> bool:
+    async def delete_pod(self, pod: core.Pod, *, grace_seconds: int) -> bool:
         """Delete that very pod whatever its budgets say; False where it is gone. `grace_seconds` is at least 1."""
         ...
 
@@ -216,7 +214,7 @@ class KubeApi(Protocol):
         """Apply a patch to the object. Raises NotFound, Conflict."""
         ...
 
-    async def remove(self, kind: Kind[Any], thing: wire.Object, *, is_last: bool = False) -> bool:
+    async def remove(self, kind: Kind[Any], thing: core.Object, *, is_last: bool = False) -> bool:
         """Delete that very object and what it made in the background; False where it is gone."""
         ...
 

@@ -14,9 +14,9 @@ import aiohttp
 import msgspec
 import structlog
 
-from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.api_errors import HistoryLost, read_status, refusal
 from gpu_autoscaler.kube.protocol import Bookmark, Changed, Deleted, Kind, Listed, NotFound, Now, WatchItem, decoded
-from gpu_autoscaler.kube.refusals import HistoryLost, read_status, refusal
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 
 # The server closes a watch after this long, so that a quiet one gives a sign of life at least this often. Bookmarks are
@@ -30,14 +30,14 @@ RETRY_AFTER_SECONDS_MAX = 60.0  # a server that wants to be left alone for longe
 ABSENT_SECONDS = 60.0  # between two looks for a kind that is not installed
 LINE_BYTES_MAX = 16 * 2**20  # etcd refuses objects above 1.5 MiB; encodings differ, hence the margin
 
-_event_decoder = msgspec.json.Decoder(wire.WatchEvent)
+_event_decoder = msgspec.json.Decoder(core.WatchEvent)
 log = structlog.get_logger()
 
 
 class Reader(Protocol):
     """The two calls that a watch is made of."""
 
-    async def list_page(self, kind: Kind[Any], query: Mapping[str, str]) -> wire.Page:
+    async def list_page(self, kind: Kind[Any], query: Mapping[str, str]) -> core.Page:
         """Return one page of a list."""
         ...
 
@@ -130,7 +130,7 @@ def _seconds() -> float:
 
 async def _list(reader: Reader, kind: Kind[Any], selector: Mapping[str, str], now: Now) -> Listed:
     seen_at = now()  # before the first page: the list shows the world no older than this
-    objects: list[wire.Object] = []
+    objects: list[core.Object] = []
     query = dict(selector)
     while True:
         page = await reader.list_page(kind, query)
@@ -186,7 +186,7 @@ def _item(kind: Kind[Any], line: bytes, now: Now) -> Changed | Deleted | Bookmar
         status = read_status(0, bytes(event.object))
         raise refusal(status.code, status, {}, f"watch {kind.plural}")
     if event.type == "BOOKMARK":  # an empty object of the kind, whose parts are null: a pod's containers are
-        return Bookmark(kind=kind, version=decoded(wire.Object, event.object, "bookmark").version, seen_at=now())
+        return Bookmark(kind=kind, version=decoded(core.Object, event.object, "bookmark").version, seen_at=now())
     # An object that does not decode ends the watch: to skip it would make a pod or node invisible, which is worse
     # than a stale picture that says it is stale.
     thing = kind.decode(event.object, "watch")

@@ -1,44 +1,61 @@
-"""What a plan decides, and what it holds back.
+"""What a plan decides and what it defers.
 
-A decision holds all that its executor needs: executors choose nothing.
+A decision carries everything its executor needs: executors choose nothing.
 """
+
+from abc import abstractmethod
 
 import msgspec
 
+from gpu_autoscaler.model.format import instant, price, subject_name
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.reasons import BuyReason, DrainReason, DeferReason, KeepReason, ReleaseReason
+from gpu_autoscaler.model.reasons.buy import BuyReason
+from gpu_autoscaler.model.reasons.defer import DeferReason
+from gpu_autoscaler.model.reasons.drain import DrainReason, KeepReason, ReleaseReason
 from gpu_autoscaler.model.resources import Resources, Slices
 from gpu_autoscaler.model.scheduling import Taint
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="decision"):
-    """Base of all decisions. `action_id` is the token that makes a second try harmless."""
+    """Base of all decisions. `action_id` is the token that makes a repeated execution harmless."""
 
     action_id: ActionId
 
+    @abstractmethod
+    def sentence(self) -> str:
+        """Return what is decided and why."""
+
 
 class BuyNode(Decision, frozen=True, kw_only=True, tag="buy_node"):
-    """Order one node of this offer; it counts as room and against limits from now on."""
+    """Order one node of this offer; it counts as capacity and against limits from now on."""
 
     pool: str
     offer: Offer
     labels: tuple[tuple[str, str], ...]  # sorted by key; what the node must carry when it registers, its project too
     taints: tuple[Taint, ...]
-    deadline_at: Instant  # not usable by then: given back
+    deadline_at: Instant  # not usable by then: released
     reason: BuyReason
-    gang: str | None = None  # purchases with one gang stand or fall together
+    gang: str | None = None  # purchases of one gang are completed or abandoned together
     slices: Slices = ()  # what the node's GPUs are to be cut into, all of them; none: they stay whole
-    work_seconds_max: float | None = None  # how long the work it is for may take at most; None: nobody knows
-    startup_taints: tuple[Taint, ...] = ()  # it registers with these as well, and they vanish before it is of use
-    # The first of the purchases that are alike, and made all at once or not at all where the cloud can. None: by itself
+    work_seconds_max: float | None = None  # how long the work it is for may take at most; None: unknown
+    startup_taints: tuple[Taint, ...] = ()  # it registers with these as well; they are removed before it is usable
+    # The first of the purchases of one shape that are launched together where the cloud can: all of them or none.
+    # None: launched alone
     transaction: ActionId | None = None
 
     @property
     def promised(self) -> Resources:
         """What the node is to hold for pods."""
         return self.offer.cut_into(self.slices)
+
+    def sentence(self) -> str:
+        offer = self.offer
+        node = f"{offer.instance_type} in {offer.zone} as {offer.capacity_type}"
+        gang = f", together with the other nodes of {subject_name(self.gang)}" if self.gang else ""
+        at = price(offer.price_micro_usd_per_hour)
+        return f"Buy {node} for pool {self.pool} at {at}{gang}. {self.reason.sentence()}"
 
 
 class DrainNode(Decision, frozen=True, kw_only=True, tag="drain_node"):
@@ -51,6 +68,11 @@ class DrainNode(Decision, frozen=True, kw_only=True, tag="drain_node"):
     deadline_at: Instant
     reason: DrainReason
 
+    def sentence(self) -> str:
+        kind = "Voluntary" if self.is_voluntary else "Forced"
+        deadline = instant(self.deadline_at)
+        return f"{kind} drain of node {self.node_name} by {deadline}. {self.reason.sentence()}"
+
 
 class CancelDrain(Decision, frozen=True, kw_only=True, tag="cancel_drain"):
     """Uncordon the node and leave its pods alone."""
@@ -60,58 +82,70 @@ class CancelDrain(Decision, frozen=True, kw_only=True, tag="cancel_drain"):
     node_name: str
     reason: KeepReason
 
+    def sentence(self) -> str:
+        return f"Cancel the drain of node {self.node_name}. {self.reason.sentence()}"
+
 
 class ReleaseInstance(Decision, frozen=True, kw_only=True, tag="release_instance"):
-    """Terminate an instance that never became a usable node, or that nobody stands behind."""
+    """Terminate an instance that never became a usable node, or that no decision accounts for."""
 
     provider_id: ProviderId | None  # None: find it by its order
     order_action_id: ActionId
     reason: ReleaseReason
+
+    def sentence(self) -> str:
+        order = f"order {self.order_action_id}"
+        instance = order if self.provider_id is None else f"instance {self.provider_id} ({order})"
+        return f"Release {instance}. {self.reason.sentence()}"
 
 
 AnyDecision = BuyNode | DrainNode | CancelDrain | ReleaseInstance
 
 
 class PastDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision of a plan that the stream does not have any more."""
+    """A decision of a plan that the stream no longer has."""
 
     decision: AnyDecision
     plan_id: PlanId
     planned_at: Instant
-    # A purchase that may have become an instance or not: it counts until it shows or is late, and is not begun again.
+    # A purchase that may have become an instance or not: it counts until it shows or is late, and is not restarted.
     is_only_counted: bool = False
 
 
 class Deferred(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Something the plan did not do, with the step that held it back and why."""
+    """Something the plan does not do now, with the step that deferred it and why."""
 
     step: str  # name of the step of `plan`, e.g. cover_demand
     subject: str  # job/<id>, pod/<uid>, node/<uid>, or cluster
     reason: DeferReason
+
+    def sentence(self) -> str:
+        """Return what is deferred, in which step, and why."""
+        return f"Deferred for {subject_name(self.subject)} (step {self.step}): {self.reason.sentence()}"
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What the cluster should become, and why. Equal facts and policy give an equal plan, byte for byte."""
 
     as_of: Instant
-    parent_sequence: int  # stream sequence of the last plan that this one was made after; 0: none
+    parent_sequence: int  # stream sequence of the previous plan; 0: none
     decisions: tuple[AnyDecision, ...] = ()
     deferred: tuple[Deferred, ...] = ()
 
 
 class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What one of two plans says about a subject."""
+    """What one of two plans decides about a subject."""
 
     what: str  # tag of the decision, `deferred`, or `nothing`
     reason: str = ""  # tag of its reason; empty: none was given
-    sentence: str = ""  # the whole of it, for people
+    sentence: str = ""  # decision and reason for people
 
 
 class Difference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One subject about which two plans of one state say different things: the one that was made, and another."""
+    """One subject about which two plans of one state decide differently."""
 
     subject: str  # job/<id>, pod/<uid>, node/<uid>, order/<action id>, or cluster
-    name: str  # the same with the node's name, where that is known
+    name: str  # the same with the object's name, where it is known
     made: Side
     other: Side
 
@@ -122,7 +156,7 @@ class Difference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What is alike in many differences: `buy_node (unmet_demand) -> deferred (nodes_limit)`."""
+        """What many differences share: `buy_node (unmet_demand) -> deferred (nodes_limit)`."""
         return " -> ".join(
             f"{side.what} ({side.reason})" if side.reason else side.what for side in (self.made, self.other)
         )
@@ -132,7 +166,7 @@ NO_DECISION = frozenset({"deferred", "nothing"})
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The facts a state was folded from: the last sequence of each stream, and those set aside as dead letters."""
+    """The facts a state was folded from: the last sequence of each stream, and the dead letters among them."""
 
     last_sequences: tuple[tuple[str, int], ...] = ()  # (stream, sequence), sorted by stream
     set_aside: tuple[tuple[str, int], ...] = ()  # (stream, sequence) of messages that were no valid facts

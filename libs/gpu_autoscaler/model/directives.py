@@ -1,33 +1,34 @@
-"""What a person says that overrules the policy for a while: a freeze, a pause of one pool, bounds on what there is."""
+"""Temporary operator directives that overrule the policy: a freeze, a pause of one pool, bounds on nodes or GPUs."""
 
 from datetime import UTC, datetime
 
 import msgspec
 
+from gpu_autoscaler.model.format import instant
 from gpu_autoscaler.model.observed import Instant
 
-FOR_GOOD = datetime(9999, 1, 1, tzinfo=UTC)  # the end of a word that the policy itself says
+PERMANENT = datetime(9999, 1, 1, tzinfo=UTC)  # the end of a directive that the policy itself sets
 
 
 class Directive(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="directive"):
-    """Base of them all. Of one key the last word counts."""
+    """Base of all directives. A new directive replaces the previous one of the same key."""
 
     @property
     def key(self) -> str:
-        """What the word is about, as people name it when they take it back."""
+        """What the directive is about, as `gpu-autoscaler resume` takes it."""
         return str(self.__struct_config__.tag)
 
 
 class Freeze(Directive, frozen=True, kw_only=True, tag="freeze"):
-    """Nothing is bought, and nothing goes by our choice.
+    """Suspend purchases and voluntary removals.
 
-    What was decided before goes on to its end. What the cloud takes is still answered: its node is cordoned, work is
-    told to save and leaves by the deadline; a notice that is withdrawn gives the node back. No replacement is bought.
+    Actions already started complete. Interruption notices are still handled: the node is cordoned, pods save a
+    checkpoint and leave before the deadline; the node is kept if the notice is withdrawn. No replacement is bought.
     """
 
 
 class PausePool(Directive, frozen=True, kw_only=True, tag="pause"):
-    """Nothing is bought for one pool, and none of its nodes goes by our choice; other pools may be bought from."""
+    """Suspend purchases and voluntary removals of one pool; other pools may be bought from."""
 
     pool: str
 
@@ -38,10 +39,10 @@ class PausePool(Directive, frozen=True, kw_only=True, tag="pause"):
 
 
 class Override(Directive, frozen=True, kw_only=True, tag="override"):
-    """At least or at most so many nodes or GPUs of ours, in all, of one pool, of one GPU model, or of both.
+    """Set a minimum or maximum of our nodes or GPUs: in all, of one pool, of one GPU model, or of both.
 
-    Up to the least is bought, and kept. Beyond the most nothing is bought, and what is empty goes without a wait; nodes
-    with work on them stay. Both alike are a target. The policy's own limits hold besides.
+    Nodes are bought and kept up to the minimum. Beyond the maximum nothing is bought and empty nodes are removed
+    without a wait; nodes with work stay. Equal minimum and maximum are a target. The policy's limits still apply.
     """
 
     pool: str | None = None
@@ -63,9 +64,27 @@ AnyDirective = Freeze | PausePool | Override
 
 
 class Attribution(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A directive as reasons carry it: whose word it is."""
+    """The directive that a reason stems from: who set it, why, and until when."""
 
     key: str
     by: str
     why: str
     until: Instant
+
+    def text(self) -> str:
+        """`by ada until 2026-11-21 14:00:00 UTC (maintenance)`; without an end where the policy sets it."""
+        until = "" if self.until >= PERMANENT else f" until {instant(self.until)}"
+        return f"by {self.by}{until} ({self.why.strip().rstrip('.')})"
+
+    def scope(self) -> str:
+        """What an override counts: `in pool training`, `of GPU model A100`, `in the cluster`."""
+        parts = self.key.split("/")[1:]
+        words = {"pool": "in pool", "kind": "of GPU model"}
+        named = [f"{words.get(kind, kind)} {name}" for kind, name in zip(parts[::2], parts[1::2], strict=False)]
+        return " ".join(named) or "in the cluster"
+
+    def remedy(self) -> str:
+        """How the directive ends."""
+        if self.until >= PERMANENT:
+            return f"The policy itself sets {self.key}: change the pool in the policy."
+        return f"Wait until {instant(self.until)}, or run gpu-autoscaler resume {self.key}."

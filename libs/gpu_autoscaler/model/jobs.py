@@ -73,7 +73,7 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     ephemeral_storage: str = "10Gi"
 
 
-class Mistake(msgspec.Struct, frozen=True, gc=False):
+class Violation(msgspec.Struct, frozen=True, gc=False):
     """One thing wrong with a request: the field by its path, and the reason in a sentence."""
 
     field: str

@@ -1,1 +1,1 @@
-"""Clouds: what they sell, and how an order becomes an instance. One folder a cloud, one line in the registry."""
+"""Cloud drivers: what each cloud offers, and how nodes are launched and terminated. One folder per cloud."""

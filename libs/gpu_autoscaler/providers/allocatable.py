@@ -1,29 +1,30 @@
-"""What a machine leaves to pods, after what the kubelet and the agents of every node take. An estimate before purchase.
+"""Estimate of the resources that a machine leaves to pods after kubelet and node agents, before a first node exists.
 
-CPU and memory of the kubelet as Amazon's EKS images reserve them (awslabs/amazon-eks-ami, nodeadm's kubelet defaults;
-not looked up again); the agents of every GPU node are our own figure. Learned promises replace it once a node is there.
+Kubelet CPU and memory as Amazon's EKS images reserve them (awslabs/amazon-eks-ami, nodeadm's kubelet defaults; not
+looked up again). The share of the agents on each GPU node is our own figure. Observed allocatable amounts replace the
+estimate once a node has joined.
 """
 
 from gpu_autoscaler.model.resources import Resources
 
 PODS_PER_NODE = 110  # kubelet's default maxPods
-_KUBELET_MEMORY_BYTES = (255 + 11 * PODS_PER_NODE + 100) * 2**20  # reserve, a share for each pod, eviction threshold
+_KUBELET_MEMORY_BYTES = (255 + 11 * PODS_PER_NODE + 100) * 2**20  # reserved, per pod, eviction threshold
 _AGENTS_CPU_MILLI = 300
 _AGENTS_MEMORY_BYTES = 512 * 2**20
 
 
-def allocatable(whole: Resources) -> Resources:
-    """Return what pods get of a machine that has this much."""
-    kept = Resources(
-        cpu_milli=_kubelet_cpu_milli(whole.cpu_milli / 1000) + _AGENTS_CPU_MILLI,
+def allocatable(total: Resources) -> Resources:
+    """Return what pods can use of a machine with these resources."""
+    reserved = Resources(
+        cpu_milli=_kubelet_cpu_milli(total.cpu_milli / 1000) + _AGENTS_CPU_MILLI,
         memory_bytes=_KUBELET_MEMORY_BYTES + _AGENTS_MEMORY_BYTES,
-        ephemeral_storage_bytes=whole.ephemeral_storage_bytes // 10,  # kubelet evicts below a tenth of the disk
+        ephemeral_storage_bytes=total.ephemeral_storage_bytes // 10,  # kubelet evicts below a tenth of the disk
     )
-    return whole - kept
+    return total - reserved
 
 
 def _kubelet_cpu_milli(vcpu_count: float) -> int:
-    """Return 6 % of the first core, 1 % of the second, 0.5 % of the next two, 0.25 % of the rest."""
+    """Return 6 % of the first core, 1 % of the second, 0.5 % of the next two and 0.25 % of the rest."""
     tiers = ((1.0, 60.0), (1.0, 10.0), (2.0, 5.0), (float("inf"), 2.5))
     left, milli = vcpu_count, 0.0
     for width, per_core_milli in tiers:

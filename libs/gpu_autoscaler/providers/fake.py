@@ -1,4 +1,4 @@
-"""A cloud in memory for unit tests: deterministic, with no waits. It passes the contract of the real ones."""
+"""In-memory cloud for unit tests: deterministic, without waits. Passes the contract of the real ones."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -28,7 +28,7 @@ CODES: dict[RefusalKind, tuple[str, RefusalScope]] = {
 
 
 class _Refusal(msgspec.Struct):
-    """Offers whose key matches are refused, but for so many launches first."""
+    """Refuse offers whose key matches, after the first `passed_count` launches."""
 
     pattern: str
     kind: RefusalKind
@@ -37,7 +37,7 @@ class _Refusal(msgspec.Struct):
 
 
 class FakeCapacity:
-    """Sells `offers` to `installation`. Instances run at once and end at once, at `now()`."""
+    """Sells `offers` to `installation`. Instances run and end immediately, at `now()`."""
 
     name = "fake"
 
@@ -49,11 +49,11 @@ class FakeCapacity:
         self._by_token: dict[tuple[str, ActionId], tuple[ProviderId, str]] = {}  # token: (provider id, offer key)
         self._refused: list[_Refusal] = []
         self._answers_lost_count = 0
-        self.trouble: str | None = None  # what every call fails with; None: nothing is wrong
-        self.shown_after_seconds = 0.0  # from its launch until an instance is listed
+        self.failure: str | None = None  # every call fails with it; None: none
+        self.shown_after_seconds = 0.0  # from launch until an instance is listed
         self.launches_count = 0
-        self.is_together = True
-        self.together_count = 0  # of calls that made several at once
+        self.can_launch_groups = True
+        self.group_launch_count = 0  # calls that launched several at once
 
     def refuse(
         self,
@@ -63,31 +63,31 @@ class FakeCapacity:
         retry_after_seconds: float = 180.0,
         passed_count: int = 0,
     ) -> None:
-        """Refuse offers whose key matches, after so many instances of them, until `refuse_nothing`."""
+        """Refuse offers whose key matches, after the first `passed_count` instances, until `refuse_nothing`."""
         self._refused.append(_Refusal(pattern, kind, retry_after_seconds, passed_count))
 
     def refuse_nothing(self) -> None:
-        """Sell everything again."""
+        """Stop refusing."""
         self._refused.clear()
 
-    def let_die(self, provider_id: ProviderId) -> None:
-        """End the instance on its own."""
+    def end_unexpectedly(self, provider_id: ProviderId) -> None:
+        """End the instance from outside."""
         installation, instance = self._instances[provider_id]
         ended = msgspec.structs.replace(instance, state="terminated", terminated_at=self._now())
         self._instances[provider_id] = (installation, ended)
 
     def lose_answers(self, count: int) -> None:
-        """Do what the next `count` calls ask for, and fail to say so."""
+        """Execute the next `count` calls and fail to answer them."""
         self._answers_lost_count = count
 
     async def offers(self) -> Sequence[Offer]:
-        """Return everything that is for sale."""
+        """Return all offers."""
         self._ask()
         self._answer()
         return self._offers
 
     async def launch(self, order: Order) -> Instance:
-        """Make the instance, or return the one of this token. Raises LaunchRefused, PermanentError, TransientError."""
+        """Make the instance, or return the token's. Raises LaunchRefused, PermanentError, TransientError."""
         self._ask()
         token = (order.installation, order.action_id)
         made = self._by_token.get(token)
@@ -98,45 +98,45 @@ class FakeCapacity:
         self._answer()
         return self._instances[made[0]][1]
 
-    def can_launch_group(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - all pools are the same to it
-        """As it was told."""
-        return self.is_together
+    def can_launch_group(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - the same for all pools
+        """As configured."""
+        return self.can_launch_groups
 
     async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
-        """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
+        """Launch all, or return those launched before. Raises LaunchRefused, PermanentError, TransientError."""
         self._ask()
         made = [order for order in orders if (order.installation, order.action_id) in self._by_token]
         if made and len(made) < len(orders):
-            raise PermanentError(f"transaction {transaction} has made some of these orders alone")
+            raise PermanentError(f"transaction {transaction}: some of its orders were launched separately")
         if not made:
             self._see_sold(orders[0], len(orders))
             for order in orders:
                 self._by_token[order.installation, order.action_id] = (self._made(order), order.offer.key)
-            self.together_count += 1
+            self.group_launch_count += 1
         self._answer()
         return [self._instances[self._by_token[order.installation, order.action_id][0]][1] for order in orders]
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
         """End the instance. Raises PermanentError for one of another installation, TransientError."""
         self._ask()
-        found = self._instances.get(provider_id)
-        if found is not None:
-            installation, instance = found
-            if installation != self._installation:
-                raise PermanentError(f"{provider_id} carries the tag of {installation!r}, not ours: it is left alone")
+        known = self._instances.get(provider_id)
+        if known is not None:
+            owner, instance = known
+            if owner != self._installation:
+                raise PermanentError(f"{provider_id} carries the tag of {owner!r}, not ours: left untouched")
             if instance.state != "terminated":
                 ended = msgspec.structs.replace(instance, state="terminated", terminated_at=now)
-                self._instances[provider_id] = (installation, ended)
+                self._instances[provider_id] = (owner, ended)
         self._answer()
-        return self._instances[provider_id][1] if found is not None else None
+        return self._instances[provider_id][1] if known is not None else None
 
     async def instance(self, provider_id: ProviderId) -> Instance | None:
         """Return this instance, None if it never was. Raises PermanentError, TransientError."""
         self._ask()
         self._answer()
-        installation, instance = self._instances.get(provider_id, (self._installation, None))
-        if installation != self._installation:
-            raise PermanentError(f"{provider_id} carries the tag of {installation!r}, not ours: it is left alone")
+        owner, instance = self._instances.get(provider_id, (self._installation, None))
+        if owner != self._installation:
+            raise PermanentError(f"{provider_id} carries the tag of {owner!r}, not ours: left untouched")
         return instance
 
     async def instances(self, installation: str) -> Sequence[Instance]:
@@ -154,14 +154,14 @@ class FakeCapacity:
         ]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     def _make(self, order: Order) -> ProviderId:
         self._see_sold(order, 1)
         return self._made(order)
 
     def _see_sold(self, order: Order, count: int) -> None:
-        """Raise LaunchRefused unless so many of this offer are to be had."""
+        """Raise LaunchRefused unless `count` of this offer can be launched."""
         for rule in self._refused:
             if fnmatchcase(order.offer.key, rule.pattern):
                 if rule.passed_count < count:
@@ -189,13 +189,13 @@ class FakeCapacity:
         return provider_id
 
     def _ask(self) -> None:
-        if self.trouble is not None:
-            raise TransientError(f"the fake cloud fails, as it was told to: {self.trouble}")
+        if self.failure is not None:
+            raise TransientError(f"the fake cloud fails as configured: {self.failure}")
 
     def _answer(self) -> None:
         if self._answers_lost_count > 0:
             self._answers_lost_count -= 1
-            raise TransientError("the fake cloud did it and lost the answer, as it was told to")
+            raise TransientError("the fake cloud executed the call and lost the answer, as configured")
 
 
 def _refusal(order: Order, kind: RefusalKind, wait_seconds: float) -> LaunchRefused:

@@ -1,4 +1,4 @@
-"""Files that settings of a cloud name: texts and prices. Used by every driver; knows no cloud."""
+"""Files named by provider settings: texts and prices. Shared by all drivers."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from gpu_autoscaler.providers.protocol import Order
 
 
 def read_text(owner: str, path: str) -> str:
-    """Return what stands in the file. Raises ConfigError in the name of `owner`."""
+    """Return the file's content. Raises ConfigError in the name of `owner`."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as exc:
@@ -19,23 +19,23 @@ def read_text(owner: str, path: str) -> str:
 
 
 def read_prices(owner: str, path: str | None) -> dict[str, int]:
-    """Return micro-dollars an hour by offer key, or by `type/*/capacity type`. Raises ConfigError."""
+    """Return micro-dollars per hour by offer key, or by `type/*/capacity type`. Raises ConfigError."""
     if path is None:
         return {}
     try:
         prices = msgspec.json.decode(read_text(owner, path), type=dict[str, float])
     except msgspec.DecodeError as exc:
-        raise ConfigError(owner, [f"{path}: is no object of prices in US dollars an hour: {exc}"]) from exc
+        raise ConfigError(owner, [f"{path}: is not a JSON object of prices in US dollars per hour: {exc}"]) from exc
     return {key: round(usd * MICRO_USD_PER_USD) for key, usd in prices.items()}
 
 
 def modified_at(path: str | None) -> datetime | None:
-    """Return when the file was written last, None where there is none."""
+    """Return when the file was last written; None without a file."""
     return None if path is None else datetime.fromtimestamp(int(Path(path).stat().st_mtime), UTC)
 
 
 def fill_template(text: str, order: Order) -> str:
-    """Return the text with the node's labels and taints, as the kubelet's flags take them."""
+    """Return the text with the node's labels and taints in the syntax of kubelet flags."""
     labels = ",".join(f"{key}={value}" for key, value in order.labels)
     taints = ",".join(f"{taint.key}={taint.value or ''}:{taint.effect}" for taint in order.taints)
     return text.replace("{labels}", labels).replace("{taints}", taints)

@@ -1,6 +1,6 @@
-"""What a provider of capacity does. Every implementation passes `tests/contract/provider`.
+"""Interface of a capacity provider. Every implementation passes `tests/contract/provider`.
 
-A provider chooses nothing: the order names the offer and carries the token. It keeps no state worth saving.
+A provider chooses nothing: the order names the offer and carries the token. It keeps no state that must survive.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,11 @@ from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.scheduling import Taint
 
 RefusalScope = Literal["offer", "zone", "region"]
-# capacity: none is left here now · quota: ours is used up · permission, configuration: somebody has to change something
+# capacity: none available now · quota: exhausted · permission, configuration: somebody has to change something
 RefusalKind = Literal["capacity", "quota", "permission", "configuration"]
-# Until the next try, cluster time. Capacity: as long as Karpenter leaves such an offer alone (karpenter-provider-aws,
-# pkg/cache); the rest waits for people, and is looked at again as often as CHECKLIST has quotas rechecked.
+# Until the next attempt, cluster time. Capacity: as long as Karpenter marks an offering unavailable
+# (karpenter-provider-aws, pkg/cache). The rest waits for people; it is rechecked as often as quotas
+# (docs/decisions.md#intervals-and-retention).
 RETRY_AFTER_SECONDS: Mapping[RefusalKind, float] = {
     "capacity": 180.0,
     "quota": 600.0,
@@ -30,10 +31,10 @@ RETRY_AFTER_SECONDS: Mapping[RefusalKind, float] = {
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """One node to be made. Ordering it again with the same `action_id` returns the same instance."""
+    """Order of one node. Ordering again with the same `action_id` returns the same instance."""
 
     action_id: ActionId
-    installation: str  # UID of the kube-system namespace: whose instance it is
+    installation: str  # UID of the kube-system namespace: owner of the instance
     pool: str
     offer: Offer
     labels: tuple[tuple[str, str], ...]
@@ -41,7 +42,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance as the cloud shows it."""
+    """An instance as the cloud reports it."""
 
     provider_id: ProviderId
     action_id: ActionId | None  # None: its tag could not be read
@@ -57,7 +58,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 def instance_from_order(
     order: Order, provider_id: ProviderId, *, launched_at: datetime, state: InstanceState = "pending"
 ) -> Instance:
-    """Return an instance of which the cloud shows nothing (yet, or any more): what its order says, and no more."""
+    """Return the instance with the order's data, for one that the cloud does not list (yet, or any more)."""
     offer = order.offer
     return Instance(
         provider_id=provider_id,
@@ -72,7 +73,7 @@ def instance_from_order(
 
 
 class LaunchRefused(PermanentError):
-    """The cloud will not make this instance now; nothing was made. `retry_after_seconds` is cluster time."""
+    """The cloud does not launch this instance now; nothing was made. `retry_after_seconds` is cluster time."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class LaunchRefused(PermanentError):
         kind: RefusalKind = "capacity",
         retry_after_seconds: float | None = None,
     ) -> None:
-        """`code` is the cloud's own word. Without a wait it is the usual one of the kind."""
+        """`code` is the cloud's own. Without `retry_after_seconds` the default of the kind applies."""
         super().__init__(message)
         self.code = code
         self.scope = scope
@@ -91,21 +92,22 @@ class LaunchRefused(PermanentError):
         self.retry_after_seconds = RETRY_AFTER_SECONDS[kind] if retry_after_seconds is None else retry_after_seconds
 
 
-def verify_order(made: Instance, order: Order) -> Instance:
-    """Return it if it is what was ordered. Raises PermanentError for a token that has bought something else."""
+def verify_order(instance: Instance, order: Order) -> Instance:
+    """Return the instance if it is what was ordered. Raises PermanentError if the token bought something else."""
     offer = order.offer
-    if (made.instance_type, made.zone, made.capacity_type) != (offer.instance_type, offer.zone, offer.capacity_type):
-        bought = f"{made.instance_type}/{made.zone}/{made.capacity_type}"
-        raise PermanentError(f"token of {order.action_id} bought {bought} ({made.provider_id}), not {offer.key}")
-    return made
+    bought_offer = (instance.instance_type, instance.zone, instance.capacity_type)
+    if bought_offer != (offer.instance_type, offer.zone, offer.capacity_type):
+        bought = "/".join(bought_offer)
+        raise PermanentError(f"token of {order.action_id} bought {bought} ({instance.provider_id}), not {offer.key}")
+    return instance
 
 
 @runtime_checkable
 class ReplacesInstances(Protocol):
-    """A cloud whose groups replace what they lose. Of one interruption there is to be one successor: ours."""
+    """A cloud whose groups replace lost instances. An interrupted instance must have one successor: ours."""
 
     async def detach(self, provider_id: ProviderId) -> None:
-        """See that nothing replaces this instance when it goes; it stays ours. Twice is no error.
+        """Keep the group from replacing this instance when it ends; it stays ours. Idempotent.
 
         Raises TransientError.
         """
@@ -114,65 +116,65 @@ class ReplacesInstances(Protocol):
 
 @runtime_checkable
 class DescribesInstance(Protocol):
-    """A cloud that can be asked about one instance by its name. Without it nothing is ever taken for gone for good:
-    Karpenter, which removes its nodes by itself."""
+    """A cloud that can describe one instance by id. Without it (Karpenter, which removes its own nodes) no instance is
+    ever considered permanently gone."""
 
     async def instance(self, provider_id: ProviderId) -> Instance | None:
-        """Return this very instance as it is now; None where the cloud knows none of this name. Changes nothing.
+        """Return the instance as it is now; None if the cloud knows no such id. Read-only.
 
-        Raises PermanentError for an instance that is not ours, or that cannot be asked about here (another cloud,
-        project, group or region), TransientError.
+        Raises TransientError, and PermanentError for an instance that is not ours or cannot be looked up here (another
+        cloud, project, group or region).
         """
         ...
 
 
 @runtime_checkable
 class LaunchesGroups(Protocol):
-    """A cloud that makes several instances that are alike all at once, or none of them."""
+    """A cloud that launches several equal instances atomically: all of them or none."""
 
     def can_launch_group(self, pool: str, offer: Offer) -> bool:
-        """True where orders of this pool and offer can be made so. Follows from the settings alone; asks nothing."""
+        """Return whether orders of this pool and offer can be launched as a group. Depends on settings; no call."""
         ...
 
     async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
-        """Make all of them, or return what the transaction made already; one instance an order, in their order.
+        """Launch all orders, or return the instances that the transaction launched; one per order, in their order.
 
-        The orders differ in `action_id` alone. `transaction` is the name of one of them, maybe one that is not asked
-        for any more, and makes a second try harmless: asked again with the same orders, or with some of them, it
-        returns the same instances, and never makes more. Raises LaunchRefused: none of them was made. That word may
-        be this transaction's last (some clouds answer a name with its first answer for ever), so whoever wants to try
-        again takes another name. Raises PermanentError for a transaction that has made others, TransientError.
+        The orders differ only in `action_id`. `transaction` is the id of one of them, perhaps of one no longer
+        requested, and makes retries idempotent: the same orders, or some of them, return the same instances and never
+        launch more. Raises LaunchRefused if none was launched. A refusal can be final for the transaction, as some
+        clouds repeat their first answer to a name: a new attempt needs another name. Raises PermanentError for a
+        transaction that launched other orders, TransientError.
         """
         ...
 
 
 class CapacityProvider(Protocol):
-    """A cloud, as the executor and the price watcher see it. Every call has a time limit of its own.
+    """A cloud as the executor and the price watcher use it. Every call has its own time limit.
 
-    All methods raise TransientError when the cloud cannot be reached, throttles, or its answer is lost.
+    All methods raise TransientError if the cloud is unreachable or throttles, or if its answer is lost.
     """
 
     name: str
 
     async def offers(self) -> Sequence[Offer]:
-        """Return everything that is for sale, with prices where they are known."""
+        """Return all offers, with their prices where known."""
         ...
 
     async def launch(self, order: Order) -> Instance:
-        """Make the instance, or return the one that this order's token already made. Raises LaunchRefused."""
+        """Launch the instance, or return the one launched with this token. Raises LaunchRefused."""
         ...
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
-        """End the instance; returns it as it is afterwards, None if it never was. Ending it twice is no error.
+        """End the instance and return its new state; None if it never existed. Idempotent.
 
-        Refuses (PermanentError) an instance that does not carry our tag.
+        Raises PermanentError for an instance without our tag.
         """
         ...
 
     async def instances(self, installation: str) -> Sequence[Instance]:
-        """Return every instance with this installation's tag, including those terminated in the last hour."""
+        """Return all instances with this installation's tag, including those terminated in the last hour."""
         ...
 
     async def close(self) -> None:
-        """Give back connections."""
+        """Release connections."""
         ...

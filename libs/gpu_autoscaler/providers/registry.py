@@ -1,4 +1,4 @@
-"""Every provider by name. A new cloud is one line here."""
+"""All providers by name. A new cloud adds one entry to PROVIDERS."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -9,24 +9,24 @@ from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.providers.aws import AwsCapacity, AwsOptions
 from gpu_autoscaler.providers.azure import AzureCapacity, AzureOptions
-from gpu_autoscaler.providers.findings import Finding, error, ok
 from gpu_autoscaler.providers.gcp import GcpCapacity, GcpOptions
 from gpu_autoscaler.providers.karpenter import KarpenterCapacity, KarpenterOptions, LimitedCapacity
+from gpu_autoscaler.providers.preflight import Finding, error, ok
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.providers.sim import SimCapacity
 
 
 class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What any provider may need to know."""
+    """Options of all providers."""
 
-    installation: str  # UID of the kube-system namespace: whose instances they are
+    installation: str  # UID of the kube-system namespace: owner of the instances
     url: str | None = None
     call_seconds_max: float = 30.0  # wall time
     now: Callable[[], datetime] = lambda: datetime.now(UTC)  # cluster time
     aws: AwsOptions = AwsOptions()
     azure: AzureOptions = AzureOptions()
     karpenter: KarpenterOptions = KarpenterOptions()
-    kube: Callable[[], Connection] | None = None  # of the cluster whose NodeClaims are made
+    kube: Callable[[], Connection] | None = None  # to the cluster in which NodeClaims are made
     gcp: GcpOptions = GcpOptions()
 
 
@@ -83,21 +83,21 @@ PROVIDERS: Mapping[str, Callable[[ProviderOptions], CapacityProvider]] = {
 
 
 def open_provider(name: str, options: ProviderOptions) -> CapacityProvider:
-    """Return the provider of that name. Raises ConfigError for an unknown one, or for options that it lacks."""
+    """Return the provider. Raises ConfigError for an unknown name or missing options."""
     if name not in PROVIDERS:
-        raise ConfigError("provider", [f"name: {name!r} is none of {', '.join(sorted(PROVIDERS))}"])
+        raise ConfigError("provider", [f"name: {name!r} is not one of {', '.join(sorted(PROVIDERS))}"])
     return PROVIDERS[name](options)
 
 
 async def run_preflight(name: str, options: ProviderOptions) -> Sequence[Finding]:
-    """Return what an examination of the cloud's set-up finds. Raises ConfigError as opening it would."""
+    """Return the findings of a preflight check. Raises ConfigError as `open_provider`."""
     provider = open_provider(name, options)
     try:
         if isinstance(provider, AwsCapacity | AzureCapacity | GcpCapacity | KarpenterCapacity):
             return await provider.preflight()
         offers = await provider.offers()
     except TransientError as exc:
-        return [error("offers", str(exc), f"see provider.url, {options.url}")]
+        return [error("offers", str(exc), f"check provider.url, {options.url}")]
     finally:
         await provider.close()
-    return [ok("offers", f"{len(offers)}, of {len({offer.instance_type for offer in offers})} types")]
+    return [ok("offers", f"{len(offers)} of {len({offer.instance_type for offer in offers})} types")]

@@ -1,4 +1,4 @@
-"""One read for all who ask at once: fresh to everybody who gets it, and made no more often than needed."""
+"""One read shared by all concurrent callers: fresh for each of them, and no more reads than needed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class SharedRead(Generic[T]):
-    """A read that began after one asked for it. One runs at a time; all who come meanwhile share the next."""
+    """A read that begins after the caller asked. One runs at a time; callers in between share the next."""
 
     def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
         self._read = read
@@ -16,10 +16,10 @@ class SharedRead(Generic[T]):
         self._turn = asyncio.Lock()
 
     async def fresh(self) -> T:
-        """Return what a read brings that has not begun yet. Raises what it raises."""
+        """Return the result of a read that has not begun yet. Raises what the read raises."""
         if self._next is None:
             self._next = asyncio.create_task(self._in_turn())
-        # One who gives up does not take it from the others.
+        # A canceled caller does not cancel the read of the others.
         return await asyncio.shield(self._next)
 
     async def _in_turn(self) -> T:

@@ -1,1 +1,1 @@
-"""What every service shares: connection, decoding, publish before ack, retries, dead letters, metrics, logs, shutdown."""
+"""What every service shares: decoding, publish before ack, retries, dead letters, metrics, logs, shutdown."""

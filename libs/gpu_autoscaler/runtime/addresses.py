@@ -1,4 +1,4 @@
-"""The address of something on a node, from a template in the settings and what is known of the node."""
+"""URLs on a node, from a template in the settings."""
 
 from string import Formatter
 
@@ -16,25 +16,25 @@ class NodeUrl:
         try:
             names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
         except ValueError as exc:
-            raise ConfigError("address template", [f"{template!r}: {exc}"]) from exc
+            raise ConfigError("URL template", [f"{template!r}: {exc}; correct the braces"]) from exc
         if unknown := [name for name in names if name not in PLACEHOLDERS]:
             known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-            raise ConfigError("address template", [f"{template!r}: {unknown[0]!r} is none of {known}"])
-        self._needed = frozenset(names)
+            raise ConfigError("URL template", [f"{template!r}: unknown placeholder {unknown[0]!r}; use one of {known}"])
+        self._names = frozenset(names)
 
     @property
     def is_shared(self) -> bool:
-        """True when all nodes would get the same address."""
-        return not self._needed
+        """True when all nodes have the same URL."""
+        return not self._names
 
     def of(self, node: NodeObserved) -> str | None:
-        """Return the node's address, None while something that the template needs is not known of it."""
-        known = {
+        """Return the node's URL, None while a value that the template needs is unknown."""
+        values = {
             "node_name": node.name,
             "node_uid": node.node_uid,
             "internal_ip": node.internal_ip,
             "provider_id": node.provider_id,
         }
-        if any(known[name] is None for name in self._needed):
+        if any(values[name] is None for name in self._names):
             return None
-        return self._template.format(**known)
+        return self._template.format(**values)

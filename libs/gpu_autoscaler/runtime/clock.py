@@ -1,7 +1,7 @@
-"""Cluster time and wall time. The only place that reads a clock.
+"""Cluster time and wall time. The only module that reads a clock.
 
-With a factor above 1 cluster time passes faster: boots, idle times and prices follow it. Leases, ack waits,
-time-outs and how fast we answer a notice stay wall time: `wall_now` and `asyncio.sleep`.
+With a factor above 1 cluster time passes faster: boots, idle times and prices follow it. Leases, ack waits, time-outs
+and the reaction to an interruption notice stay in wall time: `wall_now` and `asyncio.sleep`.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from gpu_autoscaler.model.errors import ConfigError
 
-CLOCK_FACTOR_MAX = 20.0  # CHECKLIST, Decisions, "clock factor"
+CLOCK_FACTOR_MAX = 20.0  # docs/decisions.md#clock-factor
 CLOCK_ENVIRONMENT = "GPU_AUTOSCALER_CLOCK"  # "<factor>@<origin as RFC 3339>", equal in all processes of one cluster
 
 
@@ -20,27 +20,29 @@ class Clock:
 
     def __init__(self, factor: float = 1.0, origin: datetime | None = None) -> None:
         if not 1.0 <= factor <= CLOCK_FACTOR_MAX:
-            raise ConfigError("clock", [f"factor: {factor} is not within 1 and {CLOCK_FACTOR_MAX:g}"])
+            raise ConfigError("clock", [f"factor: {factor} is out of range; set 1 to {CLOCK_FACTOR_MAX:g}"])
         self.factor = factor
         self.origin = origin or self.wall_now()
 
     @classmethod
     def from_environment(cls) -> "Clock":
-        """The clock that the launcher told this process to use; real time without one. Raises ConfigError."""
+        """Return the clock that the launcher set for this process; real time without one. Raises ConfigError."""
         text = os.environ.get(CLOCK_ENVIRONMENT, "")
-        return cls.of_text(text, CLOCK_ENVIRONMENT) if text else cls()
+        return cls.from_text(text, CLOCK_ENVIRONMENT) if text else cls()
 
     @classmethod
-    def of_text(cls, text: str, place: str) -> "Clock":
-        """The clock that `to_text` wrote; `place` is where it was found. Raises ConfigError."""
+    def from_text(cls, text: str, source: str) -> "Clock":
+        """Return the clock that `to_text` wrote; `source` names its origin in errors. Raises ConfigError."""
         factor, _, origin = text.partition("@")
         try:
             return cls(float(factor), datetime.fromisoformat(origin))
         except ValueError as exc:
-            raise ConfigError("clock", [f"{place}: {text!r} is not <factor>@<RFC 3339>"]) from exc
+            raise ConfigError(
+                "clock", [f"{source}: {text!r} is not <factor>@<RFC 3339>; unset it for real time"]
+            ) from exc
 
     def to_text(self) -> str:
-        """What gives other processes this clock, and later ones: the value of GPU_AUTOSCALER_CLOCK."""
+        """Return this clock as the value of GPU_AUTOSCALER_CLOCK, for other processes."""
         return f"{self.factor}@{self.origin.isoformat()}"
 
     @staticmethod
@@ -53,7 +55,7 @@ class Clock:
         return self.at(self.wall_now())
 
     def at(self, wall: datetime) -> datetime:
-        """Cluster time at an instant of wall time, such as a broker's or a database's own stamp."""
+        """Convert an instant of wall time, such as a broker's or a database's time stamp, to cluster time."""
         return wall if self.factor == 1.0 else self.origin + (wall - self.origin) * self.factor
 
     async def sleep(self, seconds: float) -> None:
@@ -61,14 +63,14 @@ class Clock:
         await asyncio.sleep(seconds / self.factor)
 
     def wall_seconds(self, seconds: float) -> float:
-        """How much wall time `seconds` of cluster time take."""
+        """Convert `seconds` of cluster time to wall time."""
         return seconds / self.factor
 
     @staticmethod
     def monotonic_seconds() -> float:
-        """For durations and time-outs: never goes back."""
+        """Monotonic time, for durations and time-outs."""
         return time.monotonic()
 
     def add(self, seconds: float) -> datetime:
-        """Cluster time in `seconds` from now."""
+        """Return the cluster time `seconds` from now."""
         return self.now() + timedelta(seconds=seconds)

@@ -1,7 +1,7 @@
-"""The settings of a process: one schema, read from a TOML file and the environment; the environment wins.
+"""The settings of a process: one schema, read from a TOML file and the environment; the environment takes precedence.
 
-`[nats] url` is `GPU_AUTOSCALER_NATS_URL`; a list is written with commas. Thresholds of decisions are no settings:
-they stand in the policy (`runtime/policies.py`).
+`[nats] url` is `GPU_AUTOSCALER_NATS_URL`; lists are comma-separated. Thresholds of decisions belong to the policy, not
+to the settings (`runtime/policies.py`).
 """
 
 import ipaddress
@@ -17,51 +17,51 @@ from gpu_autoscaler.providers.aws import AwsOptions
 from gpu_autoscaler.providers.azure import AzureOptions
 from gpu_autoscaler.providers.gcp import GcpOptions
 from gpu_autoscaler.providers.karpenter import KarpenterOptions
-from gpu_autoscaler.runtime.documents import load_toml, validation_errors, struct_of, unknown_name
+from gpu_autoscaler.runtime.documents import load_toml, struct_of, unknown_name, validation_errors
 from gpu_autoscaler.store.opening import store_url_error
 
 PREFIX = "GPU_AUTOSCALER_"
-# Names under our prefix that are no settings: the clock (runtime/clock.py), the file itself, the traces of the demo,
-# where the command line finds the gateway, and what tests are told.
+# Variables with our prefix that are not settings: the clock (runtime/clock.py), the settings file, the demo's traces,
+# the gateway of the command line, and parameters of tests.
 _OTHER_VARIABLES = frozenset(
     {"CLOCK", "CONFIG", "TRACES", "CASES", "GATEWAY", "TOKEN", "CAPTURES", "CONTROLPLANE", "NATS_SERVER"}
 )
-# Kubernetes describes each Service of the namespace to its pods; one called gpu-autoscaler-gateway lands under our
-# prefix. Source: Kubernetes documentation, "Service", section "Environment variables" (read 2026-11-21).
+# Kubernetes sets variables for each Service of the namespace; those of gpu-autoscaler-gateway have our prefix. Source:
+# Kubernetes documentation, "Service", section "Environment variables" (read 2026-11-21).
 _SERVICE_LINK_WORDS = ("_SERVICE_HOST", "_SERVICE_PORT", "_TCP", "_UDP")
 _SERVICE_LINK_VALUES = ("tcp://", "udp://")
 
-Port = Annotated[int, Meta(ge=0, le=65535)]  # 0: any free one
+Port = Annotated[int, Meta(ge=0, le=65535)]  # 0: any free port
 Seconds = Annotated[float, Meta(gt=0)]
 
 
 class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The broker."""
 
-    url: str = "nats://127.0.0.1:4222"  # several, with commas, for a cluster
-    credentials_path: str | None = None  # a .creds file; None: the server asks for none
+    url: str = "nats://127.0.0.1:4222"  # comma-separated for a cluster
+    credentials_path: str | None = None  # a .creds file; None: no authentication
     replicas_count: Annotated[int, Meta(ge=1, le=5)] = 1  # copies of each stream; 3 on a cluster of three
 
 
 class KubeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The Kubernetes API. One of `url`, `kubeconfig_path`, `is_in_cluster`; none of them: the user's kubeconfig."""
+    """The Kubernetes API. At most one of `url`, `kubeconfig_path`, `is_in_cluster`; default: the user's kubeconfig."""
 
     url: str | None = None
     token: str | None = None
     kubeconfig_path: str | None = None
     context: str | None = None
     is_in_cluster: bool = False
-    is_read_only: bool = False  # nothing is written to the cluster, whatever its rights would allow
-    namespace: str = "default"  # where jobs are made
-    # Show who leads as a Lease of coordination.k8s.io in that namespace. The lease on the bus decides all the same.
-    is_lease_shown: bool = False
+    is_read_only: bool = False  # never write to the cluster, whatever RBAC allows
+    namespace: str = "default"  # of the Kubernetes Jobs that the scheduler creates
+    # Mirror the leader as a coordination.k8s.io Lease in that namespace. The lease on the bus remains authoritative.
+    is_lease_mirrored: bool = False
 
 
 class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The cloud that nodes are bought from."""
+    """The cloud that nodes are launched in."""
 
     name: str = "sim"
-    url: str | None = None  # None: the cloud's own addresses
+    url: str | None = None  # None: the cloud's public endpoints
     token: str | None = None
     call_seconds_max: Seconds = 30.0  # wall time of one call
 
@@ -69,25 +69,25 @@ class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The store of record."""
 
-    # sqlite:/// and a file: three slashes are relative to the working folder, four absolute; for one machine.
-    # postgresql://user@host:port/database: for several; the password in PGPASSWORD.
+    # sqlite:/// and a file path, for one machine: three slashes are relative to the working directory, four absolute.
+    # postgresql://user@host:port/database, for several machines; the password in PGPASSWORD.
     url: str = "sqlite:///gpu-autoscaler.db"
-    # Wall time between two snapshots of the state; a start reads what came since the last one. Source: our own.
+    # Wall time between two snapshots of the state; a start reads only the facts since the last one. Source: our own.
     snapshot_seconds: Annotated[float, Meta(ge=1, le=3600)] = 180.0
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """REST, events and the live page. Beyond loopback only with tokens or TokenReview."""
+    """REST, event stream and dashboard. Listens beyond loopback only with tokens or TokenReview."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
-    tokens: tuple[str, ...] = ()  # bearer tokens that are let in
-    is_token_review_on: bool = False  # ask Kubernetes whose token it is
+    tokens: tuple[str, ...] = ()  # accepted bearer tokens
+    is_token_review_enabled: bool = False  # authenticate bearer tokens with the TokenReview API of Kubernetes
 
     @property
     def requires_token(self) -> bool:
-        """True when callers must show a token."""
-        return bool(self.tokens) or self.is_token_review_on
+        """True when callers must present a token."""
+        return bool(self.tokens) or self.is_token_review_enabled
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,33 +98,33 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SensingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where telemetry and notices are read. In templates `{node_name}`, `{node_uid}`, `{internal_ip}`,
-    `{provider_id}` stand for the node's own."""
+    """Sources of telemetry and interruption notices. URLs may use the placeholders `{node_name}`, `{node_uid}`,
+    `{internal_ip}` and `{provider_id}`."""
 
-    # Of the spot watcher: metadata of its own node, of every managed node by template, or what is read centrally.
+    # Of the spot watcher: the metadata of its own node, of every managed node by URL template, or the central queues.
     role: Literal["node", "nodes", "central"] = "central"
-    node_name: str | None = None  # role node: which node this process runs on
+    node_name: str | None = None  # role "node": the node that this process runs on
     dcgm_url: str = "http://{internal_ip}:9400/metrics"
-    metadata_url: str | None = None  # None: the cloud's own link-local address
-    dcgm_scrape_seconds: Annotated[float, Meta(ge=1, le=60)] = 10.0  # CHECKLIST, Decisions, "intervals, retention"
+    metadata_url: str | None = None  # None: the cloud's link-local address
+    dcgm_scrape_seconds: Annotated[float, Meta(ge=1, le=60)] = 10.0  # docs/decisions.md#intervals-and-retention
 
 
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the scaling policy stands."""
+    """Files of scaling policies."""
 
-    path: str | None = None  # None: the defaults of core/policy.py
-    shadow_path: str | None = None  # of another policy that runs in shadow (service `shadow`); None: none does
+    path: str | None = None  # None: the default policy
+    shadow_path: str | None = None  # policy of the service `shadow`; None: no shadow policy
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How this process speaks on stderr."""
+    """Logs on stderr."""
 
-    format: Literal["auto", "json", "text"] = "auto"  # auto: text on a terminal, else JSON
+    format: Literal["auto", "json", "text"] = "auto"  # auto: text on a terminal, otherwise JSON
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything a process is told from outside."""
+    """All settings of a process."""
 
     nats: NatsSettings = NatsSettings()
     kube: KubeSettings = KubeSettings()
@@ -139,18 +139,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sensing: SensingSettings = SensingSettings()
     policy: PolicySettings = PolicySettings()
     log: LogSettings = LogSettings()
-    instance: str = ""  # tells replicas apart in sources and logs; empty: host name and process id
+    instance: str = ""  # identifies a replica in sources and logs; empty: host name and process id
 
 
 def load_settings(path: Path | None, environment: Mapping[str, str]) -> Settings:
-    """Return the settings of file and environment together. Raises ConfigError listing every mistake of both."""
+    """Return the settings of file and environment combined. Raises ConfigError listing every error of both."""
     document = {} if path is None else load_toml(path)
-    mistakes = validation_errors(document, Settings)
-    from_environment, mistakes_of_environment = _read_environment(environment)
-    mistakes += mistakes_of_environment
+    errors = validation_errors(document, Settings)
+    from_environment, environment_errors = _read_environment(environment)
+    errors += environment_errors
     source = "environment" if path is None else f"{path} and environment"
-    if mistakes:
-        raise ConfigError(source, mistakes)
+    if errors:
+        raise ConfigError(source, errors)
     settings = msgspec.convert(_merged(document, from_environment), Settings)
     if contradictions := _contradictions(settings):
         raise ConfigError(source, contradictions)
@@ -158,7 +158,7 @@ def load_settings(path: Path | None, environment: Mapping[str, str]) -> Settings
 
 
 def to_environment(settings: Settings) -> dict[str, str]:
-    """Return the variables that give another process these settings; what equals the default is left out."""
+    """Return the environment variables that give another process these settings, without those at their default."""
     variables = {}
     for name, (path, _) in _variables().items():
         value: Any = settings
@@ -172,7 +172,7 @@ def to_environment(settings: Settings) -> dict[str, str]:
 
 
 def _variables() -> dict[str, tuple[tuple[str, ...], Any]]:
-    """Name without prefix -> path in the schema and type."""
+    """Return path and type of each setting by its variable name without prefix."""
     variables: dict[str, tuple[tuple[str, ...], Any]] = {}
     for section in msgspec.structs.fields(Settings):
         schema = struct_of(section.type)
@@ -185,28 +185,28 @@ def _variables() -> dict[str, tuple[tuple[str, ...], Any]]:
 
 
 def _read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    known, document, mistakes = _variables(), dict[str, Any](), list[str]()
+    known, document, errors = _variables(), dict[str, Any](), list[str]()
     for variable, text in sorted(environment.items()):
         name = variable.removeprefix(PREFIX)
         if name == variable or name in _OTHER_VARIABLES or any(word in name for word in _SERVICE_LINK_WORDS):
             continue
         if text.startswith(_SERVICE_LINK_VALUES):
-            mistakes.append(f"{variable}: set by Kubernetes for a Service; set enableServiceLinks: false on the pod")
+            errors.append(f"{variable}: set by Kubernetes for a Service; set enableServiceLinks: false on the pod")
             continue
         if name not in known:
-            mistakes.append(unknown_name(variable, name, known))
+            errors.append(unknown_name(variable, name, known))
             continue
         path, annotation = known[name]
         try:
             value = msgspec.convert(_split(text, annotation), annotation, strict=False)
         except msgspec.ValidationError as exc:
-            mistakes.append(f"{variable}: {exc}")
+            errors.append(f"{variable}: {exc}")
             continue
-        place = document
+        table = document
         for key in path[:-1]:
-            place = place.setdefault(key, {})
-        place[path[-1]] = value
-    return document, mistakes
+            table = table.setdefault(key, {})
+        table[path[-1]] = value
+    return document, errors
 
 
 def _split(text: str, annotation: Any) -> str | list[str]:  # noqa: ANN401 - a type expression has no type
@@ -223,11 +223,11 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _contradictions(settings: Settings) -> list[str]:
-    found = []
+    errors = []
     if not settings.gateway.requires_token and not is_loopback(settings.gateway.host):
-        found.append(
-            f"gateway.host: {settings.gateway.host} is reachable from outside, and nobody is asked who they are; "
-            "set gateway.tokens or gateway.is_token_review_on, or listen on 127.0.0.1"
+        errors.append(
+            f"gateway.host: {settings.gateway.host} is reachable from other machines without authentication; "
+            "set gateway.tokens or gateway.is_token_review_enabled, or listen on 127.0.0.1"
         )
     kube = settings.kube
     ways = [
@@ -240,15 +240,15 @@ def _contradictions(settings: Settings) -> list[str]:
         if is_set
     ]
     if len(ways) > 1:
-        found.append(f"kube: {' and '.join(ways)} are set; keep one")
+        errors.append(f"kube: {' and '.join(ways)} exclude each other; keep one")
     for key, url in (("kube.url", kube.url), ("provider.url", settings.provider.url)):
         if url is not None and not url.startswith(("http://", "https://")):
-            found.append(f"{key}: {url!r} must start with http:// or https://")
-    if (wrong := store_url_error(settings.store.url)) is not None:
-        found.append(f"store.url: {wrong}")
+            errors.append(f"{key}: {url!r} must start with http:// or https://")
+    if (error := store_url_error(settings.store.url)) is not None:
+        errors.append(f"store.url: {error}")
     if settings.sensing.role == "node" and settings.sensing.node_name is None:
-        found.append("sensing.node_name: is needed by sensing.role = 'node'; set it to the node this runs on")
-    return found
+        errors.append("sensing.node_name: required by sensing.role = 'node'; set it to the node this process runs on")
+    return errors
 
 
 def is_loopback(host: str) -> bool:

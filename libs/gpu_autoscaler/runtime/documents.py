@@ -1,6 +1,6 @@
-"""Reads a decoded document (TOML) into a struct and finds every mistake at once, each named by its path.
+"""Validates a decoded document (TOML) against a struct and reports every error at once, each with its path.
 
-msgspec stops at the first mistake, which makes an operator start five times to find five; this walks the structs.
+msgspec stops at the first error; this module walks the structs.
 """
 
 import difflib
@@ -17,38 +17,38 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """Return the decoded file. Raises ConfigError when it cannot be read or is no TOML."""
+    """Return the decoded file. Raises ConfigError when it cannot be read or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise ConfigError(str(path), [f"cannot be read ({exc.strerror}); name an existing file"]) from exc
+        raise ConfigError(str(path), [f"cannot be read ({exc.strerror}); pass the path of a readable file"]) from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(str(path), [f"is no TOML: {exc}"]) from exc
+        raise ConfigError(str(path), [f"invalid TOML: {exc}"]) from exc
 
 
 def validation_errors(document: object, schema: type[msgspec.Struct], at: str = "") -> list[str]:
-    """Return one sentence for each mistake: unknown keys with the nearest known one, wrong types, missing keys."""
+    """Return one sentence per error: unknown keys with the nearest known one, wrong types, missing keys."""
     if not isinstance(document, Mapping):
-        return [f"{at or 'document'}: must be a table, is {type(document).__name__}"]
+        return [f"{at or 'document'}: must be a table, got {type(document).__name__}"]
     fields = {field.name: field for field in msgspec.structs.fields(schema)}
-    mistakes = [unknown_name(_path(at, key), key, fields) for key in document if key not in fields]
+    errors = [unknown_name(_path(at, key), key, fields) for key in document if key not in fields]
     for name, field in fields.items():
         if name in document:
-            mistakes += _mistakes_in_value(document[name], field.type, _path(at, name))
+            errors += _value_errors(document[name], field.type, _path(at, name))
         elif field.required:
-            mistakes.append(f"{_path(at, name)}: is missing")
-    return mistakes
+            errors.append(f"{_path(at, name)}: missing")
+    return errors
 
 
 def read_struct(document: Mapping[str, Any], schema: type[S], source: str) -> S:
-    """Return the struct that the document describes. Raises ConfigError listing every mistake."""
-    if mistakes := validation_errors(document, schema):
-        raise ConfigError(source, mistakes)
+    """Return the struct that the document describes. Raises ConfigError listing every error."""
+    if errors := validation_errors(document, schema):
+        raise ConfigError(source, errors)
     return msgspec.convert(document, schema)
 
 
 def unknown_name(path: str, name: str, known: Iterable[str], kind: str = "key") -> str:
-    """Return the sentence about a name that is not known, with the nearest one that is."""
+    """Return the error about an unknown name, with the nearest known one."""
     known = tuple(known)
     near = difflib.get_close_matches(name, known, n=1)
     return f"{path}: unknown {kind} {name!r}" + (
@@ -57,29 +57,29 @@ def unknown_name(path: str, name: str, known: Iterable[str], kind: str = "key") 
 
 
 def struct_of(annotation: Any) -> type[msgspec.Struct] | None:  # noqa: ANN401 - a type expression has no type
-    """Return the struct that a field's annotation names, None for any other type."""
+    """Return the struct of a field's annotation, None for any other type."""
     bare = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     return bare if isinstance(bare, type) and issubclass(bare, msgspec.Struct) else None
 
 
-def _mistakes_in_value(value: object, annotation: Any, path: str) -> list[str]:  # noqa: ANN401 - as struct_of
+def _value_errors(value: object, annotation: Any, path: str) -> list[str]:  # noqa: ANN401 - as struct_of
     if (schema := struct_of(annotation)) is not None:
         return validation_errors(value, schema, path)
     bare = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     item_schema = struct_of(get_args(bare)[0]) if get_origin(bare) is tuple else None
-    mistakes = []
+    errors = []
     if item_schema is not None and isinstance(value, list):
-        mistakes = [
-            mistake
+        errors = [
+            error
             for index, item in enumerate(value)
-            for mistake in validation_errors(item, item_schema, f"{path}[{index}]")
+            for error in validation_errors(item, item_schema, f"{path}[{index}]")
         ]
-    if not mistakes:
+    if not errors:
         try:
             msgspec.convert(value, annotation)
         except msgspec.ValidationError as exc:
-            mistakes.append(f"{path}: {exc}")
-    return mistakes
+            errors.append(f"{path}: {exc}")
+    return errors
 
 
 def _path(at: str, name: str) -> str:

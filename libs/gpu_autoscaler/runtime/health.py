@@ -1,4 +1,4 @@
-"""`/healthz`, `/readyz` and `/metrics` of a process. Healthy: the loop turns. Ready: every condition holds."""
+"""`/healthz`, `/readyz` and `/metrics` of a process. Healthy: the event loop runs. Ready: every condition holds."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,33 +12,33 @@ from gpu_autoscaler.runtime.metrics import Metrics
 
 
 class Readiness:
-    """What keeps this process from its work, by condition. Parts of the runtime and adapters write, `/readyz` reads."""
+    """The conditions of readiness, set by the runtime and by adapters, shown on `/readyz`."""
 
     def __init__(self) -> None:
         self._conditions: dict[str, str | None] = {}
-        self._words: dict[str, str] = {}
+        self._details: dict[str, str] = {}
 
-    def hold(self, condition: str, reason: str) -> None:
-        """Say that a condition does not hold, and why."""
+    def block(self, condition: str, reason: str) -> None:
+        """Record that a condition does not hold, and why."""
         self._conditions[condition] = reason
 
     def clear(self, condition: str) -> None:
-        """Say that a condition holds."""
+        """Record that a condition holds."""
         self._conditions[condition] = None
 
-    def say(self, condition: str, words: str) -> None:
-        """Say that a condition holds, and what else is to be known of it; shown where all conditions are."""
+    def note(self, condition: str, detail: str) -> None:
+        """Record that a condition holds, with a detail for `/readyz?verbose`."""
         self._conditions[condition] = None
-        self._words[condition] = words
+        self._details[condition] = detail
 
     @property
-    def words(self) -> Mapping[str, str]:
-        """Condition that holds to what else was said of it."""
-        return dict(self._words)
+    def details(self) -> Mapping[str, str]:
+        """Details by condition."""
+        return dict(self._details)
 
     @property
     def conditions(self) -> Mapping[str, str | None]:
-        """Condition to reason; None: it holds."""
+        """Reason by condition; None: it holds."""
         return dict(self._conditions)
 
     @property
@@ -53,11 +53,11 @@ class HealthServer:
     def __init__(self, settings: HttpSettings, readiness: Readiness, metrics: Metrics) -> None:
         self._settings = settings
         self._readiness = readiness
-        self._figures = metrics
+        self._registry = metrics
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> int:
-        """Listen, and return the port. Raises ConfigError when the address is in use."""
+        """Start listening and return the port. Raises ConfigError when the address is in use."""
         app = web.Application()
         app.add_routes(
             [
@@ -74,7 +74,8 @@ class HealthServer:
         except OSError as exc:
             await runner.cleanup()
             raise ConfigError(
-                "http", [f"{host}:{port} cannot be listened on ({exc.strerror}); free it or set http.port"]
+                "http",
+                [f"http.port: cannot listen on {host}:{port} ({exc.strerror}); free the port or set another one"],
             ) from exc
         self._runner = runner
         return int(runner.addresses[0][1])
@@ -90,16 +91,16 @@ class HealthServer:
     async def _readyz(self, request: web.Request) -> web.Response:
         conditions = self._readiness.conditions
         shown = sorted(conditions.items()) if "verbose" in request.query else _failing(conditions)
-        words = self._readiness.words
+        details = self._readiness.details
         lines = [
-            f"[{'+' if reason is None else '-'}] {name}: {reason or words.get(name, 'ok')}" for name, reason in shown
+            f"[{'+' if reason is None else '-'}] {name}: {reason or details.get(name, 'ok')}" for name, reason in shown
         ]
         verdict = "ready" if self._readiness.is_ready else "not ready"
         return web.Response(text="\n".join([*lines, verdict, ""]), status=200 if self._readiness.is_ready else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        # Thousands of series take milliseconds to write: not on the loop that answers notices.
-        page = await asyncio.to_thread(generate_latest, self._figures.page())
+        # Thousands of series take milliseconds to render: not on the event loop, which must react to notices.
+        page = await asyncio.to_thread(generate_latest, self._registry.page())
         return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

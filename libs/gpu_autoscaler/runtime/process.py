@@ -1,11 +1,17 @@
-"""A service as a process: logs, health, composition, signals, exit code. Called by the command line alone."""
+"""Runs a service as a process: logs, health, composition, signals, exit code. Called only by the command line.
+
+Logs are structured lines on stderr: text on a terminal, otherwise JSON. The first argument of a log call is a constant
+lower-case phrase, everything else a key.
+"""
 
 import asyncio
 import contextlib
+import logging
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import msgspec
 import structlog
@@ -13,14 +19,55 @@ import structlog
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.config import Settings
+from gpu_autoscaler.runtime.config import LogSettings, Settings
 from gpu_autoscaler.runtime.health import HealthServer, Readiness
-from gpu_autoscaler.runtime.logs import configure_logs
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.retry import Backoff, pause
 from gpu_autoscaler.runtime.runner import Runner, instance_name
 from gpu_autoscaler.runtime.service import Service
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure_logs(settings: LogSettings, *, service: str, instance: str, stream: TextIO | None = None) -> None:
+    """Configure the logs of this process, each line with service and instance. Called once, at its start."""
+    out = sys.stderr if stream is None else stream
+    as_text = settings.format == "text" or (settings.format == "auto" and out.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    # Libraries that use the standard logging (aiohttp, nats) get the same format.
+    tail: list[structlog.typing.Processor] = (
+        # Plain: a traceback with local variables would reveal tokens.
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        if as_text
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *tail],
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(_LEVELS[settings.level], logging.INFO))
+    structlog.configure(
+        processors=[*shared, *tail],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.level]),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(service=service, instance=instance)
+
+
+def _to_json(event: object, **_: object) -> str:
+    return msgspec.json.encode(event, enc_hook=str).decode()
+
 
 log = structlog.get_logger()
 
@@ -31,7 +78,7 @@ START_BACKOFF = Backoff(first_seconds=0.2, seconds_max=5.0)
 
 
 class ProcessContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a service is composed from. Adapters that are opened are put on `closing`, and closed in reverse."""
+    """What a service is composed from. Opened adapters are pushed on `closing` and closed in reverse order."""
 
     settings: Settings
     clock: Clock
@@ -39,11 +86,11 @@ class ProcessContext(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Metrics
     readiness: Readiness
     closing: AsyncExitStack
-    lost: asyncio.Event  # set by an adapter that is closed for good: the process ends, to be started again
+    lost: asyncio.Event  # set by an adapter that is closed for good: the process ends and must be restarted
 
 
-class _ToldToStop(Exception):
-    """It is time to stop before everything was put together."""
+class _StopRequested(Exception):
+    """The process was stopped before the service was composed."""
 
 
 Compose = Callable[[ProcessContext], Coroutine[Any, Any, tuple[Service, Bus]]]
@@ -54,7 +101,7 @@ def run_process(service_name: str, settings: Settings, compose: Compose) -> int:
     """Run a service until SIGTERM or SIGINT and return the exit code: 0 stopped, 1 failed, 2 misconfigured."""
     configure_logs(settings.log, service=service_name, instance=instance_name(settings.instance))
     with contextlib.suppress(ImportError):
-        import uvloop  # noqa: PLC0415 - not there on every platform
+        import uvloop  # noqa: PLC0415 - missing on some platforms
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(service_name, settings, compose))
@@ -62,7 +109,7 @@ def run_process(service_name: str, settings: Settings, compose: Compose) -> int:
 
 
 async def serve(service_name: str, settings: Settings, compose: Compose) -> int:
-    """As `run_process`, on the running loop and with the logs as they are."""
+    """Run like `run_process`, on the running event loop and without configuring logs."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -70,7 +117,7 @@ async def serve(service_name: str, settings: Settings, compose: Compose) -> int:
     try:
         return await _serve(service_name, settings, compose, stop)
     except ConfigError as exc:
-        log.error("not started", error=str(exc))  # noqa: TRY400 - the operator's mistake has no traceback
+        log.error("start refused", error=str(exc))  # noqa: TRY400 - a configuration error needs no traceback
         return EXIT_MISCONFIGURED
     except Exception:
         log.exception("service failed")
@@ -82,29 +129,29 @@ async def _serve(service_name: str, settings: Settings, compose: Compose, stop: 
     readiness.block("running", "starting")
     health = HealthServer(settings.http, readiness, metrics)
     port = await health.start()
-    log.info("listening", host=settings.http.host, port=port)
+    log.info("health server started", host=settings.http.host, port=port)
     try:
-        composed = await _composed(settings, compose, metrics, readiness, stop)
+        composed = await _compose_with_retries(settings, compose, metrics, readiness, stop)
         if composed is not None:
-            runner, workplace = composed
-            async with workplace.closing:
+            runner, process = composed
+            async with process.closing:
                 readiness.clear("running")
                 log.info("service started")
-                await _run_until(runner, stop, workplace.lost)
+                await _run_until(runner, stop, process.lost)
     finally:
         await health.close()
     log.info("service stopped")
     return EXIT_STOPPED
 
 
-async def _composed(
+async def _compose_with_retries(
     settings: Settings, compose: Compose, metrics: Metrics, readiness: Readiness, stop: asyncio.Event
 ) -> tuple[Runner, ProcessContext] | None:
-    """Put the service together, again and again while something outside is not there yet; None when told to stop."""
+    """Compose the service, retrying while an external system is unavailable; None when stopped before."""
     clock, tries = Clock.from_environment(), 0
     while True:
         view, closing = StateView(), AsyncExitStack()
-        workplace = ProcessContext(
+        process = ProcessContext(
             settings=settings,
             clock=clock,
             view=view,
@@ -114,7 +161,7 @@ async def _composed(
             lost=asyncio.Event(),
         )
         try:
-            service, bus = await _unless(stop, compose(workplace))
+            service, bus = await _unless_stopped(stop, compose(process))
             runner = Runner(
                 service,
                 bus,
@@ -128,21 +175,21 @@ async def _composed(
             await closing.aclose()
             tries += 1
             readiness.block("running", f"starting: {exc}")
-            log.warning("cannot start yet; trying again", error=str(exc), tries_count=tries)
+            log.warning("start failed, retry scheduled", error=str(exc), tries_count=tries)
             if await pause(stop, START_BACKOFF.wait_seconds(tries, exc)):
                 return None
-        except _ToldToStop:
+        except _StopRequested:
             await closing.aclose()
             return None
         except BaseException:
             await closing.aclose()
             raise
         else:
-            return runner, workplace
+            return runner, process
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """Return what comes of `work`; it is left where it stands when it is time to stop."""
+async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, which is canceled by `stop`. Raises _StopRequested then."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -150,25 +197,25 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
         return working.result()
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
-    raise _ToldToStop
+    raise _StopRequested
 
 
 async def _run_until(runner: Runner, stop: asyncio.Event, lost: asyncio.Event) -> None:
-    """Run until it is time to stop. A runner that ends by itself, or lost an adapter for good, has failed."""
+    """Run until `stop`. A runner that ends by itself or loses an adapter for good has failed."""
     running = asyncio.create_task(runner.run())
     stopping, losing = asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())
     await asyncio.wait((running, stopping, losing), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     losing.cancel()
     if lost.is_set() and not stop.is_set():
-        running.cancel()  # nothing that it could finish would reach anybody
+        running.cancel()  # without the broker nothing that it finishes would be published
         await asyncio.gather(running, return_exceptions=True)
-        raise RuntimeError("the connection to the broker is closed for good; start again")
+        raise RuntimeError("connection to the broker closed for good; restart the process")
     if stop.is_set():
-        log.info("stopping")
+        log.info("stop requested")
         runner.stop()
     try:
         await running
     except* ConfigError as group:
-        # It had started well, so the operator made no mistake: the broker lost what it had. A new start makes it again.
-        raise RuntimeError("the broker changed under us; start again") from group
+        # The start succeeded, so the configuration is valid: the broker lost its streams, and a restart creates them.
+        raise RuntimeError("the broker's streams changed while running; restart the process") from group

@@ -1,16 +1,16 @@
-"""What a service knows: the folded state and the cut it stands for. The runner updates it, the service reads it.
+"""The folded state and its cut (the facts it was folded from). The runner updates it, the service reads it.
 
-Services get a StateView in their constructor. The fold goes on while a door waits for something: a door that needs
-state and cut together reads both before its first `await`. The state itself is frozen and may be kept.
+Services get a StateView in their constructor. Folding continues while a handler awaits: a handler that needs state and
+cut together reads both before its first `await`. The state itself is immutable.
 """
 
 from collections.abc import Iterable, Mapping
 
-from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.model.decisions import Cut
 
-# A cut is part of every plan, so what it lists is bounded: only the newest that were set aside. An older one
-# cannot be folded by this version either; a replay that meets it finds that out again.
+# A cut is part of every plan, so it lists only the newest messages that were set aside. A replay with this version
+# finds the older ones again, as it cannot fold them either.
 SET_ASIDE_COUNT_MAX = 1000
 
 
@@ -19,13 +19,13 @@ class StateView:
 
     def __init__(self, state: ClusterState = EMPTY_STATE, cut: Cut | None = None) -> None:
         self._state = state
-        self._cut: Cut | None = Cut() if cut is None else cut  # None: to be put together again
+        self._cut: Cut | None = Cut() if cut is None else cut  # None: to be rebuilt
         self._last_sequences = {} if cut is None else dict(cut.last_sequences)
         self._set_aside = () if cut is None else cut.set_aside
 
     @property
     def state(self) -> ClusterState:
-        """Everything that is known now."""
+        """The latest folded state."""
         return self._state
 
     @property
@@ -41,7 +41,7 @@ class StateView:
         last_sequences: Mapping[str, int],
         set_aside: Iterable[tuple[str, int]] = (),
     ) -> None:
-        """Replace the state by the one that is folded up to these sequences (stream to sequence, others stay)."""
+        """Replace the state by one that is folded up to these sequences (by stream; other streams keep theirs)."""
         for stream, sequence in last_sequences.items():
             self._last_sequences[stream] = max(sequence, self._last_sequences.get(stream, 0))
         if more := frozenset(set_aside):
@@ -50,5 +50,5 @@ class StateView:
         self._state, self._cut = state, None
 
     def last_sequence(self, stream: str) -> int:
-        """Sequence of the last message of this stream that is in the state; 0: none yet."""
+        """Return the sequence of this stream's last message in the state, 0 without one."""
         return self._last_sequences.get(stream, 0)

@@ -1,4 +1,7 @@
-"""Wraps facts in envelopes with derived ids and stores them on the bus. The only way for a service to say something."""
+"""Wraps facts in envelopes with derived ids and publishes them on the bus. Services publish in no other way.
+
+Equal cause, equal id: publishing again after a crash adds nothing to the stream.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,14 +11,27 @@ import msgspec
 from gpu_autoscaler.bus.protocol import Ack, Bus, Publication
 from gpu_autoscaler.events.envelope import Envelope, encode
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.ids import output_id
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 
 
-class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact ready to be sent; sent again with the same bytes and id until the stream has it."""
+def output_id(fact: Fact, *, service: str, cause: Envelope | None, number: int) -> FactId:
+    """Return the id of a published fact: its condition, otherwise derived from cause, service and number.
+
+    Without condition and cause (a new fact of a tick) it is derived from the content.
+    """
+    condition = fact.condition()
+    if condition is not None:
+        return FactId(condition)
+    if cause is not None:
+        return FactId(derive_id(cause.id, service, number))
+    return FactId(derive_id(service, fact.type_name(), msgspec.json.encode(fact).hex()))
+
+
+class PreparedFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact ready to be published; retries use the same bytes and id."""
 
     fact: Fact
     message_id: str
@@ -23,7 +39,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Publisher:
-    """Speaks for one service."""
+    """Publishes the facts of one service."""
 
     def __init__(
         self, bus: Bus, clock: Clock, metrics: Metrics, *, service: str, instance: str, publishes: Sequence[type[Fact]]
@@ -35,21 +51,23 @@ class Publisher:
         self._source = f"/gpu-autoscaler/{service}/{instance}"
         self._publishes = frozenset(publishes)
 
-    def seal(self, facts: Sequence[Fact], cause: Envelope | None = None) -> tuple[Sealed, ...]:
-        """Return the facts with ids, cause and time of now. A fact that the service never declared is our bug."""
-        sealed = []
+    def prepare(self, facts: Sequence[Fact], cause: Envelope | None = None) -> tuple[PreparedFact, ...]:
+        """Return the facts with ids, cause and the current time. A fact that the service does not declare is a bug."""
+        prepared = []
         envelopes = wrap_in_envelopes(facts, cause, service=self._service, source=self._source, at=self._clock.now())
         for envelope in envelopes:
             fact = envelope.fact
-            assert type(fact) in self._publishes, (  # noqa: S101 - a bug of ours, loud
+            assert type(fact) in self._publishes, (  # noqa: S101 - a bug
                 f"{self._service} does not declare that it publishes {fact.type_name()}"
             )
-            sealed.append(Sealed(fact=fact, message_id=envelope.id, payload=encode(envelope)))
-        return tuple(sealed)
+            prepared.append(PreparedFact(fact=fact, message_id=envelope.id, payload=encode(envelope)))
+        return tuple(prepared)
 
-    async def send(self, sealed: Sequence[Sealed], *, expected_last_sequence: int | None = None) -> tuple[Ack, ...]:
-        """Store the facts; returns when the stream has all. Raises what `Bus.publish_many` raises."""
-        assert expected_last_sequence is None or len(sealed) == 1, "a fence guards one fact"  # noqa: S101 - our bug
+    async def send(
+        self, prepared: Sequence[PreparedFact], *, expected_last_sequence: int | None = None
+    ) -> tuple[Ack, ...]:
+        """Store the facts; return when the stream has all of them. Raises what `Bus.publish_many` raises."""
+        assert expected_last_sequence is None or len(prepared) == 1, "a fence takes exactly one fact"  # noqa: S101 - a bug
         acks = await self._bus.publish_many(
             [
                 Publication(
@@ -58,24 +76,26 @@ class Publisher:
                     message_id=item.message_id,
                     expected_last_subject_sequence=expected_last_sequence,
                 )
-                for item in sealed
+                for item in prepared
             ]
         )
-        for item, ack in zip(sealed, acks, strict=True):
+        for item, ack in zip(prepared, acks, strict=True):
             if not ack.is_duplicate:
                 self._metrics.facts_published.labels(item.fact.domain()).inc()
         return tuple(acks)
 
     async def publish(self, outputs: Outputs, cause: Envelope | None = None) -> tuple[Ack, ...]:
-        """Seal and store what a door returned."""
+        """Prepare and store the facts of a handler's result."""
         outcome = as_outcome(outputs)
-        return await self.send(self.seal(outcome.facts, cause), expected_last_sequence=outcome.expected_last_sequence)
+        return await self.send(
+            self.prepare(outcome.facts, cause), expected_last_sequence=outcome.expected_last_sequence
+        )
 
 
 def wrap_in_envelopes(
     facts: Sequence[Fact], cause: Envelope | None, *, service: str, source: str, at: datetime
 ) -> tuple[Envelope, ...]:
-    """Return what a service says, each fact with its id, its cause and the instant at which it is said."""
+    """Wrap each fact with its id, its cause and the time of its publication."""
     return tuple(
         Envelope(
             id=output_id(fact, service=service, cause=cause, number=number),
@@ -90,5 +110,5 @@ def wrap_in_envelopes(
 
 
 def as_outcome(outputs: Outputs) -> Outcome:
-    """Return what a door said as an Outcome."""
+    """Return a handler's result as an Outcome."""
     return outputs if isinstance(outputs, Outcome) else Outcome(facts=tuple(outputs))

@@ -1,8 +1,8 @@
-"""Runs one service on a bus: its facts, ticks, sources and state, until it is told to stop.
+"""Runs one service on a bus (facts, ticks, sources and state) until it is stopped.
 
-Doors of a kind are called one at a time, so a service needs no locks between two facts, two ticks or two items. Doors
-of different kinds may take concurrency at an `await`, so that a slow cloud never keeps a decision waiting. A service that can
-handle several facts at once says so by `concurrency_max`.
+Handlers of one kind run one at a time, so a service needs no locks between two facts, two ticks or two items. Handlers
+of different kinds may interleave at an `await`, so that a slow cloud never delays a decision. A service that can
+handle several facts concurrently declares `concurrency_max`.
 """
 
 import asyncio
@@ -18,18 +18,17 @@ from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import LEASES, consumers_for
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.effects import EffectLoop, ConcurrencyLimit
-from gpu_autoscaler.runtime.folding import FoldingLoop
-from gpu_autoscaler.runtime.given_up import MaxDeliveriesLoop
-from gpu_autoscaler.runtime.headway import LoopUnrecoverable, LoopStalled
 from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler.runtime.loop_context import Limits, LoopContext
+from gpu_autoscaler.runtime.loops.effects import ConcurrencyLimit, EffectLoop, MaxDeliveriesLoop
+from gpu_autoscaler.runtime.loops.fold import FoldingLoop
+from gpu_autoscaler.runtime.loops.tick import TickLoop
+from gpu_autoscaler.runtime.loops.watch import WatchLoop
 from gpu_autoscaler.runtime.metrics import Metrics
-from gpu_autoscaler.runtime.plumbing import Limits, LoopContext
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.retry import pause
 from gpu_autoscaler.runtime.service import FactInput, FoldInput, Service, TickInput, WatchInput, urgency_filter
-from gpu_autoscaler.runtime.ticking import TickLoop
-from gpu_autoscaler.runtime.watching import WatchLoop
+from gpu_autoscaler.runtime.stall_detector import LoopStalled, LoopUnrecoverable
 
 log = structlog.get_logger()
 
@@ -37,12 +36,12 @@ BUS_POLL_SECONDS = 0.25
 
 
 def instance_name(configured: str) -> str:
-    """The name of this replica: as configured, else host and process."""
+    """Return the name of this replica: the configured one, otherwise host name and process id."""
     return configured or f"{socket.gethostname()}-{os.getpid()}"
 
 
 class Runner:
-    """One service at work. `view` is the one that the service was made with."""
+    """Runs one service. `view` is the StateView that the service was constructed with."""
 
     def __init__(
         self,
@@ -71,16 +70,17 @@ class Runner:
             instance=instance_name(instance),
             limits=Limits() if limits is None else limits,
         )
-        self._say_how_far()  # before any loop concurrency: who says by then that the process has started, says nothing of it
+        self._update_state_condition()  # before any loop runs: /readyz must not report ready before the state is folded
 
     def stop(self) -> None:
-        """Take no more work; `run` returns when what is in hand is finished."""
+        """Take no more work; `run` returns when the work in hand is finished."""
         self._context.stop.set()
 
     async def run(self) -> None:
-        """Work until `stop`.
+        """Run until `stop`.
 
-        Raises ConfigError when what the bus holds is not what was declared, LoopUnrecoverable when a read gets no further.
+        Raises ConfigError when the broker's streams differ from the declared ones, LoopUnrecoverable when restarts of a
+        stalled read do not help.
         """
         service = self.service
         for domain in sorted({fact.domain() for fact in (*service.consumes, *service.folds, *service.publishes)}):
@@ -89,7 +89,7 @@ class Runner:
             group.create_task(self._watch_bus())
             group.create_task(self._watch_streams())
             for name, loop in self._loops():
-                group.create_task(self._keep(name, loop))
+                group.create_task(self._supervise(name, loop))
 
     def _loops(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         service, context = self.service, self._context
@@ -105,70 +105,69 @@ class Runner:
             for consumer in consumers_for(service.name, service.consumes):
                 effects = EffectLoop(context, service, consumer.durable, consumer.stream.lower(), concurrency)
                 loops.append((f"consumer {consumer.durable}", effects.run))
-            loops.append(("given up", MaxDeliveriesLoop(context).run))
+            loops.append(("max deliveries", MaxDeliveriesLoop(context).run))
         if context.lease is not None:
-            loops.append(("lease", partial(context.lease.keep, context.stop)))
+            loops.append(("lease", partial(context.lease.run, context.stop)))
         if service.tick_seconds is not None:
             assert isinstance(service, TickInput), f"{service.name} has tick_seconds but no on_tick"  # noqa: S101
             loops.append(("ticks", TickLoop(context, service, service.tick_seconds).run))
         if isinstance(service, WatchInput):
-            turn = asyncio.Semaphore(1)
+            lock = asyncio.Semaphore(1)
             loops += [
-                (f"source {number}", WatchLoop(context, service, number, turn).run)
+                (f"source {number}", WatchLoop(context, service, number, lock).run)
                 for number in range(len(service.sources()))
             ]
         return loops
 
-    async def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run a loop until it is time to stop. One that fails is told on `/readyz` and begun again after a wait."""
+    async def _supervise(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run a loop until `stop`. A failed loop is reported on `/readyz` and restarted after a back-off."""
         context = self._context
         tries = 0
         while not context.stop.is_set():
-            began = context.clock.monotonic_seconds()
+            started = context.clock.monotonic_seconds()
             backoff = context.limits.interruption
             try:
                 await loop()
             except TransientError as exc:
-                log.warning("loop interrupted; it begins again", loop=name, error=str(exc))
-                self.metrics.loop_restarts.labels(
-                    "stood_still" if isinstance(exc, LoopStalled) else "interrupted"
-                ).inc()
+                log.warning("loop interrupted, restart scheduled", loop=name, error=str(exc))
+                self.metrics.loop_restarts.labels("stalled" if isinstance(exc, LoopStalled) else "interrupted").inc()
                 reason: Exception = exc
             except (ConfigError, LoopUnrecoverable):
                 raise
             except Exception as exc:
-                log.exception("loop failed; it begins again", loop=name)
+                log.exception("loop failed, restart scheduled", loop=name)
                 self.metrics.loop_restarts.labels("bug").inc()
                 reason, backoff = exc, context.limits.backoff
             else:
                 continue
-            if context.clock.monotonic_seconds() - began > context.limits.backoff.seconds_max:
+            if context.clock.monotonic_seconds() - started > context.limits.backoff.seconds_max:
                 tries = 0
             tries += 1
             self.readiness.block(name, str(reason) or repr(reason))
             await pause(context.stop, backoff.wait_seconds(tries, reason))
 
-    def _say_how_far(self) -> None:
-        if self._context.fold_progress.caught_up.is_set():
+    def _update_state_condition(self) -> None:
+        progress = self._context.fold_progress
+        if progress.caught_up.is_set():
             self.readiness.clear("state")
         else:
-            self.readiness.block("state", f"reading {', '.join(self._context.fold_progress.behind)} up to now")
+            self.readiness.block("state", f"not caught up with {', '.join(progress.behind)}")
 
     async def _watch_bus(self) -> None:
-        """Keep the broker's and the projections' conditions up to date. Raises ConfigError as `run` does."""
+        """Keep the conditions of broker, state and lease up to date. Raises ConfigError as `run` does."""
         while True:
             if self._context.config_error is not None:
                 raise self._context.config_error
-            trouble = self.bus.trouble
-            if trouble is None:
+            failure = self.bus.failure
+            if failure is None:
                 self.readiness.clear("bus")
             else:
-                self.readiness.block("bus", trouble)
-            self._say_how_far()
+                self.readiness.block("bus", failure)
+            self._update_state_condition()
             lease = self._context.lease
             if lease is not None:
-                words = "held" if lease.is_held else f"{lease.other or 'nobody yet'} is active, this one stands by"
-                self.readiness.note("lease", words)
+                detail = "held" if lease.is_held else f"standby, {lease.other_holder or 'nobody'} is active"
+                self.readiness.note("lease", detail)
             self.metrics.is_leader.set(lease is None or lease.is_held)
             self.metrics.is_bus_connected.set(self.bus.is_connected)
             self.metrics.is_ready.set(self.readiness.is_ready)
@@ -177,28 +176,28 @@ class Runner:
                 return
 
     async def _watch_streams(self) -> None:
-        """Look now and then whether the streams are still those of the start. Raises ConfigError when they are not.
+        """Check periodically that the streams are those of the start. Raises ConfigError when one was replaced.
 
-        What was said on streams that are gone has to be said again, and only a start does that: a watcher lists, a
-        state is folded, the store of record is read.
+        Facts of a lost stream must be published again, and only a start does that: a watcher lists, the state is
+        folded, the store of record is read.
         """
         service, context = self.service, self._context
         streams = sorted({fact.stream() for fact in (*service.consumes, *service.folds, *service.publishes)})
         if context.lease is not None:
             streams.append(LEASES.stream)
-        made_at: dict[str, datetime] = {}
+        created_at: dict[str, datetime] = {}
         while True:
             for stream in streams:
                 try:
-                    now = (await self.bus.span(stream)).created_at
+                    stream_created_at = (await self.bus.span(stream)).created_at
                 except TransientError:
                     continue
                 except PermanentError as exc:
-                    raise ConfigError("broker", [f"stream {stream} is gone: {exc}"]) from exc
-                if made_at.setdefault(stream, now) != now:
+                    raise ConfigError("broker", [f"stream {stream} was deleted: {exc}"]) from exc
+                if created_at.setdefault(stream, stream_created_at) != stream_created_at:
                     raise ConfigError(
                         "broker",
-                        [f"stream {stream} was made anew at {now.isoformat()}; start again from the beginning"],
+                        [f"stream {stream} was recreated at {stream_created_at.isoformat()}; restart the process"],
                     )
             if await pause(context.stop, context.limits.stream_watch_seconds):
                 return

@@ -23,8 +23,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     expected_last_sequence: int | None = None
     # The fact is not finished: publish `facts`, then deliver it again after this long (wall time).
     redeliver_after_seconds: float | None = None
-    # Of a tick: the next regular tick comes after this long (cluster time) instead of `tick_seconds`; urgent facts still
-    # bring it forward.
+    # Of a tick: time to the next regular tick (cluster time), instead of `tick_seconds`; urgent facts bring it forward.
     next_tick_seconds: float | None = None
     # The fact is rejected: publish `facts`, which report the rejection, then store a dead letter with this reason.
     set_aside_reason: str | None = None

@@ -1,7 +1,7 @@
-"""A folded state as bytes, with a label that says what it stands for. Pure: reads no store, no broker, no clock.
+"""Encodes a folded state as bytes, with a label that describes it. Pure: reads no store, no broker, no clock.
 
-A snapshot only saves time: whatever is doubtful about one is a refusal with its reason, and the streams are read
-instead. Called by `runtime/snapshots.py` and by `recompute`.
+A snapshot only saves time: a doubtful one is refused with a reason, and the streams are read instead. Used by
+`runtime/snapshots.py` and by `recompute`.
 """
 
 import hashlib
@@ -12,23 +12,27 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec.structs import replace
 
-from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.model.observed import Instant
 
-# Counts up with every change of label or body; a change of the state itself is a change of the core's digest.
+# Incremented with every change of label or body; a change of the state itself changes the core digest.
 FORMAT_VERSION = 1
-_COMPRESSION_LEVEL = 1  # states repeat themselves: a thirtieth of the size already, and higher levels gain little
+_COMPRESSION_LEVEL = 1  # already a thirtieth of the size; higher levels gain little
 
-RefusalReason = Literal["corrupt", "format_changed", "core_changed", "fact_types_changed", "stream_changed", "ahead", "gap"]
+RefusalReason = Literal[
+    "corrupt", "format_changed", "core_changed", "fact_types_changed", "stream_changed", "ahead", "gap"
+]
 REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 
-# Whose word each part of the state is. `newest` has an entry for each of them.
+# The stream that each field of the state is folded from. `newest` has an entry for each stream.
 STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("pods", "pods_gone", "pods_synced", "busy_until"), "POD"),
     **dict.fromkeys(("budgets", "budgets_gone", "budgets_synced"), "POD"),
-    **dict.fromkeys(("nodes", "nodes_gone", "nodes_synced", "usable", "unhealthy_since", "observed_allocatable"), "NODE"),
+    **dict.fromkeys(
+        ("nodes", "nodes_gone", "nodes_synced", "usable", "unhealthy_since", "observed_allocatable"), "NODE"
+    ),
     **dict.fromkeys(("instances", "instances_seen_at", "instances_listed_at", "spot_terminations"), "NODE"),
     **dict.fromkeys(("telemetry", "telemetry_history"), "GPU"),
     **dict.fromkeys(("notices", "offers", "rebalance_recommended_at"), "SPOT"),
@@ -42,21 +46,21 @@ STREAM_OF_FIELD: Mapping[str, str] = {
 
 
 class StreamMark(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a stream is in the state, and which stream that was."""
+    """How far a stream is folded into the state, and which incarnation of the stream it was."""
 
     stream: str
-    created_at: Instant  # when the broker made it
-    last_sequence: int  # 0: nothing of it is in the state
-    # When that message was stored. A broker that lost its last messages gives their numbers to others. None: there is
-    # no such message any more.
+    created_at: Instant  # when the broker created the stream
+    last_sequence: int  # 0: no message of it is in the state
+    # When that message was stored: a broker that lost its last messages reuses their sequences. None: the message no
+    # longer exists.
     stored_at: Instant | None = None
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
-    """What a state stands for."""
+    """Describes the state of a snapshot."""
 
-    core_digest: str  # of the code that folded it
-    fact_types: tuple[str, ...]  # what was folded, sorted; other facts of the streams were left out
+    core_digest: str  # of the code that folded the state
+    fact_types: tuple[str, ...]  # the folded types, sorted; other facts of the streams are not in the state
     marks: tuple[StreamMark, ...]  # sorted by stream
     set_aside: tuple[tuple[str, int], ...] = ()
     format_version: int = FORMAT_VERSION
@@ -70,7 +74,7 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a snapshot is not used; the streams say the same, and take longer."""
+    """Why a snapshot is not used; the streams hold the same facts and take longer to read."""
 
     reason: RefusalReason
     detail: str
@@ -85,10 +89,10 @@ _version_decoder = msgspec.json.Decoder(_Version)
 _state_decoder = msgspec.msgpack.Decoder(ClusterState)
 
 
-def seal(label: Label, state: ClusterState) -> tuple[bytes, bytes]:
-    """Return label and body as they are kept. Takes a tenth of a second for 10,000 pods and jobs: call it in a thread.
+def encode_snapshot(label: Label, state: ClusterState) -> tuple[bytes, bytes]:
+    """Return label and body as bytes. Takes a tenth of a second for 10,000 pods and jobs: call it in a thread.
 
-    Parts are encoded one by one, so that the thread lets others run between two of them.
+    Fields are encoded one by one, so that the thread releases the interpreter between two of them.
     """
     encode = msgspec.msgpack.encode
     parts: dict[str, Any] = {name: msgspec.Raw(encode(getattr(state, name))) for name in state.__struct_fields__}
@@ -96,36 +100,37 @@ def seal(label: Label, state: ClusterState) -> tuple[bytes, bytes]:
     return msgspec.json.encode(replace(label, checksum=_checksum(label, body))), body
 
 
-def decode_label(kept: bytes) -> Label | Refusal:
-    """Return what a kept label says. Its checksum is proved together with the body, by `decode_snapshot`."""
+def decode_label(encoded: bytes) -> Label | Refusal:
+    """Return a stored label. `decode_snapshot` verifies its checksum, together with the body."""
     try:
-        version = _version_decoder.decode(kept).format_version
+        version = _version_decoder.decode(encoded).format_version
         if version != FORMAT_VERSION:
             return Refusal(
-                reason="format_changed", detail=f"it has format {version}, this version reads {FORMAT_VERSION}"
+                reason="format_changed",
+                detail=f"format {version} differs from {FORMAT_VERSION}, which this version reads",
             )
-        return _label_decoder.decode(kept)
+        return _label_decoder.decode(encoded)
     except msgspec.MsgspecError as exc:
-        return Refusal(reason="corrupt", detail=f"its label cannot be read: {exc}")
+        return Refusal(reason="corrupt", detail=f"unreadable label: {exc}")
 
 
 def decode_snapshot(label: Label, body: bytes) -> ClusterState | Refusal:
-    """Return the state, or why it is not to be trusted."""
+    """Return the state, or why it cannot be trusted."""
     if _checksum(label, body) != label.checksum:
-        return Refusal(reason="corrupt", detail="its checksum is another one")
+        return Refusal(reason="corrupt", detail="checksum mismatch")
     try:
         return _state_decoder.decode(zlib.decompress(body))
     except (msgspec.MsgspecError, zlib.error) as exc:
-        return Refusal(reason="corrupt", detail=f"it cannot be decoded: {exc}")
+        return Refusal(reason="corrupt", detail=f"undecodable body: {exc}")
 
 
 def fact_types(folds: Iterable[type[Fact]]) -> tuple[str, ...]:
-    """Return the names of these facts as a label has them."""
+    """Return the type names of these facts, sorted as in a label."""
     return tuple(sorted(fact.type_name() for fact in folds))
 
 
-def part_of(state: ClusterState, streams: Collection[str]) -> ClusterState:
-    """Return what these streams say of the state; the rest is as if nobody had said anything."""
+def restrict_to_streams(state: ClusterState, streams: Collection[str]) -> ClusterState:
+    """Return the part of the state that is folded from these streams; the other fields are empty."""
     left_out = {name: getattr(EMPTY_STATE, name) for name, stream in STREAM_OF_FIELD.items() if stream not in streams}
     newest = {domain: at for domain, at in state.newest.items() if domain.upper() in streams}
     return replace(state, **left_out, newest=newest)

@@ -1,7 +1,7 @@
-"""Snapshots of the folded state: one process writes them, every process whose service says so starts from the last.
+"""Snapshots of the folded state: one process saves them; services with `starts_from_snapshot` start from the latest.
 
-A snapshot never knows more than the streams did. It is used only where the streams go on exactly where it ends; else
-it is refused with a reason, told and counted, and the whole streams are read as if there were none.
+A snapshot is used only if the streams continue exactly where it ends. Otherwise it is refused with a reason, which is
+logged and counted, and the whole streams are read.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Protocol
 import structlog
 
 from gpu_autoscaler.bus.protocol import Message, StreamSpan
-from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.model.errors import PermanentError, TransientError
@@ -26,27 +26,27 @@ from gpu_autoscaler.runtime.snapshot_codec import (
     Label,
     Refusal,
     StreamMark,
-    fact_types,
-    part_of,
     decode_label,
-    seal,
     decode_snapshot,
+    encode_snapshot,
+    fact_types,
+    restrict_to_streams,
 )
 from gpu_autoscaler.store.protocol import SnapshotRow, Store
 
 log = structlog.get_logger()
 
-TRIED_COUNT_MAX = 3  # of the newest; where these are of no use, older ones rarely are
-KEEP_SECONDS_MAX = 5.0  # wall time; a process that stops does not wait longer for its last snapshot
-# All of the last hour are kept, then one an hour: a plan of last week is recomputed from an hour of facts at most.
+TRIED_COUNT_MAX = 3  # of the newest; if these are unusable, older ones rarely help
+SAVE_SECONDS_MAX = 5.0  # wall time; a stopping process does not wait longer for its last snapshot
+# All snapshots of the last hour are kept, then one per hour: recomputing an older plan folds at most an hour of facts.
 DENSE_AGE = timedelta(hours=1)
 AGE_MAX = timedelta(days=7)
 ROWS_COUNT_MAX = 500
-_OF_OTHER_STREAMS = frozenset({"stream_changed", "ahead", "gap"})
+_LOST_STREAM_REASONS = frozenset({"stream_changed", "ahead", "gap"})
 
 
 class Streams(Protocol):
-    """What is asked of a bus."""
+    """The methods of a bus that snapshots need."""
 
     async def span(self, stream: str) -> StreamSpan:
         """See Bus."""
@@ -71,8 +71,8 @@ class Snapshots:
         metrics: Metrics,
         core_digest: str,
     ) -> None:
-        assert getattr(service, "starts_from_snapshot", False), f"{service.name} reads from the beginning"  # noqa: S101
-        assert not issubclass(service, FoldInput), f"{service.name} wants to see every fact"  # noqa: S101
+        assert getattr(service, "starts_from_snapshot", False), f"{service.name} folds from the beginning"  # noqa: S101
+        assert not issubclass(service, FoldInput), f"{service.name} must see every fact"  # noqa: S101
         self._service = service
         self._view = view
         self._store = store
@@ -80,38 +80,38 @@ class Snapshots:
         self._clock = clock
         self._metrics = metrics
         self._core_digest = core_digest
-        self._spans: dict[str, StreamSpan] = {}  # as they were at the start: what is folded is folded from these
-        self._kept: ClusterState = EMPTY_STATE
-        self.seed = EMPTY_STATE  # after `resume`: the last state that was kept of other streams than these
+        self._spans: dict[str, StreamSpan] = {}  # at the start: the streams that are folded
+        self._saved: ClusterState = EMPTY_STATE
+        self.lost_state = EMPTY_STATE  # after `resume`: the last state that was saved from streams that are lost
 
     async def resume(self) -> None:
-        """Put the latest state that can be used into the view, before anything is folded; else leave it empty.
+        """Put the latest usable state into the view before anything is folded; without one the view stays empty.
 
-        Where the streams are others than those that it was folded from, it is the `seed`: no state of these streams,
-        but a word about what the store of record does not have.
+        A state of streams that were lost since becomes `lost_state`: it is no state of the current streams, but holds
+        data that the store of record does not have.
 
         Raises TransientError while store or broker are away.
         """
         streams = sorted({fact.stream() for fact in self._service.folds})
         self._spans = {stream: await self._bus.span(stream) for stream in streams}
         for row in (await self._store.snapshots())[:TRIED_COUNT_MAX]:
-            found = await self._usable(row)
-            if isinstance(found, Refusal):
+            usable = await self._usable(row)
+            if isinstance(usable, Refusal):
                 log.warning(
-                    "snapshot not used; an older one or the whole streams are",
-                    snapshot=row.number, kept_at=row.kept_at.isoformat(), reason=found.reason, error=found.detail,
+                    "snapshot refused",
+                    snapshot=row.number, kept_at=row.kept_at.isoformat(), reason=usable.reason, error=usable.detail,
                 )  # fmt: skip
-                self._metrics.snapshots_refused.labels(found.reason).inc()
-                if found.reason in _OF_OTHER_STREAMS and self.seed is EMPTY_STATE:
-                    self.seed = await self._seed(row)
+                self._metrics.snapshots_refused.labels(usable.reason).inc()
+                if usable.reason in _LOST_STREAM_REASONS and self.lost_state is EMPTY_STATE:
+                    self.lost_state = await self._lost_state(row)
                 continue
-            self._kept, cut = found
-            self.seed = EMPTY_STATE
-            self._view.advance(self._kept, dict(cut.last_sequences), cut.set_aside)
-            self._metrics.snapshots.labels("used").inc()
-            log.info("started from a snapshot", snapshot=row.number, cut=dict(cut.last_sequences))
+            self._saved, cut = usable
+            self.lost_state = EMPTY_STATE
+            self._view.advance(self._saved, dict(cut.last_sequences), cut.set_aside)
+            self._metrics.snapshots.labels("restored").inc()
+            log.info("state restored from snapshot", snapshot=row.number, cut=dict(cut.last_sequences))
             return
-        log.info("started without a snapshot; reading whole streams")
+        log.info("no snapshot used, whole streams are read")
 
     async def _usable(self, row: SnapshotRow) -> tuple[ClusterState, Cut] | Refusal:
         label = decode_label(row.label)
@@ -130,35 +130,35 @@ class Snapshots:
             last_sequences=tuple((mark.stream, mark.last_sequence) for mark in marks),
             set_aside=tuple(entry for entry in label.set_aside if entry[0] in self._spans),
         )
-        return part_of(state, self._spans), cut
+        return restrict_to_streams(state, self._spans), cut
 
-    async def _seed(self, row: SnapshotRow) -> ClusterState:
+    async def _lost_state(self, row: SnapshotRow) -> ClusterState:
         label = decode_label(row.label)
         state = label if isinstance(label, Refusal) else await state_of(self._store, row, label)
-        return EMPTY_STATE if isinstance(state, Refusal) else part_of(state, self._spans)
+        return EMPTY_STATE if isinstance(state, Refusal) else restrict_to_streams(state, self._spans)
 
-    async def keep(self) -> None:
-        """Keep the state as it is now, unless it is the one that was kept last. A failure is told; the next one comes.
+    async def save(self) -> None:
+        """Save the current state, unless it is the one saved last, and delete outdated snapshots.
 
-        Also forgets what is old. Never raises for a store or broker that is away.
+        Never raises for a store or broker that is away: the failure is logged and counted.
         """
         state, cut = self._view.state, self._view.cut
-        if state is self._kept:
+        if state is self._saved:
             return
         try:
-            async with asyncio.timeout(KEEP_SECONDS_MAX):
+            async with asyncio.timeout(SAVE_SECONDS_MAX):
                 label = await self._label(cut)
-                sealed, body = await asyncio.to_thread(seal, label, state)
+                encoded, body = await asyncio.to_thread(encode_snapshot, label, state)
                 now = self._clock.wall_now()
-                await self._store.save_snapshot(label=sealed, body=body, kept_at=now)
+                await self._store.save_snapshot(label=encoded, body=body, kept_at=now)
                 await self._store.delete_snapshots(outdated(await self._store.snapshots(), now))
         except (TransientError, PermanentError, TimeoutError) as exc:
             self._metrics.snapshots.labels("not_saved").inc()
-            log.warning("snapshot not kept; starts read more of the streams until one is", error=str(exc) or repr(exc))
+            log.warning("snapshot failed, starts take longer until one is saved", error=str(exc) or repr(exc))
             return
-        self._kept = state
-        self._metrics.snapshots.labels("kept").inc()
-        log.debug("snapshot kept", body_bytes=len(body), cut=dict(cut.last_sequences))
+        self._saved = state
+        self._metrics.snapshots.labels("saved").inc()
+        log.debug("snapshot saved", body_bytes=len(body), cut=dict(cut.last_sequences))
 
     async def _label(self, cut: Cut) -> Label:
         last = dict(cut.last_sequences)
@@ -181,45 +181,45 @@ class Snapshots:
 
 
 @asynccontextmanager
-async def keeping(snapshots: Snapshots, every_seconds: float) -> AsyncIterator[None]:
-    """Keep a snapshot every so many seconds of wall time while the block lasts, and a last one when it ends.
+async def saving_periodically(snapshots: Snapshots, every_seconds: float) -> AsyncIterator[None]:
+    """Save a snapshot every `every_seconds` of wall time during the block, and a last one at its end.
 
-    Only in one process: the others read.
+    Used in one process only: the others read.
     """
     stop = asyncio.Event()
 
-    async def keep() -> None:
+    async def save() -> None:
         try:
-            await snapshots.keep()
+            await snapshots.save()
         except Exception:
-            # A bug of ours costs a snapshot; it must not cost the decisions, nor hide why the process ends.
-            log.exception("snapshot failed; starts read more of the streams until one is kept")
+            # A bug may cost a snapshot, but neither the decisions nor the reason why the process ends.
+            log.exception("snapshot failed, starts take longer until one is saved")
 
-    async def keep_on() -> None:
+    async def save_repeatedly() -> None:
         while not await pause(stop, every_seconds):
-            await keep()
+            await save()
 
-    task = asyncio.create_task(keep_on())
+    task = asyncio.create_task(save_repeatedly())
     try:
         yield
     finally:
         stop.set()
         await task
-        await keep()
+        await save()
 
 
 def refused(
     label: Label, core_digest: str, folds: Sequence[type[Fact]], spans: Mapping[str, StreamSpan]
 ) -> Refusal | None:
-    """Return why a state of this label cannot be gone on with on these streams; None: nothing speaks against it."""
+    """Return why folding cannot continue from this label on these streams; None: it can."""
     if label.core_digest != core_digest:
         return Refusal(
-            reason="core_changed", detail=f"it was folded by core {label.core_digest}, this one is {core_digest}"
+            reason="core_changed", detail=f"folded by core {label.core_digest}, this process runs {core_digest}"
         )
     same_streams = {name for name in label.fact_types if name.partition(".")[0].upper() in spans}
     if different := same_streams.symmetric_difference(fact_types(folds)):
         return Refusal(
-            reason="fact_types_changed", detail=f"either it or this service folds no {', '.join(sorted(different))}"
+            reason="fact_types_changed", detail=f"snapshot and service differ in folding {', '.join(sorted(different))}"
         )
     marks = {mark.stream: mark for mark in label.marks}
     for stream, span in spans.items():
@@ -231,41 +231,41 @@ def refused(
 
 def _refused_by(stream: str, mark: StreamMark | None, span: StreamSpan) -> Refusal | None:
     if mark is None:
-        return Refusal(reason="corrupt", detail=f"it does not say how far {stream} was read")
+        return Refusal(reason="corrupt", detail=f"no mark of stream {stream}")
     if mark.created_at != span.created_at:
-        detail = f"{stream} was made at {span.created_at.isoformat()}, it knows one of {mark.created_at.isoformat()}"
+        detail = f"stream {stream} was created at {span.created_at.isoformat()}, not at {mark.created_at.isoformat()}"
         return Refusal(reason="stream_changed", detail=detail)
     if mark.last_sequence > span.last_sequence:
-        detail = f"{stream} ends at {span.last_sequence}, it goes up to {mark.last_sequence}"
+        detail = f"stream {stream} ends at {span.last_sequence}, before {mark.last_sequence} of the snapshot"
         return Refusal(reason="ahead", detail=detail)
     if span.first_sequence > mark.last_sequence + 1:
-        detail = f"{stream} begins at {span.first_sequence} by now, it goes up to {mark.last_sequence}"
+        detail = f"stream {stream} starts at {span.first_sequence}, after {mark.last_sequence} of the snapshot"
         return Refusal(reason="gap", detail=detail)
     return None
 
 
 async def rewritten(bus: Streams, marks: Sequence[StreamMark]) -> Refusal | None:
-    """Return a refusal where the last message of a mark is not the one it was; None: all are, or have aged out."""
+    """Return a refusal when the last message of a mark was replaced; None: all are the same or have aged out."""
     for mark in marks:
         if mark.stored_at is None:
             continue
         message = await bus.message_at(mark.stream, mark.last_sequence)
         if message is not None and message.stored_at != mark.stored_at:
-            detail = f"{mark.stream} #{mark.last_sequence} is another message than it was"
+            detail = f"{mark.stream} #{mark.last_sequence} was replaced by another message"
             return Refusal(reason="stream_changed", detail=detail)
     return None
 
 
 async def state_of(store: Store, row: SnapshotRow, label: Label) -> ClusterState | Refusal:
-    """Return the state that was kept, read and decoded beside the loop. Raises TransientError."""
+    """Return the saved state, decoded in a thread. Raises TransientError."""
     body = await store.snapshot_body(row.number)
     if body is None:
-        return Refusal(reason="corrupt", detail="its body is gone")
+        return Refusal(reason="corrupt", detail="body missing")
     return await asyncio.to_thread(decode_snapshot, label, body)
 
 
 def outdated(rows: Sequence[SnapshotRow], now: datetime) -> list[int]:
-    """Return the numbers of snapshots to forget; `rows` are newest first. The first of each hour stays for its week."""
+    """Return the numbers of snapshots to delete; `rows` are newest first. The first of each hour is kept for a week."""
     kept: set[int] = set()
     first_of_hour: dict[datetime, int] = {}
     for row in rows:

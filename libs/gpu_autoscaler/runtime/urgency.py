@@ -1,44 +1,44 @@
-"""When the next tick is due. Used by the tick loop and by the simulator, on their own clocks; reads none itself.
+"""Computes when the next tick is due. Used by the tick loop and the simulator on their own clocks; reads none itself.
 
-A lone urgent fact is decided on at once. A second one opens a quiet window, so that a burst is bought for once: it ends
-as soon as nothing urgent came for a moment, and at the latest after a part of what a decision takes anyway. Facts that
-keep coming without end are so decided on again and again, never later than by that part.
+A lone urgent fact is decided on at once. A second one opens a batch window, so that a burst leads to one purchase. The
+window ends as soon as no urgent fact arrives for a moment, and at the latest after a share of the duration of the last
+tick. An endless sequence of facts is so decided on repeatedly, each delayed by at most that share.
 """
 
 import msgspec
 
 
 class BatchWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a burst is listened to. Seconds are wall time. Source: our own (`make bench CASE=V1`)."""
+    """How long to collect a burst of urgent facts. Seconds are wall time. Source: our own (`make bench CASE=V1`)."""
 
-    gap_seconds: float = 0.002  # nothing urgent for so long: the burst is over
-    seconds_min: float = 0.005  # the longest window where decisions take no time
-    seconds_max: float = 0.1  # the longest of all
-    tick_ratio: float = 0.5  # of what the last tick took
+    gap_seconds: float = 0.002  # the burst is over after this long without an urgent fact
+    seconds_min: float = 0.005  # the longest window when ticks take no time
+    seconds_max: float = 0.1  # the longest window of all
+    tick_ratio: float = 0.5  # of the duration of the last tick
 
 
 class Urgency:
-    """Urgent facts since the last tick began."""
+    """Urgent facts since the start of the last tick."""
 
     def __init__(self, window: BatchWindow) -> None:
         self._window = window
-        self._began_at = 0.0
+        self._started_at = 0.0
         self._ended_at = 0.0
         self._count = 0
         self._first_at = 0.0
         self._last_at = 0.0
 
     def start_tick(self, at: float) -> None:
-        """What came until now is in the state that the tick decides on."""
-        self._began_at = at
+        """Start a tick: it decides on all facts until now."""
+        self._started_at = at
         self._count = 0
 
     def end_tick(self, at: float) -> None:
-        """What came since it began waits for the next one."""
+        """End a tick: facts since its start wait for the next one."""
         self._ended_at = at
 
     def record(self, count: int, at: float) -> None:
-        """So many urgent facts went into the state together."""
+        """Record `count` urgent facts that were folded together."""
         if self._count == 0:
             self._first_at = at
         self._count += count
@@ -46,19 +46,19 @@ class Urgency:
 
     @property
     def due_at(self) -> float | None:
-        """When to tick, which may be past; None while nothing is urgent. Asked between two ticks."""
+        """When to tick, possibly in the past; None without urgent facts. Read between two ticks."""
         if self._count == 0:
             return None
         opened_at = max(self._first_at, self._ended_at)
         if self._count == 1:
             return opened_at
         window = self._window
-        part = window.tick_ratio * (self._ended_at - self._began_at)
+        part = window.tick_ratio * (self._ended_at - self._started_at)
         limit = min(max(part, window.seconds_min), window.seconds_max)
         return max(opened_at, min(self._last_at + window.gap_seconds, opened_at + limit))
 
     @property
     def waited_seconds(self) -> float:
-        """How long the quiet window was open before the tick that begins when this is asked at `due_at`."""
+        """How long the batch window was open before the tick that starts now, at `due_at`."""
         due_at = self.due_at
         return 0.0 if due_at is None else due_at - max(self._first_at, self._ended_at)

@@ -1,5 +1,6 @@
-"""The whole system in one process under virtual time: the same service classes, a model of the world, and faults.
+"""Simulation of the whole system in one process under virtual time: real services, simulated cluster and cloud, faults.
 
-One seed and one commit are one run, byte for byte. The services come in by a factory (`seat.py: Compose`); nothing
-here imports one. `simcluster` is the cluster that looks real from outside; this is the model that runs fast.
+One seed and one commit give one run, byte for byte. Services are passed in by factories (`adapters/bundle.py:
+Compose`); nothing here imports one. `simcluster` serves real APIs to real processes; this simulation is built for
+speed.
 """

@@ -13,17 +13,17 @@ from pathlib import Path
 import msgspec
 
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.simcloud.park import Park
-from gpu_autoscaler.simcloud.standing import Standing
+from gpu_autoscaler.simcloud.fleet_emulator import Park
+from gpu_autoscaler.simcloud.seeded import Standing
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
 from gpu_autoscaler.simcluster.server import start
 from gpu_autoscaler.simcluster.world import TICK_SECONDS, World
 
 # Loaded when asked for: each needs packages that the others do without. A new cloud is one line here.
 CLOUDS = {
-    "aws": "gpu_autoscaler.simcloud.aws.standing",
-    "azure": "gpu_autoscaler.simcloud.azure.standing",
-    "gcp": "gpu_autoscaler.simcloud.gcp.standing",
+    "aws": "gpu_autoscaler.simcloud.aws.seeded",
+    "azure": "gpu_autoscaler.simcloud.azure.seeded",
+    "gcp": "gpu_autoscaler.simcloud.gcp.seeded",
 }
 
 

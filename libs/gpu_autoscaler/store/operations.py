@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpu_autoscaler.core.folding.ledger import spent_in
+from gpu_autoscaler.core.state.ledger import spent_in
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.ids import JobId

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpu_autoscaler.core.folding.ledger import period_name
+from gpu_autoscaler.core.state.ledger import period_name
 from gpu_autoscaler.events.cost import CostAccrued, Spent
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId

@@ -7,11 +7,11 @@ from typing import ClassVar, Protocol
 
 import structlog
 
-from gpu_autoscaler.core.announcements import Announcement, announcements
-from gpu_autoscaler.core.documents import effective_policy
-from gpu_autoscaler.core.headline import Sight
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.core.explain.kube_events import Announcement, announcements
+from gpu_autoscaler.core.explain.status import StatusView
+from gpu_autoscaler.core.policy.documents import effective_policy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import ScalingDrainCancelled, ScalingPlanMade, ScalingPodEvicted
@@ -79,7 +79,7 @@ class Announcer:
         """Say what is new, within the limit of one tick; the rest is still new at the next one."""
         state = self._view.state
         policy = effective_policy(self._file, state.policy_documents)
-        told = list(announcements(Sight.of(state, policy, now, self._plan)))
+        told = list(announcements(StatusView.of(state, policy, now, self._plan)))
         topics = {each.topic for each in told}
         self._said = {topic: said for topic, said in self._said.items() if topic in topics}
         # What was never said comes first, then what was said longest ago: nobody is passed over for ever.

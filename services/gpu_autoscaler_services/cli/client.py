@@ -94,9 +94,7 @@ class Gateway:
                 Exit.TIME_OUT,
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise Stop(
-                f"cannot reach the gateway at {self.address} ({error}); start it, or set --gateway"
-            ) from error
+            raise Stop(f"cannot reach the gateway at {self.address} ({error}); start it, or set --gateway") from error
         if response.status >= http.client.BAD_REQUEST:
             text = response.read()
             connection.close()

@@ -1,4 +1,4 @@
-"""`gpu-autoscaler convert karpenter FILE`: Karpenter's old kinds as those of today."""
+"""`gpu-autoscaler convert karpenter FILE`: convert v1alpha5 and v1beta1 objects of Karpenter to karpenter.sh/v1."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,11 +7,16 @@ import yaml
 from cyclopts import App, Parameter
 
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.providers.karpenter.old_kinds import converted
+from gpu_autoscaler.providers.karpenter.v1beta_kinds import converted
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.output import print_message
 
-convert = App(name="convert", help="Other people's old configuration as today's.", help_format="plaintext")
+convert = App(
+    name="convert",
+    help="Convert legacy configuration.",
+    help_format="plaintext",
+    help_epilogue="Examples:\n  gpu-autoscaler convert karpenter provisioners.yaml > nodepools.yaml",
+)
 
 
 @convert.command
@@ -19,14 +24,14 @@ def karpenter(
     file: Path,
     /,
     *,
-    role: Annotated[str | None, Parameter(help="IAM role of nodes, where a template has no instance profile.")] = None,
+    role: Annotated[str | None, Parameter(help="IAM role of nodes, for templates without an instance profile.")] = None,
 ) -> int:
-    """Print each Provisioner as a NodePool and each AWSNodeTemplate as an EC2NodeClass, as YAML.
+    """Convert each Provisioner to a NodePool and each AWSNodeTemplate to an EC2NodeClass, as YAML on stdout.
 
-    What was left out, renamed or added is said on stderr, field by field. Nothing is written to a cluster: read it,
-    then `kubectl apply` it.
+    Each field that was dropped, renamed or added is reported on stderr. Nothing is written to a cluster: review the
+    output, then run `kubectl apply`.
 
-    Exits 0 converted, 2 mistakes: then nothing is printed.
+    Exit codes: 0 converted, 2 invalid input (nothing is printed).
     """
     found = converted(_documents(file), role=role, source=str(file))
     for what, told in found.notes:
@@ -36,14 +41,14 @@ def karpenter(
 
 
 def _documents(file: Path) -> list[Any]:
-    """The objects of the file, those of a List each for itself. Raises ConfigError."""
+    """Return the objects of the file; a List is replaced by its items. Raises ConfigError."""
     try:
-        documents = [one for one in yaml.safe_load_all(file.read_text(encoding="utf-8")) if one is not None]
+        documents = [item for item in yaml.safe_load_all(file.read_text(encoding="utf-8")) if item is not None]
     except OSError as exc:
         raise ConfigError(str(file), [f"cannot be read: {exc.strerror}"]) from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigError(str(file), [f"is no YAML: {exc}"]) from exc
-    lists = [one.get("items") or [] if _is_list(one) else [one] for one in documents]
+        raise ConfigError(str(file), [f"is not YAML: {exc}"]) from exc
+    lists = [document.get("items") or [] if _is_list(document) else [document] for document in documents]
     return [item for items in lists for item in items]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from gpu_autoscaler_services.cli.client import Document, Gateway
-from gpu_autoscaler_services.cli.output import Columns, Output, show, print_message
+from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
 
 HERE = Gateway()
 HOUR_SECONDS = 3600.0
@@ -43,7 +43,9 @@ class ReportedDemand:
     cpu: Annotated[str, Parameter(help="CPU per member, as a Kubernetes quantity.")] = "1"
     memory: Annotated[str, Parameter(help="Memory per member, as a Kubernetes quantity.")] = "4Gi"
     seconds: Annotated[float, Parameter(help="Validity in cluster time; report again to extend.")] = HOUR_SECONDS
-    priority: Annotated[str, Parameter(help="low, medium, high, or 0..1000; orders reports among each other.")] = "medium"
+    priority: Annotated[str, Parameter(help="low, medium, high, or 0..1000; orders reports among each other.")] = (
+        "medium"
+    )
     note: Annotated[str, Parameter(help="Note, shown in lists.")] = ""
 
     def body(self, source: str, now: datetime) -> Document:

@@ -24,7 +24,7 @@ def demo(
 ) -> int:
     """Run the demo."""
     from gpu_autoscaler_services.demo.run import DemoOptions, run_demo  # noqa: PLC0415 - imports the whole system
-    from gpu_autoscaler_services.demo.telling import Teller, show_report  # noqa: PLC0415 - imports the whole system
+    from gpu_autoscaler_services.demo.terminal import Teller, show_report  # noqa: PLC0415 - imports the whole system
 
     options = DemoOptions(
         folder=folder,

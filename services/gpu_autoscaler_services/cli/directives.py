@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from gpu_autoscaler_services.cli.client import Document, Gateway, path_segment
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import Columns, Output, show, print_message
+from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
 
 HERE = Gateway()
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -34,7 +34,9 @@ class Bounds:
     """The options of `override`."""
 
     at_least: Annotated[int | None, Parameter(help="Minimum: bought if missing, and kept.")] = None
-    at_most: Annotated[int | None, Parameter(help="Maximum: no more are bought; empty nodes above it are removed at once.")] = None
+    at_most: Annotated[
+        int | None, Parameter(help="Maximum: no more are bought; empty nodes above it are removed at once.")
+    ] = None
     target: Annotated[int | None, Parameter(help="Minimum and maximum at once.")] = None
     unit: Annotated[Literal["nodes", "gpus"], Parameter(help="Unit of the numbers.")] = "nodes"
     pool: Annotated[str | None, Parameter(help="Only this pool.")] = None

@@ -1,6 +1,4 @@
-"""`gpu-autoscaler doctor`: whether the cloud can be bought from as the settings say, before anything is bought; with
-`--live` by buying one instance.
-"""
+"""`gpu-autoscaler doctor`: check cloud access and configuration; with `--live` by buying one instance."""
 
 import asyncio
 import os
@@ -12,55 +10,49 @@ import yaml
 from cyclopts import Parameter
 
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.providers.aws.examine import needed_policy
-from gpu_autoscaler.providers.azure.examine import needed_role
+from gpu_autoscaler.providers.aws.preflight import needed_policy
+from gpu_autoscaler.providers.azure.preflight import needed_role
 from gpu_autoscaler.providers.gcp.permissions import role_text
 from gpu_autoscaler.providers.karpenter import KarpenterOptions
 from gpu_autoscaler.providers.karpenter.options import node_class_of, validate_options
 from gpu_autoscaler.providers.registry import ProviderOptions, run_preflight
 from gpu_autoscaler.runtime.config import Settings, load_settings
+from gpu_autoscaler_services.cli.doctor_live import LiveOptions, check_live, run_live
 from gpu_autoscaler_services.cli.exits import Exit
-from gpu_autoscaler_services.cli.live import LiveAsked, see_live, walk_live
-from gpu_autoscaler_services.cli.output import Output, show, print_message
+from gpu_autoscaler_services.cli.output import Output, print_message, show
 from gpu_autoscaler_services.rights import RIGHTS_WITH_KARPENTER, rules_with_karpenter
 from gpu_autoscaler_services.wiring import connection_of
 
 
 def doctor(
     *,
-    config: Annotated[Path | None, Parameter(help="TOML file of settings; the environment wins.")] = None,
+    config: Annotated[
+        Path | None,
+        Parameter(env_var="GPU_AUTOSCALER_CONFIG", help="Settings file (TOML); the environment overrides it."),
+    ] = None,
     installation: Annotated[
-        str, Parameter(help="UID of the namespace kube-system: whose instances are counted.")
+        str, Parameter(help="UID of the namespace kube-system; selects the instances that belong to this cluster.")
     ] = "*",
     policy: Annotated[
-        bool, Parameter(negative="", help="Print the permissions that these settings need, and ask nothing.")
+        bool, Parameter(negative="", help="Print the permissions that these settings need, without calling the cloud.")
     ] = False,
     live: Annotated[
         bool,
-        Parameter(
-            negative="", help="Then buy ONE instance, walk the driver's contract with it, end it; asks for --yes."
-        ),
+        Parameter(negative="", help="Also buy ONE instance, test the driver with it and terminate it; requires --yes."),
     ] = False,
     offer: Annotated[
-        str | None, Parameter(help="With --live: which offer, as type/zone/capacity type; else the cheapest.")
+        str | None, Parameter(help="With --live: offer as TYPE/ZONE/CAPACITY-TYPE. Default: the cheapest.")
     ] = None,
-    pool: Annotated[
-        str, Parameter(help="With --live: for which pool, where settings name groups by pool.")
-    ] = "default",
-    yes: Annotated[bool, Parameter(negative="", help="With --live: yes, buy it. It costs money.")] = False,
+    pool: Annotated[str, Parameter(help="With --live: pool to buy for, if settings map pools to groups.")] = "default",
+    yes: Annotated[bool, Parameter(negative="", help="With --live: confirm the purchase. It costs money.")] = False,
     output: Output = "table",
 ) -> int:
-    """Look at credentials, region, subnets, groups, types, prices and quotas; buy nothing without --live --yes.
-
-    Exits 0 when it can be bought from, 1 with faults or an instance that could not be ended, 2 with mistakes in the
-    settings, 130 when it was interrupted.
-    """
-    given = os.environ.get("GPU_AUTOSCALER_CONFIG")
-    settings = load_settings(config or (Path(given) if given else None), os.environ)
+    """Check cloud access and configuration."""
+    settings = load_settings(config, os.environ)
     if policy:
         return _print_policy(settings)
     if live:
-        see_live(settings.provider.name, installation)
+        check_live(settings.provider.name, installation)
     options = ProviderOptions(
         installation=installation,
         url=settings.provider.url,
@@ -74,15 +66,15 @@ def doctor(
     findings = list(asyncio.run(run_preflight(settings.provider.name, options)))
     code = Exit.FAILURE if any(finding.level == "error" for finding in findings) else Exit.OK
     if live and code is Exit.OK:
-        asked = LiveAsked(pool=pool, offer_key=offer, is_agreed=yes)
-        steps, code = asyncio.run(walk_live(settings.provider.name, options, asked))
+        chosen = LiveOptions(pool=pool, offer_key=offer, is_confirmed=yes)
+        steps, code = asyncio.run(run_live(settings.provider.name, options, chosen))
         findings += steps
     rows = [msgspec.to_builtins(finding) for finding in findings]
-    columns = [(key, lambda row, key=key: row[key]) for key in ("level", "subject", "said", "next_step")]
+    keys = ("level", "subject", "message", "next_step")
+    columns = [(key.upper().replace("_", " "), lambda row, key=key: row[key]) for key in keys]
     show(rows, rows, columns, lambda row: str(row["subject"]), output)
-    faults_count = sum(1 for finding in findings if finding.level == "error")
-    if faults_count:
-        print_message(f"{settings.provider.name}: {faults_count} fault(s); nothing is bought until they are gone")
+    if errors_count := sum(finding.level == "error" for finding in findings):
+        print_message(f"{settings.provider.name}: {errors_count} error(s); correct them, then run doctor again")
     return code
 
 
@@ -98,13 +90,13 @@ def _print_policy(settings: Settings) -> int:
             print(_cluster_role(settings.karpenter), end="")
         case other:
             raise ConfigError(
-                "doctor", [f"provider.name: {other} has no permissions to list; set it to aws, azure, gcp or karpenter"]
+                "doctor", [f"provider.name: {other} needs no cloud permissions; set it to aws, azure, gcp or karpenter"]
             )
     return Exit.OK
 
 
 def _cluster_role(options: KarpenterOptions) -> str:
-    """The role of whoever buys through Karpenter, beside what the services need anyway."""
+    """Return the ClusterRole for buying through Karpenter, in addition to the services' own rights."""
     validate_options(options)
     node_class = node_class_of(options)
     of_class = {
@@ -116,7 +108,7 @@ def _cluster_role(options: KarpenterOptions) -> str:
     has_limits = options.mode == "limits"
     rules = [rule for service in RIGHTS_WITH_KARPENTER for rule in rules_with_karpenter(service, has_limits=has_limits)]
     if has_limits:
-        rules.append({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]})  # which the scaler may anyway
+        rules.append({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]})  # the scaler always has this right
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",

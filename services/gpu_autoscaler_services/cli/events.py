@@ -16,7 +16,9 @@ def events(
     subject: Annotated[
         list[str] | None, Parameter(help="Subject filter with NATS wildcards, e.g. scaling.>; repeatable.")
     ] = None,
-    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=(), help="Print facts as they arrive, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, Parameter(name=["--follow", "-f"], negative=(), help="Print facts as they arrive, until Ctrl-C.")
+    ] = False,
     limit: Annotated[int, Parameter(help="Number of newest facts, without --follow.")] = 50,
     gateway: Gateway = HERE,
     output: Output = "table",

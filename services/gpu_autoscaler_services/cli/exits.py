@@ -6,7 +6,7 @@ from gpu_autoscaler.model.errors import AutoscalerError
 
 
 class Exit(enum.IntEnum):
-    """Exit codes of the CLI; `recompute` and `replay` add their own from 5 on (`tools/replay.py`)."""
+    """Exit codes of the CLI; `recompute` and `replay` add their own from 5 on (`replay/recompute.py`)."""
 
     OK = 0
     FAILURE = 1

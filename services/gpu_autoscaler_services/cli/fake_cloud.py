@@ -34,7 +34,9 @@ def fake_cloud(
             case "gcp":
                 asyncio.run(_serve_gcp(port, boot_seconds))
     except ImportError as exc:
-        raise ConfigError(f"fake-cloud {cloud}", [f"Python package {exc.name} is missing; install gpu-autoscaler[fakes]"]) from exc
+        raise ConfigError(
+            f"fake-cloud {cloud}", [f"Python package {exc.name} is missing; install gpu-autoscaler[fakes]"]
+        ) from exc
     return Exit.OK
 
 
@@ -56,7 +58,7 @@ def _serve_aws(port: int, region: str, boot_seconds: float) -> None:
 
 async def _serve_azure(port: int, boot_seconds: float) -> None:
     from gpu_autoscaler.simcloud.azure.fake import AzureFake  # noqa: PLC0415 - an extra, and slow to load
-    from gpu_autoscaler.simcloud.azure.standing import settings_of  # noqa: PLC0415 - an extra, and slow to load
+    from gpu_autoscaler.simcloud.azure.seeded import settings_of  # noqa: PLC0415 - an extra, and slow to load
     from gpu_autoscaler.simcloud.rest import serving_rest  # noqa: PLC0415 - an extra, and slow to load
 
     fake = AzureFake()
@@ -94,7 +96,9 @@ async def _serve_gcp(port: int, boot_seconds: float) -> None:
 
 
 def _print_settings(cloud: str, url: str, settings: Mapping[str, str]) -> None:
-    print_message(f"fake {cloud} listens at {url}; inject faults: POST {url}/admin/faults; recorded calls: {url}/admin/asked")
+    print_message(
+        f"fake {cloud} listens at {url}; inject faults: POST {url}/admin/faults; recorded calls: {url}/admin/asked"
+    )
     print_message("settings that connect the services to it:")
     for name, value in {"PROVIDER_NAME": cloud, "PROVIDER_URL": url, **settings}.items():
         print(f"export {PREFIX}{name}='{value}'", flush=True)

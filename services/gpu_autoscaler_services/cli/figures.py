@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
-from gpu_autoscaler.tools.outcome import ALL, Outcome
+from gpu_autoscaler.replay.outcome import ALL, Outcome
 from gpu_autoscaler_services.cli.output import Row
 
 _COUNTS: tuple[tuple[str, Callable[[Outcome], int]], ...] = (

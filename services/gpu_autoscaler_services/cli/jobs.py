@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from gpu_autoscaler_services.cli.client import Document, Gateway, path_segment
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import Columns, Output, show, print_message
+from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
 
 HERE = Gateway()
 POLL_SECONDS = 1.0
@@ -70,12 +70,15 @@ class Request:
     shared: Annotated[bool | None, Parameter(help="Accept a part of one GPU with --gpu-memory-gb of memory.")] = None
     members: Annotated[int | None, Parameter(help="Gang size: pods that start together or not at all.")] = None
     min_members: Annotated[
-        int | None, Parameter(help="Elastic job: members that start together; the others join as capacity becomes free.")
+        int | None,
+        Parameter(help="Elastic job: members that start together; the others join as capacity becomes free."),
     ] = None
     start_by_at: Annotated[
         str | None, Parameter(help="Deadline to start, RFC 3339; earliest first among equal priorities.")
     ] = None
-    within: Annotated[str | None, Parameter(help="Node label (topology key) whose value must be equal for all members.")] = None
+    within: Annotated[
+        str | None, Parameter(help="Node label (topology key) whose value must be equal for all members.")
+    ] = None
     priority: Annotated[str | None, Parameter(help="low, medium, high, or 0..1000; higher starts first.")] = None
     cpu: Annotated[str | None, Parameter(help="CPU per member, as a Kubernetes quantity.")] = None
     memory: Annotated[str | None, Parameter(help="Memory per member, as a Kubernetes quantity.")] = None
@@ -83,13 +86,17 @@ class Request:
     annotation: Annotated[list[str] | None, Parameter(help="Pod annotation KEY=VALUE; repeatable.")] = None
     label: Annotated[list[str] | None, Parameter(help="Pod label KEY=VALUE; repeatable.")] = None
     max_duration_hours: Annotated[float | None, Parameter(help="Job time limit in hours.")] = None
-    budget_limit_usd: Annotated[float | None, Parameter(help="Job budget: the job is terminated when its cost reaches it.")] = None
+    budget_limit_usd: Annotated[
+        float | None, Parameter(help="Job budget: the job is terminated when its cost reaches it.")
+    ] = None
     preemptible: Annotated[bool | None, Parameter(help="May run on spot capacity.")] = None
     workload_type: Annotated[str | None, Parameter(help="training, inference, batch, development ...")] = None
     runtime: Annotated[
         str | None, Parameter(help="Kind of workload object: job, jobset, pytorchjob, rayjob, volcano.")
     ] = None
-    job_id: Annotated[str | None, Parameter(help="Your own id; submitting it again does not create another job.")] = None
+    job_id: Annotated[str | None, Parameter(help="Your own id; submitting it again does not create another job.")] = (
+        None
+    )
 
     def body(self, base: Document, command: tuple[str, ...]) -> Document:
         """Return the request: the file's fields, overridden by the options."""
@@ -161,7 +168,9 @@ def submit(
         Parameter(name=["--file", "-f"], allow_leading_hyphen=True, help="Request as JSON or YAML; - reads stdin."),
     ] = None,
     request: Annotated[Request, Parameter(name="*")] = NO_OPTIONS,
-    idempotency_key: Annotated[str | None, Parameter(help="Repeating a request with the same key submits one job.")] = None,
+    idempotency_key: Annotated[
+        str | None, Parameter(help="Repeating a request with the same key submits one job.")
+    ] = None,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
@@ -189,7 +198,9 @@ def _read(path: str) -> Document:
     except yaml.YAMLError as error:
         raise Stop(f"request file {path} is neither JSON nor YAML: {error}", Exit.USAGE) from error
     if not isinstance(document, dict):
-        raise Stop(f"request file {path} is not an object; expected fields such as job_name, project_id, container", Exit.USAGE)
+        raise Stop(
+            f"request file {path} is not an object; expected fields such as job_name, project_id, container", Exit.USAGE
+        )
     return document
 
 
@@ -238,7 +249,9 @@ def wait(
     /,
     *,
     until: Annotated[WAIT_TARGETS, Parameter(name="--for", help="State to wait for.")] = "final",
-    timeout_seconds: Annotated[float, Parameter(name=["--timeout", "--timeout-seconds"], help="Maximum wait in seconds of wall time.")] = 3600.0,
+    timeout_seconds: Annotated[
+        float, Parameter(name=["--timeout", "--timeout-seconds"], help="Maximum wait in seconds of wall time.")
+    ] = 3600.0,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> int:

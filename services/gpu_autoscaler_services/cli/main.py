@@ -184,7 +184,7 @@ _command(
 
 Buys nothing unless both --live and --yes are given.
 
-Exit codes: 0 no faults, 1 faults found or an instance could not be terminated, 2 invalid settings, 130 interrupted.""",
+Exit codes: 0 no errors, 1 errors found or an instance could not be terminated, 2 invalid settings, 130 interrupted.""",
     "doctor --config settings.toml",
     "doctor --policy",
     "doctor --live --installation UID --yes",

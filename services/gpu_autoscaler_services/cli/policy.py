@@ -1,4 +1,4 @@
-"""`policy check`: whether a policy file can be followed, before anything is started with it."""
+"""`gpu-autoscaler policy check`: validate a policy file before it is used."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,14 @@ from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.output import print_message
 
 HERE = Gateway()
-policy = App(name="policy", help="Check a policy file.", help_format="plaintext")
+policy = App(
+    name="policy",
+    help="Validate a policy file.",
+    help_format="plaintext",
+    help_epilogue="""Examples:
+  gpu-autoscaler policy check policy.toml
+  gpu-autoscaler policy check policy.toml --check-offers""",
+)
 
 
 @policy.command
@@ -22,30 +29,30 @@ def check(
     file: Path,
     /,
     *,
-    on_sale: Annotated[
+    check_offers: Annotated[
         bool,
-        Parameter(negative="", help="Ask the gateway what is for sale, and find pools that nothing of it can reach."),
+        Parameter(negative="", help="Also ask the gateway for current offers, and report pools that no offer matches."),
     ] = False,
     gateway: Gateway = HERE,
 ) -> int:
-    """Say whether the policy can be followed, with every mistake at once and its next step.
+    """Validate a policy file and report all errors at once, each with its next step.
 
-    Services refuse the same mistakes when they start; what is for sale changes, so only this command looks at that.
+    Services run the same validation at start. Offers change, so only this command compares the policy with them.
 
-    Exits 0 right, 2 mistakes.
+    Exit codes: 0 valid, 2 invalid.
     """
-    offers = _offers(gateway) if on_sale else None
-    found = load_policy(file, offers)
-    pools = ", ".join(pool.name for pool in found.pools)
-    looked = "" if offers is None else f"; each pool finds something among {len(offers)} offers"
-    print(f"{file}: can be followed ({len(found.pools)} pools: {pools}){looked}")
+    offers = _offers(gateway) if check_offers else None
+    loaded = load_policy(file, offers)
+    pools = ", ".join(pool.name for pool in loaded.pools)
+    matched = "" if offers is None else f"; each pool matches at least one of {len(offers)} offers"
+    print(f"{file}: valid ({len(loaded.pools)} pools: {pools}){matched}")
     if offers is None:
-        print_message("not looked at: whether each pool finds something for sale; --on-sale asks the gateway")
+        print_message("not checked: whether each pool matches an offer; use --check-offers")
     return Exit.OK
 
 
 def _offers(gateway: Gateway) -> tuple[Offer, ...]:
-    newest = gateway.read("facts", subject=SpotOffersSampled.subject_root(), limit=1)["items"]
-    if not newest:
-        raise Stop("the gateway has heard of no offers lately; is the spot watcher running? Check without --on-sale")
-    return msgspec.convert(newest[0]["event"]["data"], SpotOffersSampled).offers
+    latest = gateway.read("facts", subject=SpotOffersSampled.subject_root(), limit=1)["items"]
+    if not latest:
+        raise Stop("the gateway has no recent offers; check that the spot watcher runs, or omit --check-offers")
+    return msgspec.convert(latest[0]["event"]["data"], SpotOffersSampled).offers

@@ -1,4 +1,4 @@
-"""`gpu-autoscaler prices`: what the cloud asks for now, as files that can be read in its place."""
+"""`gpu-autoscaler prices`: save the cloud's current prices or catalog to files that the services can read."""
 
 import asyncio
 import json
@@ -12,64 +12,64 @@ from cyclopts import App, Parameter
 
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.providers.karpenter.shelf import rows_of
+from gpu_autoscaler.providers.karpenter.catalog import rows_of
 from gpu_autoscaler.providers.registry import ProviderOptions, open_provider
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.output import print_message
 from gpu_autoscaler_services.wiring import connection_of
 
-prices = App(name="prices", help="What the cloud asks for.", help_format="plaintext")
+prices = App(
+    name="prices",
+    help="Save the cloud's current prices or catalog to a file.",
+    help_format="plaintext",
+    help_epilogue="""Examples:
+  gpu-autoscaler prices snapshot prices.json
+  gpu-autoscaler prices catalog offers.json --config aws.toml""",
+)
+Config = Annotated[
+    Path | None,
+    Parameter(env_var="GPU_AUTOSCALER_CONFIG", help="Settings file (TOML); the environment overrides it."),
+]
 
 
 @prices.command
-def snapshot(
-    file: Path,
-    /,
-    *,
-    config: Annotated[Path | None, Parameter(help="TOML file of settings; the environment wins.")] = None,
-) -> int:
-    """Write the prices of everything that the settings let us buy, in US dollars an hour by `type/zone/capacity type`.
+def snapshot(file: Path, /, *, config: Config = None) -> int:
+    """Save the price of every offer that the settings allow: US dollars per hour by TYPE/ZONE/CAPACITY-TYPE.
 
-    The file is what `aws.prices_path` and its like read. An offer without a price is left out: that is not free.
+    The setting prices_path of a cloud reads this file. Offers without a known price are omitted.
     """
-    given = os.environ.get("GPU_AUTOSCALER_CONFIG")
-    settings = load_settings(config or (Path(given) if given else None), os.environ)
+    settings = load_settings(config, os.environ)
     offers = asyncio.run(_offers(settings))
-    told = {
+    usd_per_hour = {
         offer.key: offer.price_micro_usd_per_hour / MICRO_USD_PER_USD
         for offer in sorted(offers, key=lambda offer: offer.key)
         if offer.price_micro_usd_per_hour is not None
     }
-    if not told:
-        raise Stop(f"{settings.provider.name} tells no price of {len(offers)} offers; `gpu-autoscaler doctor` says why")
-    file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    unpriced = "" if len(told) == len(offers) else f"; {len(offers) - len(told)} offers have none"
-    print_message(f"{file}: {len(told)} prices of {settings.provider.name}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC{unpriced}")
+    if not usd_per_hour:
+        raise Stop(f"{settings.provider.name}: none of {len(offers)} offers has a price; run: gpu-autoscaler doctor")
+    file.write_text(json.dumps(usd_per_hour, indent=2) + "\n", encoding="utf-8")
+    unpriced = f"; {count} offers without a price" if (count := len(offers) - len(usd_per_hour)) else ""
+    at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    print_message(f"{file}: {len(usd_per_hour)} prices of {settings.provider.name}, {at}{unpriced}")
     return Exit.OK
 
 
 @prices.command
-def shelf(
-    file: Path,
-    /,
-    *,
-    config: Annotated[Path | None, Parameter(help="TOML file of settings; the environment wins.")] = None,
-) -> int:
-    """Write everything that the settings let us buy, with sizes and prices: what `karpenter.offers_path` reads.
+def catalog(file: Path, /, *, config: Config = None) -> int:
+    """Save every offer that the settings allow, with sizes and prices, for the setting karpenter.offers_path.
 
-    With the settings of the cloud that Karpenter buys from. Services read the file again when it changes.
+    Use the settings of the cloud that Karpenter buys from. Services reload the file when it changes.
     """
-    given = os.environ.get("GPU_AUTOSCALER_CONFIG")
-    settings = load_settings(config or (Path(given) if given else None), os.environ)
+    settings = load_settings(config, os.environ)
     rows = rows_of(asyncio.run(_offers(settings)))
     if not rows:
-        raise Stop(f"{settings.provider.name} sells nothing by these settings; `gpu-autoscaler doctor` says why")
-    part = file.with_name(f"{file.name}.part")  # whoever reads it meanwhile sees one or the other
+        raise Stop(f"{settings.provider.name}: these settings allow no offer; run: gpu-autoscaler doctor")
+    part = file.with_name(f"{file.name}.part")  # readers see the old file or the new one
     part.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n")
     part.replace(file)
     types = len({row.instance_type for row in rows})
-    print_message(f"{file}: {types} types of {settings.provider.name}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
+    print_message(f"{file}: {types} instance types of {settings.provider.name}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
     return Exit.OK
 
 

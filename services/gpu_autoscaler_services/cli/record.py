@@ -1,4 +1,4 @@
-"""Commands that read the streams themselves: `recompute` and `dead-letters`. They need the broker, not the gateway."""
+"""Commands that read the streams directly: `recompute` and `dead-letters`. They need NATS, not the gateway."""
 
 import asyncio
 import logging
@@ -14,13 +14,13 @@ from cyclopts import App, Parameter
 
 from gpu_autoscaler.bus.dead_letters import DeadLetter, DeadLetters, Resubmitted
 from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.replay.recompute import Recomputation, Verdict
+from gpu_autoscaler.replay.recompute import recompute as recompute_plan
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.policies import load_policy
-from gpu_autoscaler.tools.replay import Recomputation, Verdict
-from gpu_autoscaler.tools.replay import recompute as recompute_plan
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import Columns, Output, show, print_message
+from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
 from gpu_autoscaler_services.wiring import command_bus, command_store
 
 T = TypeVar("T")
@@ -29,15 +29,15 @@ T = TypeVar("T")
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Broker:
-    """Where the record is."""
+    """Address of the broker."""
 
     nats: Annotated[
-        str | None, Parameter(help="Address of NATS. Default: GPU_AUTOSCALER_NATS_URL, else the settings' default.")
+        str | None, Parameter(help="Address of NATS. Default: GPU_AUTOSCALER_NATS_URL, else the setting nats.url.")
     ] = None
     config: Annotated[Path | None, Parameter(env_var="GPU_AUTOSCALER_CONFIG", help="Settings file (TOML).")] = None
 
     def settings(self) -> Settings:
-        """The settings of file and environment, with --nats above both. Raises ConfigError."""
+        """Return the settings of file and environment, overridden by --nats. Raises ConfigError."""
         settings = load_settings(self.config, os.environ)
         if self.nats is None:
             return settings
@@ -48,39 +48,40 @@ HERE = Broker()
 
 
 def with_bus(settings: Settings, use: Callable[[Bus], Awaitable[T]]) -> T:
-    """Return what comes of `use` with a connection to the broker that lasts as long."""
-    # What goes wrong is said once, at the end; what the client tries meanwhile is of no use to the caller.
+    """Return the result of `use`, called with a connection to the broker that is closed afterwards."""
+    # An error is printed once, at the end; logs of the client's retries would only repeat it.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
-    async def go() -> T:
+    async def connect_and_use() -> T:
         bus = await command_bus(settings, "cli")
         try:
             return await use(bus)
         finally:
             await bus.close()
 
-    return asyncio.run(go())
+    return asyncio.run(connect_and_use())
 
 
 def recompute(
     plan_id: str,
     /,
     *,
-    policy: Annotated[Path | None, Parameter(help="Policy file; default: the one of the settings.")] = None,
+    policy: Annotated[Path | None, Parameter(help="Policy file. Default: the setting policy.path.")] = None,
     broker: Broker = HERE,
 ) -> int:
-    """Make a recorded plan again from its facts and compare it byte for byte.
+    """Recompute a recorded plan from its facts and compare.
 
-    Where its first facts have aged out, a snapshot in the store (store.url) stands for them, if the store is here.
-
-    Exits 0 equal, 1 differs, 3 no such plan, 5 facts aged out, 6 made by another core, 7 made with another policy.
+    Parameters
+    ----------
+    plan_id: str
+        Id of the plan; see `plans`.
     """
     settings = broker.settings()
     path = policy or (None if settings.policy.path is None else Path(settings.policy.path))
     known = load_policy(path)
     clock = Clock.from_environment()
 
-    async def make_again(bus: Bus) -> Recomputation:
+    async def recompute_from(bus: Bus) -> Recomputation:
         store = await command_store(settings)
         try:
             return await recompute_plan(bus, plan_id, known, clock, store)
@@ -88,25 +89,33 @@ def recompute(
             if store is not None:
                 await store.close()
 
-    found = with_bus(settings, make_again)
-    for line in found.difference:
+    result = with_bus(settings, recompute_from)
+    for line in result.difference:
         print(line)
-    if found.verdict is Verdict.EQUAL:
-        print(f"{plan_id}: {found.sentence}")
+    if result.verdict is Verdict.EQUAL:
+        print(f"{plan_id}: {result.sentence}")
     else:
-        print_message(f"gpu-autoscaler: {plan_id}: {found.sentence}")
-    return found.verdict
+        print_message(f"gpu-autoscaler: {plan_id}: {result.sentence}")
+    return result.verdict
 
 
-dead_letters = App(name="dead-letters", help="Messages that were set aside, and why.")
+dead_letters = App(
+    name="dead-letters",
+    help="List or resubmit messages that a service could not process.",
+    help_format="plaintext",
+    help_epilogue="""Examples:
+  gpu-autoscaler dead-letters list
+  gpu-autoscaler dead-letters resubmit 17
+  gpu-autoscaler dead-letters resubmit --all --service scheduler""",
+)
 
 _COLUMNS: Columns = (
     ("LETTER", lambda row: row["sequence"]),
     ("AT", lambda row: row["at"]),
     ("SERVICE", lambda row: row["service"]),
     ("SUBJECT", lambda row: row["subject"]),
-    ("PLACE", lambda row: f"{row['stream']}:{row['stream_sequence']}"),
-    ("SENT AGAIN", lambda row: row["resubmitted_count"] or ""),
+    ("POSITION", lambda row: f"{row['stream']}:{row['stream_sequence']}"),
+    ("RESUBMITTED", lambda row: row["resubmitted_count"] or ""),
     ("REASON", lambda row: row["reason"]),
 )
 
@@ -114,12 +123,12 @@ _COLUMNS: Columns = (
 @dead_letters.command(name="list")
 def list_(
     *,
-    after: Annotated[int, Parameter(help="Only letters after this one.")] = 0,
-    limit: Annotated[int, Parameter(help="How many, oldest first.")] = 100,
+    after: Annotated[int, Parameter(help="Only letters with a larger number.")] = 0,
+    limit: Annotated[int, Parameter(help="Number of letters, oldest first.")] = 100,
     broker: Broker = HERE,
     output: Output = "table",
 ) -> None:
-    """List messages that were set aside, oldest first."""
+    """List dead letters, oldest first."""
     page = with_bus(broker.settings(), lambda bus: DeadLetters(bus).page(after_sequence=after, count_max=limit))
     rows = [_row(letter) for letter in page]
     show(rows, rows, _COLUMNS, lambda row: str(row["sequence"]), output)
@@ -132,18 +141,18 @@ def _row(letter: DeadLetter) -> dict[str, object]:
 
 @dead_letters.command
 def resubmit(
-    letter: Annotated[int | None, Parameter(help="Number of the letter; see list.")] = None,
+    letter: Annotated[int | None, Parameter(help="Number of the letter; see `dead-letters list`.")] = None,
     /,
     *,
     all_: Annotated[
-        bool, Parameter(name="--all", negative=(), help="Every letter that was not sent again yet.")
+        bool, Parameter(name="--all", negative=(), help="All letters that were not resubmitted yet.")
     ] = False,
-    service: Annotated[str | None, Parameter(help="With --all: only those that this service set aside.")] = None,
+    service: Annotated[str | None, Parameter(help="With --all: only letters of this service.")] = None,
     broker: Broker = HERE,
 ) -> None:
-    """Send messages again on their own subjects, after what was wrong is mended."""
+    """Publish dead letters again on their original subjects, after the cause is fixed."""
     if (letter is None) != all_:
-        raise Stop("name one letter, or say --all", Exit.USAGE)
+        raise Stop("give the number of one letter, or --all; see: gpu-autoscaler dead-letters list", Exit.USAGE)
     at = Clock.from_environment().now()
 
     async def send(bus: Bus) -> list[Resubmitted]:

@@ -1,4 +1,4 @@
-"""`gpu-autoscaler up`: the whole system on this machine, until Ctrl-C."""
+"""`gpu-autoscaler up`: run the whole system on this machine until Ctrl-C."""
 
 import asyncio
 import signal
@@ -13,25 +13,27 @@ from gpu_autoscaler_services.cli.output import print_message
 
 def up(
     *,
-    policy: Annotated[Path | None, Parameter(help="TOML file of the scaling policy; else the defaults.")] = None,
-    shadow: Annotated[Path | None, Parameter(help="TOML file of a second policy; it runs and acts on nothing.")] = None,
-    offers: Annotated[Path | None, Parameter(help="JSON file of what the simulated cloud sells.")] = None,
+    policy: Annotated[Path | None, Parameter(help="Policy file (TOML). Default: the built-in policy.")] = None,
+    shadow: Annotated[Path | None, Parameter(help="Shadow policy file (TOML); only compared.")] = None,
+    offers: Annotated[Path | None, Parameter(help="Offers of the simulated cloud (JSON file).")] = None,
     kubeconfig: Annotated[
         Path | None,
-        Parameter(help="Of a real cluster, which takes the simulated one's place; its cloud stays simulated."),
+        Parameter(help="Kubeconfig of a real cluster to use instead of the simulated one; the cloud stays simulated."),
     ] = None,
-    clock_factor: Annotated[float, Parameter(help="How much faster cluster time passes, 1 to 20.")] = 1.0,
-    gateway_port: Annotated[int, Parameter(help="Port of dashboard and API; 0 takes a free one.")] = 8000,
-    nats_port: Annotated[int, Parameter(help="Port of the NATS server; 0 takes a free one.")] = 4222,
-    folder: Annotated[Path, Parameter(help="Where streams, store and logs are kept.")] = Path("out/up"),
+    clock_factor: Annotated[float, Parameter(help="Speed-up of cluster time, 1 to 20.")] = 1.0,
+    gateway_port: Annotated[int, Parameter(help="Port of dashboard and API; 0 picks a free one.")] = 8000,
+    nats_port: Annotated[int, Parameter(help="Port of the NATS server; 0 picks a free one.")] = 4222,
+    folder: Annotated[Path, Parameter(help="Folder of streams, store and logs.")] = Path("out/up"),
 ) -> int:
-    """Start a NATS server, a simulated cluster and every service as a process; end them with Ctrl-C."""
-    from gpu_autoscaler_services.local.system import Elsewhere, LocalSystem, kept_clock  # noqa: PLC0415 - all of it
+    """Run NATS, a simulated cluster and every service as a process until Ctrl-C."""
+    from gpu_autoscaler_services.local.system import ExternalSystems, LocalSystem, load_clock  # noqa: PLC0415 - imports the whole system
 
-    clock = kept_clock(folder, clock_factor)
+    clock = load_clock(folder, clock_factor)
     if kubeconfig is not None:
-        print_message(f"the cluster: {_seen(kubeconfig, clock_factor)}")
-        print_message("the cloud is simulated: what is bought there joins no cluster, and nodes that are there are not touched")
+        print_message(f"cluster: {_check_cluster(kubeconfig, clock_factor)}")
+        print_message(
+            "the cloud is simulated: bought nodes do not join this cluster, and its existing nodes are not changed"
+        )
     system = LocalSystem(
         folder,
         clock=clock,
@@ -40,7 +42,7 @@ def up(
         nats_port=nats_port,
         offers=offers,
         shadow=shadow,
-        elsewhere=Elsewhere(kubeconfig=kubeconfig),
+        external=ExternalSystems(kubeconfig=kubeconfig),
     )
 
     async def run() -> None:
@@ -50,26 +52,30 @@ def up(
         await system.start(print_message)
         try:
             print_message(f"dashboard and API: {system.gateway_url}")
-            print_message(f"NATS: {system.nats_url}; try: gpu-autoscaler events --follow --gateway {system.gateway_url}")
-            print_message(f"the simulated cluster: {system.simcluster_url}; logs: {folder / 'logs'}; Ctrl-C ends all of it")
+            print_message(
+                f"NATS: {system.nats_url}; try: gpu-autoscaler events --follow --gateway {system.gateway_url}"
+            )
+            print_message(
+                f"simulated cluster: {system.simcluster_url}; logs: {folder / 'logs'}; Ctrl-C stops everything"
+            )
             await ended.wait()
         finally:
-            print_message("ending every process")
+            print_message("stopping every process")
             await system.stop()
 
     asyncio.run(run())
     return Exit.OK
 
 
-def _seen(kubeconfig: Path, clock_factor: float) -> str:
-    """The cluster's address, once it is known that all services can do their work there. Raises as `see_cluster`."""
-    from gpu_autoscaler.model.errors import ConfigError  # noqa: PLC0415 - as above
+def _check_cluster(kubeconfig: Path, clock_factor: float) -> str:
+    """Return the cluster's address after checking that it grants the services' rights. Raises as `see_cluster`."""
+    from gpu_autoscaler.model.errors import ConfigError  # noqa: PLC0415 - only with --kubeconfig
     from gpu_autoscaler.runtime.config import KubeSettings  # noqa: PLC0415
-    from gpu_autoscaler_services.local.cluster import see_cluster  # noqa: PLC0415
+    from gpu_autoscaler_services.local.cluster_access import check_access  # noqa: PLC0415
     from gpu_autoscaler_services.rights import RIGHTS  # noqa: PLC0415
 
     if clock_factor != 1.0:
-        raise ConfigError("clock", ["a real cluster tells the time as it is; leave --clock-factor at 1"])
-    # Nobody is asked who they are at a gateway of this machine.
-    rights = (right for service, each in RIGHTS.items() if service != "gateway" for right in each)
-    return asyncio.run(see_cluster(kubeconfig, rights, KubeSettings().namespace))
+        raise ConfigError("clock", ["--clock-factor: a real cluster runs in wall time; set it to 1"])
+    # A gateway on loopback does not authenticate callers, so it needs no rights.
+    rights = (right for service, service_rights in RIGHTS.items() if service != "gateway" for right in service_rights)
+    return asyncio.run(check_access(kubeconfig, rights, KubeSettings().namespace))

@@ -6,7 +6,7 @@ from cyclopts import Parameter
 
 from gpu_autoscaler_services.cli.client import Gateway, path_segment
 from gpu_autoscaler_services.cli.directives import describe
-from gpu_autoscaler_services.cli.output import Output, Row, age, show, usd, print_message
+from gpu_autoscaler_services.cli.output import Output, Row, age, print_message, show, usd
 
 HERE = Gateway()
 
@@ -31,7 +31,11 @@ def _figures(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("jobs", _counts(document["jobs_by_status"])),
         ("unschedulable pods", str(document["pods_unschedulable_count"])),
         ("interruption notices", str(document["notices_count"])),
-        ("price per hour", usd(document["price_micro_usd_per_hour"]) + (f" plus {unknown} instance(s) without a known price" if unknown else "")),
+        (
+            "price per hour",
+            usd(document["price_micro_usd_per_hour"])
+            + (f" plus {unknown} instance(s) without a known price" if unknown else ""),
+        ),
         (
             "last plan",
             f"{age(document['last_plan_at'], document['as_of'])} ago" if document["last_plan_at"] else "none yet",
@@ -120,12 +124,14 @@ def shadow(
 
 def _shadow_summary(document: dict[str, Any]) -> str:
     if document["changed_at"] is None:
-        return "no shadow policy is running; start one with `up --shadow FILE` or set policy.shadow_path for the shadow service"
+        return "no shadow policy is running; use `up --shadow FILE`, or set policy.shadow_path for the service shadow"
     count = len(document["now"])
     policies = f"shadow policy {document['policy_digest'][:8]}, active policy {document['real_policy_digest'][:8]}"
     lines = [f"{policies}: {f'{count} difference(s) now' if count else 'no differences now'}"]
     if document["is_compared_with_scaler"] is False:
-        lines.append("the scaler runs another policy than the one compared here; set the same policy.path for both services")
+        lines.append(
+            "the scaler runs another policy than the one compared here; set the same policy.path for both services"
+        )
     return "\n".join(lines)
 
 
@@ -142,7 +148,9 @@ def cost(
     """Show spend by time and by project."""
     document = gateway.read("cost", span_seconds=span_seconds)
     spans = [{**span, "scope": f"from {span['from_at']}"} for span in document["spans"]]
-    projects = [{**project, "scope": f"project {project['project_id'] or 'unknown'}"} for project in document["projects"]]
+    projects = [
+        {**project, "scope": f"project {project['project_id'] or 'unknown'}"} for project in document["projects"]
+    ]
     columns = (
         ("SCOPE", lambda row: row["scope"]),
         ("ALLOCATED", lambda row: usd(row["allocated_micro_usd"])),

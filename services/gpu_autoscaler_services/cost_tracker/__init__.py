@@ -1,1 +1,1 @@
-"""Charges every instance to the micro-dollar, and says who owes it."""
+"""Charges every instance to the micro-dollar and allocates the cost."""

@@ -1,4 +1,4 @@
-"""What the record says of each instance that costs money, and of the node that it became.
+"""The billing data of each instance and of its node.
 
 The state forgets an instance hours after its end; a bill stays until it is charged, however late that is.
 """
@@ -8,8 +8,8 @@ from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.slicing import gpu_units
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.policy.gpu_slices import gpu_units
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.scaling import (
@@ -26,7 +26,7 @@ from gpu_autoscaler.model.resources import Resources
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """What an hour costs, who said so, and when."""
+    """An hourly price with its source and time."""
 
     micro_usd_per_hour: int
     source: str
@@ -34,32 +34,32 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance, in the cloud's own words."""
+    """One instance as the cloud bills it."""
 
     provider_id: ProviderId
     instance_type: str
     capacity_type: CapacityType
     launched_at: Instant
     terminated_at: Instant | None = None
-    price: Price | None = None  # None: nobody said it, which is not free
-    action_id: ActionId | None = None  # the order that it came of
+    price: Price | None = None  # None: unknown, not free
+    action_id: ActionId | None = None  # its order
     zone: str | None = None
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose limits an instance counts against."""
+    """The pool, zone and project whose limits an instance counts against."""
 
     pool: str | None = None
     zone: str | None = None
-    project: str | None = None  # that it was bought for
+    project: str | None = None  # for which it was bought
 
 
 class NodeShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The Kubernetes node of an instance, with the most that it ever had to give."""
+    """The Kubernetes node of an instance, with its largest observed capacity."""
 
     node_uid: NodeUid
     name: str
-    gpus: Resources  # whole ones and parts of them
+    gpus: Resources  # whole GPUs and slices
     gpu_memory_bytes: int | None
     cpu_milli: int
     pool: str | None = None
@@ -67,36 +67,36 @@ class NodeShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def units(self) -> int:
-        """All that the node has, in the units that its cost is split by."""
+        """The node's capacity in the units by which its cost is split."""
         return self.units_of(msgspec.structs.replace(self.gpus, cpu_milli=self.cpu_milli))
 
     def units_of(self, amounts: Resources) -> int:
-        """How much of the node this is: of its GPUs where it has any, else of its CPU."""
+        """Return the amounts in units: of GPUs if the node has any, else of CPU."""
         if not self.gpus.has_gpus:
             return amounts.cpu_milli
         return gpu_units(amounts, self.gpus, self.gpu_memory_bytes)
 
 
 class Bills:
-    """All bills that are not known to be paid."""
+    """The bills that are not charged to their end."""
 
     def __init__(self) -> None:
         self._bills: dict[ProviderId, Bill] = {}
-        self._ends: dict[ProviderId, datetime] = {}  # our own steps' word, where the cloud has not spoken yet
+        self._ends: dict[ProviderId, datetime] = {}  # of our own terminations, until the cloud confirms
         self._shapes: dict[ProviderId, NodeShape] = {}
         self._orders: dict[ActionId, Account] = {}
-        self._in_order: tuple[Bill, ...] | None = None  # as `all` said last; None: something was said since
+        self._in_order: tuple[Bill, ...] | None = None  # the last result of `all`; None after a change
 
     def note(self, recorded: Iterable[Recorded]) -> None:
-        """Take in what was said."""
+        """Take in facts."""
         for item in recorded:
             match item.fact:
                 case NodeInstanceObserved() as fact:
                     self._in_order = None
                     self._observed(fact, item.envelope.time)
                 case ScalingNodeOrdered() as fact:
-                    told = dict(fact.labels)
-                    self._orders[fact.action_id] = Account(pool=fact.pool, project=told.get(labels.PROJECT_ID))
+                    project = dict(fact.labels).get(labels.PROJECT_ID)
+                    self._orders[fact.action_id] = Account(pool=fact.pool, project=project)
                 case ScalingLaunchRefused(action_id=action_id):
                     self._orders.pop(action_id, None)
                 case ScalingNodeLaunched() as fact:
@@ -126,11 +126,11 @@ class Bills:
         return tuple(sorted(bills, key=lambda bill: (bill.launched_at, bill.provider_id)))
 
     def shape(self, provider_id: ProviderId) -> NodeShape | None:
-        """Return the node that the instance became; None: it never registered."""
+        """Return the node of the instance; None if it never registered."""
         return self._shapes.get(provider_id)
 
     def account(self, bill: Bill) -> Account:
-        """Return whose limits it counts against: as it was ordered, else as its node says."""
+        """Return the account of the order, else of the node's labels."""
         order = None if bill.action_id is None else self._orders.get(bill.action_id)
         if order is not None:
             return msgspec.structs.replace(order, zone=bill.zone)
@@ -147,11 +147,11 @@ class Bills:
         bill = self._bills.get(provider_id)
         if bill is not None and bill.action_id is not None:
             self._orders.pop(bill.action_id, None)
-        for words in (self._bills, self._ends, self._shapes):
-            words.pop(provider_id, None)
+        for table in (self._bills, self._ends, self._shapes):
+            table.pop(provider_id, None)
 
     def _observed(self, fact: NodeInstanceObserved, at: datetime) -> None:
-        """The cloud's own list: it has the last word on when billing began and ended."""
+        """Take the cloud's instance list, which decides when billing began and ended."""
         known = self._bills.get(fact.provider_id)
         price = None if known is None else known.price
         if fact.price_micro_usd_per_hour is not None and (price is None or price.source != fact.type_name()):
@@ -189,23 +189,23 @@ class Bills:
         if fact.provider_id is None:
             return
         known, gpus = self._shapes.get(fact.provider_id), fact.allocatable.gpus
-        told = dict(fact.labels)
+        node_labels = dict(fact.labels)
         self._shapes[fact.provider_id] = NodeShape(
             node_uid=fact.node_uid,
             name=fact.name,
-            # Fewer of the same are a plugin that restarts; other ones than before are what the node has now.
+            # Fewer GPUs of the same kind: the device plugin restarts. Other GPUs: the node changed.
             gpus=known.gpus if known is not None and gpus.gpus_fit_in(known.gpus) else gpus,
             gpu_memory_bytes=fact.gpu_memory_bytes,
             cpu_milli=max(fact.allocatable.cpu_milli, 0 if known is None else known.cpu_milli),
-            pool=told.get(labels.POOL),
-            project=told.get(labels.PROJECT_ID),
+            pool=node_labels.get(labels.POOL),
+            project=node_labels.get(labels.PROJECT_ID),
         )
 
 
 def confirmed_until(bill: Bill, state: ClusterState, now: datetime) -> datetime | None:
-    """Return up to when the instance surely ran: its end, else the cloud's last list that has it.
+    """Return until when the instance ran for certain: its end, else the cloud's last list that has it.
 
-    Charging up to now would charge for time after an end of which we have not heard yet. None: never seen running.
+    Later time may lie after an end that is not reported yet. None if the instance was never listed.
     """
     if bill.terminated_at is not None:
         return max(bill.terminated_at, bill.launched_at)

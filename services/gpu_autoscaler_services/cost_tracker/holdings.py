@@ -1,14 +1,14 @@
-"""Which pods held a part of which node, and when: the state forgets a pod with its object, its cost comes later."""
+"""Which pods were bound to which node, and when. The state forgets a deleted pod before its cost is charged."""
 
 from collections.abc import Iterable
 from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.folding.graves import tombstone_of
-from gpu_autoscaler.core.spending.accrual import Allocation, Owner
-from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.core.views import is_finished, is_workload
+from gpu_autoscaler.core.limits.accrual import Allocation, Owner
+from gpu_autoscaler.core.state.queries import is_finished, is_workload
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.core.state.tables import tombstone_of
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
@@ -18,21 +18,21 @@ from gpu_autoscaler_services.cost_tracker.bills import NodeShape
 
 
 class _Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod's last word, and since when it holds its room: a pod holds it from its binding, not from its start."""
+    """The last observation of a pod, and since when it is bound: it counts from its binding, not from its start."""
 
     pod: PodObserved
-    seen_at: Instant  # when its last word was said
+    seen_at: Instant  # of the last observation
     from_at: Instant
 
 
 class Holdings:
-    """The pods of every node, also those that are gone but not charged yet."""
+    """The pods of every node, including deleted ones that are not charged yet."""
 
     def __init__(self) -> None:
         self._by_node: dict[str, dict[PodUid, _Held]] = {}
 
     def note(self, recorded: Iterable[Recorded]) -> None:
-        """Take in what was said. Pods that belong to their node (DaemonSets) hold nothing."""
+        """Take in facts. Pods that belong to their node (DaemonSets) are not charged."""
         for item in recorded:
             pod, at = item.fact, item.envelope.time
             if not isinstance(pod, PodObserved) or pod.node_name is None or not is_workload(pod):
@@ -46,7 +46,7 @@ class Holdings:
             on_node[pod.pod_uid] = _Held(pod=pod, seen_at=at, from_at=from_at)
 
     def on_node(self, shape: NodeShape, state: ClusterState) -> list[Allocation]:
-        """Return who held what of this node: GPUs, or parts of GPUs, where it has some, else CPU."""
+        """Return the allocations of this node: GPUs and slices if it has any, else CPU."""
         return [
             Allocation(
                 owner=_owner(held.pod, state),
@@ -58,7 +58,7 @@ class Holdings:
         ]
 
     def forget(self, node_name: str, before: datetime, state: ClusterState) -> None:
-        """Drop pods of the node that ended before: they are charged."""
+        """Forget pods of the node that ended by then: they are charged."""
         on_node = self._by_node.get(node_name, {})
         for uid, held in list(on_node.items()):
             until_at = _until(held, state)
@@ -68,14 +68,14 @@ class Holdings:
             self._by_node.pop(node_name, None)
 
     def nodes(self) -> tuple[str, ...]:
-        """Return the names of all nodes that something is known to have held a part of."""
+        """Return the names of all nodes with remembered pods."""
         return tuple(self._by_node)
 
 
 def _until(held: _Held, state: ClusterState) -> datetime | None:
-    """When the pod gave its room back; None: it still holds it.
+    """Return when the pod released its resources; None if it still holds them.
 
-    A pod that the state has forgotten altogether ended at the latest hours ago; its last word is all there is.
+    Of a pod that the state has forgotten only the last observation is known.
     """
     if is_finished(held.pod):
         return held.pod.finished_at or held.seen_at

@@ -1,6 +1,6 @@
-"""Charges each instance from launch to termination, says who owes it, and when a job's budget is crossed.
+"""Charges each instance from launch to termination, allocates the cost, and watches job budgets.
 
-The ledger in the store is written first; a span counts as told when its own fact comes back from the stream.
+The ledger in the store is written first; a span is confirmed when its own fact comes back from the stream.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from typing import ClassVar
 import structlog
 from prometheus_client import Gauge
 
-from gpu_autoscaler.core.folding.ledger import period_start
-from gpu_autoscaler.core.spending.accrual import busy_gpus, thresholds_crossed, span_micro_usd, split
+from gpu_autoscaler.core.limits.accrual import busy_gpus, span_micro_usd, split, thresholds_crossed
+from gpu_autoscaler.core.state.ledger import period_start
 from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostBudgetCrossed, CostLedgerTold, SpentByJob
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
@@ -33,15 +33,15 @@ from gpu_autoscaler_services.cost_tracker.holdings import Holdings
 
 log = structlog.get_logger()
 
-SPAN_SECONDS_MIN = 60.0  # of an instance that runs on; its last span ends when it ends
-TOLD_COUNT_MAX = 500  # spans told in one tick
-BUDGET_MARKS = (0.8, 1.0)  # CHECKLIST S116: soft 80 %, hard 100 %
-FORGOTTEN = timedelta(hours=6)  # pods of nodes that nobody bills us for
-TIDIED = timedelta(minutes=5)  # between two looks at what may be forgotten
+SPAN_SECONDS_MIN = 60.0  # of a running instance; the last span ends with the instance
+PUBLISHED_COUNT_MAX = 500  # spans per tick
+BUDGET_MARKS = (0.8, 1.0)  # soft and hard: docs/decisions.md#spend-budgets
+RETENTION = timedelta(hours=6)  # of pods on nodes that are not billed
+CLEANUP_INTERVAL = timedelta(minutes=5)
 
 
 class CostTracker:
-    """Turns the cloud's words into money. All that must survive is in the store; the rest is read again at start."""
+    """Charges instances. What must survive is in the store; the rest is read from the streams at start."""
 
     name: ClassVar[str] = "cost_tracker"
     consumes: ClassVar[tuple[type[Fact], ...]] = (CostAccrued,)
@@ -67,7 +67,7 @@ class CostTracker:
     publishes: ClassVar[tuple[type[Fact], ...]] = (CostAccrued, CostBudgetCrossed, CostLedgerTold)
     urgent: ClassVar[tuple[type[Fact], ...]] = (ScalingNodeTerminated,)
     tick_seconds: ClassVar[float | None] = 5.0
-    starts_from_snapshot: ClassVar[bool] = False  # bills are remembered longer than the state remembers instances
+    starts_from_snapshot: ClassVar[bool] = False  # bills outlive the state's instances
 
     def __init__(self, view: StateView, store: Store, *, instances_without_price: Gauge) -> None:
         self._view = view
@@ -82,52 +82,52 @@ class CostTracker:
             None  # all bills, and those not paid to their end
         )
         self._without_price: set[ProviderId] = set()
-        self._marks_told: set[str | None] = set()  # by condition
-        self._to_look_at: set[JobId] = set()  # jobs whose budget may be crossed, and nobody was told of
-        self._tidied_at: datetime | None = None
+        self._marks_published: set[str | None] = set()  # by condition
+        self._to_check: set[JobId] = set()  # jobs that may have crossed an unpublished mark
+        self._cleaned_at: datetime | None = None
         self._ledger_told_at: datetime | None = None
 
     def on_folded(self, recorded: Sequence[Recorded]) -> None:
-        """Remember instances and pods that the state forgets before they are charged, and marks that were told."""
+        """Remember instances and pods that the state forgets before they are charged, and published marks."""
         self._bills.note(recorded)
         self._holdings.note(recorded)
         for item in recorded:
             if isinstance(item.fact, CostBudgetCrossed):
-                self._marks_told.add(item.fact.condition())
+                self._marks_published.add(item.fact.condition())
             elif isinstance(item.fact, CostLedgerTold):
                 self._ledger_told_at = item.fact.told_at
             elif isinstance(item.fact, JobQueued):  # its budget is known from now on
-                self._to_look_at.add(item.fact.job_id)
+                self._to_check.add(item.fact.job_id)
 
     async def on_fact(self, recorded: Recorded) -> list[Fact]:
-        """Our own span came back: the stream has it."""
+        """Confirm our own span: the stream has it."""
         if isinstance(recorded.fact, CostAccrued):
             await self._store.confirm_charge(recorded.fact)
         return []
 
     async def on_tick(self, now: datetime) -> list[Fact]:
-        """Charge what is due, and tell what is charged and not known to be on the stream."""
+        """Charge what is due; return the charges that the stream is not known to have, and crossed budget marks."""
         if not self._is_loaded:
             self._charges = dict(await self._store.last_charges())
             self._spent = dict(await self._store.spent_by_job())
-            self._to_look_at.update(self._spent)
+            self._to_check.update(self._spent)
             self._is_loaded, self._open = True, None
         spans = [span for bill in self._unpaid() if (span := self._due(bill, now)) is not None]
         if spans:
-            # Read anew after a failure, and where another tracker was first.
+            # Read again after a failure, and if another tracker was faster.
             self._is_loaded = False
             if await self._store.charge(spans) == len(spans):
                 self._charged(spans)
                 self._is_loaded = True
         self._forget(now)
-        # A span that the sums have in them already is known to be, whichever of the two is heard first.
-        told = await self._ledger_told(now) if self._is_loaded else ()
-        return [*told, *await self._store.unconfirmed_charges(TOLD_COUNT_MAX), *self._budgets(now)]
+        # The sums state up to when each instance is included, so a reader counts no span twice in either order.
+        sums = await self._ledger_sums(now) if self._is_loaded else ()
+        return [*sums, *await self._store.unconfirmed_charges(PUBLISHED_COUNT_MAX), *self._budgets(now)]
 
-    async def _ledger_told(self, now: datetime) -> tuple[CostLedgerTold, ...]:
-        """All sums of the ledger, once a day, for whoever never heard them; nothing where today they were told.
+    async def _ledger_sums(self, now: datetime) -> tuple[CostLedgerTold, ...]:
+        """Return all sums of the ledger once a day, and on a new stream; nothing if today's are published.
 
-        Whose job has not ended the store knows: on a new stream nobody has said so yet, and its budget counts on.
+        The unfinished jobs come from the store: a new stream does not have them yet, and their budgets must count on.
         """
         if self._ledger_told_at is not None and period_start("day", self._ledger_told_at) >= period_start("day", now):
             return ()
@@ -137,7 +137,7 @@ class CostTracker:
             charged=tuple(
                 ChargedUntil(provider_id=provider_id, until_at=max(charge.last.from_at, charge.last.to_at))
                 for provider_id, charge in sorted(self._charges.items())
-                if now - charge.last.to_at < FORGOTTEN
+                if now - charge.last.to_at < RETENTION
             ),
             jobs=tuple(
                 SpentByJob(job_id=job_id, micro_usd=spent)
@@ -149,7 +149,7 @@ class CostTracker:
         return (told,)
 
     def _unpaid(self) -> tuple[Bill, ...]:
-        """Bills that are not paid to their end. Most are, so they are sought only after a change."""
+        """Return the bills that are not charged to their end; recomputed only after a change."""
         bills = self._bills.all()
         if self._open is None or self._open[0] is not bills:
             self._open = bills, tuple(bill for bill in bills if not self._is_paid(bill))
@@ -160,7 +160,7 @@ class CostTracker:
         return charge is not None and charge.last.to_at == bill.terminated_at
 
     def _due(self, bill: Bill, now: datetime) -> CostAccrued | None:
-        """The next span of an instance; None where nothing is due yet, or nobody knows the price."""
+        """Return the next span of an instance; None if nothing is due or the price is unknown."""
         charge = self._charges.get(bill.provider_id)
         price = bill.price if charge is None else _price_of(charge)
         if price is None:
@@ -209,7 +209,7 @@ class CostTracker:
         )
 
     def _used_units(self, shape: NodeShape, from_at: datetime, to_at: datetime) -> float | None:
-        """How much of the node's GPUs was busy on average, in its units; None: unknown, or it has none."""
+        """Return the average busy share of the node's GPUs in its units; None if unknown or without GPUs."""
         window = self._view.state.telemetry.get(shape.node_uid)
         busy = busy_gpus(window, from_at=from_at, to_at=to_at) if shape.gpus.has_gpus else None
         if busy is None or window is None or not shape.gpus.slices:
@@ -217,17 +217,18 @@ class CostTracker:
         return busy / len(window.gpus) * shape.units
 
     def _hold(self, bill: Bill) -> None:
-        """No price is not free: the time is charged once somebody says it."""
+        """Defer the charge of an instance without a price until the price is known."""
         if bill.provider_id not in self._without_price:
             self._without_price.add(bill.provider_id)
             log.warning(
-                "instance without price is not charged; make the provider tell its price",
+                "charge deferred, price unknown",
                 provider_id=bill.provider_id,
                 instance_type=bill.instance_type,
+                step="configure a price for this instance type",
             )
 
     def _charged(self, spans: Sequence[CostAccrued]) -> None:
-        """The ledger has these spans: go on from their ends."""
+        """Continue from the ends of these spans, which the ledger has."""
         self._open = None
         for span in spans:
             before = self._charges.get(span.provider_id)
@@ -242,34 +243,34 @@ class CostTracker:
             for share in span.shares:
                 if share.job_id is not None:
                     self._spent[share.job_id] = self._spent.get(share.job_id, 0) + share.allocated_micro_usd
-                    self._to_look_at.add(share.job_id)
+                    self._to_check.add(share.job_id)
         self._instances_without_price.set(len(self._without_price))
 
     def _forget(self, now: datetime) -> None:
-        """Keep memory as large as the cluster, not as long as its history."""
+        """Forget bills and pods that are charged, so that memory is bounded by the cluster's size."""
         self._instances_without_price.set(len(self._without_price))
-        if self._tidied_at is not None and now - self._tidied_at < TIDIED:
+        if self._cleaned_at is not None and now - self._cleaned_at < CLEANUP_INTERVAL:
             return
-        self._tidied_at = now
+        self._cleaned_at = now
         for bill in self._bills.all():
-            if self._is_paid(bill) and bill.terminated_at is not None and now - bill.terminated_at > FORGOTTEN:
+            if self._is_paid(bill) and bill.terminated_at is not None and now - bill.terminated_at > RETENTION:
                 self._bills.close(bill.provider_id)
         for node_name in self._holdings.nodes():
-            self._holdings.forget(node_name, now - FORGOTTEN, self._view.state)
+            self._holdings.forget(node_name, now - RETENTION, self._view.state)
 
     def _budgets(self, now: datetime) -> list[Fact]:
-        """Marks that jobs have crossed and nobody was told of, by the stream's own account."""
+        """Return the budget marks that jobs have crossed and that the stream does not have."""
         crossed: list[Fact] = []
-        for job_id in sorted(self._to_look_at):
+        for job_id in sorted(self._to_check):
             record, spent = self._view.state.jobs.get(job_id), self._spent.get(job_id, 0)
             limit = None if record is None or record.queued is None else record.queued.spec.budget_limit_micro_usd
-            untold = [] if limit is None else self._untold(job_id, spent, limit, now)
-            crossed += untold
-            if not untold:  # else looked at again until the stream has it
-                self._to_look_at.discard(job_id)
+            unpublished = [] if limit is None else self._unpublished(job_id, spent, limit, now)
+            crossed += unpublished
+            if not unpublished:  # else checked again until the stream has it
+                self._to_check.discard(job_id)
         return crossed
 
-    def _untold(self, job_id: JobId, spent: int, limit: int, now: datetime) -> list[CostBudgetCrossed]:
+    def _unpublished(self, job_id: JobId, spent: int, limit: int, now: datetime) -> list[CostBudgetCrossed]:
         facts = (
             CostBudgetCrossed(
                 scope="job",
@@ -281,10 +282,10 @@ class CostTracker:
             )
             for mark in thresholds_crossed(spent, limit, BUDGET_MARKS)
         )
-        return [fact for fact in facts if fact.condition() not in self._marks_told]
+        return [fact for fact in facts if fact.condition() not in self._marks_published]
 
 
 def _price_of(charge: LastCharge) -> Price:
-    """An instance keeps the price that it was first charged at: spans of a lifetime add up at one price only."""
+    """Return the price of the first charge, which an instance keeps: its spans add up at one price only."""
     last = charge.last
     return Price(micro_usd_per_hour=last.price_micro_usd_per_hour, source=last.price_source, at=last.price_at)

@@ -1,1 +1,1 @@
-"""Turns DCGM exporter pages into facts about GPUs."""
+"""Scrapes DCGM exporters and publishes GPU samples and summaries."""

@@ -1,4 +1,4 @@
-"""Reads the DCGM exporter of every GPU node and says what it says. Decides nothing; silence is never idleness."""
+"""Scrapes the DCGM exporter of every GPU node. Decides nothing; an exporter without an answer is never idle."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,29 +15,27 @@ from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
 from gpu_autoscaler_services.dcgm_ingest.windows import WINDOW_SECONDS, Window, window_start
 
-REST_SECONDS_MIN = 0.01  # a timer that comes a moment early does not make ticks follow each other
+REST_SECONDS_MIN = 0.01  # between ticks, so that an early timer does not make them follow each other
 
 
 class Exporters(Protocol):
-    """Where pages come from; `dcgm.scrape.Scraper` in real life."""
+    """The source of exporter pages; in production `dcgm.scrape.Scraper`."""
 
     async def scrape(self, urls: Mapping[str, str]) -> dict[str, Page | None]:
-        """Return the page of each name's URL, None for one that did not answer."""
+        """Return the page of each name's URL; None if it did not answer."""
         ...
 
 
 class DcgmIngest:
-    """One fact a node and scrape, one a node and minute. Keeps the current minute only; a restart starts it anew."""
+    """Publishes one fact per node and scrape, and one per node and minute. Keeps the current minute only."""
 
     name: ClassVar[str] = "dcgm_ingest"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
     folds: ClassVar[tuple[type[Fact], ...]] = (NodeObserved, NodeGone, NodeListed)
     publishes: ClassVar[tuple[type[Fact], ...]] = (GpuNodeSampled, GpuNodeSummarised)
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
-    starts_from_snapshot: ClassVar[bool] = False  # folds three types of facts, which are read soon
-    tick_seconds: ClassVar[float | None] = (
-        1.0  # the shortest interval that may be set; a tick says when the next is due
-    )
+    starts_from_snapshot: ClassVar[bool] = False  # folds three fact types, which are read quickly
+    tick_seconds: ClassVar[float | None] = 1.0  # the shortest interval allowed; a tick returns when the next is due
 
     def __init__(
         self,
@@ -46,19 +44,22 @@ class DcgmIngest:
         *,
         dcgm_url: str,
         scrape_seconds: float = 10.0,
-        tell_up: Callable[[float], None] = lambda _: None,
+        on_up: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`dcgm_url` is a template of `NodeUrl`; `scrape_seconds` is cluster time (S127). Raises ConfigError."""
+        """`dcgm_url`: a template of `NodeUrl`. `scrape_seconds`: cluster time. Raises ConfigError.
+
+        `on_up` gets 1 after a scrape that all exporters answered, else 0; NaN without exporters.
+        """
         self._view = view
         self._exporters = exporters
         self._url = NodeUrl(dcgm_url)
         self._interval = timedelta(seconds=scrape_seconds)
-        self._tell_up = tell_up
+        self._on_up = on_up
         self._due_at: datetime | None = None
         self._windows: dict[NodeUid, Window] = {}
 
     async def on_tick(self, now: datetime) -> Outcome:
-        """Scrape when it is time; close the minutes that have passed."""
+        """Scrape when it is due; close the minutes that have passed."""
         facts: list[Fact] = self._close_windows(window_start(now))
         if self._due_at is None or now >= self._due_at:
             self._due_at = now + self._interval
@@ -71,7 +72,7 @@ class DcgmIngest:
         urls = {str(uid): url for uid, node in nodes.items() if (url := self._url.of(node)) is not None}
         facts: list[Fact] = []
         pages = await self._exporters.scrape(urls)
-        self._tell_up(float(all(page is not None for page in pages.values())) if pages else math.nan)
+        self._on_up(float(all(page is not None for page in pages.values())) if pages else math.nan)
         for uid, page in pages.items():
             node = nodes[NodeUid(uid)]
             window = self._windows.get(node.node_uid)
@@ -91,11 +92,11 @@ class DcgmIngest:
         return facts
 
     def _close_windows(self, current: datetime) -> list[Fact]:
-        """Return the summaries of minutes before `current`. A node that is gone has its last one told too."""
+        """Return the summaries of minutes before `current`, also of nodes that are gone."""
         ended = [uid for uid, window in self._windows.items() if window.started_at < current]
         return [self._windows.pop(uid).summary() for uid in sorted(ended)]
 
 
 def _has_exporter(node: NodeObserved) -> bool:
-    """Return whether an exporter is to be expected: not while a node boots, nor on one without GPUs."""
+    """Return True for a ready node with GPUs."""
     return node.is_ready and node.allocatable.has_gpus

@@ -1,4 +1,4 @@
-"""Samples of a minute put together. Windows lie on whole minutes, so that a restart does not move them."""
+"""Summaries of samples per minute. Windows are aligned to whole minutes, so that a restart does not move them."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -7,11 +7,11 @@ from gpu_autoscaler.events.gpu import GpuNodeSummarised, GpuSample, GpuSummary
 from gpu_autoscaler.model.ids import NodeUid
 
 WINDOW_SECONDS = 60
-EPOCH = 1  # windows are counted in Unix seconds, a count that never starts over
+EPOCH = 1  # versions are Unix seconds, which never restart
 
 
 def window_start(at: datetime) -> datetime:
-    """Return the start of the window that `at` lies in."""
+    """Return the start of the window of `at`."""
     return datetime.fromtimestamp(int(at.timestamp()) // WINDOW_SECONDS * WINDOW_SECONDS, UTC)
 
 
@@ -27,7 +27,7 @@ class Window:
         self._samples: dict[tuple[str, str], list[GpuSample]] = {}
 
     def add(self, gpus: Sequence[GpuSample] | None) -> None:
-        """Count one scrape; None: it was not answered."""
+        """Count one scrape; None if it was not answered."""
         self._expected_count += 1
         if gpus is not None:
             self._answered_count += 1
@@ -35,7 +35,7 @@ class Window:
                 self._samples.setdefault((sample.gpu, sample.gpu_uuid), []).append(sample)
 
     def summary(self) -> GpuNodeSummarised:
-        """Return what the minute was like. A silent exporter gives no GPUs, never idle ones."""
+        """Return the summary. An exporter that never answered gives no GPUs, not idle ones."""
         return GpuNodeSummarised(
             epoch=EPOCH,
             version=int(self.started_at.timestamp()),
@@ -50,12 +50,12 @@ class Window:
 
 
 def _summary(gpu: str, gpu_uuid: str, samples: Sequence[GpuSample]) -> GpuSummary:
-    """Return one GPU over the window; a value that no sample had stays None."""
+    """Return the summary of one GPU; values that no sample has are None."""
     busy = _known(sample.utilization_ratio for sample in samples)
     watts = _known(sample.power_watts for sample in samples)
     degrees = _known(sample.temperature_celsius for sample in samples)
     xids = [sample.xid for sample in samples if sample.xid is not None]
-    holders = {sample.pod for sample in samples}
+    pods = {sample.pod for sample in samples}
     remapping = [sample.is_row_remap_failed for sample in samples if sample.is_row_remap_failed is not None]
     double_bits = [sample.ecc_double_bit_count for sample in samples if sample.ecc_double_bit_count is not None]
     return GpuSummary(
@@ -72,7 +72,7 @@ def _summary(gpu: str, gpu_uuid: str, samples: Sequence[GpuSample]) -> GpuSummar
         temperature_celsius_min=min(degrees, default=None),
         temperature_celsius_max=max(degrees, default=None),
         power_watts_mean=_mean(watts),
-        pod=holders.pop() if len(holders) == 1 else None,
+        pod=pods.pop() if len(pods) == 1 else None,
         xid_last=xids[-1] if xids else None,
         xids=tuple(dict.fromkeys(xid for xid in xids if xid)),
         is_row_remap_failed=remapping[-1] if remapping else None,
@@ -85,5 +85,5 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """Return the mean, rounded so that equal samples in another order say the same."""
+    """Return the mean, rounded so that it does not depend on the order of samples."""
     return round(sum(values) / len(values), 6) if values else None

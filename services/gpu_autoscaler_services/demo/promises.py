@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
 from gpu_autoscaler.events.node import NodeInstanceObserved
@@ -25,7 +25,7 @@ from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId, JobId, PlanId
 from gpu_autoscaler_services.demo.record import Record
-from gpu_autoscaler_services.local.world import Truth
+from gpu_autoscaler_services.local.simulated_world import GroundTruth
 
 # Wall time from a notice's record to the cordon's. Two seconds are aimed at, and told in the report; what is promised
 # is five times that, as demo and tests run on machines that others use as well.
@@ -34,7 +34,7 @@ NOTICE_ANSWER_SECONDS_MAX = 10.0
 _DEADLINE_SLACK = timedelta(seconds=1)
 
 
-def broken_promises(record: Record, truth: Truth, policy: ScalingPolicy, *, clock_factor: float) -> tuple[str, ...]:
+def broken_promises(record: Record, truth: GroundTruth, policy: ScalingPolicy, *, clock_factor: float) -> tuple[str, ...]:
     """Return a sentence for each broken promise; empty when all were kept."""
     return (
         *_jobs_end_once(record),
@@ -77,7 +77,7 @@ def orders_have_ended(record: Record) -> bool:
     return launched <= {fact.provider_id for fact, _ in record.of(ScalingNodeTerminated)}
 
 
-def _one_launch_an_action(truth: Truth) -> Iterator[str]:
+def _one_launch_an_action(truth: GroundTruth) -> Iterator[str]:
     for token, count in sorted(truth.launches_by_token.items()):
         if count > 1:
             yield f"action {token} made {count} instances"
@@ -172,7 +172,7 @@ def _drained_at(record: Record, notice: SpotNoticeReceived) -> datetime | None:
     return min(ends, default=None)
 
 
-def money_adds_up(record: Record, truth: Truth) -> Iterator[str]:
+def money_adds_up(record: Record, truth: GroundTruth) -> Iterator[str]:
     """Yield each difference between what was charged and what the provider bills."""
     charged: Counter[str] = Counter()
     for fact, _ in record.of(CostAccrued):

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRequested, JobStarted
 from gpu_autoscaler.events.node import NodeObserved
@@ -19,10 +19,10 @@ from gpu_autoscaler.events.scaling import (
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.model.reasons import UnmetDemand
+from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler_services.demo.promises import answered_notices, broken_promises, notice_answer_seconds
 from gpu_autoscaler_services.demo.record import Record
-from gpu_autoscaler_services.local.world import Truth
+from gpu_autoscaler_services.local.simulated_world import GroundTruth
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_report(
     record: Record,
-    truth: Truth,
+    truth: GroundTruth,
     policy: ScalingPolicy,
     *,
     clock_factor: float,

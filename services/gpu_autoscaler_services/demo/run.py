@@ -7,21 +7,21 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_autoscaler.core.words.wording import named
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.model.format import listed
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
-from gpu_autoscaler.sim.openb import find_pod_list, read_pods
-from gpu_autoscaler_services.demo.follow import Follower, connect
-from gpu_autoscaler_services.demo.narrate import Narrator
+from gpu_autoscaler.sim.scoring.openb import find_pod_list, read_pods
+from gpu_autoscaler_services.demo.narration import Narrator
+from gpu_autoscaler_services.demo.player import Script
 from gpu_autoscaler_services.demo.promises import jobs_have_ended, money_adds_up, orders_have_ended
-from gpu_autoscaler_services.demo.recomputing import plans_that_differ
-from gpu_autoscaler_services.demo.record import Record, Seen
+from gpu_autoscaler_services.demo.recompute import plans_that_differ
+from gpu_autoscaler_services.demo.record import Seen, Record
 from gpu_autoscaler_services.demo.report import Report, make_report
-from gpu_autoscaler_services.demo.script import Script
 from gpu_autoscaler_services.demo.story import story_of
-from gpu_autoscaler_services.local.system import CloudName, Elsewhere, LocalSystem
-from gpu_autoscaler_services.local.world import SimulatedWorld, Truth
+from gpu_autoscaler_services.demo.subscriber import Follower, connect
+from gpu_autoscaler_services.local.simulated_world import GroundTruth, SimulatedWorld
+from gpu_autoscaler_services.local.system import CloudName, ExternalSystems, LocalSystem
 
 DEMO_POLICY = Path(__file__).with_name("policy.toml")
 CLOCK_FACTOR = 15.0
@@ -57,9 +57,9 @@ async def run_demo(options: DemoOptions, say: Callable[[str], None], *, on_repor
     policy = load_policy(DEMO_POLICY)
     _empty(options.folder)
     clock = Clock(options.clock_factor)
-    elsewhere = Elsewhere(cloud=options.cloud)
+    external = ExternalSystems(cloud=options.cloud)
     system = LocalSystem(
-        options.folder, clock=clock, policy=DEMO_POLICY, gateway_port=options.gateway_port, elsewhere=elsewhere
+        options.folder, clock=clock, policy=DEMO_POLICY, gateway_port=options.gateway_port, external=external
     )
     began = clock.monotonic_seconds()
     await system.start(say)
@@ -108,11 +108,11 @@ def _empty(folder: Path) -> None:
     if not folder.is_dir():
         raise ConfigError("demo", [f"{folder} is no folder; name another with --folder"])
     if others := sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(_LEFT_BEHIND)):
-        raise ConfigError("demo", [f"{folder} holds {named(others)}, which no demo made; name another with --folder"])
+        raise ConfigError("demo", [f"{folder} holds {listed(others)}, which no demo made; name another with --folder"])
     shutil.rmtree(folder)
 
 
-async def wait_until_quiet(record: Record, world: SimulatedWorld, seconds_max: float) -> Truth:
+async def wait_until_quiet(record: Record, world: SimulatedWorld, seconds_max: float) -> GroundTruth:
     """Return the truth once every job has ended, no instance is left and the bill is charged, or after the limit."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds_max

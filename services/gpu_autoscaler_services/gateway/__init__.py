@@ -1,1 +1,1 @@
-"""The door for people and programs: REST, Server-Sent Events, the live page, OpenAPI."""
+"""Entry point for people and programs: REST, Server-Sent Events, web page, OpenAPI."""

@@ -1,4 +1,4 @@
-"""Who may ask the gateway what. Without a way to know its callers the gateway listens on loopback only."""
+"""Authentication and authorization. Without an authenticator the gateway listens on loopback only."""
 
 import hmac
 from collections import OrderedDict
@@ -17,55 +17,55 @@ from gpu_autoscaler.runtime.config import is_loopback
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.routes import is_text
 
-REVIEW_SECONDS_MAX = 60.0  # a token's review is believed this long; Kubernetes' own webhook cache keeps 2 minutes
+REVIEW_SECONDS_MAX = 60.0  # cache time of a token review; Kubernetes' own webhook cache keeps 2 minutes
 REVIEWS_COUNT_MAX = 1000
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 TOKEN_LENGTH_MIN = 16
-CALLER: web.RequestKey[str] = web.RequestKey("caller", str)  # who asks
+CALLER: web.RequestKey[str] = web.RequestKey("caller", str)  # name of the authenticated caller
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Somebody who was let in."""
+    """An authenticated caller."""
 
     name: str
     may_write: bool
 
 
 class Authenticator(Protocol):
-    """Tells who a token belongs to."""
+    """Identifies the owner of a token."""
 
     async def caller(self, token: str) -> Caller | None:
-        """The token's owner; None for a token that nobody knows. Raises TransientError when it cannot be told now."""
+        """Return the token's owner; None for an unknown token. Raises TransientError if the check fails now."""
         ...
 
 
 class SharedTokens:
-    """Tokens from the settings, compared in constant time. Their bearers may do everything."""
+    """Tokens from the settings, compared in constant time. Their bearers may read and write."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         short = sum(len(token) < TOKEN_LENGTH_MIN for token in tokens)
         if short:
             raise ConfigError(
-                "gateway", [f"tokens: {short} of them shorter than {TOKEN_LENGTH_MIN} characters; make longer ones"]
+                "gateway", [f"tokens: {short} token(s) shorter than {TOKEN_LENGTH_MIN} characters; use longer ones"]
             )
         self._tokens = tuple(token.encode() for token in tokens)
 
     async def caller(self, token: str) -> Caller | None:
-        """The bearer. Every token is compared, so that time says nothing about which one was near."""
-        found = [hmac.compare_digest(known, token.encode()) for known in self._tokens]
-        return Caller("bearer of a token", may_write=True) if any(found) else None
+        """Return the bearer. Every token is compared, so that timing reveals nothing."""
+        matches = [hmac.compare_digest(known, token.encode()) for known in self._tokens]
+        return Caller("bearer of a token", may_write=True) if any(matches) else None
 
 
 class KubernetesReviews(Protocol):
-    """The one call that reviewing needs of a Kubernetes client."""
+    """The Kubernetes client call that token reviews need."""
 
     async def create(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """POST an object and return the server's answer. Raises TransientError when the server is away."""
+        """POST an object and return the answer. Raises TransientError if the API server is unreachable."""
         ...
 
 
 class TokenReviews:
-    """Asks Kubernetes whose token it is, and whether its owner may create `jobs.gpu-autoscaler.io`.
+    """Asks Kubernetes who owns a token, and whether the owner may get and create `jobs.gpu-autoscaler.io`.
 
     Source: Kubernetes API reference, "TokenReview v1" and "SubjectAccessReview v1" (read 2026-11-21).
     """
@@ -75,10 +75,10 @@ class TokenReviews:
         self._known: OrderedDict[str, tuple[float, Caller | None]] = OrderedDict()
 
     async def caller(self, token: str) -> Caller | None:
-        """The token's owner, from memory for a minute, then from Kubernetes again."""
+        """Return the token's owner, cached for a minute."""
         now = Clock.monotonic_seconds()
-        asked_at, caller = self._known.get(token, (float("-inf"), None))
-        if now - asked_at > REVIEW_SECONDS_MAX:
+        reviewed_at, caller = self._known.get(token, (float("-inf"), None))
+        if now - reviewed_at > REVIEW_SECONDS_MAX:
             caller = await self._review(token)
             self._known[token] = (now, caller)
             self._known.move_to_end(token)
@@ -116,24 +116,27 @@ class TokenReviews:
 
 
 def guard(authenticators: Sequence[Authenticator], *, open_paths: frozenset[str]) -> Middleware:
-    """A middleware that lets callers in by their token; `open_paths` hold nothing of the cluster (the page itself).
+    """Return a middleware that authenticates callers; `open_paths` need no token (the page itself).
 
-    Without authenticators only this machine reaches the gateway; then a name that is not this machine's is refused, so
-    that a web page elsewhere cannot reach it through a name of its own (DNS rebinding).
+    Without authenticators the gateway is reachable from this machine only, and requests for a foreign host name are
+    refused, so that a web page elsewhere cannot reach it (DNS rebinding).
     """
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not authenticators:
             if not _is_own_name(request.host):
-                detail = f"this gateway serves its own machine only; {request.host!r} is not one of its names"
+                detail = f"host {request.host!r} is not local; without tokens the gateway serves its own machine only"
                 raise Problem(HTTPStatus.MISDIRECTED_REQUEST, detail)
             return await handler(request)
         if request.path in open_paths:
             return await handler(request)
         caller = await _caller(request, authenticators)
         if request.method not in READING_METHODS and not caller.may_write:
-            raise Problem(HTTPStatus.FORBIDDEN, f"{caller.name} may read, but not submit or cancel jobs")
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                f"{caller.name} has read access only; grant the verb create on jobs.gpu-autoscaler.io",
+            )
         request[CALLER] = caller.name
         return await handler(request)
 
@@ -154,4 +157,6 @@ async def _caller(request: web.Request, authenticators: Sequence[Authenticator])
     for authenticator in authenticators:
         if (caller := await authenticator.caller(token.strip())) is not None:
             return caller
-    raise Problem(HTTPStatus.UNAUTHORIZED, "this token is not known here, or no longer")
+    raise Problem(
+        HTTPStatus.UNAUTHORIZED, "unknown or expired token, or its owner lacks the verb get on jobs.gpu-autoscaler.io"
+    )

@@ -16,12 +16,12 @@ from gpu_autoscaler_services.gateway.routes import JSON, READ, Route
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETER = re.compile(r"{(\w+)}")
 _DESCRIPTION = (
-    "Jobs that want GPUs, and what the autoscaler does about them. Every refusal is an `application/problem+json`."
+    "GPU jobs, cluster state and decisions of gpu-autoscaler. Every error is an `application/problem+json` document."
 )
 
 
 def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
-    """The document as plain data, in a stable order."""
+    """Return the document as plain data, in a stable order."""
     types = {declared for route in routes for declared in (*route.answers.values(), route.body) if declared is not None}
     ordered = sorted(types | {ProblemDocument}, key=lambda declared: declared.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template=_REF)
@@ -29,7 +29,7 @@ def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
     for route in routes:
         for path in (route.path, *route.aliases):
             paths.setdefault(path, {})[route.method.lower()] = _operation(route, is_alias=path != route.path)
-    made = {
+    openapi = {
         "openapi": "3.1.1",
         "info": {
             "title": "gpu-autoscaler",
@@ -37,7 +37,7 @@ def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
             "description": _DESCRIPTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "/", "description": "the gateway that serves this document"}],
+        "servers": [{"url": "/", "description": "The gateway that serves this document"}],
         "security": [{}, {"bearer": []}],
         "paths": paths,
         "components": {
@@ -46,13 +46,13 @@ def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
                 "bearer": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A token of the gateway's settings, or a Kubernetes token where review is on.",
+                    "description": "A token from the gateway's settings, or a Kubernetes token if review is enabled.",
                 }
             },
         },
     }
-    # Defaults of Python (tuples, enumerations) become those of JSON.
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))
+    # Convert Python defaults (tuples, enumerations) to JSON.
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(openapi))
     return plain
 
 
@@ -64,7 +64,7 @@ def _operation(route: Route, *, is_alias: bool) -> dict[str, Any]:
         "responses": _responses(route),
     }
     if is_alias:
-        operation["description"] = f"The same as `{route.path}`."
+        operation["description"] = f"Alias of `{route.path}`."
     if parameters := _parameters(route):
         operation["parameters"] = parameters
     if route.body is not None:

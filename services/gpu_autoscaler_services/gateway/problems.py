@@ -1,7 +1,7 @@
-"""Every refusal of the gateway is an `application/problem+json` document.
+"""Errors as `application/problem+json` documents.
 
-Source: RFC 9457 "Problem Details for HTTP APIs", section 3 (read 2026-11-21). `type` stays `about:blank`: status and
-title say what class of problem it is, `detail` says what to do, `mistakes` names each field.
+Source: RFC 9457 "Problem Details for HTTP APIs", section 3 (read 2026-11-21). `type` is `about:blank`: status and
+title are the class of the problem, `detail` is cause and next step, `violations` lists invalid fields.
 """
 
 from http import HTTPStatus
@@ -13,51 +13,51 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
-from gpu_autoscaler.model.jobs import Mistake
+from gpu_autoscaler.model.jobs import Violation
 
-RETRY_AFTER_SECONDS_DEFAULT = 5.0  # a broker that restarts is back in seconds
+RETRY_AFTER_SECONDS_DEFAULT = 5.0  # a broker restart takes seconds
 
 
 log = structlog.get_logger()
 
 
 class Problem(Exception):
-    """A request that is answered with a refusal. `retry_after_seconds` is wall time."""
+    """A request that is answered with an error. `retry_after_seconds` is wall time."""
 
     def __init__(
         self,
         status: HTTPStatus,
         detail: str,
         *,
-        mistakes: tuple[Mistake, ...] = (),
+        violations: tuple[Violation, ...] = (),
         retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
-        self.mistakes = mistakes
+        self.violations = violations
         self.retry_after_seconds = retry_after_seconds
 
 
 class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The body of every refusal."""
+    """The body of every error."""
 
     title: str
     status: int
     detail: str
     type: str = "about:blank"
     instance: str = ""  # path of the request
-    mistakes: tuple[Mistake, ...] = ()  # each wrong field with its reason
+    violations: tuple[Violation, ...] = ()  # invalid fields with reasons
 
 
 def problem_response(problem: Problem, path: str) -> web.Response:
-    """The refusal as a response."""
+    """Return the error as a response."""
     document = ProblemDocument(
         title=problem.status.phrase,
         status=problem.status.value,
         detail=problem.detail,
         instance=path,
-        mistakes=problem.mistakes,
+        violations=problem.violations,
     )
     response = web.Response(
         status=problem.status.value, body=msgspec.json.encode(document), content_type="application/problem+json"
@@ -71,8 +71,8 @@ def problem_response(problem: Problem, path: str) -> web.Response:
 
 def _from_http(error: web.HTTPException) -> Problem:
     details = {
-        HTTPStatus.NOT_FOUND: "nothing is served at this path; /openapi.json lists what is",
-        HTTPStatus.METHOD_NOT_ALLOWED: "this path does not take this method; see the Allow header",
+        HTTPStatus.NOT_FOUND: "no such path; /openapi.json lists all paths",
+        HTTPStatus.METHOD_NOT_ALLOWED: "this path does not support this method; see the Allow header",
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "the body is larger than 1 MiB",
     }
     status = HTTPStatus(error.status)
@@ -81,7 +81,7 @@ def _from_http(error: web.HTTPException) -> Problem:
 
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn whatever a handler raises into a problem document; a bug becomes a 500 and one logged traceback."""
+    """Turn exceptions into problem documents; a bug becomes a 500 and one logged traceback."""
     try:
         return await handler(request)
     except Problem as problem:
@@ -96,11 +96,11 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except TransientError as error:
         wait = error.retry_after_seconds or RETRY_AFTER_SECONDS_DEFAULT
         return problem_response(
-            Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; try again", retry_after_seconds=wait), request.path
+            Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; retry", retry_after_seconds=wait), request.path
         )
     except PermanentError as error:
         return problem_response(Problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)), request.path)
     except Exception:
         log.exception("request failed", method=request.method, path=request.path)
-        detail = "a bug in the gateway; its log has the traceback"
+        detail = "internal error; the gateway's log has the traceback"
         return problem_response(Problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail), request.path)

@@ -1,4 +1,4 @@
-"""What a route declares, once: the router and the OpenAPI document are both made from it."""
+"""Declaration of routes, from which router and OpenAPI document are generated."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from gpu_autoscaler.model.ids import derive_id
-from gpu_autoscaler.model.jobs import Mistake
+from gpu_autoscaler.model.jobs import Violation
 from gpu_autoscaler_services.gateway.problems import Problem
 
 BODY_BYTES_MAX = 1 << 20
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation: where it is, what goes in, what comes out."""
+    """One operation with its input and output."""
 
     method: str
     path: str
@@ -27,38 +27,46 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     tag: str
     answers: Mapping[HTTPStatus, type | None]  # body of each success; None: no body
-    problems: tuple[HTTPStatus, ...] = ()  # refusals besides those of every route
+    problems: tuple[HTTPStatus, ...] = ()  # errors besides those of every route
     body: type | None = None
-    query: type | None = None  # a struct whose fields are the query's parameters
-    headers: Mapping[str, str] = {}  # request headers that are read, with what they are for
+    query: type | None = None  # struct of the query parameters
+    headers: Mapping[str, str] = {}  # request headers with their description
     aliases: tuple[str, ...] = ()
     media_type: str = JSON
 
     @property
     def operation_id(self) -> str:
-        """Name of the operation in the OpenAPI document: its handler's."""
+        """Return the operation id: the handler's name."""
         return str(getattr(self.handler, "__name__", "")).removesuffix("_handler")
 
 
 def read_query(request: web.Request, query: type[T]) -> T:
-    """The query's parameters as the declared struct. Raises a 422 that names each wrong one."""
+    """Return the query parameters as the struct. Raises a 422 that names each invalid one."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(query)}
     values: dict[str, Any] = {}
-    mistakes = []
+    violations = []
     for name in request.query:
         field = fields.get(name)
         if field is None:
             known = ", ".join(fields)
-            mistakes.append(Mistake(name, f"no such parameter; there are: {known}" if known else "takes no parameters"))
+            violations.append(
+                Violation(
+                    name, f"unknown parameter; known: {known}" if known else "unknown parameter; this path has none"
+                )
+            )
             continue
         try:
-            many = request.query.getall(name)
-            raw: Any = many if _is_repeatable(field.type) else many[-1]
+            texts = request.query.getall(name)
+            raw: Any = texts if _is_repeatable(field.type) else texts[-1]
             values[name] = msgspec.convert(raw, field.type, strict=False)
         except msgspec.ValidationError as error:
-            mistakes.append(Mistake(name, str(error).partition(" - at ")[0]))
-    if mistakes:
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "the query cannot be read", mistakes=tuple(mistakes))
+            violations.append(Violation(name, str(error).partition(" - at ")[0]))
+    if violations:
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "invalid query: correct the parameters listed in violations",
+            violations=tuple(violations),
+        )
     return query(**values)
 
 
@@ -68,18 +76,20 @@ def _is_repeatable(declared: Any) -> bool:  # noqa: ANN401 - any annotation
 
 
 def is_text(header: str) -> bool:
-    """False for a header whose bytes are no UTF-8: aiohttp shows such bytes as lone surrogates (PEP 383)."""
+    """Return False if the header is not UTF-8: aiohttp decodes such bytes as lone surrogates (PEP 383)."""
     return not any("\ud800" <= character <= "\udfff" for character in header)
 
 
 def answer(
     request: web.Request, body: object, *, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """A JSON response with an ETag; 304 where the client has this very body already (RFC 9110, section 13.1.2)."""
+    """Return a JSON response with an ETag; 304 if the client has the same body (RFC 9110, section 13.1.2)."""
     payload = msgspec.json.encode(body)
     etag = f'"{derive_id(payload.hex())[:16]}"'
     common = {"ETag": etag, "Cache-Control": "no-cache", **(headers or {})}
-    asked = request.headers.get("If-None-Match", "")
-    if request.method in {"GET", "HEAD"} and etag in {part.strip().removeprefix("W/") for part in asked.split(",")}:
+    known_etags = request.headers.get("If-None-Match", "")
+    if request.method in {"GET", "HEAD"} and etag in {
+        part.strip().removeprefix("W/") for part in known_etags.split(",")
+    }:
         return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=common)
     return web.Response(status=status, body=payload, content_type=JSON, headers=common)

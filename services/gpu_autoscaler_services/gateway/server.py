@@ -1,4 +1,4 @@
-"""The gateway's HTTP server: routes, the live page, and the tail that feeds both. Opened by the wiring."""
+"""HTTP server of the gateway: routes, web page, and the tail of recent facts. Opened by the wiring."""
 
 import asyncio
 import contextlib
@@ -16,26 +16,26 @@ from gpu_autoscaler_services.gateway import openapi
 from gpu_autoscaler_services.gateway.api import ROUTES
 from gpu_autoscaler_services.gateway.auth import Authenticator, guard
 from gpu_autoscaler_services.gateway.problems import Problem, problems
-from gpu_autoscaler_services.gateway.reading import READ_MODEL, SECURITY_HEADERS, ReadModel
+from gpu_autoscaler_services.gateway.read_model import READ_MODEL, SECURITY_HEADERS, ReadModel
 from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX, answer
 
-READING = "state"  # the runtime's condition: the record is read up to now
-READING_RETRY_SECONDS = 1.0
+STATE_CONDITION = "state"  # the runtime's readiness condition for the replayed state
+STATE_RETRY_SECONDS = 1.0
 SHUTDOWN_SECONDS_MAX = 5.0
 
-_PAGE = "gpu_autoscaler_services.gateway.page"
+_WEB = "gpu_autoscaler_services.gateway.web"
 _CONTENT_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 def make_app(
     model: ReadModel, *, authenticators: Sequence[Authenticator] = (), readiness: Readiness | None = None
 ) -> web.Application:
-    """The app with all routes and the page. Without `readiness` every request is answered at once."""
+    """Return the app with all routes and the page. Without `readiness`, requests never wait for the state."""
     page = _page_files()
     open_paths = frozenset({*page, "/openapi.json"})
-    middlewares = [secured, problems, guard(authenticators, open_paths=open_paths)]
+    middlewares = [add_security_headers, problems, guard(authenticators, open_paths=open_paths)]
     if readiness is not None:
-        middlewares.append(patient(readiness, open_paths))
+        middlewares.append(require_state(readiness, open_paths))
     app = web.Application(middlewares=middlewares, client_max_size=BODY_BYTES_MAX)
     app[READ_MODEL] = model
     for route in ROUTES:
@@ -56,39 +56,39 @@ async def _end_streams(app: web.Application) -> None:
 
 
 @web.middleware
-async def secured(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell browsers what this gateway's answers may do: load from here, and be framed nowhere."""
+async def add_security_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Add headers that restrict browsers: load from this gateway only, no framing."""
     response = await handler(request)
     if not response.prepared:
         response.headers.update(SECURITY_HEADERS)
     return response
 
 
-def patient(readiness: Readiness, open_paths: frozenset[str]) -> Middleware:
-    """A middleware that answers nothing from a record that is only half read: an empty answer would be a lie."""
-    is_read = False
+def require_state(readiness: Readiness, open_paths: frozenset[str]) -> Middleware:
+    """Return a middleware that answers 503 until the state is complete: an incomplete answer would be wrong."""
+    is_complete = False
 
     @web.middleware
     async def waiting(request: web.Request, handler: Handler) -> web.StreamResponse:
-        nonlocal is_read
-        is_read = is_read or readiness.conditions.get(READING, "not begun") is None
-        if not is_read and request.path not in open_paths:
-            detail = "still reading the record; ask again in a moment"
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=READING_RETRY_SECONDS)
+        nonlocal is_complete
+        is_complete = is_complete or readiness.conditions.get(STATE_CONDITION, "not started") is None
+        if not is_complete and request.path not in open_paths:
+            detail = "the gateway is still reading the recorded facts; retry in a few seconds"
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=STATE_RETRY_SECONDS)
         return await handler(request)
 
     return waiting
 
 
 def _page_files() -> dict[str, tuple[bytes, str]]:
-    """Path -> body and content type of each file of the page."""
-    found = {}
-    for file in files(_PAGE).iterdir():
+    """Return path -> (body, content type) of each file of the page."""
+    page = {}
+    for file in files(_WEB).iterdir():
         suffix = "." + file.name.rpartition(".")[2]
         if suffix in _CONTENT_TYPES:
             path = "/" if file.name == "index.html" else f"/{file.name}"
-            found[path] = (file.read_bytes(), _CONTENT_TYPES[suffix])
-    return found
+            page[path] = (file.read_bytes(), _CONTENT_TYPES[suffix])
+    return page
 
 
 def _serve(body: bytes, content_type: str) -> Handler:
@@ -110,9 +110,9 @@ def _document() -> Handler:
 
 @contextlib.asynccontextmanager
 async def serving(app: web.Application, settings: GatewaySettings) -> AsyncIterator[str]:
-    """Serve the app and follow the streams until the context ends; the value is the address.
+    """Serve the app and follow the streams until the context ends. Yields the address.
 
-    Raises ConfigError when the port is taken, or the gateway would be open to a network without knowing its callers.
+    Raises ConfigError if the port is taken.
     """
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS_MAX)
     await runner.setup()
@@ -123,7 +123,7 @@ async def serving(app: web.Application, settings: GatewaySettings) -> AsyncItera
         except OSError as error:
             raise ConfigError(
                 "gateway",
-                [f"port: {settings.host}:{settings.port} cannot be listened on ({error}); free it or set gateway.port"],
+                [f"port: cannot listen on {settings.host}:{settings.port} ({error}); free it or set gateway.port"],
             ) from error
         yield f"http://{settings.host}:{runner.addresses[0][1]}"
     finally:

@@ -1,9 +1,9 @@
-"""The gateway's declarations. Its doors are HTTP: `server.py` opens them, the handlers stand in `api_*.py`."""
+"""Declaration of the gateway. `server.py` serves HTTP, the handlers are in `api/`."""
 
 from datetime import datetime, timedelta
 from typing import ClassVar
 
-from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSampled
@@ -13,16 +13,16 @@ from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler.store.protocol import Store
 
-# No part of the folded state: the tail (`tail.py`) reads them.
+# Not folded: the tail (`recent_facts.py`) reads them.
 _NOT_FOLDED = frozenset({GpuNodeSampled, ShadowPlanMade})
 
 
-# How long an Idempotency-Key stands for its request: a client that has not asked again within a day has given up.
+# Validity of an Idempotency-Key: clients do not retry after a day.
 KEY_AGE_MAX = timedelta(days=1)
 
 
 class Gateway:
-    """The door for people and programs. Shows what the record says; asks for jobs on behalf of those who cannot."""
+    """REST entry point: shows the recorded state, and publishes requests of people and programs."""
 
     name: ClassVar[str] = "gateway"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
@@ -36,12 +36,12 @@ class Gateway:
     )
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = 3600.0
-    starts_from_snapshot: ClassVar[bool] = True  # the tail and the ledger read for themselves
+    starts_from_snapshot: ClassVar[bool] = True  # tail and ledger read their streams separately
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """Forget which keys were used long ago; nothing is said about it."""
+        """Delete expired Idempotency-Keys. Publishes nothing."""
         await self._store.forget_requests(now - KEY_AGE_MAX)
         return ()

@@ -1,4 +1,4 @@
-"""Every process of the system on this machine, started in order, waited for, ended in reverse."""
+"""Runs the whole system on this machine: starts every process in order and stops them in reverse."""
 
 import asyncio
 import socket
@@ -33,66 +33,47 @@ from gpu_autoscaler.runtime.config import (
 from gpu_autoscaler_services.local.child import Child, free_port
 from gpu_autoscaler_services.local.guard import Guard
 from gpu_autoscaler_services.permissions import OPERATOR_USER, fresh_passwords, users
+from gpu_autoscaler_services.registry import specs
+from gpu_autoscaler_services.service_spec import Process, Role
 
-Role = Literal["nodes", "central"]
 CloudName = Literal["sim", "aws", "azure", "gcp"]
 OptionsT = TypeVar("OptionsT", AwsOptions, AzureOptions, GcpOptions)
 
-SHADOW = "shadow"  # runs only where there is a policy for it
-ANNOUNCER, POLICY_WATCHER = "announcer", "policy-watcher"
-_ON_REAL_CLUSTERS = (ANNOUNCER, POLICY_WATCHER)  # nobody runs kubectl on the simulated one
-# Process name -> (service, role of the spot watcher); one process each, as in deploy/ and docker-compose.yml.
-PROCESSES: dict[str, tuple[str, Role | None]] = {
-    "scaler": ("scaler", None),
-    "scheduler": ("scheduler", None),
-    "pod-watcher": ("pod_watcher", None),
-    "spot-watcher-offers": ("spot_watcher", "central"),
-    "spot-watcher-notices": ("spot_watcher", "nodes"),
-    "dcgm-ingest": ("dcgm_ingest", None),
-    SHADOW: ("shadow", None),
-    ANNOUNCER: ("announcer", None),
-    POLICY_WATCHER: ("policy_watcher", None),
-    "cost-tracker": ("cost_tracker", None),
-    "gateway": ("gateway", None),
+# Process name -> service and process.
+PROCESSES: dict[str, tuple[str, Process]] = {
+    process.name: (spec.name, process) for spec in specs() for process in spec.processes
 }
-
-
-WATCHERS = frozenset({"pod-watcher", "spot-watcher-offers", "gateway"})  # they change nothing in a cluster
-
 CLOCK_FILE = "clock"
 
 
-def kept_clock(folder: Path, factor: float) -> Clock:
-    """The clock of the record in this folder, a new one where there is none.
+def load_clock(folder: Path, factor: float) -> Clock:
+    """Return the clock of the recorded system in this folder; a new one if there is none.
 
-    Cluster time goes on with its record: if it began anew, facts of the last run would lie in the future, and nodes
-    bought now would seem to be missing from later lists. Raises ConfigError where the record has another factor.
+    Cluster time continues across runs: if it restarted, facts of the last run would lie in the future, and new nodes
+    would seem to be missing from later lists. Raises ConfigError if the recorded factor differs.
     """
     path = folder / CLOCK_FILE
     if not path.exists():
         return Clock(factor)
-    clock = Clock.of_text(path.read_text(encoding="utf-8"), str(path))
+    clock = Clock.from_text(path.read_text(encoding="utf-8"), str(path))
     if clock.factor != factor:
-        told = (
-            f"what is in {folder} ran with --clock-factor {clock.factor:g}; go on with that, or name another --folder"
-        )
-        raise ConfigError("clock", [told])
+        error = f"{folder} was recorded with --clock-factor {clock.factor:g}; use that factor, or another --folder"
+        raise ConfigError("clock", [error])
     return clock
 
 
-class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a system is not the simulated cluster's own, or not started here, but there already."""
+class ExternalSystems(msgspec.Struct, frozen=True, kw_only=True):
+    """External systems that replace parts of the simulated cluster."""
 
-    # Of a real cluster, or one for each service; it takes the simulated one's place, of which the cloud is left.
-    kubeconfig: Path | Mapping[str, Path] | None = None
-    store_url: str | None = None  # a store of record that is no file of the folder
-    cloud: CloudName = "sim"  # whose API its nodes are bought by; another than its own is faked
-    karpenter: KarpenterOptions | None = None  # its nodes are bought by the Karpenter of the real cluster
-    is_only_watched: bool = False  # nothing of ours decides or acts; the kubeconfig may be the user's own
+    kubeconfig: Path | Mapping[str, Path] | None = None  # of a real cluster, or one per service; the cloud is simulated
+    store_url: str | None = None  # a store that is not a file in the folder
+    cloud: CloudName = "sim"  # the cloud's API; clouds other than "sim" are faked
+    karpenter: KarpenterOptions | None = None  # nodes are bought by the Karpenter of the real cluster
+    is_observe_only: bool = False  # no process decides or acts; the kubeconfig may be the user's own
 
 
 class LocalSystem:
-    """A NATS server, a simulated cluster and all services, below one folder."""
+    """A NATS server, a simulated cluster and all services, in one folder."""
 
     def __init__(
         self,
@@ -104,13 +85,13 @@ class LocalSystem:
         nats_port: int = 0,
         offers: Path | None = None,
         shadow: Path | None = None,
-        elsewhere: Elsewhere | None = None,
+        external: ExternalSystems | None = None,
     ) -> None:
-        """Ports that are 0 are free ones. `shadow`: a second policy that runs and acts on nothing."""
+        """A port of 0 means a free port. `shadow`: the shadow policy."""
         self.folder = folder
         self.clock = clock
         self._passwords = fresh_passwords()
-        # On this machine whoever gives no name may do everything; a service has a name, and no more than it needs.
+        # Local connections without a user name have all permissions; services connect as their users.
         self.nats = NatsServer(
             folder / "nats",
             port=nats_port or free_port(),
@@ -119,40 +100,41 @@ class LocalSystem:
         )
         self._guard = Guard()
         self.simcluster_url = f"http://127.0.0.1:{free_port()}"
-        elsewhere = elsewhere or Elsewhere()
-        self.cloud = elsewhere.cloud
+        external = external or ExternalSystems()
+        self.cloud = external.cloud
         self._cloud_url = self.simcluster_url if self.cloud == "sim" else f"http://127.0.0.1:{free_port()}"
         self.gateway_url = f"http://127.0.0.1:{gateway_port or free_port()}"
         self.children: dict[str, Child] = {}
-        self.code: dict[str, Path] = {}  # process -> folder of another version that it runs; not there: this one
+        self.code: dict[str, Path] = {}  # process -> folder of another version to run instead of this one
         self._policy = policy
         self._offers = offers
         self._shadow = shadow
-        self._store_url = elsewhere.store_url or f"sqlite:///{(folder / 'store.db').absolute()}"
-        self._kubeconfig = elsewhere.kubeconfig
-        self._karpenter = elsewhere.karpenter
-        self._is_only_watched = elsewhere.is_only_watched
+        self._store_url = external.store_url or f"sqlite:///{(folder / 'store.db').absolute()}"
+        self._kubeconfig = external.kubeconfig
+        self._karpenter = external.karpenter
+        self._is_observe_only = external.is_observe_only
 
     @property
     def nats_url(self) -> str:
-        """Where the NATS server listens."""
+        """The address of the NATS server."""
         return self.nats.url
 
     @property
     def cloud_url(self) -> str:
-        """Where the cloud's own API answers that nodes are bought by."""
+        """The address of the cloud's API."""
         return self._cloud_url
 
     def nats_url_of(self, user: str) -> str:
-        """The server's address with the name and password of one of its users (`permissions.py`)."""
+        """Return the server's address with the credentials of one of its users (`permissions.py`)."""
         return self.nats.url.replace("://", f"://{user}:{self._passwords[password_variable(user)]}@")
 
     async def start(self, say: Callable[[str], None]) -> None:
-        """Start everything; returns when all of it is ready. What was started is ended again if anything fails.
+        """Start everything and return when all is ready; after a failure stop what was started.
 
-        Raises ConfigError naming what is to be changed, TransientError with the log of what did not get ready.
+        `say` gets progress messages. Raises ConfigError naming the setting to change, TransientError with the log of a
+        process that did not become ready.
         """
-        # The ports that people choose: say at once when one is taken, not when everything else runs.
+        # Checked first, so that a taken port is reported at once.
         _check_port("gateway", int(self.gateway_url.rsplit(":", 1)[1]))
         _check_port("nats", self.nats.port)
         for folder in (self.folder / "nats", self.folder / "logs"):
@@ -177,7 +159,7 @@ class LocalSystem:
         await child.wait_ready()
 
     async def stop(self) -> None:
-        """End everything: services first, so that they can still publish what they have in hand."""
+        """Stop everything, services first, so that they can still publish."""
         services = [child for name, child in self.children.items() if name != "simcluster"]
         await asyncio.gather(*(child.stop() for child in services))
         if (world := self.children.get("simcluster")) is not None:
@@ -211,30 +193,32 @@ class LocalSystem:
         )
 
     def _services(self) -> Iterator[Child]:
-        for name, (service, role) in PROCESSES.items():
-            if self._is_only_watched and name not in WATCHERS:
-                continue
-            if (name == SHADOW and self._shadow is None) or (name in _ON_REAL_CLUSTERS and self._kubeconfig is None):
-                continue
-            yield self._process(name, service, role)
+        missing = {
+            *(["shadow_policy"] if self._shadow is None else []),
+            *(["real_cluster"] if self._kubeconfig is None else []),
+        }
+        for name, (service, process) in PROCESSES.items():
+            if process.condition not in missing and (process.is_observer or not self._is_observe_only):
+                yield self._process(name, service, process.role)
 
-    async def start_another(self, name: str, service: str) -> Child:
-        """Start one more process of a service under a name of its own; it is ended with the others."""
+    async def start_replica(self, name: str, service: str) -> Child:
+        """Start another process of a service under this name; it is stopped with the others."""
         await self._start_child(child := self._process(name, service, None))
         return child
 
-    async def start_anew(self, name: str) -> None:
-        """End one process and start it again, from the code that `code` names by now."""
+    async def restart_process(self, name: str) -> None:
+        """Stop one process and start it again, from the code that `code` names now."""
+        service, process = PROCESSES[name]
         await self.children[name].stop()
-        await self._start_child(self._process(name, *PROCESSES[name]))
+        await self._start_child(self._process(name, service, process.role))
 
     def _process(self, name: str, service: str, role: Role | None) -> Child:
         settings = self._settings(name, service, role)
-        other = {"PYTHONPATH": str(self.code[name])} if name in self.code else {}
+        other_code = {"PYTHONPATH": str(self.code[name])} if name in self.code else {}
         return Child(
             name,
             [sys.executable, "-m", "gpu_autoscaler_services.serve", service],
-            environment={CLOCK_ENVIRONMENT: self.clock.to_text(), **other, **to_environment(settings)},
+            environment={CLOCK_ENVIRONMENT: self.clock.to_text(), **other_code, **to_environment(settings)},
             log=self.folder / "logs" / f"{name}.log",
             ready_url=f"http://127.0.0.1:{settings.http.port}/readyz",
             process_group=self._guard.process_group,
@@ -242,16 +226,16 @@ class LocalSystem:
 
     def _kube(self, service: str) -> KubeSettings:
         config = self._kubeconfig[service] if isinstance(self._kubeconfig, Mapping) else self._kubeconfig
-        if config is None and not self._is_only_watched:
+        if config is None and not self._is_observe_only:
             return KubeSettings(url=self.simcluster_url)
-        return KubeSettings(kubeconfig_path=None if config is None else str(config), is_read_only=self._is_only_watched)
+        return KubeSettings(kubeconfig_path=None if config is None else str(config), is_read_only=self._is_observe_only)
 
     @property
     def _cloud_settings(self) -> Path:
         return (self.folder / "cloud.json").absolute()
 
     def _options_of(self, cloud: CloudName, wanted: type[OptionsT]) -> OptionsT:
-        """What the fake says of itself: it makes up the names of what it has when it starts."""
+        """Return the options of the faked cloud, which chooses its resource names when it starts."""
         return decode(self._cloud_settings.read_bytes(), type=wanted) if self.cloud == cloud else wanted()
 
     def _settings(self, name: str, service: str, role: Role | None) -> Settings:
@@ -282,10 +266,10 @@ class LocalSystem:
 
 def _check_port(name: str, port: int) -> None:
     with socket.socket() as probe:
-        # As servers do: connections of the one before may linger.
+        # As servers do: connections of the previous one may linger.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as exc:
-            told = f"port {port} of 127.0.0.1: {exc.strerror}; name another with --{name}-port, 0 takes a free one"
-            raise ConfigError(name, [told]) from exc
+            error = f"port {port} of 127.0.0.1: {exc.strerror}; choose another with --{name}-port (0: a free one)"
+            raise ConfigError(name, [error]) from exc

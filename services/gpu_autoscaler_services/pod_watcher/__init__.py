@@ -1,1 +1,1 @@
-"""Turns what Kubernetes shows of pods, nodes, budgets and Jobs into facts."""
+"""Watches pods, nodes, PodDisruptionBudgets and Jobs in Kubernetes."""

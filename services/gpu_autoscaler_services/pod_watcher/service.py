@@ -1,4 +1,4 @@
-"""The pod watcher: watches in, facts out. Keeps nothing worth saving; its memory only avoids repeats."""
+"""The pod watcher: publishes the changes of Kubernetes watches. Its memory only avoids repeats."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
@@ -19,7 +19,6 @@ from gpu_autoscaler.events.pod import (
     PodObserved,
     PodWatched,
 )
-from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import (
     BUDGETS,
     DEVICE_SLICES,
@@ -34,7 +33,6 @@ from gpu_autoscaler.kube.protocol import (
     Listed,
     WatchItem,
 )
-from gpu_autoscaler.kube.translate.budget import budget_gone, budget_observed
 from gpu_autoscaler.kube.translate.job import (
     are_all_running,
     is_taken_away,
@@ -45,28 +43,30 @@ from gpu_autoscaler.kube.translate.job import (
 )
 from gpu_autoscaler.kube.translate.node import node_gone
 from gpu_autoscaler.kube.translate.pod import pod_gone, pod_observed
-from gpu_autoscaler.kube.translate.progress import KINDS, RUNTIMES
+from gpu_autoscaler.kube.translate.related_objects import budget_gone, budget_observed
+from gpu_autoscaler.kube.translate.workload_progress import KINDS, RUNTIMES
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import NodeUid, PodUid
-from gpu_autoscaler_services.pod_watcher.slices import Slices
-from gpu_autoscaler_services.pod_watcher.surroundings import AROUND_KINDS, Surroundings
+from gpu_autoscaler_services.pod_watcher.device_slices import DeviceSlices
+from gpu_autoscaler_services.pod_watcher.related_objects import RELATED_KINDS, RelatedObjects
 
-# Cluster time between two signs of life of a watch: often enough for any staleness limit, rare enough for the stream.
+# Cluster time between two heartbeats of a watch: more often than any staleness limit, rarely enough for the stream.
 WATCHED_SECONDS = 10.0
 
 log = structlog.get_logger()
 
 
-class _Desk(msgspec.Struct):
-    """One watched kind: how its objects become facts, and what was last said about each that lives."""
+class _WatchedKind(msgspec.Struct):
+    """One watched kind: how its objects become facts, and the last fact of each object."""
 
-    observed: Callable[..., Versioned | None]  # None: there is nothing to be said of it yet
+    observed: Callable[..., Versioned | None]  # None: nothing to publish yet
     gone: Callable[..., Versioned]
-    alive: Callable[[tuple[str, ...], int, int, datetime], Versioned]  # uids, epoch, version, instant
+    watched: Callable[[tuple[str, ...], int, int, datetime], Versioned]  # uids, epoch, version, instant
     listed: Callable[[tuple[str, ...], int, int, datetime], Versioned]
-    told: dict[str, Versioned | None] = {}  # by uid, without its version; None: it could not be understood
-    alive_at: datetime | None = None
+    published: dict[str, Versioned | None] = {}  # by uid, without its version; None: it could not be decoded
+    watched_at: datetime | None = None
 
 
 def _pod_listed(uids: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
@@ -90,7 +90,7 @@ def _budget_listed(uids: tuple[str, ...], epoch: int, version: int, at: datetime
 
 
 class PodWatcher:
-    """Says what Kubernetes shows. Two of it say everything twice under the same ids, which is once."""
+    """Publishes what Kubernetes shows. Two concurrent pod watchers publish the same facts under the same ids."""
 
     name: ClassVar[str] = "pod_watcher"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
@@ -115,123 +115,123 @@ class PodWatcher:
     tick_seconds: ClassVar[float | None] = None
 
     def __init__(self, kube: KubeApi, cluster: Cluster) -> None:
-        """`cluster` gives the epoch of all versions."""
+        """`cluster`: gives the epoch of all versions."""
         self._kube = kube
         self._epoch = cluster.epoch
-        self._slices = Slices()
-        self._desks = {
-            PODS.plural: _Desk(observed=self._pod_observed, gone=pod_gone, listed=_pod_listed, alive=_pod_watched),
-            NODES.plural: _Desk(
-                observed=self._slices.observed, gone=node_gone, listed=_node_listed, alive=_node_watched
+        self._slices = DeviceSlices()
+        self._kinds = {
+            PODS.plural: _WatchedKind(
+                observed=self._pod_observed, gone=pod_gone, listed=_pod_listed, watched=_pod_watched
             ),
-            # Budgets are few, and a whole list of them is as good a sign of life as any.
-            BUDGETS.plural: _Desk(
-                observed=budget_observed, gone=budget_gone, listed=_budget_listed, alive=_budget_listed
+            NODES.plural: _WatchedKind(
+                observed=self._slices.observed, gone=node_gone, listed=_node_listed, watched=_node_watched
+            ),
+            # PodDisruptionBudgets are few: their list serves as the heartbeat.
+            BUDGETS.plural: _WatchedKind(
+                observed=budget_observed, gone=budget_gone, listed=_budget_listed, watched=_budget_listed
             ),
         }
-        self._around = Surroundings()
-        self._running: dict[str, set[str]] = {}  # by kind: uids of Jobs whose members all run, as last told
-        # The last item of each kind and what it said: the runner asks again where the broker did not take it.
+        self._related = RelatedObjects()
+        self._running: dict[str, set[str]] = {}  # by kind: uids of Jobs whose members all run, as last published
+        # The last item of each kind and its facts: the runner repeats an item that the broker did not take.
         self._last: dict[str, tuple[WatchItem, list[Fact]]] = {}
 
     def sources(self) -> Sequence[AsyncIterator[WatchItem]]:
-        """One watch a kind; of Jobs and their like only those that the binder made."""
-        kinds: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, *AROUND_KINDS, DEVICE_SLICES)
+        """Return one watch per kind; of job kinds only the objects that the binder created."""
+        kinds: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, *RELATED_KINDS, DEVICE_SLICES)
         watched = [self._kube.watch(kind) for kind in kinds]
         return [*watched, *(self._kube.watch(kind, label_selector=labels.JOB_ID) for kind in KINDS.values())]
 
     async def on_item(self, item: WatchItem) -> Sequence[Fact]:
-        """Return what the item says that was not said before; the same again for the same item."""
+        """Return the new facts of the item; the same facts again if the same item is repeated."""
         last = self._last.get(item.kind.path())
         if last is not None and last[0] is item:
             return last[1]
-        desk = self._desks.get(item.kind.plural)
-        if desk is not None:
-            facts = [*self._on_desk_item(desk, item), *self._sharing(desk, item)]
-        elif self._around.is_about(item):
-            pods = self._desks[PODS.plural]
-            facts = [fact for pod in self._around.take(item) for fact in self._observe(pods, pod)]
+        kind = self._kinds.get(item.kind.plural)
+        if kind is not None:
+            facts = [*self._facts_of(kind, item), *self._claim_sharers(kind, item)]
+        elif self._related.is_about(item):
+            pods = self._kinds[PODS.plural]
+            facts = [fact for pod in self._related.take(item) for fact in self._observe(pods, pod)]
         elif self._slices.is_about(item):
-            nodes = self._desks[NODES.plural]
+            nodes = self._kinds[NODES.plural]
             facts = [fact for node in self._slices.take(item) for fact in self._observe(nodes, node)]
         else:
             facts = self._on_job_item(item)
         self._last[item.kind.path()] = (item, facts)
         return facts
 
-    def _on_desk_item(self, desk: _Desk, item: WatchItem) -> list[Fact]:
+    def _facts_of(self, kind: _WatchedKind, item: WatchItem) -> list[Fact]:
         match item:
             case Listed():
-                return self._on_listed(desk, item)
+                return self._on_listed(kind, item)
             case Changed():
-                return [*self._observe(desk, item.object), *self._alive(desk, item.object.version, item.seen_at)]
+                return [*self._observe(kind, item.object), *self._heartbeat(kind, item.object.version, item.seen_at)]
             case Deleted():
-                return [self._gone(desk, item.object), *self._alive(desk, item.object.version, item.seen_at)]
+                return [self._gone(kind, item.object), *self._heartbeat(kind, item.object.version, item.seen_at)]
             case Bookmark():
-                return self._alive(desk, item.version, item.seen_at)
+                return self._heartbeat(kind, item.version, item.seen_at)
 
-    def _sharing(self, desk: _Desk, item: WatchItem) -> list[Fact]:
-        """What a pod means for those that name the same claim of devices."""
-        if item.kind is not PODS or not isinstance(item, Changed | Deleted) or not isinstance(item.object, wire.Pod):
+    def _claim_sharers(self, kind: _WatchedKind, item: WatchItem) -> list[Fact]:
+        """Return the changes of pods that share a device claim with this one."""
+        if item.kind is not PODS or not isinstance(item, Changed | Deleted) or not isinstance(item.object, core.Pod):
             return []
-        return [fact for pod in self._around.sharing(item.object) for fact in self._observe(desk, pod)]
+        return [fact for pod in self._related.sharing(item.object) for fact in self._observe(kind, pod)]
 
-    def _on_listed(self, desk: _Desk, item: Listed) -> list[Fact]:
-        """Everything new in the list, then the list: whatever is not in it is gone."""
-        uids = tuple(sorted(one.metadata.uid for one in item.objects))
-        # Of a pod with surroundings something may have been said under a version of theirs, later than the list's, and
-        # of a node with slices of devices.
-        absent: Sequence[wire.Object] = ()
+    def _on_listed(self, kind: _WatchedKind, item: Listed) -> list[Fact]:
+        """Return what is new in the list, then the list: objects that are not in it are gone."""
+        uids = tuple(sorted(obj.metadata.uid for obj in item.objects))
+        # The last fact of a pod with related objects, or of a node with slices, may have a later version than the list:
+        # its end is published explicitly.
+        absent: Sequence[core.Object] = ()
         if item.kind is PODS:
-            self._around.meet(one for one in item.objects if isinstance(one, wire.Pod))
-            absent = self._around.absent_from(frozenset(uids))
+            self._related.meet(obj for obj in item.objects if isinstance(obj, core.Pod))
+            absent = self._related.absent_from(frozenset(uids))
         elif item.kind is NODES:
             absent = self._slices.absent_from(frozenset(uids))
-        ended = [self._gone(desk, thing, item.version) for thing in absent]
-        desk.told = {uid: fact for uid, fact in desk.told.items() if uid in set(uids)}
-        facts = [fact for one in item.objects for fact in self._observe(desk, one)]
-        desk.alive_at = item.seen_at
-        return [*facts, *ended, desk.listed(uids, self._epoch, item.version, item.seen_at)]
+        ended = [self._gone(kind, missing, item.version) for missing in absent]
+        kind.published = {uid: fact for uid, fact in kind.published.items() if uid in set(uids)}
+        facts = [fact for obj in item.objects for fact in self._observe(kind, obj)]
+        kind.watched_at = item.seen_at
+        return [*facts, *ended, kind.listed(uids, self._epoch, item.version, item.seen_at)]
 
-    def _gone(self, desk: _Desk, thing: wire.Object, version: int = 0) -> Versioned:
-        """The object's end, at a version that nothing was said of it after."""
-        uid = thing.metadata.uid
-        desk.told.pop(uid, None)
-        gone = desk.gone(thing, epoch=self._epoch)
-        told = self._around.gone(uid) if isinstance(gone, PodGone) else self._slices.gone(uid)
-        return msgspec.structs.replace(gone, version=max(gone.version, told, version))
+    def _gone(self, kind: _WatchedKind, obj: core.Object, version: int = 0) -> Versioned:
+        """Return the object's end, at a version not before its last fact."""
+        uid = obj.metadata.uid
+        kind.published.pop(uid, None)
+        gone = kind.gone(obj, epoch=self._epoch)
+        last_version = self._related.gone(uid) if isinstance(gone, PodGone) else self._slices.gone(uid)
+        return msgspec.structs.replace(gone, version=max(gone.version, last_version, version))
 
-    def _pod_observed(self, pod: wire.Pod, *, epoch: int) -> PodObserved | None:
-        """The pod, None as long as nobody can say where it may run."""
-        around = self._around.of(pod)
+    def _pod_observed(self, pod: core.Pod, *, epoch: int) -> PodObserved | None:
+        """Return the pod; None while it is unknown where it may run."""
+        around = self._related.of(pod)
         return None if around is None else pod_observed(pod, epoch=epoch, around=around)
 
-    def _observe(self, desk: _Desk, thing: wire.Object) -> list[Fact]:
-        """The object as a fact, unless all that changed is what nobody reads (heartbeats, managed fields)."""
-        uid = thing.metadata.uid
+    def _observe(self, kind: _WatchedKind, obj: core.Object) -> list[Fact]:
+        """Return the object as a fact, unless only fields changed that no fact has (heartbeats, managed fields)."""
+        uid = obj.metadata.uid
         try:
-            fact = desk.observed(thing, epoch=self._epoch)
+            fact = kind.observed(obj, epoch=self._epoch)
         except PermanentError as exc:
-            if uid not in desk.told:  # once, not with each of its heartbeats
-                log.warning(
-                    "object not understood, decisions do not see it", object=thing.metadata.name, error=str(exc)
-                )
-            desk.told[uid] = None
+            if uid not in kind.published:  # once, not with each heartbeat
+                log.warning("object ignored, not decodable", object=obj.metadata.name, error=str(exc))
+            kind.published[uid] = None
             return []
         if fact is None:
             return []
         content = msgspec.structs.replace(fact, version=0)
-        if desk.told.get(uid) == content:
+        if kind.published.get(uid) == content:
             return []
-        desk.told[uid] = content
+        kind.published[uid] = content
         return [fact]
 
-    def _alive(self, desk: _Desk, version: int, at: datetime) -> list[Fact]:
-        """A sign of life, where the last one is old enough: events come in order, so each proves all before it."""
-        if desk.alive_at is not None and at - desk.alive_at < timedelta(seconds=WATCHED_SECONDS):
+    def _heartbeat(self, kind: _WatchedKind, version: int, at: datetime) -> list[Fact]:
+        """Return a heartbeat if the last one is old enough: events are ordered, so each proves all before it."""
+        if kind.watched_at is not None and at - kind.watched_at < timedelta(seconds=WATCHED_SECONDS):
             return []
-        desk.alive_at = at
-        return [desk.alive(tuple(sorted(desk.told)), self._epoch, version, at)]
+        kind.watched_at = at
+        return [kind.watched(tuple(sorted(kind.published)), self._epoch, version, at)]
 
     # ---- Jobs
 
@@ -248,14 +248,14 @@ class PodWatcher:
                 return []
 
     def _on_jobs_listed(self, item: Listed) -> list[Fact]:
-        """What the list shows of each Job, then the list: what went while nobody watched is not in it."""
+        """Return the facts of each Job, then the list: Jobs deleted while unwatched are not in it."""
         running = self._running_of(item.kind)
-        running &= {one.metadata.uid for one in item.objects}
-        facts = [fact for one in item.objects for fact in self._job_facts(item.kind, one, item.seen_at)]
+        running &= {obj.metadata.uid for obj in item.objects}
+        facts = [fact for obj in item.objects for fact in self._job_facts(item.kind, obj, item.seen_at)]
         listed = JobListed(
             epoch=self._epoch,
             version=item.version,
-            job_ids=tuple(sorted(job_id for one in item.objects if (job_id := job_id_of(one)) is not None)),
+            job_ids=tuple(sorted(job_id for obj in item.objects if (job_id := job_id_of(obj)) is not None)),
             listed_at=item.seen_at,
             runtime=RUNTIMES[item.kind.path()],
         )
@@ -264,7 +264,7 @@ class PodWatcher:
     def _running_of(self, kind: Kind[Any]) -> set[str]:
         return self._running.setdefault(kind.path(), set())
 
-    def _job_facts(self, kind: Kind[Any], job: wire.Object, seen_at: datetime) -> list[Fact]:
+    def _job_facts(self, kind: Kind[Any], job: core.Object, seen_at: datetime) -> list[Fact]:
         job_id = job_id_of(job)
         if job_id is None or is_taken_away(job):
             return []
@@ -279,9 +279,8 @@ class PodWatcher:
         return [] if was_running else [job_started(job, job_id, started_at=seen_at, epoch=self._epoch)]
 
     @staticmethod
-    def _job_end(job: wire.Object, seen_at: datetime) -> list[Fact]:
-        """A Job that was deleted ends its job. Where it had ended before, or the scheduler ended it, that stands:
-        a job's end is one fact by id."""
+    def _job_end(job: core.Object, seen_at: datetime) -> list[Fact]:
+        """Return the end of a job whose Job was deleted. An earlier end counts: a job's end is one fact by id."""
         job_id = job_id_of(job)
         if job_id is None or is_taken_away(job):
             return []

@@ -1,1 +1,1 @@
-"""Policies that are objects of Kubernetes, judged and answered."""
+"""Accepts or refuses AutoscalingPolicy objects and writes their status."""

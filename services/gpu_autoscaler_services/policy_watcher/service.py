@@ -1,7 +1,7 @@
-"""The policy watcher: policies that are objects of Kubernetes -> what is in force; and the answer on the object.
+"""The policy watcher: decides which AutoscalingPolicy objects are active, and writes their status.
 
-What it says is decided by; what it has said is the last good word. Nothing that it sees, or does not see, takes a
-policy out of force but its own deletion while its definition stands.
+The published documents are what all services decide by. Only the deletion of a policy, while its definition exists,
+deactivates it: an unreadable object or a missing definition does not.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -11,35 +11,35 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 import structlog
 
-from gpu_autoscaler.core.announcements import MESSAGE_LENGTH_MAX, Announcement
-from gpu_autoscaler.core.documents import DocumentResolution, resolve_documents
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.core.explain.kube_events import MESSAGE_LENGTH_MAX, Announcement
+from gpu_autoscaler.core.policy.documents import DocumentResolution, resolve_documents
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.policy import PolicyDocumentsAccepted
 from gpu_autoscaler.kube.protocol import POLICIES, Changed, Deleted, Kind, Listed, NotFound, WatchItem
 from gpu_autoscaler.kube.translate.policy import document, spec_of, status_of
-from gpu_autoscaler.kube.wire_policy import DEFINITION, DEFINITION_PATH, VERSION, Policy, PolicySpec, PolicyStatus
+from gpu_autoscaler.kube.wire.policy import DEFINITION, DEFINITION_PATH, VERSION, Policy, PolicySpec, PolicyStatus
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.policy_documents import PolicyDocument
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outputs
-from gpu_autoscaler_services.policy_watcher.status import told
+from gpu_autoscaler_services.policy_watcher.status import policy_status
 
-# Figures of money and nodes move all the time; whether a policy is in force is told at once.
-FIGURES_AFTER = timedelta(seconds=30)
-# Said again before the stream forgets it (`bus/streams.py`), for who begins with the oldest fact.
-SAID_AGAIN_AFTER = timedelta(days=7)
+# Between two status writes that change only counts and costs; a change of conditions is written at once.
+STATUS_INTERVAL = timedelta(seconds=30)
+# The documents are published again before the stream drops them (`bus/streams.py`), for readers of the oldest fact.
+REPUBLISH_AFTER = timedelta(days=7)
 _FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"})
 
 log = structlog.get_logger()
 
 
 class Policies(Protocol):
-    """Kubernetes, as far as it is about policies."""
+    """The Kubernetes calls for policies."""
 
     def watch(self, kind: Kind[Any]) -> AsyncIterator[WatchItem]:
-        """List, then watch, for ever."""
+        """List, then watch, endlessly."""
         ...
 
     async def read(self, path: str) -> Mapping[str, Any]:
@@ -55,18 +55,18 @@ class Events(Protocol):
     """Where announcements are written."""
 
     async def say(self, said: Announcement, now: datetime) -> None:
-        """Write it. Raises TransientError, PermanentError."""
+        """Write the announcement. Raises TransientError, PermanentError."""
         ...
 
 
 class PolicyWatcher:
-    """Judges policies against each other and the policy file. What it knows it reads again after a start."""
+    """Checks policies against each other and the policy file. After a restart it reads everything again."""
 
     name: ClassVar[str] = "policy_watcher"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
     folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
     publishes: ClassVar[tuple[type[Fact], ...]] = (PolicyDocumentsAccepted,)
-    urgent: ClassVar[tuple[type[Fact], ...]] = (PolicyDocumentsAccepted,)  # then its answer is due
+    urgent: ClassVar[tuple[type[Fact], ...]] = (PolicyDocumentsAccepted,)  # then the status is due
     tick_seconds: ClassVar[float | None] = 2.0
     starts_from_snapshot: ClassVar[bool] = False  # it opens no store
 
@@ -78,211 +78,213 @@ class PolicyWatcher:
         events: Events,
         *,
         provider: str,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
-        """`provider`: whom this system buys from. `say` is told in words what became of the definition."""
+        """`provider`: the name of the configured provider. `report`: gets the state of the definition as text."""
         self._view = view
         self._file = policy
         self._policies = policies
         self._events = events
         self._provider = provider
-        self._say = say
-        self._objects: dict[str, Policy] = {}  # by uid, as they are there
+        self._report = report
+        self._objects: dict[str, Policy] = {}  # by uid
         self._is_listed = False
-        self._trouble = ""  # with the definition; while there is any, nothing goes out of force
-        self._mute = ""  # why nothing can be said on the objects; what is in force is so all the same
-        self._accepted: tuple[PolicyDocument, ...] | None = None  # as judged last
-        self._specs: dict[str, PolicySpec] = {}  # by uid, of what is in force
+        self._definition_problem = ""  # while not empty, no policy is deactivated
+        self._status_problem = ""  # why no status can be written; does not affect which policies are active
+        self._accepted: tuple[PolicyDocument, ...] | None = None  # by the last check
+        self._specs: dict[str, PolicySpec] = {}  # by uid, of active policies
         self._written: dict[str, tuple[PolicyStatus, datetime]] = {}
-        self._announced: dict[str, str] = {}  # uid -> words
+        self._announced: dict[str, str] = {}  # uid -> message
 
     def use_policy(self, policy: ScalingPolicy) -> None:
-        """Judge under this policy file from now on."""
+        """Use this policy file from now on."""
         self._file = policy
 
-    # ---- seeing
+    # ---- watching
 
     def sources(self) -> Sequence[AsyncIterator[WatchItem]]:
-        """The watch of policies; where they are not defined it says that there are none, again and again."""
+        """Return the watch of policies; without a definition it yields empty lists."""
         return [self._policies.watch(POLICIES)]
 
     async def on_item(self, item: WatchItem) -> Outputs:
-        """Take note; what follows from it is said with the next tick, when the state is known as well."""
+        """Remember the item; the next tick publishes what follows from it."""
         match item:
             case Listed():
                 await self._on_listed(item)
             case Changed():
                 self._objects[item.object.metadata.uid] = _policy(item)
             case Deleted():
-                # Whoever deletes a definition deletes all its objects first, and means none of them.
-                self._tell(await self._trouble_with_definition())
-                if not self._trouble:
+                # The deletion of a definition first deletes all its objects, which must stay active.
+                self._set_definition_problem(await self._find_definition_problem())
+                if not self._definition_problem:
                     self._objects.pop(item.object.metadata.uid, None)
         return ()
 
     async def _on_listed(self, item: Listed) -> None:
-        """All policies there are. None at all is believed only of a definition that stands, and stood before."""
-        had_trouble, there = self._trouble, {one.metadata.uid: one for one in item.objects if isinstance(one, Policy)}
-        is_less = not there.keys() >= self._objects.keys()
-        self._tell(await self._trouble_with_definition() if item.version == 0 or is_less else "")
-        if self._trouble or (had_trouble and not there):
+        """Take the list. An empty list counts only if the definition exists now and existed before."""
+        had_problem = self._definition_problem
+        listed = {policy.metadata.uid: policy for policy in item.objects if isinstance(policy, Policy)}
+        is_less = not listed.keys() >= self._objects.keys()
+        self._set_definition_problem(await self._find_definition_problem() if item.version == 0 or is_less else "")
+        if self._definition_problem or (had_problem and not listed):
             return
-        self._objects, self._is_listed = there, True
+        self._objects, self._is_listed = listed, True
 
-    async def _trouble_with_definition(self) -> str:
-        """Why policies cannot be seen; empty: they can."""
+    async def _find_definition_problem(self) -> str:
+        """Return why policies cannot be read; empty if they can."""
         try:
-            found = await self._policies.read(DEFINITION_PATH)
+            definition = await self._policies.read(DEFINITION_PATH)
         except NotFound:
             return "is not installed; kubectl apply -f deploy/charts/gpu-autoscaler/crds"
         except PermanentError as exc:
-            log.warning("definition of policies not readable, it is taken to stand", error=str(exc))
+            log.warning("policy definition read refused, assumed installed", error=str(exc))
             return ""
-        if found["metadata"].get("deletionTimestamp"):
+        if definition["metadata"].get("deletionTimestamp"):
             return "is being deleted"
-        served = [each["name"] for each in found["spec"]["versions"] if each["served"]]
+        served = [version["name"] for version in definition["spec"]["versions"] if version["served"]]
         if VERSION not in served:
-            return f"serves {', '.join(served) or 'no version'} and not {VERSION}; install the one of this release"
+            return f"serves {', '.join(served) or 'no version'}, not {VERSION}; install the definition of this release"
         return ""
 
-    def _tell(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            if trouble:
-                log.warning("policies are not to be seen, the last good ones stay in force", definition=trouble)
+    def _set_definition_problem(self, problem: str) -> None:
+        if problem != self._definition_problem:
+            if problem:
+                log.warning("policies unreadable, last accepted policies stay active", definition=problem)
             else:
-                log.info("policies are to be seen again")
-        self._trouble = trouble
-        words = f"{DEFINITION} {trouble or self._mute}" if trouble or self._mute else f"{len(self._objects)} policies"
-        self._say(f"{words}; {len(self._in_force())} in force")
+                log.info("policies readable again")
+        self._definition_problem = problem
+        shown = problem or self._status_problem
+        text = f"{DEFINITION} {shown}" if shown else f"{len(self._objects)} policies"
+        self._report(f"{text}; {len(self._active())} active")
 
-    # ---- judging
+    # ---- checking
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """Say what is in force where the stream has it otherwise; answer on the objects."""
+        """Publish the active policies if the stream has others; else write the status of the objects."""
         if not self._is_listed:
             return ()
         resolution, unreadable = self._judge()
         self._accepted = resolution.accepted
         known = self._view.state.policy_documents
-        is_old = known is not None and now - known.accepted_at > SAID_AGAIN_AFTER
+        is_old = known is not None and now - known.accepted_at > REPUBLISH_AFTER
         if is_old or resolution.accepted != (() if known is None else known.documents):
             last = datetime.min.replace(tzinfo=now.tzinfo) if known is None else known.accepted_at
-            # The last word counts by its instant, and a clock may have been set back.
+            # The latest instant counts, and the clock may have been set back.
             at = max(now, last + timedelta(microseconds=1))
-            log.info("policies in force", names=[f"{each.name}@{each.generation}" for each in resolution.accepted])
+            log.info(
+                "policies activated",
+                names=[f"{accepted.name}@{accepted.generation}" for accepted in resolution.accepted],
+            )
             return (PolicyDocumentsAccepted(documents=resolution.accepted, accepted_at=at),)
-        await self._answer({**resolution.refused, **unreadable}, now)
+        await self._write_statuses({**resolution.rejected, **unreadable}, now)
         return ()
 
-    def _in_force(self) -> tuple[PolicyDocument, ...]:
-        """What was accepted last: as remembered, as the stream has it, or as the objects themselves tell."""
+    def _active(self) -> tuple[PolicyDocument, ...]:
+        """Return the last accepted policies: from memory, else the stream, else the status of the objects."""
         if self._accepted is not None:
             return self._accepted
         known = self._view.state.policy_documents
-        return tuple(filter(None, map(_told_of, self._objects.values()))) if known is None else known.documents
+        return tuple(filter(None, map(_active_of, self._objects.values()))) if known is None else known.documents
 
     def _judge(self) -> tuple[DocumentResolution, dict[str, tuple[str, ...]]]:
         documents: list[PolicyDocument] = []
         unreadable: dict[str, tuple[str, ...]] = {}
-        before = {each.uid: each for each in self._in_force()}
+        before = {active.uid: active for active in self._active()}
         specs: dict[str, PolicySpec] = {}
-        for uid, one in self._objects.items():
+        for uid, policy in self._objects.items():
             try:
-                specs[uid] = spec_of(one)
-                documents.append(document(one, specs[uid], one.metadata.generation))
+                specs[uid] = spec_of(policy)
+                documents.append(document(policy, specs[uid], policy.metadata.generation))
             except PermanentError as exc:
                 unreadable[uid] = (str(exc),)
                 if uid in before:
                     documents.append(before[uid])
         resolution = resolve_documents(documents, before.values(), self._file, self._provider)
-        for each in resolution.accepted:
-            if each.uid in specs and each.generation == self._objects[each.uid].metadata.generation:
-                self._specs[each.uid] = specs[each.uid]
+        for accepted in resolution.accepted:
+            if accepted.uid in specs and accepted.generation == self._objects[accepted.uid].metadata.generation:
+                self._specs[accepted.uid] = specs[accepted.uid]
         return resolution, unreadable
 
-    # ---- answering
+    # ---- status
 
-    async def _answer(self, refused: Mapping[str, tuple[str, ...]], now: datetime) -> None:
-        """Write what is new to each object, and an Event where the resolution is. Another try comes with each tick."""
-        in_force = {each.uid: each for each in self._in_force()}
-        self._written = {uid: each for uid, each in self._written.items() if uid in self._objects}
-        for uid, one in self._objects.items():
-            before = self._written[uid][0] if uid in self._written else status_of(one)
-            generation, why = one.metadata.generation, refused.get(uid, ())
-            status = told(
-                before, generation, in_force.get(uid), self._specs.get(uid, before.in_force), why, self._view.state, now
+    async def _write_statuses(self, refused: Mapping[str, tuple[str, ...]], now: datetime) -> None:
+        """Write changed statuses, and an Event for each new result. Failures are retried with the next tick."""
+        active = {document.uid: document for document in self._active()}
+        self._written = {uid: written for uid, written in self._written.items() if uid in self._objects}
+        for uid, policy in self._objects.items():
+            before = self._written[uid][0] if uid in self._written else status_of(policy)
+            generation, why = policy.metadata.generation, refused.get(uid, ())
+            status = policy_status(
+                before, generation, active.get(uid), self._specs.get(uid, before.in_force), why, self._view.state, now
             )
             try:
-                await self._write(one, before, status, now)
-                await self._announce(one, status, now)
+                await self._write(policy, before, status, now)
+                await self._announce(policy, status, now)
             except TransientError as exc:
-                log.warning("status of policies not written, tried again", error=str(exc))
+                log.warning("policy status write failed, retried", error=str(exc))
                 return
-            except NotFound:  # it goes, and the watch will say so; or there is no such place
-                await self._look_for_status()
+            except NotFound:  # the policy was deleted, or the definition has no status
+                await self._check_status_subresource()
             except PermanentError as exc:
-                log.warning("status of a policy not written", policy=one.metadata.name, error=str(exc))
+                log.warning("policy status write refused", policy=policy.metadata.name, error=str(exc))
 
-    async def _look_for_status(self) -> None:
-        """Say it where the definition lets nothing be said on its objects. Tried again with the next tick."""
+    async def _check_status_subresource(self) -> None:
+        """Report a definition without a status subresource. Repeated with the next tick."""
         try:
-            found = await self._policies.read(DEFINITION_PATH)
+            definition = await self._policies.read(DEFINITION_PATH)
         except (NotFound, PermanentError, TransientError):
-            return  # what is wrong with it is told with the next list
-        ours: Mapping[str, Any] = next((each for each in found["spec"]["versions"] if each["name"] == VERSION), {})
+            return  # reported with the next list
+        versions = definition["spec"]["versions"]
+        ours: Mapping[str, Any] = next((version for version in versions if version["name"] == VERSION), {})
         has_status = "status" in ours.get("subresources", {})
-        mute = (
-            ""
-            if has_status
-            else "has no status, so nothing can be told on its objects; install the one of this release"
-        )
-        if mute != self._mute:
-            self._mute = mute
-            self._tell(self._trouble)
+        problem = "" if has_status else "has no status subresource; install the definition of this release"
+        if problem != self._status_problem:
+            self._status_problem = problem
+            self._set_definition_problem(self._definition_problem)
 
-    async def _write(self, one: Policy, before: PolicyStatus, status: PolicyStatus, now: datetime) -> None:
-        written = self._written.get(one.metadata.uid)
+    async def _write(self, policy: Policy, before: PolicyStatus, status: PolicyStatus, now: datetime) -> None:
+        written = self._written.get(policy.metadata.uid)
         if status == before and written is not None:
             return
-        is_due = written is None or now - written[1] >= FIGURES_AFTER
+        is_due = written is None or now - written[1] >= STATUS_INTERVAL
         if not is_due and status.conditions == before.conditions and status.pools == before.pools:
             return
-        body = msgspec.to_builtins(status)  # a None takes away what stood there: that is what a merge patch does
-        await self._policies.patch(f"{POLICIES.path('', one.metadata.name)}/status", {"status": body})
-        self._written[one.metadata.uid], self._mute = (status, now), ""
+        body = msgspec.to_builtins(status)  # None removes a field: a merge patch
+        await self._policies.patch(f"{POLICIES.path('', policy.metadata.name)}/status", {"status": body})
+        self._written[policy.metadata.uid], self._status_problem = (status, now), ""
 
-    async def _announce(self, one: Policy, status: PolicyStatus, now: datetime) -> None:
-        """`PolicyAccepted` or `PolicyRefused`, once for each resolution."""
+    async def _announce(self, policy: Policy, status: PolicyStatus, now: datetime) -> None:
+        """Write a `PolicyAccepted` or `PolicyRefused` Event, once per result."""
         accepted, ready = status.conditions
         is_refused = accepted.status == "False"
-        words = f"{accepted.message}; {ready.message}" if is_refused else ready.message
-        if self._announced.get(one.metadata.uid) == words:
+        message = f"{accepted.message}; {ready.message}" if is_refused else ready.message
+        if self._announced.get(policy.metadata.uid) == message:
             return
-        said = Announcement(
+        announcement = Announcement(
             kind="AutoscalingPolicy",
             namespace="",
-            name=one.metadata.name,
-            uid=one.metadata.uid,
+            name=policy.metadata.name,
+            uid=policy.metadata.uid,
             reason="PolicyRefused" if is_refused else "PolicyAccepted",
-            message=words[:MESSAGE_LENGTH_MAX],
+            message=message[:MESSAGE_LENGTH_MAX],
             is_warning=is_refused,
         )
-        await self._events.say(said, now)
-        self._announced[one.metadata.uid] = words
+        await self._events.say(announcement, now)
+        self._announced[policy.metadata.uid] = message
 
 
 def _policy(item: Changed) -> Policy:
-    assert isinstance(item.object, Policy)  # noqa: S101 - the watch is of that kind
+    assert isinstance(item.object, Policy)  # noqa: S101 - by the kind of the watch
     return item.object
 
 
-def _told_of(one: Policy) -> PolicyDocument | None:
-    """What the object itself says is in force of it: for when all streams are lost."""
-    status, generation = status_of(one), one.metadata.generation
+def _active_of(policy: Policy) -> PolicyDocument | None:
+    """Return the active document by the object's own status, for the case that all streams are lost."""
+    status, generation = status_of(policy), policy.metadata.generation
     if status.generation_in_force is None:
         return None
     try:
-        spec = spec_of(one) if status.generation_in_force == generation else status.in_force
+        spec = spec_of(policy) if status.generation_in_force == generation else status.in_force
     except PermanentError:
         spec = None
-    return None if spec is None else document(one, spec, status.generation_in_force)
+    return None if spec is None else document(policy, spec, status.generation_in_force)

@@ -1,30 +1,30 @@
-"""What is told of a policy on the object itself: what there is of its pools, what they cost, whether it is in force."""
+"""The status of an AutoscalingPolicy: its nodes and costs by pool, and whether it is active."""
 
 from collections.abc import Sequence
 from datetime import datetime
 
-from gpu_autoscaler.core.folding.ledger import Period, period_name
-from gpu_autoscaler.core.nodes.life import NodeView, node_views
-from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.kube.wire_policy import PolicyCondition, PolicySpec, PolicyStatus, PoolStatus
+from gpu_autoscaler.core.nodes.views import NodeView, node_views
+from gpu_autoscaler.core.state.ledger import Period, period_name
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.kube.wire.policy import PolicyCondition, PolicySpec, PolicyStatus, PoolStatus
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.policy_documents import PolicyDocument
 
-MESSAGE_LENGTH_MAX = 4096  # of a condition; Kubernetes API conventions allow eight times as much
+MESSAGE_LENGTH_MAX = 4096  # of a condition; Kubernetes allows eight times as much
 
 
-def told(
+def policy_status(
     before: PolicyStatus,
     generation: int,
-    in_force: PolicyDocument | None,
-    spec_in_force: PolicySpec | None,
+    active: PolicyDocument | None,
+    active_spec: PolicySpec | None,
     refused: Sequence[str],
     state: ClusterState,
     now: datetime,
 ) -> PolicyStatus:
-    """Return the status of the policy at this generation. `refused`: why that is not in force; empty: it is."""
-    names = () if in_force is None else tuple(pool.name for pool in in_force.pools)
+    """Return the status of the policy at this generation. `refused`: why it is not active; empty if it is."""
+    names = () if active is None else tuple(pool.name for pool in active.pools)
     own = [view for view in node_views(state, now) if view.is_ours and view.pool in names]
     pools = tuple(_pool(name, [view for view in own if view.pool == name]) for name in names)
     ready = [view for view in own if view.is_usable]
@@ -33,8 +33,8 @@ def told(
     prices = [view.price_micro_usd_per_hour for view in own if view.is_counted]
     return PolicyStatus(
         observed_generation=generation,
-        generation_in_force=None if in_force is None else in_force.generation,
-        in_force=spec_in_force if in_force is not None and in_force.generation != generation else None,
+        generation_in_force=None if active is None else active.generation,
+        in_force=active_spec if active is not None and active.generation != generation else None,
         nodes=len(ready),
         nodes_pending=pending,
         nodes_desired=len(ready) + pending,
@@ -44,7 +44,7 @@ def told(
         spent_today_usd=_spent("day", names, state, now),
         spent_this_month_usd=_spent("month", names, state, now),
         pools=pools,
-        conditions=_conditions(before, generation, in_force, refused, now),
+        conditions=_conditions(before, generation, active, refused, now),
     )
 
 
@@ -59,7 +59,7 @@ def _pool(name: str, own: Sequence[NodeView]) -> PoolStatus:
 
 
 def _spent(period: Period, pools: Sequence[str], state: ClusterState, now: datetime) -> str | None:
-    """What the ledger has charged; None while it has said nothing at all."""
+    """Return what the ledger has charged; None while it has published nothing."""
     if state.ledger_reported_at is None and not state.charges:
         return None
     owners = state.spent.get(period_name(period, now)) or {}
@@ -71,26 +71,28 @@ def _usd(micro_usd: int) -> str:
 
 
 def _conditions(
-    before: PolicyStatus, generation: int, in_force: PolicyDocument | None, refused: Sequence[str], now: datetime
+    before: PolicyStatus, generation: int, active: PolicyDocument | None, refused: Sequence[str], now: datetime
 ) -> tuple[PolicyCondition, ...]:
-    """`Accepted`: can be decided by. `Ready`: is decided by, at the generation that people see."""
+    """Return the conditions `Accepted` (the policy is valid) and `Ready` (this generation is active)."""
     if not refused:
         accepted = ("True", "Accepted", "")
-        ready = ("True", "ActiveDirectives", f"generation {generation} is in force")
+        ready = ("True", "Active", f"generation {generation} is active")
     else:
         accepted = ("False", "Refused", "; ".join(refused)[:MESSAGE_LENGTH_MAX])
-        stays = "nothing of it is in force" if in_force is None else f"generation {in_force.generation} stays in force"
-        ready = ("False", "Refused", stays)
-    known = {each.type: each for each in before.conditions}
-    return tuple(_condition(kind, *said, generation, known.get(kind), now) for kind, said in
-                 (("Accepted", accepted), ("Ready", ready)))  # fmt: skip
+        message = "no generation is active" if active is None else f"generation {active.generation} stays active"
+        ready = ("False", "Refused", message)
+    known = {condition.type: condition for condition in before.conditions}
+    return (
+        _condition("Accepted", *accepted, generation, known.get("Accepted"), now),
+        _condition("Ready", *ready, generation, known.get("Ready"), now),
+    )
 
 
 def _condition(
     kind: str, status: str, reason: str, message: str, generation: int, before: PolicyCondition | None, now: datetime
 ) -> PolicyCondition:
-    """The condition; the instant is that of the last change of its status."""
-    stands = before is not None and before.status == status
+    """Return the condition; its transition time is that of the last change of its status."""
+    is_unchanged = before is not None and before.status == status
     return PolicyCondition(
         type=kind,
         status="True" if status == "True" else "False",
@@ -98,6 +100,6 @@ def _condition(
         message=message,
         observed_generation=generation,
         last_transition_time=before.last_transition_time
-        if before is not None and stands
+        if before is not None and is_unchanged
         else now.replace(microsecond=0),
     )

@@ -5,10 +5,8 @@ from datetime import datetime
 
 import structlog
 
-from gpu_autoscaler.core.removing.checkpoints import can_save
-from gpu_autoscaler.core.removing.protection import pod_protection
-from gpu_autoscaler.core.state import DrainRecord
-from gpu_autoscaler.core.words.wording import counted
+from gpu_autoscaler.core.disruption.protection import can_save, pod_protection
+from gpu_autoscaler.core.state.state import DrainRecord
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.scaling import (
@@ -18,15 +16,16 @@ from gpu_autoscaler.events.scaling import (
     ScalingNodeDrained,
     ScalingPodEvicted,
 )
-from gpu_autoscaler.kube import wire
-from gpu_autoscaler.kube.hooks import Hooks
+from gpu_autoscaler.kube.checkpoint_hooks import Hooks
 from gpu_autoscaler.kube.protocol import NODES, Conflict, KubeApi, NotFound
 from gpu_autoscaler.kube.translate.pod import pod_observed
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.format import counted
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid
-from gpu_autoscaler.model.reasons import BootTimedOut, GangAbandoned, NodeIdle, NodeLost
+from gpu_autoscaler.model.reasons.drain import BootTimedOut, GangAbandoned, NodeIdle, NodeLost
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
@@ -163,7 +162,7 @@ class Drains:
 
     # ---- steps
 
-    async def _node_of(self, decision: ReleaseInstance) -> wire.Node | None:
+    async def _node_of(self, decision: ReleaseInstance) -> core.Node | None:
         """Return the node of the instance as it is now, in the state or not; None if there is none."""
         known = next((node for node in self._view.state.nodes.values() if _is_of(node, decision)), None)
         if known is not None:
@@ -179,7 +178,7 @@ class Drains:
             return None
         return next(iter(nodes), None)
 
-    async def _work_on(self, node: wire.Node, decision: ReleaseInstance) -> str:
+    async def _work_on(self, node: core.Node, decision: ReleaseInstance) -> str:
         """Return why the node must not be terminated without a drain; empty if it may.
 
         Pods on a node that is not ready do not count if it timed out while booting or was lost.
@@ -192,7 +191,7 @@ class Drains:
         return "" if pod is None else f"node is in use: pod {pod.namespace}/{pod.name} was scheduled to it"
 
     def _release_cancelled(
-        self, node: wire.Node, decision: ReleaseInstance, plan_id: PlanId, why: str
+        self, node: core.Node, decision: ReleaseInstance, plan_id: PlanId, why: str
     ) -> ScalingDrainCancelled:
         log.info("release cancelled", node=node.metadata.name, reason=why)
         return ScalingDrainCancelled(
@@ -202,13 +201,13 @@ class Drains:
             node_uid=NodeUid(node.metadata.uid),
             node_name=node.metadata.name,
             cancelled_at=self._clock.now(),
-            given_up_because=why,
+            abandoned_because=why,
         )
 
     async def _request_checkpoints(
-        self, pods: Sequence[wire.Pod], decision: DrainNode, plan_id: PlanId, now: datetime
+        self, pods: Sequence[core.Pod], decision: DrainNode, plan_id: PlanId, now: datetime
     ) -> ScalingCheckpointRequested:
-        """Notify the pods of the deadline; `core/removing/checkpoints.py` reads their answers."""
+        """Notify the pods of the deadline; `core/disruption/protection.py` reads their answers."""
         deadline = {labels.CHECKPOINT_REQUESTED: decision.deadline_at.isoformat()}
         for pod in pods:
             await self._kube.annotate_pod(pod, deadline)
@@ -229,7 +228,7 @@ class Drains:
         return self._view.state.drains.get(action_id)
 
     @staticmethod
-    def _objection(pods: Sequence[wire.Pod], decision: object, now: datetime) -> str:
+    def _objection(pods: Sequence[core.Pod], decision: object, now: datetime) -> str:
         """Return why a voluntary drain must stop; empty if not. The eviction API enforces PodDisruptionBudgets."""
         waiting = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
         if waiting and isinstance(decision, DrainNode) and isinstance(decision.reason, NodeIdle | GangAbandoned):
@@ -241,14 +240,16 @@ class Drains:
                 return f"pod {pod.metadata.namespace}/{pod.metadata.name} is protected: {what}"
         return ""
 
-    async def _evict(self, pod: wire.Pod, started: ScalingDrainStarted) -> list[Fact]:
+    async def _evict(self, pod: core.Pod, started: ScalingDrainStarted) -> list[Fact]:
         """Evict the pod; an involuntary drain deletes a refused pod once only its grace period is left."""
         eviction = await self._kube.evict_pod(pod)
         if eviction.answer == "accepted":
             return [self._evicted(pod, started, is_forced=False)]
         if eviction.answer == "gone":
             return []
-        if not started.is_voluntary and self._clock.now() >= eviction_order.last_call(pod, started.deadline_at):
+        if not started.is_voluntary and self._clock.now() >= eviction_order.latest_eviction_at(
+            pod, started.deadline_at
+        ):
             return await self._force(pod, started)
         write = log.warning if eviction.answer == "refused" else log.info
         write(
@@ -262,7 +263,7 @@ class Drains:
         )
         return []
 
-    async def _force(self, pod: wire.Pod, started: ScalingDrainStarted) -> list[Fact]:
+    async def _force(self, pod: core.Pod, started: ScalingDrainStarted) -> list[Fact]:
         """Delete the pod with the grace that is left; never extend the grace of a pod that is being deleted."""
         now = self._clock.now()
         seconds = eviction_order.grace_seconds(pod, started.deadline_at, now)
@@ -289,7 +290,7 @@ class Drains:
             node_uid=drain.node_uid,
             node_name=drain.node_name,
             cancelled_at=self._clock.now(),
-            given_up_because=why,
+            abandoned_because=why,
         )
         return [cancelled]
 
@@ -332,7 +333,7 @@ class Drains:
             drained_at=self._clock.now(),
         )
 
-    def _evicted(self, pod: wire.Pod, started: ScalingDrainStarted, *, is_forced: bool) -> ScalingPodEvicted:
+    def _evicted(self, pod: core.Pod, started: ScalingDrainStarted, *, is_forced: bool) -> ScalingPodEvicted:
         return ScalingPodEvicted(
             action_id=started.action_id,
             plan_id=started.plan_id,

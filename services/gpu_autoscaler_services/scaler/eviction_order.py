@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from gpu_autoscaler.core.removing.checkpoints import can_save, checkpointed_at, has_answered
-from gpu_autoscaler.kube import wire
+from gpu_autoscaler.core.disruption.protection import can_save, checkpointed_at, has_answered
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 
@@ -21,7 +21,7 @@ TURN_MARGIN_SECONDS = 5.0
 OVERDUE_SECONDS = 10.0
 
 
-def leaving(pods: Sequence[wire.Pod]) -> list[wire.Pod]:
+def leaving(pods: Sequence[core.Pod]) -> list[core.Pod]:
     """Return the pods that a drain evicts, in order of eviction.
 
     DaemonSet, mirror and finished pods are ignored. Low eviction priority first, critical pods last (as Karpenter,
@@ -33,7 +33,7 @@ def leaving(pods: Sequence[wire.Pod]) -> list[wire.Pod]:
     )
 
 
-def tier(pod: wire.Pod) -> tuple[bool, int]:
+def tier(pod: core.Pod) -> tuple[bool, int]:
     """Return the pod's wave: the pods of a wave are evicted together, the next wave after they are gone."""
     named = pod.metadata.annotations.get(labels.EVICTION_PRIORITY, "")
     if named not in PRIORITY_NAMES:
@@ -42,13 +42,13 @@ def tier(pod: wire.Pod) -> tuple[bool, int]:
 
 
 def due(
-    pods: Sequence[wire.Pod],
+    pods: Sequence[core.Pod],
     deadline_at: datetime,
     now: datetime,
     *,
     asked_at: datetime | None = None,
     is_patient: bool = False,
-) -> list[wire.Pod]:
+) -> list[core.Pod]:
     """Return the pods of `leaving` to evict now: the first wave, and pods that have only their grace period left.
 
     A pod that was asked at `asked_at` to save a checkpoint is not due until it has; with `is_patient` (a voluntary
@@ -56,8 +56,8 @@ def due(
     """
     first = tier(pods[0])
 
-    def is_due(pod: wire.Pod) -> bool:
-        is_hurried = now >= last_call(pod, deadline_at) - timedelta(seconds=TURN_MARGIN_SECONDS)
+    def is_due(pod: core.Pod) -> bool:
+        is_hurried = now >= latest_eviction_at(pod, deadline_at) - timedelta(seconds=TURN_MARGIN_SECONDS)
         if _is_saving(pod, asked_at) and (is_patient or not is_hurried):
             return False
         return is_hurried or tier(pod) == first
@@ -65,34 +65,34 @@ def due(
     return [pod for pod in pods if pod.metadata.deletion_timestamp is None and is_due(pod)]
 
 
-def last_call(pod: wire.Pod, deadline_at: datetime) -> datetime:
+def latest_eviction_at(pod: core.Pod, deadline_at: datetime) -> datetime:
     """Return the latest eviction whose grace period ends by the deadline."""
     return deadline_at - timedelta(seconds=pod.spec.termination_grace_period_seconds)
 
 
-def grace_seconds(pod: wire.Pod, deadline_at: datetime, now: datetime) -> int:
+def grace_seconds(pod: core.Pod, deadline_at: datetime, now: datetime) -> int:
     """Return the grace that is left before the deadline: at most the pod's own, at least one second."""
     left_seconds = (deadline_at - now).total_seconds()
     return max(1, int(min(pod.spec.termination_grace_period_seconds, left_seconds)))
 
 
-def is_overdue(pod: wire.Pod, now: datetime) -> bool:
+def is_overdue(pod: core.Pod, now: datetime) -> bool:
     """Return True if the grace period ended OVERDUE_SECONDS ago: the kubelet is considered dead."""
     deleted_at = pod.metadata.deletion_timestamp  # the end of the grace period
     return deleted_at is not None and now >= deleted_at + timedelta(seconds=OVERDUE_SECONDS)
 
 
-def _is_saving(pod: wire.Pod, asked_at: datetime | None) -> bool:
+def _is_saving(pod: core.Pod, asked_at: datetime | None) -> bool:
     annotations = pod.metadata.annotations
     return asked_at is not None and can_save(annotations) and not has_answered(annotations, asked_at)
 
 
-def _saved_at(pod: wire.Pod) -> float:
+def _saved_at(pod: core.Pod) -> float:
     at = checkpointed_at(pod.metadata.annotations)
     return 0.0 if at is None else at.timestamp()
 
 
-def _is_evictable(pod: wire.Pod) -> bool:
+def _is_evictable(pod: core.Pod) -> bool:
     owner = next((owner.kind for owner in pod.metadata.owner_references if owner.controller), None)
     is_bound_to_node = owner in ("DaemonSet", "Node") or MIRROR in pod.metadata.annotations
     return not is_bound_to_node and pod.status.phase not in ("Succeeded", "Failed")

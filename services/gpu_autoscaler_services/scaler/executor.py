@@ -24,10 +24,10 @@ from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, Transie
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
-from gpu_autoscaler_services.scaler.farewells import Farewells
-from gpu_autoscaler_services.scaler.guards import Guards
-from gpu_autoscaler_services.scaler.leftovers import Leftovers
+from gpu_autoscaler_services.scaler.finalizers import Finalizers
+from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
 
 RETRY_WALL_SECONDS = 1.0  # until a plan whose decisions partly failed is retried
@@ -43,17 +43,17 @@ class Executor:
         purchases: Purchases,
         drains: Drains,
         store: Store,
-        guards: Guards,
-        farewells: Farewells,
-        leftovers: Leftovers,
+        finalizers: Finalizers,
+        checkpoint_notices: CheckpointNotices,
+        orphaned_nodes: OrphanedNodes,
     ) -> None:
         self._purchases = purchases
         self._drains = drains
         self._store = store
         # Not part of a plan: finalizers, checkpoint notices and orphaned nodes follow from the state alone.
-        self.guards = guards
-        self.farewells = farewells
-        self.leftovers = leftovers
+        self.finalizers = finalizers
+        self.checkpoint_notices = checkpoint_notices
+        self.orphaned_nodes = orphaned_nodes
 
     async def step(self, recorded: Recorded) -> Outputs:
         """Take the step that this fact calls for. Raises TransientError, PermanentError."""

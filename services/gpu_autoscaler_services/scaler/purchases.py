@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import msgspec
 import structlog
 
-from gpu_autoscaler.core.state import ClusterState, DrainRecord, OrderRecord
+from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, OrderRecord
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
     ScalingDrainStarted,
@@ -20,14 +20,14 @@ from gpu_autoscaler.kube.protocol import Now
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, PlanId, ProviderId
-from gpu_autoscaler.model.reasons import SpotReclaim
+from gpu_autoscaler.model.reasons.drain import SpotReclaim
 from gpu_autoscaler.providers.protocol import (
     CapacityProvider,
-    ReplacesInstances,
     Instance,
     LaunchesGroups,
     LaunchRefused,
     Order,
+    ReplacesInstances,
 )
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
@@ -201,9 +201,9 @@ class Purchases:
         if record is not None and (record.cancel or record.cancelled):
             return Outcome()
         if drained.provider_id is None:
-            return Outcome()  # not ours to end
-        ended = await self._ended(drained.provider_id, drained.action_id, drained.plan_id, None, drained.node_name)
-        return Outcome(redeliver_after_seconds=ENDING_WALL_SECONDS) if ended is None else Outcome(facts=(ended,))
+            return Outcome()  # not ours to terminate
+        fact = await self._terminate(drained.provider_id, drained.action_id, drained.plan_id, None, drained.node_name)
+        return Outcome(redeliver_after_seconds=ENDING_WALL_SECONDS) if fact is None else Outcome(facts=(fact,))
 
     async def _find(self, order_action_id: ActionId) -> ProviderId | None:
         record = self._view.state.orders.get(order_action_id)

@@ -1,24 +1,24 @@
 """The scaler: folds all facts, plans on each tick, has the plan checked and publishes it, fenced by its parent."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Protocol
 
 import msgspec
 import structlog
 
-from gpu_autoscaler.core.buying.burst import planned_again_seconds
-from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.demand_levels import sample_due
-from gpu_autoscaler.core.documents import effective_policy
-from gpu_autoscaler.core.foresight import ForecastGauges, foresight
-from gpu_autoscaler.core.idle_jobs import idle_jobs_cancelled
-from gpu_autoscaler.core.interruptions import is_taken
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.demand.history_samples import sample_due
+from gpu_autoscaler.core.disruption.deleted_nodes import is_karpenter_managed
+from gpu_autoscaler.core.disruption.idle_jobs import idle_job_cancellations
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.removing.deleted import is_karpenters
-from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.core.policy.documents import effective_policy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.batching import replan_seconds
+from gpu_autoscaler.core.provisioning.forecast_step import ForecastGauges, foresight
+from gpu_autoscaler.core.state.interruption_history import is_taken
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
@@ -58,15 +58,37 @@ from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
 from gpu_autoscaler.model.decisions import Cut, Plan
 from gpu_autoscaler.model.ids import PlanId, derive_id
 from gpu_autoscaler.runtime.digests import policy_digest
-from gpu_autoscaler.runtime.following import differences
 from gpu_autoscaler.runtime.lease import Lease
 from gpu_autoscaler.runtime.metrics import package_version
+from gpu_autoscaler.runtime.policy_reload import differences
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.inventory import InstancesListed
-from gpu_autoscaler_services.scaler.paid import ends_due
-from gpu_autoscaler_services.scaler.past import Past
+from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
+
+# The end of a paid reservation, published as an interruption notice so that its work moves before.
+
+
+def ends_due(state: ClusterState, policy: ScalingPolicy, listed: InstancesListed) -> Iterator[SpotNoticeReceived]:
+    """Yield a notice, once, for each listed instance whose reservation is about to end."""
+    ahead = timedelta(seconds=policy.reservation_drain_seconds)
+    for instance in listed.instances:
+        order = None if instance.action_id is None else state.orders.get(instance.action_id)
+        until = None if order is None or order.decision is None else order.decision.offer.paid_until
+        if until is None or instance.state == "terminated" or listed.listed_at < until - ahead:
+            continue
+        notice = SpotNoticeReceived(
+            provider_id=instance.provider_id,
+            kind="paid_period_over",
+            provider_event=until.isoformat(),
+            reclaim_at=until,
+            received_at=listed.listed_at,
+            way="calendar",
+        )
+        if notice.notice_id not in state.notices:
+            yield notice
+
 
 # Instance states are versioned by the cloud, so they never restart with a new cluster.
 INSTANCE_EPOCH = 0
@@ -159,7 +181,7 @@ class Scaler:
         view: StateView,
         policy: ScalingPolicy,
         executor: Executor,
-        past: Past,
+        recovery: DecisionRecovery,
         instances: AsyncIterable[InstancesListed],
         *,
         digests: Digests,
@@ -171,7 +193,7 @@ class Scaler:
         self._policy = self._file = policy
         self._file_path = ""
         self._executor = executor
-        self._past = past
+        self._recovery = recovery
         self.lease = lease  # without a lease all scalers are active and only the fence decides
         self._instances = instances
         self._digests = digests
@@ -188,7 +210,7 @@ class Scaler:
             case PodObserved():
                 return fact.unschedulable_since is not None and fact.node_name is None
             case NodeObserved():
-                return fact.deleting_since is not None and is_karpenters(fact)
+                return fact.deleting_since is not None and is_karpenter_managed(fact)
             case _:
                 return True
 
@@ -203,7 +225,7 @@ class Scaler:
         if policy is self._policy:
             return
         before, self._policy = self._policy, policy
-        self._past.use_policy(policy)
+        self._recovery.use_policy(policy)
         digest = policy_digest(policy)
         if digest == self._digests.policy:
             return
@@ -223,7 +245,7 @@ class Scaler:
     async def on_tick(self, now: datetime) -> Outputs:
         """Return a new plan, fenced by its parent; nothing if it adds nothing to the last one."""
         self._merge_policy(self._view.state)
-        if (recovered := await self._past.before_first_plan(self._view.state, now)) is not None:
+        if (recovered := await self._recovery.before_first_plan(self._view.state, now)) is not None:
             return recovered
         state, cut = self._view.state, self._view.cut
         if (change := self._unpublished_change(state, now)) is not None:
@@ -236,12 +258,12 @@ class Scaler:
             return ()
         is_news = self._is_news(planned, state)
         # A new plan waits only for the finalizers that are overdue.
-        await self._executor.guards.keep(state, self._policy, now, is_late_only=is_news)
-        await self._executor.farewells.tell(state)
-        again_seconds = planned_again_seconds(planned, _TICK_SECONDS)
+        await self._executor.finalizers.write_due(state, self._policy, now, is_late_only=is_news)
+        await self._executor.checkpoint_notices.send(state)
+        again_seconds = replan_seconds(planned, _TICK_SECONDS)
         if not is_news:
-            removed = await self._executor.leftovers.remove(state, self._policy, now)
-            facts = (*removed, *idle_jobs_cancelled(state, self._policy, now), *sample_due(state, self._policy, now))
+            removed = await self._executor.orphaned_nodes.remove(state, self._policy, now)
+            facts = (*removed, *idle_job_cancellations(state, self._policy, now), *sample_due(state, self._policy, now))
             return facts if again_seconds is None else Outcome(facts=facts, next_tick_seconds=again_seconds)
         return Outcome(
             facts=(self._plan_made(planned, cut),),

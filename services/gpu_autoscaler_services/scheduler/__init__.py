@@ -1,1 +1,1 @@
-"""Accepts jobs, says when each may start, and makes and releases their Kubernetes Jobs."""
+"""Admits jobs, decides when each may start, and creates and releases their Kubernetes Jobs."""

@@ -1,16 +1,13 @@
-"""How a placed job's attempts end.
-
-Pure; README.md says it in words, `core/queueing/schedule.py` how the next one begins.
-"""
+"""How the attempts of a placed job end. Pure; `core/queueing/schedule.py` begins the next one, README.md explains."""
 
 from collections.abc import Iterable
 from datetime import datetime
 
-from gpu_autoscaler.core.demand import is_member
-from gpu_autoscaler.core.folding.graves import all_tombstones
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.state import ClusterState, JobRecord
-from gpu_autoscaler.core.views import is_preempted, job_pods
+from gpu_autoscaler.core.demand.sources import is_member
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.queries import is_preempted, job_pods
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord
+from gpu_autoscaler.core.state.tables import all_tombstones
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished, JobPreempted
 from gpu_autoscaler.events.pod import PodGone
@@ -18,12 +15,12 @@ from gpu_autoscaler.model.ids import JobId
 
 
 def losses(state: ClusterState, policy: ScalingPolicy) -> dict[JobId, list[Fact]]:
-    """Return what the end of pods means for the jobs that are under way: the end of an attempt, sometimes the last.
+    """Return the ends of attempts, by job, that follow from lost pods; after the last retry also the end of the job.
 
-    Read from what is known, and not from the fact alone: a loss that was not answered yet is answered by any later
-    look. What went before the placement is part of an earlier loss, members that are lost together are one. Nothing
-    where those that are left are enough for the job: it goes on, and its others come back as there is room. Nothing
-    where a pod had done its work, or where only a list showed that it is gone: how it ended is unknown then.
+    Read from the state, not from a single fact, so that a later call finds a loss that could not be answered before.
+    Losses before the placement belong to an earlier attempt; members lost together are one loss. No attempt ends if
+    the remaining members suffice (an elastic job), if the pod succeeded, or if only a list shows that the pod is gone:
+    then how it ended is unknown.
     """
     found: dict[JobId, list[Fact]] = {}
     stones = [stone for stone in all_tombstones(state.pods_gone) if stone.lost is not None]
@@ -32,9 +29,9 @@ def losses(state: ClusterState, policy: ScalingPolicy) -> dict[JobId, list[Fact]
         job = None if gone is None or gone.job_id is None else state.jobs.get(gone.job_id)
         if gone is None or gone.job_id is None or job is None or not _is_under_way(job):
             continue
-        if gone.job_id in found and not _is_elastic(job):  # of those that it could do without, the last one counts
+        if gone.job_id in found and not _is_elastic(job):  # of an elastic job the last lost member counts
             continue
-        assert job.placed is not None, "a job that is under way has a place"  # noqa: S101 - our bug
+        assert job.placed is not None, "an active job is placed"  # noqa: S101 - our bug
         if stone.gone_at > job.placed.placed_at and not _goes_on_without(state, job):
             found[gone.job_id] = _after_loss(state, gone, gone.job_id, job.placed.attempt, stone.gone_at, policy)
     return found
@@ -48,12 +45,12 @@ def _after_loss(
     preempted = JobPreempted(job_id=job_id, attempt=attempt, cause=cause, preempted_at=lost_at)
     if attempt <= policy.job_retries_count_max:
         return [preempted]
-    message = f"lost its place {attempt} times, the policy allows {policy.job_retries_count_max} retries; last: {cause}"
+    message = f"lost {attempt} attempts, job_retries_count_max is {policy.job_retries_count_max}; last: {cause}"
     return [preempted, JobFinished(job_id=job_id, outcome="failed", finished_at=lost_at, message=message)]
 
 
 def _goes_on_without(state: ClusterState, job: JobRecord) -> bool:
-    """True where as many members as are enough for the job are at work, or have done their part."""
+    """Return True if enough members of an elastic job are running or have succeeded."""
     if job.queued is None or not _is_elastic(job):
         return False
     pods = job_pods(state, job.queued.job_id)
@@ -74,7 +71,7 @@ def _goes_on(job: JobRecord) -> bool:
 
 
 def _why(state: ClusterState, gone: PodGone) -> str:
-    """The drain that told the pod to go, in words."""
+    """Return the reason of the drain that evicted the pod; empty if there is none."""
     for drain in _drains_of(state, gone):
         reason = getattr(drain, "reason", None)
         if reason is not None:

@@ -1,4 +1,4 @@
-"""The Kubernetes Job of a job: one object for its whole life. Pure; used by the binder.
+"""The Kubernetes Job of a job: one object for its whole life. Pure; used by `binder.py`.
 
 Source: Kubernetes API reference v1.36, "Job"; Kubernetes, "Jobs: Pod failure policy" (read 2026-11-21).
 """
@@ -7,32 +7,32 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from gpu_autoscaler.core.demand import share_memory
-from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.kube import wire
+from gpu_autoscaler.core.demand.sources import share_memory
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS
 from gpu_autoscaler.kube.translate.node import CAPACITY_TYPE_LABELS
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.jobs import JobSpec, Runtime
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 
-RUN_SECONDS = "simcluster.gpu-autoscaler.io/run-seconds"  # simulated kubelets read how long the work takes
-# Long enough to read logs and status afterwards. Source: our own.
+RUN_SECONDS = "simcluster.gpu-autoscaler.io/run-seconds"  # the run time that simulated kubelets use
+# Long enough to read logs and status. Source: our own.
 KEPT_SECONDS_AFTER_END = 3600
-PREFERENCE_WEIGHT = 100  # the most there is
+PREFERENCE_WEIGHT = 100  # the maximum
 RENDEZVOUS_PORT = "29500"  # PyTorch's own default
 
-_Term = tuple[dict[str, Any], ...]  # conditions that hold together
+_Term = tuple[dict[str, Any], ...]  # conditions joined by AND
 
 
 def job_manifest(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
-    """Return the Job, suspended: nothing runs until `release_patch`. Its name is the job's id."""
-    enough = {} if spec.member_count_min is None else {labels.MIN_MEMBERS: str(spec.member_count_min)}
+    """Return the suspended Job: nothing runs until `release_patch`. Its name is the job's id."""
+    annotations = {} if spec.member_count_min is None else {labels.MIN_MEMBERS: str(spec.member_count_min)}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": spec.job_id, "labels": told_of(spec), "annotations": enough},
+        "metadata": {"name": spec.job_id, "labels": job_labels(spec), "annotations": annotations},
         "spec": {
             "suspend": True,
             "activeDeadlineSeconds": seconds_max(spec),
@@ -44,13 +44,13 @@ def job_manifest(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
 
 
 def members(spec: JobSpec) -> dict[str, Any]:
-    """Return what makes a Job one of members: an index each, all at once, and none that runs twice."""
+    """Return the fields of an indexed Job whose members start together and never run twice."""
     return {
         "completionMode": "Indexed",
         "completions": spec.member_count,
         "parallelism": spec.member_count,
-        # A failure of the work ends the job; pods that were moved do not count, and are replaced only when they
-        # are gone for good, so that no member ever runs twice.
+        # A failure of the work ends the job; evicted pods do not count, and are replaced only when they are gone, so
+        # that no member runs twice.
         "backoffLimit": 0,
         "podFailurePolicy": {
             "rules": [
@@ -62,18 +62,21 @@ def members(spec: JobSpec) -> dict[str, Any]:
 
 
 def release_patch(spec: JobSpec, node_names: Sequence[str], state: ClusterState) -> dict[str, Any]:
-    """Return the merge patch that lets the Job go, with a liking for these nodes. Valid once: then it is immutable."""
+    """Return the merge patch that resumes the Job, preferring these nodes. Valid once: then the template is fixed."""
     return {"spec": {"suspend": False, "template": {"spec": {"affinity": affinity(spec, state, node_names)}}}}
 
 
-def gang_service(spec: JobSpec, job: wire.Job) -> dict[str, Any]:
-    """Return the headless Service that gives each member its name, `<job id>-<index>.gang-<job id>`, also before it
-    is ready; it goes with its Job. Source: Kubernetes, "Job with Pod-to-Pod Communication" (read 2026-11-21)."""
+def gang_service(spec: JobSpec, job: core.Job) -> dict[str, Any]:
+    """Return the headless Service that gives each member its DNS name, `<job id>-<index>.gang-<job id>`.
+
+    Names resolve before members are ready. The Service is deleted with its Job.
+    Source: Kubernetes, "Job with Pod-to-Pod Communication" (read 2026-11-21).
+    """
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job.metadata.name, "uid": job.metadata.uid}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": gang_name(spec), "labels": told_of(spec), "ownerReferences": [owner]},
+        "metadata": {"name": gang_name(spec), "labels": job_labels(spec), "ownerReferences": [owner]},
         "spec": {
             "clusterIP": "None",
             "selector": {labels.JOB_ID: spec.job_id},
@@ -83,36 +86,33 @@ def gang_service(spec: JobSpec, job: wire.Job) -> dict[str, Any]:
 
 
 def gang_name(spec: JobSpec) -> str:
-    """Return the subdomain that the members share; names of Services begin with a letter, ids of jobs need not."""
+    """Return the members' subdomain; prefixed since Service names begin with a letter and job ids need not."""
     return f"gang-{spec.job_id}"
 
 
 def is_gang(spec: JobSpec) -> bool:
-    """True for members that may want to find each other."""
+    """Return True for more than one member."""
     return spec.member_count > 1
 
 
-def told_of(spec: JobSpec) -> dict[str, str]:
-    """Return the labels of everything that is made for the job."""
-    # Admission lets only such ids and words in that can be names and label values.
-    told = {labels.JOB_ID: spec.job_id, labels.PROJECT_ID: spec.project_id}
-    if spec.workload_type is not None:
-        told[labels.WORKLOAD_TYPE] = spec.workload_type
-    return told
+def job_labels(spec: JobSpec) -> dict[str, str]:
+    """Return the labels of every object that is created for the job; admission ensures that the values are valid."""
+    found = {labels.JOB_ID: spec.job_id, labels.PROJECT_ID: spec.project_id}
+    return found if spec.workload_type is None else found | {labels.WORKLOAD_TYPE: spec.workload_type}
 
 
 def seconds_max(spec: JobSpec) -> int:
-    """Return how long the work may take, in whole seconds as Kubernetes counts them."""
+    """Return the job's time limit in whole seconds, as Kubernetes needs it."""
     return max(1, int(spec.duration_seconds_max))
 
 
 def pod_template(
     spec: JobSpec, state: ClusterState, *, node_names: Sequence[str] = (), container: str = "main"
 ) -> dict[str, Any]:
-    """Return the template of every member, whatever kind it stands in; `container` is what that kind calls its own."""
+    """Return the pod template of the members. `container`: the container name that the job kind requires."""
     run = {} if spec.run_seconds is None else {RUN_SECONDS: f"{spec.run_seconds:g}"}
     return {
-        "metadata": {"labels": spec.pod_labels | told_of(spec), "annotations": spec.pod_annotations | run},
+        "metadata": {"labels": spec.pod_labels | job_labels(spec), "annotations": spec.pod_annotations | run},
         "spec": _pod_spec(spec, state, node_names, container),
     }
 
@@ -127,40 +127,40 @@ def _pod_spec(spec: JobSpec, state: ClusterState, node_names: Sequence[str], con
     }
     if spec.command:
         container["command"] = list(spec.command)
-    found = {
+    pod_spec = {
         "restartPolicy": "Never",
         "containers": [container],
         "tolerations": [{"key": GPU_RESOURCE, "operator": "Exists"}] if spec.member_resources.has_gpus else [],
         "affinity": affinity(spec, state, node_names),
     }
-    return {**found, "subdomain": gang_name(spec)} if _names_its_members(spec) else found
+    return {**pod_spec, "subdomain": gang_name(spec)} if _needs_gang_service(spec) else pod_spec
 
 
-def _names_its_members(spec: JobSpec) -> bool:
-    """True where the names are of our making; other kinds have controllers that see to it."""
+def _needs_gang_service(spec: JobSpec) -> bool:
+    """Return True if we name the members; the controllers of other kinds do it themselves."""
     return is_gang(spec) and spec.runtime is Runtime.JOB
 
 
 def _rendezvous(spec: JobSpec) -> list[dict[str, Any]]:
-    """Where the members of a gang meet, as PyTorch and its like ask for it; what the request says itself stands.
+    """Return PyTorch's rendezvous variables for the members of a gang; those of the request take precedence.
 
     Source: PyTorch documentation, "Distributed communication package", environment variable initialization; the rank
     of an indexed Job's pod is its index (read 2026-11-21).
     """
-    if not _names_its_members(spec):
+    if not _needs_gang_service(spec):
         return []
     index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
-    found: dict[str, dict[str, Any]] = {
+    variables: dict[str, dict[str, Any]] = {
         "MASTER_ADDR": {"value": f"{spec.job_id}-0.{gang_name(spec)}"},
         "MASTER_PORT": {"value": RENDEZVOUS_PORT},
         "RANK": {"valueFrom": index},
         "WORLD_SIZE": {"value": str(spec.member_count)},
     }
-    return [{"name": name, **said} for name, said in found.items() if name not in spec.env]
+    return [{"name": name, **value} for name, value in variables.items() if name not in spec.env]
 
 
 def _amounts(spec: JobSpec) -> dict[str, str]:
-    """Requests equal limits (S73): what is promised is what may be used."""
+    """Return the amounts for requests and limits, which are equal."""
     wanted = spec.member_resources
     amounts = {
         "cpu": f"{wanted.cpu_milli}m",
@@ -173,31 +173,27 @@ def _amounts(spec: JobSpec) -> dict[str, str]:
 
 
 def affinity(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> dict[str, Any]:
-    """Return what the job needs of its nodes as required; the nodes of its placement, and the best GPUs, as
-    preferred."""
+    """Return the job's node requirements as required affinity; its placement and best GPUs as preferred affinity."""
     groups = [_models(spec, state), _memories(spec, state), _capacity_types(spec), _domain(spec, state, node_names)]
     terms = [
         {"matchExpressions": [condition for part in parts for condition in part]}
         for parts in product(*(group for group in groups if group))
     ]
-    found: dict[str, Any] = {}
+    node_affinity: dict[str, Any] = {}
     if any(groups):
-        found["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
-    liked = [*_liked_hosts(node_names), *_liked_models(spec)]
-    if liked:
-        found["preferredDuringSchedulingIgnoredDuringExecution"] = [
-            {"weight": weight, "preference": {"matchExpressions": [condition]}} for weight, condition in liked
+        node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
+    preferences = _preferred_models(spec)
+    if node_names:
+        preferences.insert(0, (PREFERENCE_WEIGHT, _in(labels.HOSTNAME, sorted(set(node_names)))))
+    if preferences:
+        node_affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {"weight": weight, "preference": {"matchExpressions": [condition]}} for weight, condition in preferences
         ]
-    return {"nodeAffinity": found}
+    return {"nodeAffinity": node_affinity}
 
 
-def _liked_hosts(node_names: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
-    """The nodes of the placement, above all else."""
-    return [(PREFERENCE_WEIGHT, _in(labels.HOSTNAME, sorted(set(node_names))))] if node_names else []
-
-
-def _liked_models(spec: JobSpec) -> list[tuple[int, dict[str, Any]]]:
-    """Of several GPU models the best one, and the next, for pods that come back; the last needs no word."""
+def _preferred_models(spec: JobSpec) -> list[tuple[int, dict[str, Any]]]:
+    """Return weights of the GPU models, best first, for replaced pods; the last model needs none."""
     return [
         (max(1, PREFERENCE_WEIGHT // 2 - number), _in(labels.GPU_MODEL, [model]))
         for number, model in enumerate(spec.models[:-1])
@@ -205,7 +201,7 @@ def _liked_models(spec: JobSpec) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _models(spec: JobSpec, state: ClusterState) -> list[_Term]:
-    """The GPU model by each label that names it: ours, and those that nodes of other makers carry now."""
+    """Return the GPU models by each label that names them: ours, and those that nodes carry now."""
     if not spec.models:
         return []
     values: dict[str, set[str]] = {}
@@ -214,15 +210,15 @@ def _models(spec: JobSpec, state: ClusterState) -> list[_Term]:
         for key, value in node.labels:
             if key in GPU_MODEL_LABELS and key != labels.GPU_MODEL:
                 values.setdefault(key, set()).add(value)
-    # A node that carries our label says no less by the others.
-    carried = [dict(node.labels) for node in nodes]
-    apart = {key for each in carried if labels.GPU_MODEL not in each for key in each}
-    others = [(_in(key, sorted(found)),) for key, found in values.items() if key in apart]
+    # Nodes with our label need no other.
+    node_labels = [dict(node.labels) for node in nodes]
+    needed_keys = {key for found in node_labels if labels.GPU_MODEL not in found for key in found}
+    others = [(_in(key, sorted(models)),) for key, models in values.items() if key in needed_keys]
     return [(_in(labels.GPU_MODEL, sorted(spec.models)),), *others]
 
 
 def _memories(spec: JobSpec, state: ClusterState) -> list[_Term]:
-    """Enough memory in each GPU: by instance type where one is known to have it, by the driver's own label."""
+    """Return terms for enough GPU memory: by instance types that have it, and by the driver's label."""
     wanted = spec.gpu_memory_bytes_min
     if wanted is None:
         return []
@@ -241,7 +237,7 @@ def _memories(spec: JobSpec, state: ClusterState) -> list[_Term]:
 
 
 def _capacity_types(spec: JobSpec) -> list[_Term]:
-    """Never on spot for work that must not be interrupted: only nodes that say that they are something else."""
+    """Return terms that exclude spot for non-preemptible work: nodes labelled with another capacity type."""
     if spec.is_preemptible:
         return []
     lasting: Mapping[str, list[str]] = {
@@ -252,7 +248,7 @@ def _capacity_types(spec: JobSpec) -> list[_Term]:
 
 
 def domain(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> str | None:
-    """Return the one value that these nodes share of the label that the members must share; None: there is none."""
+    """Return the topology domain that these nodes share (the value of `spec.within`); None if they share none."""
     chosen = set(node_names)
     values = {
         value
@@ -265,7 +261,7 @@ def domain(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> str
 
 
 def _domain(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> list[_Term]:
-    """The domain of the placement, for members that must share one; before the placement there is none yet."""
+    """Return the term of the placement's topology domain; none before the placement."""
     value = domain(spec, state, node_names)
     return [] if spec.within is None or value is None else [(_in(spec.within, [value]),)]
 

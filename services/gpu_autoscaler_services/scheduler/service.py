@@ -1,4 +1,4 @@
-"""The scheduler: accepts jobs, finds out when each may start, and hears when one is lost."""
+"""The scheduler: admits jobs, decides when each may start, and ends attempts that lost a member."""
 
 from collections.abc import Awaitable, Sequence
 from datetime import datetime, timedelta
@@ -7,17 +7,17 @@ from typing import ClassVar
 import msgspec
 import structlog
 
-from gpu_autoscaler.core.admission import admit, supply
-from gpu_autoscaler.core.buying.sparing import is_to_leave_spot
-from gpu_autoscaler.core.documents import effective_policy
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.intake.admission import admit, supply
+from gpu_autoscaler.core.intake.reported_demand import violations_of
+from gpu_autoscaler.core.policy.documents import effective_policy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
 from gpu_autoscaler.core.queueing.job_budgets import budget_violation
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.queueing.scoring import estimates_due
-from gpu_autoscaler.core.reports import mistakes_of
-from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
-from gpu_autoscaler.core.views import is_waiting, queue
-from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.core.state.queries import is_waiting, queue
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
@@ -38,29 +38,29 @@ from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.kube.protocol import Now
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.jobs import JobSpec, Mistake, Runtime
+from gpu_autoscaler.model.jobs import JobSpec, Runtime, Violation
 from gpu_autoscaler.runtime.digests import request_digest
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler.store.protocol import Store
-from gpu_autoscaler_services.scheduler.absent import is_made_anew, not_listed, was_made
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder, NotInstalled, not_installed
-from gpu_autoscaler_services.scheduler.budgets import Budgets
-from gpu_autoscaler_services.scheduler.holding import Holding
-from gpu_autoscaler_services.scheduler.past import Past
+from gpu_autoscaler_services.scheduler.job_budgets import JobBudgets
+from gpu_autoscaler_services.scheduler.missing_jobs import is_recreated, missing_jobs, was_created
+from gpu_autoscaler_services.scheduler.recovery import JobRecovery
+from gpu_autoscaler_services.scheduler.suspension import Suspension
 
-# A job that is being accepted is soon in the store: asked again after so much wall time, within so much cluster time.
+# A job that is being accepted is soon in the store: redelivery interval in wall time, and its limit in cluster time.
 ACCEPTANCE_SECONDS = 0.5
 ACCEPTANCE_SECONDS_MAX = 60.0
-# The gateway commits its row milliseconds after the request: one this young, in cluster time, may still get it.
+# The gateway commits its row milliseconds after the request: the row of a request this young may be missing yet.
 PROMISE_AGE_MAX = timedelta(seconds=10)
 _FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"})
 log = structlog.get_logger()
 
 
 class Scheduler:
-    """Lets jobs in and lets them go. Of two of it both say the same under the same ids."""
+    """Admits and releases jobs. Two concurrent schedulers publish the same facts under the same ids."""
 
     name: ClassVar[str] = "scheduler"
     consumes: ClassVar[tuple[type[Fact], ...]] = (
@@ -85,7 +85,7 @@ class Scheduler:
     urgent: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobPreempted, JobFinished, NodeObserved, PodGone)
     tick_seconds: ClassVar[float | None] = 2.0
     starts_from_snapshot: ClassVar[bool] = True
-    concurrency_max: ClassVar[int] = 8  # one slow call to Kubernetes does not hold up the queue
+    concurrency_max: ClassVar[int] = 8  # one slow call to Kubernetes must not delay the queue
 
     def __init__(
         self,
@@ -96,19 +96,19 @@ class Scheduler:
         now: Now,
         seed: ClusterState = EMPTY_STATE,
     ) -> None:
-        """`now` is cluster time; `seed` the last state that was kept of streams that are lost."""
+        """`now`: cluster time. `seed`: the last snapshot of streams that are lost."""
         self._view = view
         self._file = policy
         self._store = store
         self._binder = binder
         self._now = now
-        self._past = Past(store, binder, seed)
-        self._budgets = Budgets(store, binder)
-        self._holding = Holding(binder)
-        self._cancels_since: dict[JobId, datetime] = {}  # cancels of jobs that may still be accepted
+        self._recovery = JobRecovery(store, binder, seed)
+        self._job_budgets = JobBudgets(store, binder)
+        self._suspension = Suspension(binder)
+        self._cancels_since: dict[JobId, datetime] = {}  # cancellations of jobs that may still be accepted
 
     def use_policy(self, policy: ScalingPolicy) -> None:
-        """Let jobs in by this policy file from now on."""
+        """Use this policy file from now on."""
         self._file = policy
 
     @property
@@ -118,12 +118,12 @@ class Scheduler:
     # ---- placing
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """Return the end of every attempt that lost a member, and a placement for every job that may start now.
+        """Return the end of each attempt that lost a member, and a placement for each job that may start now.
 
-        First of all, every accepted job that the stream lacks.
+        Until the stream has all accepted jobs, return those that it lacks instead.
         """
-        if lost := await self._past.jobs(self._view.state, now):
-            return lost
+        if missing := await self._recovery.jobs(self._view.state, now):
+            return missing
         placed = [
             JobPlaced(
                 job_id=placement.job_id,
@@ -134,34 +134,36 @@ class Scheduler:
             )
             for placement in schedule(self._view.state, self._policy, now).placements
         ]
-        spent = await self._budgets.ends(self._view.state, now, self._is_ending)
-        ended = {each.job_id for each in spent}
-        unheld = await self._holding.unheld(self._view.state, self._policy, now, {each.job_id for each in placed})
-        placed = [each for each in placed if each.job_id not in ended | unheld]
-        return [*await self._lose(), *spent, *placed, *estimates_due(self._view.state, self._policy, now)]
+        spent = await self._job_budgets.ends(self._view.state, now, self._is_ending)
+        ended = {finished.job_id for finished in spent}
+        unsuspended = await self._suspension.not_suspended(
+            self._view.state, self._policy, now, {placement.job_id for placement in placed}
+        )
+        placed = [placement for placement in placed if placement.job_id not in ended | unsuspended]
+        return [*await self._lost_attempts(), *spent, *placed, *estimates_due(self._view.state, self._policy, now)]
 
-    async def _lose(self) -> list[Fact]:
-        """Attempts end, but not where pods went because their Job ends: that is no loss, and has its own fact."""
-        lost: list[Fact] = []
+    async def _lost_attempts(self) -> list[Fact]:
+        """Return the ends of attempts; pods that end with their own Job are no loss."""
+        ends: list[Fact] = []
         for job_id, facts in losses(self._view.state, self._policy).items():
             try:
                 if not await self._binder.is_ending(job_id, await self._runtime_of(job_id)):
-                    lost += facts
+                    ends += facts
             except TransientError as exc:
-                # Looked at again with the next tick; meanwhile other jobs are to be placed.
-                log.warning("cannot ask whether a job lost a member or ends; asked again", error=str(exc))
+                # Retried with the next tick; other jobs are placed meanwhile.
+                log.warning("job lookup for a lost member failed, retried", job_id=job_id, error=str(exc))
                 break
-        return lost
+        return ends
 
     # ---- facts
 
     async def on_fact(self, recorded: Recorded) -> Outputs:
-        """Accept, make, release, cancel, take back. Raises TransientError, PermanentError."""
+        """Admit, create, release, cancel or withdraw a job. Raises TransientError, PermanentError."""
         match recorded.fact:
             case JobRequested() as request:
                 return await self._admit(request, recorded)
             case JobQueued() as queued:
-                return await self._make(queued)
+                return await self._create(queued)
             case JobPlaced() as placed:
                 return await self._release(placed)
             case JobCancelRequested() as request:
@@ -169,50 +171,49 @@ class Scheduler:
             case JobFinished() as finished:
                 return await self._end(finished)
             case JobListed() as listed:
-                return await self._heal(listed)
-            case DemandReported() as wish:
-                return _heard(wish, recorded)
+                return await self._reconcile(listed)
+            case DemandReported() as report:
+                return _checked(report, recorded)
             case other:
-                raise PermanentError(f"{other.type_name()} is none of ours: the consumer's filter is too wide")
+                raise PermanentError(f"unexpected fact {other.type_name()}: narrow the consumer's filter")
 
     async def _admit(self, request: JobRequested, recorded: Recorded) -> Outputs:
-        """Put the job on record, then say so: a job that is queued is never lost."""
+        """Store the job, then publish it: a queued job is never lost."""
         envelope = recorded.envelope
-        known = supply(self._view.state, self._policy)
         spec = admit(
             request,
             event_id=envelope.id,
             at=envelope.time,
             now=self._now(),
             policy=self._policy,
-            gpu_models=known.gpu_models,
-            gpus_per_node_max=known.gpus_per_node_max,
-            shares=known.shares,
+            supply=supply(self._view.state, self._policy),
         )
         if not isinstance(spec, JobSpec):
             return _refused(request, envelope.id, spec)
         row = await self._store.job(spec.job_id)
-        if row is None and (mistake := budget_violation(spec, self._view.state)) is not None:
-            return _refused(request, envelope.id, (mistake,))
+        if row is None and (violation := budget_violation(spec, self._view.state)) is not None:
+            return _refused(request, envelope.id, (violation,))
         if row is None and not await self._binder.serves(spec.runtime):
-            return _refused(request, envelope.id, (Mistake("runtime", not_installed(spec.runtime)),))
+            return _refused(request, envelope.id, (Violation("runtime", not_installed(spec.runtime)),))
         waiting_count = len(queue(self._view.state))
-        # A row: the job is in already, or the gateway has promised it (202). No queue is too full for it.
+        # With a row the job is accepted already, or the gateway has promised it (202): never refused for a full queue.
         if row is None and waiting_count >= self._policy.queue_count_max:
             if abs(self._now() - envelope.time) < PROMISE_AGE_MAX:
                 return Outcome(redeliver_after_seconds=ACCEPTANCE_SECONDS)
-            reason = f"{waiting_count} jobs wait already, the policy allows {self._policy.queue_count_max}; try later"
-            return _refused(request, envelope.id, (Mistake("queue", reason),))
+            reason = (
+                f"is full: {waiting_count} jobs wait, queue_count_max is {self._policy.queue_count_max}; retry later"
+            )
+            return _refused(request, envelope.id, (Violation("queue", reason),))
         now = self._now()
         acceptance = await self._store.accept_job(spec, request_digest=request_digest(request), accepted_at=now)
         if acceptance == "conflict":
-            reason = f"{spec.job_id!r} is taken by another request with another body"
-            return _refused(request, envelope.id, (Mistake("job_id", reason),))
+            reason = f"{spec.job_id!r} is taken by a request with another body; choose another id"
+            return _refused(request, envelope.id, (Violation("job_id", reason),))
         if row is not None and row.outcome is not None:
-            return ()  # a late repeat: the state may have forgotten the job, and would run it once more
+            return ()  # a late repeat: the state may have forgotten the job and would run it once more
         return (JobQueued(job_id=spec.job_id, spec=spec, queued_at=now),)
 
-    async def _make(self, queued: JobQueued) -> Sequence[Fact]:
+    async def _create(self, queued: JobQueued) -> Sequence[Fact]:
         if self._is_ending(queued.job_id):
             return ()
         return await self._unless_not_installed(queued.job_id, self._binder.create(queued.spec, self._view.state))
@@ -222,14 +223,14 @@ class Scheduler:
         if self._is_ending(placed.job_id) or job is None or job.queued is None:
             return ()
         spec = job.queued.spec
-        if is_to_leave_spot(job, self._policy, placed.placed_at):
-            # To Kubernetes it is what must not be interrupted, so that it binds no member to spot that is free.
+        if must_leave_spot(job, self._policy, placed.placed_at):
+            # Non-preemptible to Kubernetes, so that it binds no member to free spot capacity.
             spec = msgspec.structs.replace(spec, is_preemptible=False)
         released = self._binder.release(spec, placed, self._view.state)
         return await self._unless_not_installed(placed.job_id, released)
 
     async def _unless_not_installed(self, job_id: JobId, effect: Awaitable[None]) -> Sequence[Fact]:
-        """Carry it out. The end of a job whose kind went after it was accepted, or that somebody else accepted."""
+        """Await the effect; return the end of the job if its CustomResourceDefinition is missing."""
         try:
             await effect
         except NotInstalled as exc:
@@ -237,7 +238,7 @@ class Scheduler:
         return ()
 
     async def _runtime_of(self, job_id: JobId) -> Runtime:
-        """What the job is made of, also when the state has forgotten it."""
+        """Return the job's runtime, from the store if the state has forgotten the job."""
         job = self._view.state.jobs.get(job_id)
         if job is not None and job.queued is not None:
             return job.queued.spec.runtime
@@ -245,13 +246,13 @@ class Scheduler:
         return Runtime.JOB if row is None else row.spec.runtime
 
     async def _cancel(self, request: JobCancelRequested) -> Outputs:
-        """End the job on record; its Kubernetes Job goes as the effect of that."""
+        """Publish the end of the job; that fact deletes its Kubernetes Job."""
         row = await self._store.job(request.job_id)
         if row is None and self._may_be_accepted(request.job_id):
             return Outcome(redeliver_after_seconds=ACCEPTANCE_SECONDS)
         self._cancels_since.pop(request.job_id, None)
         if row is None:
-            raise PermanentError(f"job_id: {request.job_id!r} was never accepted: there is nothing to cancel")
+            raise PermanentError(f"job_id: cancellation of {request.job_id!r} failed: no such job was accepted")
         if row.outcome is not None:
             return ()
         by = f" by {request.requested_by}" if request.requested_by else ""
@@ -260,7 +261,7 @@ class Scheduler:
         return (JobFinished(job_id=request.job_id, outcome="cancelled", finished_at=self._now(), message=message),)
 
     def _may_be_accepted(self, job_id: JobId) -> bool:
-        """True for a request without an answer, for a while: what was set aside is never answered."""
+        """Return True for a request without an answer, for ACCEPTANCE_SECONDS_MAX: dead letters are never answered."""
         job = self._view.state.jobs.get(job_id)
         if job is None or job.requested is None or job.rejected is not None:
             return False
@@ -274,46 +275,46 @@ class Scheduler:
             await self._binder.withdraw(finished.job_id, await self._runtime_of(finished.job_id))
         return ()
 
-    async def _heal(self, listed: JobListed) -> Outputs:
-        """Make what was never made, and end what somebody took away: both while nobody watched."""
+    async def _reconcile(self, listed: JobListed) -> Outputs:
+        """Create Jobs that were never created, and end jobs whose Job was deleted unseen."""
         ended: list[Fact] = []
-        for queued, job in not_listed(self._view.state, listed):
+        for queued, job in missing_jobs(self._view.state, listed):
             if await self._binder.has(queued.job_id, queued.spec.runtime):
-                continue  # made since
-            if is_made_anew(job, self._policy, self._now()):
+                continue  # created since the list was read
+            if is_recreated(job, self._policy, self._now()):
                 if job.placed is not None and not is_waiting(job):
                     ended += await self._release(job.placed)
-            elif was_made(self._view.state, job):
-                message = "its Kubernetes Job is gone, and nobody saw how it ended"
+            elif was_created(self._view.state, job):
+                message = "its Kubernetes Job was deleted while unwatched; how it ended is unknown"
                 now = self._now()
                 ended.append(JobFinished(job_id=queued.job_id, outcome="cancelled", finished_at=now, message=message))
             elif job.placed is None:
-                ended += await self._make(queued)
+                ended += await self._create(queued)
             else:
                 ended += await self._release(job.placed)
         return ended
 
     def _is_ending(self, job_id: JobId) -> bool:
-        """True for a job that is over or to be cancelled: nothing more is made for it."""
+        """Return True for a job that is finished or to be cancelled: nothing more is created for it."""
         job = self._view.state.jobs.get(job_id)
         return job is not None and (job.finished is not None or job.cancel_requested is not None)
 
 
-def _heard(wish: DemandReported, recorded: Recorded) -> Outputs:
-    """A wish that can be meant is in the state already; one that cannot is kept where somebody can look at it."""
-    mistakes = mistakes_of(wish, recorded.envelope.time)
-    reason = "; ".join(f"{mistake.field}: {mistake.reason}" for mistake in mistakes)
-    return Outcome(set_aside_reason=f"wish of {wish.source!r} refused: {reason}") if mistakes else ()
+def _checked(report: DemandReported, recorded: Recorded) -> Outputs:
+    """Return a dead letter for an invalid demand report; a valid one is in the state already."""
+    violations = violations_of(report, recorded.envelope.time)
+    reason = "; ".join(f"{violation.field}: {violation.reason}" for violation in violations)
+    return Outcome(set_aside_reason=f"demand report of {report.source!r} refused: {reason}") if violations else ()
 
 
-def _refused(request: JobRequested, event_id: str, mistakes: tuple[Mistake, ...]) -> Outcome:
-    """Tell who asked, and keep the request where somebody can look at it."""
-    reason = "; ".join(f"{mistake.field}: {mistake.reason}" for mistake in mistakes)
+def _refused(request: JobRequested, event_id: str, violations: tuple[Violation, ...]) -> Outcome:
+    """Return the rejection, and the request as a dead letter."""
+    reason = "; ".join(f"{violation.field}: {violation.reason}" for violation in violations)
     rejected = JobRejected(
         request_id=event_id,
-        mistakes=mistakes,
-        # An id that is taken belongs to another job, about which this says nothing.
-        job_id=None if any(mistake.field == "job_id" for mistake in mistakes) else request.job_id,
+        violations=violations,
+        # A taken id belongs to another job, which is not rejected.
+        job_id=None if any(violation.field == "job_id" for violation in violations) else request.job_id,
         job_name=request.job_name,
     )
     return Outcome(facts=(rejected,), set_aside_reason=f"job refused: {reason}")

@@ -1,1 +1,1 @@
-"""What another policy would decide, live."""
+"""Plans live under a second policy and publishes the differences."""

@@ -1,6 +1,6 @@
-"""The shadow: plans as the scaler does, on the same facts, under another policy, and says where the two differ.
+"""The shadow: plans on the scaler's facts under another policy and publishes the differences.
 
-It has no executor and publishes one fact that nobody acts on.
+It has no executor; no service acts on its facts.
 """
 
 from collections import deque
@@ -11,13 +11,13 @@ from typing import ClassVar
 import msgspec
 import structlog
 
-from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.differences import differences
-from gpu_autoscaler.core.documents import effective_policy
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.explain.differences import differences
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.state import ClusterState
-from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.core.policy.documents import effective_policy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
@@ -35,31 +35,32 @@ from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.runtime.metrics import package_version
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
-from gpu_autoscaler_services.shadow.recent import Recent
+from gpu_autoscaler_services.shadow.recent import RecentStates
 
-# A real plan that is older is history (a start reads all of it), and `replay` tells of that.
+# Older real plans, which a start reads, are not compared; `replay` does that.
 REAL_PLAN_AGE_MAX = timedelta(seconds=120)
 REAL_PLANS_COUNT_MAX = 64
 _FOLDED_DOMAINS = frozenset(
     {"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"}
-)  # what the scaler folds
+)  # those of the scaler
 
 log = structlog.get_logger()
 
 
 class Digests(msgspec.Struct, frozen=True, kw_only=True):
-    """Which policies and which code plans are made with (`runtime/digests.py`)."""
+    """Digests of the policies and of the code that make plans (`runtime/digests.py`)."""
 
     shadow: str
     real: str
     core: str
 
 
-_Said = tuple[str, str, frozenset[tuple[str, str]]]  # digests of both policies; subject and kind of each difference
+# Digests of both policies; subject and kind of each difference.
+_Signature = tuple[str, str, frozenset[tuple[str, str]]]
 
 
-class _Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """One state and one instant, and what the real policy makes of it."""
+class _RealPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan under the real policy, with the state that it was made from."""
 
     state: ClusterState
     cut: Cut
@@ -68,17 +69,17 @@ class _Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shadow:
-    """Plans beside each real plan that decides something, and at each tick, and says where the two policies differ."""
+    """Compares each real plan that decides something, and each tick, with a plan under the shadow policy."""
 
     name: ClassVar[str] = "shadow"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
     folds: ClassVar[tuple[type[Fact], ...]] = (
         *(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS),
         GpuNodeSummarised,
-        ShadowPlanMade,  # its own, for the chain
+        ShadowPlanMade,  # its own chain
     )
     publishes: ClassVar[tuple[type[Fact], ...]] = (ShadowPlanMade,)
-    urgent: ClassVar[tuple[type[Fact], ...]] = (  # as the scaler's
+    urgent: ClassVar[tuple[type[Fact], ...]] = (  # like the scaler's
         JobQueued,
         JobPreempted,
         JobCancelRequested,
@@ -89,101 +90,103 @@ class Shadow:
         SpotNoticeReceived,
         SpotNoticeWithdrawn,
         ScalingLaunchRefused,
-        ScalingPlanMade,  # to stand beside it
-        ShadowPlanMade,  # what else is to be said waits for the last one to be stored
+        ScalingPlanMade,  # to be compared
+        ShadowPlanMade,  # the next one waits until the last is stored
     )
     tick_seconds: ClassVar[float | None] = 5.0
     starts_from_snapshot: ClassVar[bool] = False  # its own chain is no part of the state
 
     def __init__(self, view: StateView, real: ScalingPolicy, shadow: ScalingPolicy, digests: Digests) -> None:
-        """`real`: the policy in force, which is the scaler's while both are given the same file."""
+        """`real`: the active policy; it is the scaler's as long as both read the same file."""
         self._view = view
         self._real = real
         self._shadow = shadow
         self._digests = digests
-        self._recent = Recent(view)
+        self._recent = RecentStates(view)
         self._real_plans: deque[ScalingPlanMade] = deque(maxlen=REAL_PLANS_COUNT_MAX)
         self._last_sequence = 0
-        self._said: _Said | None = None
+        self._published: _Signature | None = None
 
     def use_real(self, policy: ScalingPolicy) -> None:
-        """Compare with this policy from now on."""
+        """Use this real policy from now on."""
         self._real = policy
         self._digests = msgspec.structs.replace(self._digests, real=policy_digest(policy))
 
     def use_shadow(self, policy: ScalingPolicy) -> None:
-        """Ask this policy from now on."""
+        """Use this shadow policy from now on."""
         self._shadow = policy
         self._digests = msgspec.structs.replace(self._digests, shadow=policy_digest(policy))
 
     def on_folded(self, recorded: Sequence[Recorded]) -> None:
-        """Remember real plans, and the last one of the shadow's own chain, whoever of its replicas made it."""
+        """Remember real plans, and the last plan of the shadow's chain, whichever replica made it."""
         self._recent.folded(recorded)
-        for each in recorded:
-            if isinstance(each.fact, ScalingPlanMade) and each.fact.plan.decisions:
-                self._real_plans.append(each.fact)
-            elif isinstance(each.fact, ShadowPlanMade):
-                self._last_sequence = each.sequence
-                self._said = _saying(each.fact.policy_digest, each.fact.real_policy_digest, each.fact.differences)
+        for item in recorded:
+            if isinstance(item.fact, ScalingPlanMade) and item.fact.plan.decisions:
+                self._real_plans.append(item.fact)
+            elif isinstance(item.fact, ShadowPlanMade):
+                self._last_sequence = item.sequence
+                self._published = _signature(
+                    item.fact.policy_digest, item.fact.real_policy_digest, item.fact.differences
+                )
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """Return the shadow's plan where it differs otherwise than the last one did; nothing while that stays so."""
-        for moment in self._moments(now):
-            fact = self._beside(moment)
-            if fact is not None:
+        """Return the shadow's plan if its differences are not those of its last published plan."""
+        for real in self._real_plans_to_compare(now):
+            if (fact := self._compare(real)) is not None:
                 return Outcome(facts=(fact,), expected_last_sequence=self._last_sequence)
         return ()
 
-    def _moments(self, now: datetime) -> Iterator[_Moment]:
-        """The real plans that have come, in their order, then this instant."""
+    def _real_plans_to_compare(self, now: datetime) -> Iterator[_RealPlan]:
+        """Yield the real plans that arrived, in order, then a plan of this instant."""
         while self._real_plans:
             made = self._real_plans[0]
             is_late = made.plan.as_of < now - REAL_PLAN_AGE_MAX
             if not is_late and not self._recent.has(made.cut):
-                return  # what it knew is still on its way here
+                return  # facts of its cut have not arrived yet
             self._real_plans.popleft()
             state = None if is_late else self._recent.at(made.cut)
             if state is not None:
-                yield _Moment(state=state, cut=made.cut, real=made.plan, real_plan_id=made.plan_id)
+                yield _RealPlan(state=state, cut=made.cut, real=made.plan, real_plan_id=made.plan_id)
         state = self._view.state
         real = effective_policy(self._real, state.policy_documents)
-        yield _Moment(state=state, cut=self._view.cut, real=plan(state, real, now))
+        yield _RealPlan(state=state, cut=self._view.cut, real=plan(state, real, now))
 
-    def _beside(self, moment: _Moment) -> ShadowPlanMade | None:
-        """What the shadow would do at this moment; None where that is no news."""
-        as_of, documents = moment.real.as_of, moment.state.policy_documents
+    def _compare(self, real_plan: _RealPlan) -> ShadowPlanMade | None:
+        """Return the shadow's plan for the same state; None if its differences are published already."""
+        as_of, documents = real_plan.real.as_of, real_plan.state.policy_documents
         shadow = effective_policy(self._shadow, documents)
         digests = self._digests_under(documents)
-        other = plan(moment.state, shadow, as_of)
-        if mistakes := check(other, moment.state, shadow):
-            log.error("shadow plan refused by the second opinion, it is not said", mistakes=mistakes, as_of=str(as_of))
+        other = plan(real_plan.state, shadow, as_of)
+        if violations := check(other, real_plan.state, shadow):
+            log.error("shadow plan refused", violations=violations, as_of=str(as_of), step="report it")
             return None
-        found = tuple(one for one in differences(moment.real, other, moment.state) if one.is_decision)
-        if _saying(digests.shadow, digests.real, found) == self._said:
+        differing = differences(real_plan.real, other, real_plan.state)
+        decided = tuple(difference for difference in differing if difference.is_decision)
+        if _signature(digests.shadow, digests.real, decided) == self._published:
             return None
         return ShadowPlanMade(
             plan_id=PlanId(
-                derive_id("shadow", msgspec.json.encode(moment.cut).hex(), as_of.isoformat(), digests.shadow)
+                derive_id("shadow", msgspec.json.encode(real_plan.cut).hex(), as_of.isoformat(), digests.shadow)
             ),
             parent_sequence=self._last_sequence,
             plan=other,
-            cut=moment.cut,
+            cut=real_plan.cut,
             policy_digest=digests.shadow,
             real_policy_digest=digests.real,
             core_digest=digests.core,
-            real_plan_id=moment.real_plan_id,
-            differences=found,
+            real_plan_id=real_plan.real_plan_id,
+            differences=decided,
             service_version=package_version(),
         )
 
     def _digests_under(self, documents: PolicyDocumentsAccepted | None) -> Digests:
-        """Those of what both files amount to with the documents."""
+        """Return the digests of both policy files, each merged with the documents."""
         if documents is None or not documents.documents:
             return self._digests
-        merged = (effective_policy(each, documents) for each in (self._shadow, self._real))
-        shadow, real = (policy_digest(each) for each in merged)
+        merged = (effective_policy(policy, documents) for policy in (self._shadow, self._real))
+        shadow, real = (policy_digest(policy) for policy in merged)
         return Digests(shadow=shadow, real=real, core=self._digests.core)
 
 
-def _saying(shadow: str, real: str, found: Sequence[Difference]) -> _Said:
-    return shadow, real, frozenset((one.subject, one.kind) for one in found)
+def _signature(shadow: str, real: str, differing: Sequence[Difference]) -> _Signature:
+    return shadow, real, frozenset((difference.subject, difference.kind) for difference in differing)

@@ -1,1 +1,1 @@
-"""Turns what clouds say about interruptible capacity into facts: notices, hints, offers and prices."""
+"""Publishes interruption notices, rebalance recommendations, offers and prices."""

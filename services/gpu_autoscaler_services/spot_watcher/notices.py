@@ -1,20 +1,23 @@
-"""From what one instance's metadata shows, or a queue tells, and what is known already, to facts. No IO."""
+"""Turns notices of metadata, queue and annotations into facts, given the notices that are known. Pure."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
-from gpu_autoscaler.core.state import NoticeRecord
+from gpu_autoscaler.core.state.state import ClusterState, NoticeRecord
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.spot import NoticeWay, SpotNoticeReceived, SpotNoticeWithdrawn, SpotRebalanceRecommended
 from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.labels import SPOT_INTERRUPTION_WARNING, SPOT_TERMINATION_TIME
 
-# Maintenance is announced weeks ahead; work is moved shortly before it. As long as Azure announces its own.
+# Maintenance is announced weeks ahead; work moves shortly before it. As early as Azure announces its own.
 MAINTENANCE_AHEAD = timedelta(minutes=15)
+DEFAULT_WARNING = timedelta(seconds=120)  # of annotations without a time; as EC2 warns
 
 
 def is_early(shown: ReclaimNotice, now: datetime) -> bool:
-    """True for maintenance that is too far away to move work for."""
+    """Return True for maintenance more than MAINTENANCE_AHEAD away."""
     return shown.kind == "maintenance" and shown.reclaim_at is not None and shown.reclaim_at - now > MAINTENANCE_AHEAD
 
 
@@ -25,13 +28,13 @@ def notice_facts(
     known: Sequence[NoticeRecord],
     now: datetime,
 ) -> list[Fact]:
-    """Return what is new: notices not yet known, and those known that the metadata no longer shows.
+    """Return unknown notices, and withdrawals of known ones that the metadata no longer shows.
 
-    `known` are the notices known of this instance, withdrawn ones too. Only those that metadata gave can be taken back
-    by it, and one whose deadline has passed is history.
+    `known`: all notices of this instance, also withdrawn ones. Only notices from metadata whose deadline has not passed
+    are withdrawn.
     """
     facts: list[Fact] = []
-    names = {(each.kind, each.provider_event) for each in shown}
+    names = {(notice.kind, notice.provider_event) for notice in shown}
     for record in known:
         notice = record.notice
         if record.is_active and _can_be_withdrawn(notice, now) and (notice.kind, notice.provider_event) not in names:
@@ -44,8 +47,8 @@ def notice_facts(
                     received_at=record.last_received_at,
                 )
             )
-    news = (new_notice(provider_id, node_name, each, known, now) for each in shown)
-    return facts + [fact for fact in news if fact is not None]
+    received = (new_notice(provider_id, node_name, notice, known, now) for notice in shown)
+    return facts + [fact for fact in received if fact is not None]
 
 
 def new_notice(
@@ -57,10 +60,11 @@ def new_notice(
     *,
     way: NoticeWay = "metadata",
 ) -> SpotNoticeReceived | None:
-    """Return the notice as a fact; None where it is known already, by whatever way, or is too early to be told.
+    """Return the notice as a fact; None if it is known already from any source, or too early.
 
-    Two ways have two names for one interruption, and a queue may have several: a warning, a hook, the end itself. The
-    one that was told first names it: another is told only if its deadline is earlier, and then under that name.
+    Each source names an interruption differently, and a queue may have several messages for it: a warning, a lifecycle
+    hook, the termination. The first name counts: a later notice is published, under that name, only with an earlier
+    deadline.
     """
     if is_early(shown, now):
         return None
@@ -70,7 +74,7 @@ def new_notice(
         if notice.kind != shown.kind:
             continue
         if notice.provider_event == shown.provider_event:
-            # Azure says no deadline any more once the event has started: what was said stands.
+            # Azure shows no deadline any more once the event has started.
             if record.is_active and shown.reclaim_at in (None, notice.reclaim_at):
                 return None
             withdrawn_at = None if record.withdrawn is None else record.withdrawn.withdrawn_at
@@ -96,5 +100,50 @@ def _can_be_withdrawn(notice: SpotNoticeReceived, now: datetime) -> bool:
 
 
 def rebalance_fact(provider_id: ProviderId, node_name: str | None, noticed_at: datetime) -> SpotRebalanceRecommended:
-    """Return the hint as a fact; read again, it is the same fact."""
+    """Return the recommendation as a fact; the same recommendation is the same fact by id."""
     return SpotRebalanceRecommended(provider_id=provider_id, noticed_at=noticed_at, node_name=node_name)
+
+
+# ---- test notices by annotation
+
+
+def annotated_notices(state: ClusterState, now: datetime) -> list[Fact]:
+    """Return the notices and withdrawals of node annotations that are not known yet; of our nodes only."""
+    facts: list[Fact] = []
+    for node in state.nodes.values():
+        if node.action_id is None or node.provider_id is None:
+            continue
+        known = [record for record in state.notices.values() if record.notice.provider_id == node.provider_id]
+        active = [record.notice for record in known if record.is_active and record.notice.way == "annotation"]
+        shown = _annotated(node, active, now)
+        if shown is not None:
+            received = new_notice(node.provider_id, node.name, shown, known, now, way="annotation")
+            facts += [] if received is None else [received]
+        for notice in active:
+            is_shown = shown is not None and shown.provider_event == notice.provider_event
+            if not is_shown and notice.reclaim_at is not None and now < notice.reclaim_at:
+                facts.append(
+                    SpotNoticeWithdrawn(
+                        provider_id=node.provider_id,
+                        kind=notice.kind,
+                        provider_event=notice.provider_event,
+                        withdrawn_at=now,
+                    )
+                )
+    return facts
+
+
+def _annotated(node: NodeObserved, active: Sequence[SpotNoticeReceived], now: datetime) -> ReclaimNotice | None:
+    annotations = dict(node.annotations)
+    if annotations.get(SPOT_INTERRUPTION_WARNING) != "true":
+        return None
+    text = annotations.get(SPOT_TERMINATION_TIME, "")
+    event = f"annotation/{text}"
+    try:
+        reclaim_at = datetime.fromisoformat(text)
+    except ValueError:
+        reclaim_at = now + DEFAULT_WARNING
+    if reclaim_at.tzinfo is None:
+        reclaim_at = now + DEFAULT_WARNING  # without a time zone it is no instant
+    first = next((notice for notice in active if notice.provider_event == event), None)
+    return ReclaimNotice("terminate", event, reclaim_at if first is None else first.reclaim_at)

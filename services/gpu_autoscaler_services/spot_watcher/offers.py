@@ -1,49 +1,49 @@
-"""Asks the provider what is for sale, and says it when it changes and at least every five minutes."""
+"""Polls the provider's offers; publishes them when they change, and at least every five minutes."""
 
 from datetime import datetime, timedelta
 
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler_services.spot_watcher.annotated import annotated_notices
+from gpu_autoscaler_services.spot_watcher.notices import annotated_notices
 
-ASKED = timedelta(seconds=60)
-REPEATED = timedelta(seconds=300)  # said again although nothing has changed: prices have an age
-EPOCH = 1  # samples are counted in Unix seconds, a count that never starts over
+POLL_INTERVAL = timedelta(seconds=60)
+REPEAT_INTERVAL = timedelta(seconds=300)  # of unchanged offers: their age limits purchases
+EPOCH = 1  # versions are Unix seconds, which never restart
 
 
-class CentralOffers:
-    """Role `central`: offers, and notices by annotation where the policy takes them.
+class OffersPoller:
+    """Role `central`: offers, and notices by annotation if the policy allows them.
 
-    What was said last is read from the record, so a sample that was never stored is said again.
+    The last sample is read from the state, so that one that was never stored is published again.
     """
 
     def __init__(self, view: StateView, provider: CapacityProvider, policy: ScalingPolicy | None = None) -> None:
         self._view = view
         self._provider = provider
         self._policy = policy or ScalingPolicy()
-        self._asked_at: datetime | None = None
+        self._polled_at: datetime | None = None
 
     def use_policy(self, policy: ScalingPolicy) -> None:
-        """Look under this policy from now on."""
+        """Use this policy from now on."""
         self._policy = policy
 
-    async def look(self, now: datetime) -> list[Fact]:
-        """Return what is new. Raises TransientError; then the next tick asks again."""
+    async def poll(self, now: datetime) -> list[Fact]:
+        """Return new facts. Raises TransientError; the next tick retries."""
         annotated = annotated_notices(self._view.state, now) if self._policy.spot.is_test_annotation_on else []
         return annotated or await self._offers(now)
 
     async def _offers(self, now: datetime) -> list[Fact]:
-        """Return the offers if they are new or long unsaid."""
-        told = self._view.state.offers
-        is_fresh = self._asked_at is not None and now - self._asked_at < ASKED
-        if told is not None and is_fresh:
+        """Return the offers if they changed, or were published REPEAT_INTERVAL ago."""
+        last = self._view.state.offers
+        is_fresh = self._polled_at is not None and now - self._polled_at < POLL_INTERVAL
+        if last is not None and is_fresh:
             return []
         offers = tuple(sorted(await self._provider.offers(), key=lambda offer: offer.key))
-        self._asked_at = now
-        if told is not None and told.offers == offers and now - told.sampled_at < REPEATED:
+        self._polled_at = now
+        if last is not None and last.offers == offers and now - last.sampled_at < REPEAT_INTERVAL:
             return []
         return [
             SpotOffersSampled(

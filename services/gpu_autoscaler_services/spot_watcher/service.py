@@ -1,7 +1,7 @@
-"""Watches interruptible capacity: notices and hints from instance metadata, offers and prices from the provider.
+"""Watches interruptible capacity: notices from instance metadata, offers and prices from the provider.
 
-One process has one role: `node` (`NodeNotices`), `nodes` (`NodesNotices`) or `central` (`CentralOffers`, and
-`CloudEvents` where the cloud has a queue of them).
+One process has one role: `node` (`OwnNodePoller`), `nodes` (`ManagedNodesPoller`) or `central` (`OffersPoller`, and
+`InterruptionQueue` if the cloud has one).
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -19,19 +19,19 @@ from gpu_autoscaler.events.spot import (
     SpotRebalanceRecommended,
 )
 from gpu_autoscaler.runtime.service import Outputs
-from gpu_autoscaler_services.spot_watcher.events import CloudEvents
+from gpu_autoscaler_services.spot_watcher.interruption_queue import InterruptionQueue
 
 
 class Watch(Protocol):
-    """One role's look at the world."""
+    """What one role polls."""
 
-    async def look(self, now: datetime) -> Outputs:
-        """Return what is new. Raises TransientError if nothing could be seen at all."""
+    async def poll(self, now: datetime) -> Outputs:
+        """Return new facts. Raises TransientError if nothing could be read."""
         ...
 
 
 class SpotWatcher:
-    """Says what its role sees, every few seconds. Keeps nothing worth saving: what was said is read from the record."""
+    """Polls what its role watches. Keeps no state worth saving: published facts are read back from the streams."""
 
     name: ClassVar[str] = "spot_watcher"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
@@ -53,23 +53,23 @@ class SpotWatcher:
         SpotOffersSampled,
     )
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
-    # EC2 User Guide, "Spot Instance interruption notices" (read 2026-11-21) recommends every 5 seconds; so does S75.
+    # EC2 User Guide, "Spot Instance interruption notices", recommends every 5 seconds (read 2026-11-21).
     tick_seconds: ClassVar[float | None] = 5.0
-    starts_from_snapshot: ClassVar[bool] = False  # folds a few types of facts, which are read soon
+    starts_from_snapshot: ClassVar[bool] = False  # folds few fact types, which are read quickly
 
-    def __init__(self, watch: Watch, events: CloudEvents | None = None) -> None:
+    def __init__(self, watch: Watch, events: InterruptionQueue | None = None) -> None:
         self._watch = watch
         self._events = events
 
     def sources(self) -> Sequence[AsyncIterator[QueuedEvent]]:
-        """Open the queue, where there is one."""
+        """Return the queue, if there is one."""
         return [] if self._events is None else [aiter(self._events)]
 
     async def on_item(self, item: QueuedEvent) -> Sequence[Fact]:
-        """Return what an event of the queue says that is new."""
+        """Return the new facts of a queue message."""
         assert self._events is not None, "an event without a queue"  # noqa: S101
         return await self._events.on_event(item)
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """Return what is new."""
-        return await self._watch.look(now)
+        """Return the new facts of this poll."""
+        return await self._watch.poll(now)

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from tests.support.stories import T0, Story, given, node, on_sale, pod
 
-from gpu_autoscaler.core.fleet.problem import NO_GROUP, FleetProblem
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.provisioning.fleet.problem import NO_GROUP, FleetProblem
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.resources import Resources

@@ -24,15 +24,15 @@ from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import pod
 from tests.support.running import started
 
-from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
 from gpu_autoscaler.kube.protocol import PODS, Changed, Listed
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.simcluster.offers import load_catalogue, offers_of
-from gpu_autoscaler_services.local.system import Elsewhere
+from gpu_autoscaler_services.local.system import ExternalSystems
 
 COUNTS = (1, 200, 1000)
 LIMIT_GPUS = 16
@@ -182,10 +182,10 @@ async def _ours(limit_gpus: int | None) -> AsyncIterator[Peer]:
         catalogue, _ = _catalogue(folder)
         policy = folder / "policy.toml"
         policy.write_text(_POLICY.format(limit="" if limit_gpus is None else f"gpu_count_max = {limit_gpus}"))
-        there = Elsewhere(kubeconfig=plane.kubeconfig())
+        there = ExternalSystems(kubeconfig=plane.kubeconfig())
         async with (
             _http(plane) as kube,
-            started(folder, clock_factor=1.0, policy=policy, offers=catalogue, elsewhere=there) as system,
+            started(folder, clock_factor=1.0, policy=policy, offers=catalogue, external=there) as system,
             joined(system.simcluster_url, kube),
             aiohttp.ClientSession() as session,
         ):
@@ -263,7 +263,7 @@ async def _bound(plane: ControlPlane, count: int) -> float:
         async with asyncio.timeout(_BOUND_SECONDS_MAX):
             async for item in client.watch(PODS):
                 seen = item.objects if isinstance(item, Listed) else (item.object,) if isinstance(item, Changed) else ()
-                bound |= {each.metadata.uid for each in seen if isinstance(each, wire.Pod) and each.spec.node_name}
+                bound |= {each.metadata.uid for each in seen if isinstance(each, core.Pod) and each.spec.node_name}
                 if len(bound) >= count:
                     return time.monotonic()
     finally:

@@ -9,7 +9,7 @@ from tests.contract.bus.desk import SOON_SECONDS, Desk, only
 
 from gpu_autoscaler.bus.dead_letters import ORIGINAL_ID, DeadLetters, MaxDeliveriesAdvisory
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import ADVISORY, DEAD, MAX_DELIVERIES_CONSUMER, STREAMS, ConsumerSpec, Declared
+from gpu_autoscaler.bus.streams import ADVISORY, DEAD, MAX_DELIVERIES_CONSUMER, STREAMS, ConsumerSpec, BusDeclaration
 from gpu_autoscaler.model.errors import PermanentError
 
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -26,7 +26,7 @@ class DeadLetterContract:
             durable=desk.consumer.durable, stream=desk.stream.name, subjects=desk.consumer.subjects,
             ack_wait_seconds=0.2, max_ack_pending=10, max_deliver=2,
         )  # fmt: skip
-        bus = await desk.bus(Declared(streams=(desk.stream, *aside), consumers=(impatient, MAX_DELIVERIES_CONSUMER)))
+        bus = await desk.bus(BusDeclaration(streams=(desk.stream, *aside), consumers=(impatient, MAX_DELIVERIES_CONSUMER)))
         return bus, DeadLetters(bus)
 
     async def test_a_dead_letter_keeps_message_and_reason(self, desk: Desk, mortuary: tuple[Bus, DeadLetters]) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from uuid import uuid4
 
 from gpu_autoscaler.bus.protocol import Bus, Delivery, Message
-from gpu_autoscaler.bus.streams import MEBIBYTE, ConsumerSpec, Declared, MessageTtl, StreamSpec
+from gpu_autoscaler.bus.streams import MEBIBYTE, ConsumerSpec, BusDeclaration, MessageTtl, StreamSpec
 
-Connect = Callable[[Declared], Awaitable[Bus]]
+Connect = Callable[[BusDeclaration], Awaitable[Bus]]
 
 SOON_SECONDS = 60.0
 ACK_WAIT_SECONDS = 1.5  # an acknowledgement comes well within, also on a busy machine
@@ -39,10 +39,10 @@ class Desk:
     def subject(self, word: str = "asked") -> str:
         return f"{self.root}.{word}"
 
-    def declared(self, *, stream: StreamSpec | None = None, consumer: ConsumerSpec | None = None) -> Declared:
-        return Declared(streams=(stream or self.stream,), consumers=(consumer or self.consumer,))
+    def declared(self, *, stream: StreamSpec | None = None, consumer: ConsumerSpec | None = None) -> BusDeclaration:
+        return BusDeclaration(streams=(stream or self.stream,), consumers=(consumer or self.consumer,))
 
-    async def bus(self, declared: Declared | None = None) -> Bus:
+    async def bus(self, declared: BusDeclaration | None = None) -> Bus:
         bus = await self.connect(declared or self.declared())
         await bus.ensure()
         return bus

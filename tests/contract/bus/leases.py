@@ -9,7 +9,7 @@ import pytest
 from tests.contract.bus.desk import Desk
 
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import BUCKETS, LEASES, Declared
+from gpu_autoscaler.bus.streams import BUCKETS, LEASES, BusDeclaration
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.lease import Lease, holder_of
 
@@ -18,7 +18,7 @@ SOON_SECONDS_MAX = 60.0  # a standby has it within three seconds; the machine ma
 
 async def lease(desk: Desk, instance: str, monotonic_seconds: Callable[[], float] = time.monotonic) -> Lease:
     """A process's hand on the role of this test, on a connection of its own."""
-    bus: Bus = await desk.bus(Declared(streams=(desk.stream,), buckets=BUCKETS))
+    bus: Bus = await desk.bus(BusDeclaration(streams=(desk.stream,), buckets=BUCKETS))
     return Lease(bus, desk.root, instance, monotonic_seconds)
 
 
@@ -26,7 +26,7 @@ async def lease(desk: Desk, instance: str, monotonic_seconds: Callable[[], float
 async def kept(one: Lease) -> AsyncIterator[asyncio.Task[None]]:
     """Keep it while the block lasts; then give it back. The task may be cancelled, as a process may die."""
     stop = asyncio.Event()
-    task = asyncio.create_task(one.keep(stop))
+    task = asyncio.create_task(one.run(stop))
     try:
         yield task
     finally:
@@ -53,12 +53,12 @@ class LeaseContract:
                 for _ in range(30):
                     await asyncio.sleep(LEASES.ttl_seconds / 20)
                     assert not (first.is_held and second.is_held)
-                anybody = await desk.bus(Declared(streams=(), buckets=BUCKETS))
+                anybody = await desk.bus(BusDeclaration(streams=(), buckets=BUCKETS))
 
                 async def all_agree() -> bool:
                     """One that was kept from renewing in time by a busy machine may have lost it meanwhile."""
                     held, other = (first, second) if first.is_held else (second, first)
-                    said = (other.other, await holder_of(anybody, desk.root))
+                    said = (other.other_holder, await holder_of(anybody, desk.root))
                     return held.is_held and said == (held.holder, held.holder)
 
                 async with asyncio.timeout(SOON_SECONDS_MAX):
@@ -90,11 +90,11 @@ class LeaseContract:
         one = await lease(desk, "paused", lambda: time.monotonic() + paused_seconds)
         async with kept(one):
             await until_held(one)
-            one.guard()
+            one.require()
             paused_seconds = float(LEASES.ttl_seconds)
             assert not one.is_held
             with pytest.raises(TransientError, match="left to its holder"):
-                one.guard()
+                one.require()
 
     async def test_of_two_that_ask_at_once_one_has_it(self, desk: Desk) -> None:
         """Both saw it free."""

@@ -11,7 +11,7 @@ from tests.contract.bus.leases import LeaseContract
 from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import Declared
+from gpu_autoscaler.bus.streams import BusDeclaration
 
 
 class TestMemoryBus(BusContract, DeadLetterContract, LeaseContract):
@@ -19,7 +19,7 @@ class TestMemoryBus(BusContract, DeadLetterContract, LeaseContract):
     def desk(self) -> Desk:
         broker = MemoryBroker()
 
-        async def connect(declared: Declared) -> Bus:
+        async def connect(declared: BusDeclaration) -> Bus:
             return MemoryBus(broker, declared, now=lambda: datetime.now(UTC))
 
         return Desk(connect)

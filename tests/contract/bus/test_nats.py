@@ -10,10 +10,10 @@ from tests.contract.bus.desk import Desk
 from tests.contract.bus.leases import LeaseContract
 from tests.support.nats import nats_url
 
-from gpu_autoscaler.bus.nats import NatsBus
-from gpu_autoscaler.bus.nats_link import Waits
+from gpu_autoscaler.bus.nats.bus import NatsBus
+from gpu_autoscaler.bus.nats.link import Timeouts
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import ADVISORY, DEAD, LEASES, Declared
+from gpu_autoscaler.bus.streams import ADVISORY, DEAD, LEASES, BusDeclaration
 
 __all__ = ["nats_url"]  # a fixture
 
@@ -31,9 +31,9 @@ class TestNatsBus(BusContract, DeadLetterContract, LeaseContract):
             pytest.skip(f"the broker at {nats_url} keeps dead letters of its own")
         buses: list[NatsBus] = []
 
-        async def connect(declared: Declared) -> Bus:
+        async def connect(declared: BusDeclaration) -> Bus:
             bus = await NatsBus.connect(
-                nats_url, name="contract", declared=declared, waits=Waits(no_stream_seconds_max=0.2)
+                nats_url, name="contract", declared=declared, timeouts=Timeouts(no_stream_seconds_max=0.2)
             )
             buses.append(bus)
             return bus

@@ -68,7 +68,7 @@ class Rig(ABC):
         """List what is launched from now on only so long after its launch."""
 
     @abstractmethod
-    async def let_die(self, provider_id: ProviderId) -> None:
+    async def end_unexpectedly(self, provider_id: ProviderId) -> None:
         """End the instance on its own, as one that fails while booting."""
 
     @abstractmethod
@@ -230,7 +230,7 @@ class ProviderContract:
         wanted = await order(rig)
         made = await rig.ours.launch(wanted)
         await rig.wait(5)
-        await rig.let_die(made.provider_id)
+        await rig.end_unexpectedly(made.provider_id)
         await rig.wait(60)
         listed = await shown(rig, made.provider_id)
         again = await rig.ours.launch(wanted)
@@ -289,7 +289,7 @@ class ProviderContract:
     async def test_what_nobody_tagged_is_left_alone(self, rig: Rig) -> None:
         """An instance made by hand is neither listed nor ended."""
         by_hand = await rig.stranger(await order(rig))
-        with pytest.raises(PermanentError, match="left alone"):
+        with pytest.raises(PermanentError, match="left untouched"):
             await rig.ours.terminate(by_hand, now=rig.now())
         assert not await rig.ours.instances(OURS)
 
@@ -327,7 +327,7 @@ class ProviderContract:
         if isinstance(rig.ours, DescribesInstance):
             theirs = None if is_by_hand else await rig.theirs.launch(await order(rig, installation=THEIRS))
             name = await rig.stranger(await order(rig)) if theirs is None else theirs.provider_id
-            with pytest.raises(PermanentError, match="left alone"):
+            with pytest.raises(PermanentError, match="left untouched"):
                 await rig.ours.instance(name)
 
     async def test_installations_do_not_share_tokens(self, rig: Rig) -> None:

@@ -80,7 +80,7 @@ class AwsRig(Rig):
         """As eventual consistency has it."""
         self.fake.machines.shown_after_seconds = seconds
 
-    async def let_die(self, provider_id: ProviderId) -> None:
+    async def end_unexpectedly(self, provider_id: ProviderId) -> None:
         """With a reason that has no date."""
         self.fake.machines.die(provider_id.rpartition("/")[2])
 
@@ -333,7 +333,7 @@ async def test_a_price_says_whose_word_it_is_and_how_old(rig: AwsRig, tmp_path: 
     assert (first[file_key].price_source, first[file_key].priced_at) == ("file of prices", began - timedelta(days=1))
     assert (later[list_key].price_micro_usd_per_hour, later[list_key].priced_at) == (526_000, began)
     assert later[spot_key].priced_at is None
-    assert "by the file of prices" in found["prices"].said
+    assert "by the file of prices" in found["prices"].message
 
 
 @pytest.mark.cloud("aws", calls=("DescribePlacementGroups",), errors=("InvalidPlacementGroup.Unknown",))

@@ -16,7 +16,7 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.aws.counted import LEDGER_TAG
+from gpu_autoscaler.providers.aws.desired_capacity import LEDGER_TAG
 from gpu_autoscaler.providers.aws.permissions import CALLS
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order, ReplacesInstances
 from gpu_autoscaler.simcloud.faults import Fault
@@ -285,7 +285,7 @@ async def test_a_group_that_cannot_be_told_a_number_says_why(rig: CountedRig, mo
 async def test_an_instance_of_a_group_that_nobody_ordered_is_left_alone(rig: CountedRig) -> None:
     """A provider id alone gives no right."""
     by_hand = await rig.stranger(await order(rig))
-    with pytest.raises(PermanentError, match="left alone"):
+    with pytest.raises(PermanentError, match="left untouched"):
         await rig.ours.terminate(by_hand, now=rig.now())
 
 

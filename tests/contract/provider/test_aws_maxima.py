@@ -11,7 +11,7 @@ from tests.support.aws import Region
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.providers.aws import AwsCapacity
-from gpu_autoscaler.providers.findings import Finding
+from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import LaunchRefused
 from gpu_autoscaler.simcloud.faults import Fault
 
@@ -137,11 +137,11 @@ async def test_doctor_says_how_each_maximum_stands(rig: MaximaRig) -> None:
         await rig.buy("launched", f"a{number}", plain)
     await plain.close()
     full = await rig.examined()
-    assert "MaxSize is 10, and 2 with the first order" in found["aws.group_max_sizes launched"].said
-    assert "MaxSize is 10, and stays" in others["aws.group_max_sizes launched"].said
-    assert "as it is to be" in others["aws.group_max_sizes counted"].said
+    assert "MaxSize is 10, and 2 with the first order" in found["aws.group_max_sizes launched"].message
+    assert "MaxSize is 10, and stays" in others["aws.group_max_sizes launched"].message
+    assert "as it is to be" in others["aws.group_max_sizes counted"].message
     assert full["aws.group_max_sizes launched"].level == "warning"
-    assert "3 instances are wanted" in full["aws.group_max_sizes launched"].said
+    assert "3 instances are wanted" in full["aws.group_max_sizes launched"].message
     assert not rig.fake.asked_of("UpdateAutoScalingGroup")
 
 
@@ -153,7 +153,7 @@ async def test_a_group_whose_least_is_above_it_sells_nothing(rig: MaximaRig) -> 
     faults = [one for one in await asked.preflight() if one.level == "error"]
     await asked.close()
     assert [fault.subject for fault in faults] == ["aws.groups launched"]
-    assert "MinSize of 3 is above" in faults[0].said
+    assert "MinSize of 3 is above" in faults[0].message
     await rig.buy("counted", "a1")
 
 

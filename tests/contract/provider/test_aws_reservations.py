@@ -152,7 +152,7 @@ async def test_reservations_that_may_not_be_read_stop_nothing_else(rig: Reserved
     offers = await provider.offers()
     denied = {one.subject: one for one in await provider.preflight()}["DescribeCapacityReservations"]
     await provider.close()
-    assert "without a subnet" in found["aws.capacity_reservations cr-other-zone"].said
-    assert "is not in eu-west-1" in found["aws.capacity_reservations cr-gone"].said
+    assert "without a subnet" in found["aws.capacity_reservations cr-other-zone"].message
+    assert "is not in eu-west-1" in found["aws.capacity_reservations cr-gone"].message
     assert offers
     assert "ec2:DescribeCapacityReservations" in denied.next_step

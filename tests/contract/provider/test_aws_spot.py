@@ -41,7 +41,7 @@ async def test_spot_begins_with_the_band_that_is_published_for_it(rig: AwsRig, t
     assert young["g5.xlarge/eu-west-1c/spot"] == 0.30
     assert young["g4dn.xlarge/eu-west-1a/on-demand"] is None
     assert set(old.values()) == {None}
-    assert (said.level, f"{written_at:%Y-%m-%d}" in said.said) == ("ok", True)
+    assert (said.level, f"{written_at:%Y-%m-%d}" in said.message) == ("ok", True)
     assert late.level == "warning"
 
 
@@ -94,7 +94,7 @@ async def test_spot_costs_no_more_than_the_settings_say(rig: AwsRig) -> None:
     assert (dear.barred_by, "above its ceiling of $0.20000" in str(dear.barred_because)) == (Bar.CEILING, True)
     assert (refused.value.kind, refused.value.code) == ("capacity", "SpotMaxPriceTooLow")
     assert found["aws.spot_ceilings g4dn.xlarge"].level == "ok"
-    assert "keeps 3 of 3" in found["aws.spot_ceilings g5.*"].said
+    assert "keeps 3 of 3" in found["aws.spot_ceilings g5.*"].message
 
 
 async def waits(rig: AwsRig, provider: CapacityProvider) -> dict[str, float]:

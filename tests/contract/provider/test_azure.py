@@ -16,7 +16,8 @@ from tests.support.azure import Group, served_group
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import Bar, CapacityType
-from gpu_autoscaler.providers.azure.begun import (
+from gpu_autoscaler.providers.azure.launch import AzureMachines
+from gpu_autoscaler.providers.azure.launch_log import (
     ORDERS_MAX,
     TAG_LENGTH_MAX,
     TAGS_MAX,
@@ -24,7 +25,6 @@ from gpu_autoscaler.providers.azure.begun import (
     read_begun,
     texts_of,
 )
-from gpu_autoscaler.providers.azure.machines import AzureMachines
 from gpu_autoscaler.providers.azure.translate import BEGUN_TAG
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order, RefusalKind
 from gpu_autoscaler.simcloud.faults import Fault
@@ -87,7 +87,7 @@ class AzureRig(Rig):
         """As eventual consistency has it."""
         self.fake.machines.shown_after_seconds = seconds
 
-    async def let_die(self, provider_id: ProviderId) -> None:
+    async def end_unexpectedly(self, provider_id: ProviderId) -> None:
         """Evicted while it boots: nothing of it is left."""
         self.fake.machines.evict(provider_id.removeprefix("azure://"))
 
@@ -231,7 +231,7 @@ async def test_an_eviction_has_the_date_of_the_log(rig: AzureRig) -> None:
     """Azure shows nothing of a machine that is gone: its log says when; our own orders are dated by their operation."""
     evicted, ended = [await rig.ours.launch(await order(rig, action)) for action in ("a1", "a2")]
     await rig.wait(100)
-    await rig.let_die(evicted.provider_id)
+    await rig.end_unexpectedly(evicted.provider_id)
     await rig.ours.terminate(ended.provider_id, now=rig.now())
     at = rig.now()
     await rig.wait(50)
@@ -242,7 +242,7 @@ async def test_without_the_right_to_read_the_log_an_eviction_is_dated_when_it_is
     """Late by the time between two lists, and no list fails for it."""
     made = await rig.ours.launch(await order(rig))
     await rig.wait(100)
-    await rig.let_die(made.provider_id)
+    await rig.end_unexpectedly(made.provider_id)
     rig.fake.faults.add(Fault(kind="refused", call="ActivityLogs_List", code="AuthorizationFailed"))
     await rig.wait(50)
     assert [instance.terminated_at for instance in await rig.ours.instances(OURS)] == [rig.now()]
@@ -279,7 +279,7 @@ async def test_spot_costs_no_more_than_the_settings_say(rig: AzureRig) -> None:
     buyer = rig.group.provider(OURS, spot_ceilings=(ceiling, "Standard_X*=1"))
     cheap = {offer.key: offer for offer in await buyer.offers()}[first.key]
     await buyer.launch(msgspec.structs.replace(await order(rig), offer=cheap))
-    said = {one.subject: one.said for one in await buyer.preflight()}
+    said = {one.subject: one.message for one in await buyer.preflight()}
 
     rig.fake.spot_ratio_of = lambda _: 2.0
     with pytest.raises(LaunchRefused) as refused:

@@ -13,9 +13,9 @@ from tests.support.azure import REGION, Group, served_group
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
-from gpu_autoscaler.providers.azure.counted import LEDGER_TAGS_MAX, TAG_LENGTH_MAX
+from gpu_autoscaler.providers.azure.desired_capacity import LEDGER_TAGS_MAX, TAG_LENGTH_MAX
 from gpu_autoscaler.providers.azure.translate import INSTALLATION_TAG, LEDGER_TAG
-from gpu_autoscaler.providers.counting import Ledger
+from gpu_autoscaler.providers.desired_capacity import Ledger
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.providers.tokens import idempotency_token
 from gpu_autoscaler.simcloud.faults import Fault
@@ -56,7 +56,7 @@ class UniformRig(AzureRig):
         """What the set is told."""
         return self.fake.scale_sets.capacity(name)
 
-    async def stranger(self, wanted: Order) -> ProviderId:  # noqa: ARG002 - the set sells one thing
+    async def foreign_member(self, wanted: Order) -> ProviderId:  # noqa: ARG002 - the set sells one thing
         """The number was raised by hand."""
         self.fake.scale_sets.get("t4")["sku"]["capacity"] += 1
         self.fake.scale_sets._grow("t4", 1)
@@ -70,9 +70,9 @@ class UniformRig(AzureRig):
         self.fake.scale_sets._grow(name, count)
         members = [str(member["instanceId"]) for member in self.fake.scale_sets.members(name)]
         ledger = Ledger(
-            named={member: (ActionId(idempotency_token(OURS, ActionId(member))), "526000") for member in members}
+            assigned={member: (ActionId(idempotency_token(OURS, ActionId(member))), "526000") for member in members}
         )
-        texts = ledger.texts(TAG_LENGTH_MAX, LEDGER_TAGS_MAX, members)
+        texts = ledger.encode(TAG_LENGTH_MAX, LEDGER_TAGS_MAX, members)
         assert texts is not None, f"{count} orders of {wanted.pool} are more than the tags hold"
         body["tags"] |= {f"{LEDGER_TAG}{number}": text for number, text in enumerate(texts)}
 
@@ -287,5 +287,5 @@ async def test_a_set_that_azure_scales_is_not_written_to(rig: UniformRig) -> Non
 async def test_a_machine_of_a_set_that_is_not_ours_to_name_is_left_alone(rig: UniformRig) -> None:
     """A provider id alone gives no right."""
     by_name = rig.fake.id_of("virtualMachineScaleSets", "theirs/virtualMachines/0")
-    with pytest.raises(PermanentError, match="left alone"):
+    with pytest.raises(PermanentError, match="left untouched"):
         await rig.ours.terminate(ProviderId(f"azure://{by_name}"), now=rig.now())

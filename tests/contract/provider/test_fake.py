@@ -36,19 +36,19 @@ class FakeRig(Rig):
 
     async def trouble(self, kind: Trouble) -> None:
         """As the fake can."""
-        self.cloud.trouble = kind
+        self.cloud.failure = kind
 
     async def calm(self) -> None:
         """As the fake can."""
-        self.cloud.trouble = None
+        self.cloud.failure = None
 
     async def show_after(self, seconds: float) -> None:
         """As the fake can."""
         self.cloud.shown_after_seconds = seconds
 
-    async def let_die(self, provider_id: ProviderId) -> None:
+    async def end_unexpectedly(self, provider_id: ProviderId) -> None:
         """As the fake can."""
-        self.cloud.let_die(provider_id)
+        self.cloud.end_unexpectedly(provider_id)
 
     async def stock(self, wanted: Order, count: int) -> None:
         """Bought, one by one."""

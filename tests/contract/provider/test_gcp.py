@@ -68,7 +68,7 @@ class GcpRig(Rig):
         """In lists of instances; the group knows at once."""
         self.fake.machines.shown_after_seconds = seconds
 
-    async def let_die(self, provider_id: ProviderId) -> None:
+    async def end_unexpectedly(self, provider_id: ProviderId) -> None:
         """It stops, and stays."""
         self.fake.machines.stop(provider_id.rpartition("/")[2])
 

@@ -15,9 +15,9 @@ from tests.support.gcp import Project, served_project
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.findings import Finding
-from gpu_autoscaler.providers.gcp.calls import PREFIXES
+from gpu_autoscaler.providers.gcp.client import PREFIXES
 from gpu_autoscaler.providers.gcp.permissions import CALLS, role_text
+from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.simcloud.faults import Fault
 from gpu_autoscaler_services.cli.main import run
@@ -95,7 +95,7 @@ async def test_a_good_set_up_is_found_fine(project: Project) -> None:
     found = await examined(project)
     assert {one.level for one in found.values()} == {"ok"}
     assert {"credentials", "offers", "quota NVIDIA_L4_GPUS of europe-west4"} <= set(found)
-    assert "g2-standard-4/europe-west4-a/spot to pool *" in found[f"gcp.groups {'/'.join(WHERE)}"].said
+    assert "g2-standard-4/europe-west4-a/spot to pool *" in found[f"gcp.groups {'/'.join(WHERE)}"].message
     assert project.fake.machines.launches_count == 0
 
 
@@ -110,14 +110,14 @@ async def test_a_good_set_up_is_found_fine(project: Project) -> None:
 async def test_names_that_are_not_there_or_not_ours_are_told(project: Project, group: str, problem: str) -> None:
     """With the setting that names them; there is nothing to buy then."""
     found = await examined(project, groups=(group,))
-    assert problem in found[f"gcp.groups {group.removeprefix('*=')}"].said
+    assert problem in found[f"gcp.groups {group.removeprefix('*=')}"].message
     assert found["offers"].level == "error"
 
 
 async def test_a_wrong_project_is_told_at_once(project: Project) -> None:
     """By the first call; the rest would say the same once more."""
     (only,) = (await examined(project, project="another")).values()
-    assert (only.level, "projects/another" in only.said or "not allowed" in only.said) == ("error", True)
+    assert (only.level, "projects/another" in only.message or "not allowed" in only.message) == ("error", True)
 
 
 @pytest.mark.parametrize("call", ["instanceGroupManagers.list", "zoneOperations.list", "instances.aggregatedList"])
@@ -125,7 +125,7 @@ async def test_a_missing_permission_is_named_with_what_it_costs(project: Project
     """Which call, what to allow, and what does not work until then."""
     project.fake.faults.add(Fault(kind="refused", call=call, code="forbidden"))
     found = (await examined(project))[call]
-    assert (found.level, CALLS[call].without in found.said) == ("error", True)
+    assert (found.level, CALLS[call].without in found.message) == ("error", True)
     assert CALLS[call].permissions[0] in found.next_step
 
 
@@ -137,7 +137,7 @@ async def test_rights_to_buy_and_remove_are_asked_for_without_using_them(project
     project.fake.missing_permissions = {"compute.instanceGroupManagers.update", "compute.advice.capacityHistory"}
     found = await examined(project)
     create, history = found["instanceGroupManagers.createInstances"], found["advice.capacityHistory"]
-    assert (create.level, "nothing is bought" in create.said) == ("error", True)
+    assert (create.level, "nothing is bought" in create.message) == ("error", True)
     assert "allow compute.instanceGroupManagers.update; `gpu-autoscaler doctor --policy`" in create.next_step
     assert history.level == "warning"
     assert "permissions" not in found
@@ -152,7 +152,7 @@ async def test_rights_to_buy_and_remove_are_asked_for_without_using_them(project
 async def test_a_clock_that_is_wrong_is_told(project: Project, ahead_seconds: float, words: str) -> None:
     """Also where it is why the credentials are refused."""
     project.fake.clock_ahead_seconds = ahead_seconds
-    assert words in (await examined(project))["clock"].said
+    assert words in (await examined(project))["clock"].message
     project.fake.faults.add(Fault(kind="refused", code="authError"))
     refused = await examined(project)
     assert list(refused) == ["instances.aggregatedList", "clock"]
@@ -191,7 +191,7 @@ async def test_a_quota_of_zero_bars_and_is_told(project: Project) -> None:
     assert barred["g2-standard-4/europe-west4-a/on-demand"] is None
     assert "PREEMPTIBLE_NVIDIA_L4_GPUS of europe-west4 is 0" in str(barred["g2-standard-4/europe-west4-a/spot"])
     told = (await examined(project))["quota PREEMPTIBLE_NVIDIA_L4_GPUS of europe-west4"]
-    assert (told.level, SPOT in told.said, "request an increase" in told.next_step) == ("warning", True, True)
+    assert (told.level, SPOT in told.message, "request an increase" in told.next_step) == ("warning", True, True)
 
 
 async def test_a_reservation_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,14 +208,14 @@ async def test_a_reservation_is_told(project: Project, monkeypatch: pytest.Monke
     found = await examined(project, groups=("*=europe-west4-a/g2-standard-4-on-demand",))
     assert (
         "out of reservation ours-2026 and nowhere else"
-        in found["gcp.groups europe-west4-a/g2-standard-4-on-demand"].said
+        in found["gcp.groups europe-west4-a/g2-standard-4-on-demand"].message
     )
 
 
 async def test_prices_and_risk_are_told_or_unknown(project: Project) -> None:
     """On-demand by its parts from the catalogue, spot from the zone's own history; without the right to that, the
     catalogue's, and no risk; without either, none."""
-    from gpu_autoscaler.simcloud.gcp import catalogue  # noqa: PLC0415 - as above
+    from gpu_autoscaler.simcloud.gcp import catalog  # noqa: PLC0415 - as above
 
     async def offered() -> dict[str, tuple[int | None, float | None]]:
         buyer = project.provider(OURS)
@@ -225,15 +225,15 @@ async def test_prices_and_risk_are_told_or_unknown(project: Project) -> None:
         await buyer.close()
         return found
 
-    kind, zone = catalogue.KINDS["g2-standard-4"], "europe-west4-b"
+    kind, zone = catalog.KINDS["g2-standard-4"], "europe-west4-b"
     on_demand, spot = f"{kind.name}/{zone}/on-demand", f"{kind.name}/{zone}/spot"
     told = await offered()
-    assert told[on_demand] == (catalogue.on_demand_micro_usd(kind), None)
+    assert told[on_demand] == (catalog.on_demand_micro_usd(kind), None)
     price, risk = told[spot]
-    assert (price, risk) == (catalogue.spot_micro_usd(kind, zone), 0.04)
+    assert (price, risk) == (catalog.spot_micro_usd(kind, zone), 0.04)
     project.fake.faults.add(Fault(kind="refused", call="advice.capacityHistory", code="forbidden"))
     told = await offered()
-    assert told[spot] == (round(catalogue.on_demand_micro_usd(kind) * catalogue.SPOT_RATIO), None)
+    assert told[spot] == (round(catalog.on_demand_micro_usd(kind) * catalog.SPOT_RATIO), None)
     project.fake.faults.add(Fault(kind="refused", call="services.skus.list", code="accessNotConfigured"))
     assert {price for price, _ in (await offered()).values()} == {None}
     assert (await examined(project))["prices"].level == "warning"

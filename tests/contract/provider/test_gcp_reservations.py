@@ -6,8 +6,8 @@ from tests.support.gcp import Project, served_project
 
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import Bar, CapacityType, Offer
-from gpu_autoscaler.providers.findings import Finding
 from gpu_autoscaler.providers.gcp import GcpCapacity
+from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.simcloud.faults import Fault
 
@@ -73,7 +73,7 @@ async def test_a_reservation_that_is_not_there_bars_its_group() -> None:
     """The template names what nobody has made, or what another zone has."""
     async with served_project(("g2-standard-4",)) as project:
         group = project.fake.reserve("ours-2026", "g2-standard-4", ZONE, 4)
-        assert (await examined(project, group))["reservation ours-2026"].said == "4 of 4 are free, and are used first"
+        assert (await examined(project, group))["reservation ours-2026"].message == "4 of 4 are free, and are used first"
         project.fake.reservations.clear()
         buyer = project.provider(OURS, groups=(group,))
         gone = await reserved(buyer)

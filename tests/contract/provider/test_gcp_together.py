@@ -32,11 +32,11 @@ class TogetherRig(GcpRig):
     def __init__(self, project: Project) -> None:
         super().__init__(project)
         self.ours = self.fresh()
-        self.theirs = project.provider(THEIRS, together_groups=TOGETHER)
+        self.theirs = project.provider(THEIRS, resize_request_groups=TOGETHER)
 
     def fresh(self) -> GcpCapacity:
         """A driver of ours that has just started."""
-        return self.project.provider(OURS, together_groups=TOGETHER)
+        return self.project.provider(OURS, resize_request_groups=TOGETHER)
 
     async def leave_room(self, pattern: str, count: int) -> None:
         """By the fake's own books."""
@@ -271,13 +271,13 @@ async def test_groups_that_cannot_be_asked_so_are_told(rig: TogetherRig) -> None
         "europe-west4-a/g2-standard-4-on-demand=a3-highgpu-8g",
         "europe-west4-a/g2-standard-4-spot=g2-standard-4",
     )
-    provider = rig.project.provider(OURS, together_groups=wrong)
-    told = " ".join(f"{one.subject}: {one.said}" for one in await provider.preflight() if one.level == "error")
+    provider = rig.project.provider(OURS, resize_request_groups=wrong)
+    told = " ".join(f"{one.subject}: {one.message}" for one in await provider.preflight() if one.level == "error")
     await provider.close()
     assert "gcp.groups europe-west4-a/g2-standard-4-on-demand: it makes g2-standard-4, and not a3-highgpu-8g" in told
     assert "gcp.groups europe-west4-a/g2-standard-4-spot: resize requests take no spot" in told
-    options = GcpOptions(project="p", groups=("*=europe-west4-a/l4",), together_groups=("europe-west4-a/l4", "x/y=z"))
+    options = GcpOptions(project="p", groups=("*=europe-west4-a/l4",), resize_request_groups=("europe-west4-a/l4", "x/y=z"))
     with pytest.raises(ConfigError) as mistakes:
         validate_options(options)
     assert len(mistakes.value.mistakes) == 2
-    validate_options(msgspec.structs.replace(options, together_groups=("europe-west4-a/l4=g2-standard-4",)))
+    validate_options(msgspec.structs.replace(options, resize_request_groups=("europe-west4-a/l4=g2-standard-4",)))

@@ -112,7 +112,7 @@ class KarpenterRig(Rig):
         """Nothing is listed late by an API server."""
         raise AssertionError(f"an API server lists what it has at once, not after {seconds:g} s")
 
-    async def let_die(self, provider_id: ProviderId) -> None:
+    async def end_unexpectedly(self, provider_id: ProviderId) -> None:
         """Somebody deletes the node."""
         node = provider_id.removeprefix("kwok://")
         await self.kube.until(

@@ -183,7 +183,7 @@ async def test_the_limit_is_what_lives_and_what_stands(rig: LimitsRig) -> None:
 async def test_what_karpenter_ends_it_may_replace_and_that_is_ours_too(rig: LimitsRig) -> None:
     """Within the limit that we wrote: an order of its own, in our list; the token of the first buys nothing more."""
     made = await rig.ours.launch(await order(rig))
-    await rig.let_die(made.provider_id)
+    await rig.end_unexpectedly(made.provider_id)
 
     async def replaced() -> bool:
         return any(
@@ -209,7 +209,7 @@ async def test_a_pool_that_lost_what_nobody_waits_for_is_lowered(rig: LimitsRig)
     """At the next list."""
     made = await rig.ours.launch(await order(rig))
     await rig.refuse("*")
-    await rig.let_die(made.provider_id)
+    await rig.end_unexpectedly(made.provider_id)
     await rig.wait(1)
 
     async def lowered() -> bool:

@@ -21,12 +21,12 @@ from tests.support.gcp import served_project
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.providers.fake import FakeCapacity
-from gpu_autoscaler.providers.findings import Finding
+from gpu_autoscaler_services.cli.live_check import LiveCheck, LiveLimits, LiveReport
+from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import CapacityProvider, Instance, Order
 from gpu_autoscaler.providers.sim import SimCapacity
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.simcloud.faults import Fault
-from gpu_autoscaler.tools.live import LiveCheck, LiveLimits, LiveReport
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -84,7 +84,7 @@ class Walk:
 
     def faults(self) -> dict[str, str]:
         """Step that failed -> what was said."""
-        return {one.subject.removeprefix("live: "): one.said for one in self.told if one.level == "error"}
+        return {one.subject.removeprefix("live: "): one.message for one in self.told if one.level == "error"}
 
     async def living(self) -> Sequence[Instance]:
         """What is there of ours, as the rig's own driver lists it once lists show everything."""
@@ -137,7 +137,7 @@ async def test_a_good_cloud_is_walked_through_and_left_empty(walk: Walk) -> None
     report = await walk.run()
     assert walk.faults() == {}
     assert [step.subject.removeprefix("live: ") for step in report.steps] == STEPS
-    assert all(step.said.endswith(" s)") for step in report.steps)
+    assert all(step.message.endswith(" s)") for step in report.steps)
     assert (report.left, report.is_interrupted) == ((), False)
     assert not await walk.living()
     assert len(await walk.rig.ours.instances(OURS)) <= 1  # Azure shows nothing of what ended
@@ -177,7 +177,7 @@ async def test_what_shows_up_late_is_waited_for(walk: Walk) -> None:
     await walk.run()
     (listed,) = [one for one in walk.told if one.subject == "live: in the list"]
     assert walk.faults() == {}
-    assert any(f"{seconds} s after it was asked for" in listed.said for seconds in range(55, 90))
+    assert any(f"{seconds} s after it was asked for" in listed.message for seconds in range(55, 90))
 
 
 async def test_what_never_shows_up_is_a_fault_and_is_ended(walk: Walk) -> None:

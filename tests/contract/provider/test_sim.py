@@ -86,9 +86,9 @@ class SimRig(Rig):
         """By the cloud itself."""
         self.cloud.shown_after_seconds = seconds
 
-    async def let_die(self, provider_id: ProviderId) -> None:
+    async def end_unexpectedly(self, provider_id: ProviderId) -> None:
         """By the cloud itself."""
-        self.cloud.let_die(next(machine for machine in self.cloud.machines if machine.provider_id == provider_id))
+        self.cloud.end_unexpectedly(next(machine for machine in self.cloud.machines if machine.provider_id == provider_id))
 
     async def stock(self, wanted: Order, count: int) -> None:
         """Past HTTP."""

@@ -10,7 +10,7 @@ import openapi_spec_validator
 import pytest
 import yaml
 
-from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler_services.contracts import contract_files
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -3,7 +3,7 @@
 import pytest
 from tests.contract.store.contract import Open, StoreContract
 
-from gpu_autoscaler.sim.store import MemoryStore, Tables
+from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from tests.support.ender import Ender, cancel, declared, envelope_of
 from tests.support.nats import nats_store, server
 from tests.support.working import persistently, until, working
 
-from gpu_autoscaler.bus.nats import NatsBus
-from gpu_autoscaler.bus.nats_link import UNSENT_BYTES_MAX, Waits
-from gpu_autoscaler.bus.nats_projection import NatsProjection
+from gpu_autoscaler.bus.nats.bus import NatsBus
+from gpu_autoscaler.bus.nats.link import UNSENT_BYTES_MAX, Timeouts
+from gpu_autoscaler.bus.nats.projection import NatsProjection
 from gpu_autoscaler.bus.protocol import Publication
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.bus.streams import MEBIBYTE
@@ -32,9 +32,9 @@ async def way(server: NatsServer) -> AsyncIterator[BlackHole]:
         yield way
 
 
-async def connect(url: str, name: str, waits: Waits | None = None) -> NatsBus:
+async def connect(url: str, name: str, timeouts: Timeouts | None = None) -> NatsBus:
     """A hand on the broker."""
-    bus = await NatsBus.connect(url, name=name, declared=declared(), waits=waits)
+    bus = await NatsBus.connect(url, name=name, declared=declared(), timeouts=timeouts)
     await bus.ensure()
     return bus
 
@@ -65,7 +65,7 @@ async def test_a_service_says_so_and_goes_on_afterwards(server: NatsServer, way:
 
 async def test_what_cannot_be_sent_is_refused_not_hoarded(server: NatsServer, way: BlackHole) -> None:
     """Callers wait and hear it within their limit; memory is bounded; a repeat afterwards stores each once."""
-    bus = await connect(way.url, "load", Waits(publish_seconds_max=4.0))
+    bus = await connect(way.url, "load", Timeouts(publish_seconds_max=4.0))
     many = [
         [
             Publication(subject="pod.noise", payload=b"x" * (4 * MEBIBYTE), message_id=f"{caller}/{number}")

@@ -15,7 +15,7 @@ from tests.support.ender import AT, Ender, cancel, declared, envelope_of
 from tests.support.nats_cluster import NatsCluster, running_cluster
 from tests.support.working import RECOVERY_SECONDS_MAX, persistently, until, working
 
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Message, Publication
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished

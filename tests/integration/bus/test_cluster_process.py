@@ -15,9 +15,9 @@ from tests.support.nats_cluster import NatsCluster, running_cluster
 from tests.support.outside import request_body
 from tests.support.working import RECOVERY_SECONDS_MAX, persistently, until
 
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Publication
-from gpu_autoscaler.bus.streams import Declared, streams
+from gpu_autoscaler.bus.streams import BusDeclaration, streams
 from gpu_autoscaler.events.job import JobQueued
 from gpu_autoscaler_services.local.child import free_port
 
@@ -68,7 +68,7 @@ async def watch_readiness(port: int, said: list[str]) -> None:
 
 async def test_a_scheduler_accepts_each_job_once_while_servers_are_killed(cluster: NatsCluster, tmp_path: Path) -> None:
     """A real process with its store and its Kubernetes: every request is one row, one `job.queued` and one Job."""
-    load = await NatsBus.connect(cluster.urls, name="load", declared=Declared(streams=streams(replicas_count=3)))
+    load = await NatsBus.connect(cluster.urls, name="load", declared=BusDeclaration(streams=streams(replicas_count=3)))
     async with running_kubernetes() as here:
         await load.ensure()
         port, said = free_port(), ["nothing yet"]

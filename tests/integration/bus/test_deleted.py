@@ -13,8 +13,8 @@ from tests.support.enders import Enders
 from tests.support.nats import nats_store, server
 from tests.support.working import until, working
 
-from gpu_autoscaler.bus.nats import NatsBus
-from gpu_autoscaler.bus.nats_projection import NatsProjection
+from gpu_autoscaler.bus.nats.bus import NatsBus
+from gpu_autoscaler.bus.nats.projection import NatsProjection
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished

@@ -10,10 +10,10 @@ import pytest
 from tests.support.drainer import chained, kept
 from tests.support.nats import nats_store, server
 
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Publication
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import Declared, streams
+from gpu_autoscaler.bus.streams import BusDeclaration, streams
 
 __all__ = ["nats_store", "server"]  # fixtures
 
@@ -26,7 +26,7 @@ KILLS_COUNT = 5
 async def test_a_drain_that_is_killed_at_any_moment_has_each_effect_once(server: NatsServer, tmp_path: Path) -> None:
     """Killed again and again while it reads, folds and writes: the chain over all messages is that of one read."""
     moments = random.Random(17)  # noqa: S311 - moments to kill at
-    bus = await NatsBus.connect(server.url, name="publisher", declared=Declared(streams=streams()))
+    bus = await NatsBus.connect(server.url, name="publisher", declared=BusDeclaration(streams=streams()))
     await bus.ensure()
     names = [f"message-{number}" for number in range(MESSAGES_COUNT)]
     await bus.publish_many([Publication(subject="pod.watched", payload=b"x" * 300, message_id=one) for one in names])

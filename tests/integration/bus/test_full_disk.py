@@ -9,7 +9,7 @@ from tests.support.ender import Ender, cancel, declared, envelope_of
 from tests.support.full_disk import Disk, GrowthLimit, small_disk
 from tests.support.working import persistently, until, working
 
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Ack, Publication
 from gpu_autoscaler.bus.server import NatsServer
 

@@ -8,11 +8,11 @@ import nats
 import pytest
 import pytest_asyncio
 
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.permissions import password_variable
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import BUCKETS, Declared, consumers_of_process, streams
-from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, consumers_of_process, streams
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
@@ -47,7 +47,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nats
         bus = await NatsBus.connect(
             url(server, service.name),
             name=service.name,
-            declared=Declared(
+            declared=BusDeclaration(
                 streams=streams(), consumers=consumers_of_process(service.name, service.consumes), buckets=BUCKETS
             ),
         )

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from tests.support.nats import nats_store, server
 
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Ack, Message
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import Declared, streams
+from gpu_autoscaler.bus.streams import BusDeclaration, streams
 from gpu_autoscaler.model.errors import StalePlan
 
 __all__ = ["nats_store", "server"]  # fixtures
@@ -21,7 +21,7 @@ SUBJECT = "scaling.plan_made"
 
 async def test_ten_thousand_races_have_ten_thousand_winners(server: NatsServer) -> None:
     """Two connections, one parent each time: one accepted, one refused, and the stream holds an unbroken chain."""
-    declared = Declared(streams=streams())
+    declared = BusDeclaration(streams=streams())
     scalers = [await NatsBus.connect(server.url, name=name, declared=declared) for name in ("one", "other")]
     await scalers[0].ensure()
     parent, wins, refused_count = 0, [0, 0], 0

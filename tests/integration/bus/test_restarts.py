@@ -9,14 +9,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 from tests.support.nats import nats_store, server
 
-from gpu_autoscaler.bus import nats_link, nats_pull
-from gpu_autoscaler.bus.nats import NatsBus
-from gpu_autoscaler.bus.nats_link import Waits
-from gpu_autoscaler.bus.nats_projection import BATCH_COUNT_MAX, NatsProjection
-from gpu_autoscaler.bus.nats_wire import Frame
+from gpu_autoscaler.bus.nats import link
+from gpu_autoscaler.bus.nats import pull as nats_pull
+from gpu_autoscaler.bus.nats.bus import NatsBus
+from gpu_autoscaler.bus.nats.link import Timeouts
+from gpu_autoscaler.bus.nats.projection import BATCH_COUNT_MAX, NatsProjection
+from gpu_autoscaler.bus.nats.wire import Frame
 from gpu_autoscaler.bus.protocol import Delivery, Message, Publication
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import MEBIBYTE, ConsumerSpec, Declared, StreamSpec
+from gpu_autoscaler.bus.streams import MEBIBYTE, ConsumerSpec, BusDeclaration, StreamSpec
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
 __all__ = ["nats_store", "server"]  # fixtures
@@ -29,9 +30,9 @@ STREAM = StreamSpec(
 ASKED = ConsumerSpec(
     durable="worker-work-act", stream="WORK", subjects=("work.asked",), ack_wait_seconds=1.0, max_deliver=100
 )
-DECLARED = Declared(streams=(STREAM,), consumers=(ASKED,))
+DECLARED = BusDeclaration(streams=(STREAM,), consumers=(ASKED,))
 Connect = Callable[[str], Awaitable[NatsBus]]
-PROMPT = Waits(publish_seconds_max=60.0, request_seconds_max=2.0)
+PROMPT = Timeouts(publish_seconds_max=60.0, request_seconds_max=2.0)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ async def connect(server: NatsServer) -> AsyncIterator[Connect]:
     buses: list[NatsBus] = []
 
     async def connected(name: str) -> NatsBus:
-        bus = await NatsBus.connect(server.url, name=name, declared=DECLARED, waits=PROMPT)
+        bus = await NatsBus.connect(server.url, name=name, declared=DECLARED, timeouts=PROMPT)
         await bus.ensure()
         buses.append(bus)
         return bus
@@ -145,8 +146,8 @@ async def test_many_in_flight_survive_a_crash(server: NatsServer, connect: Conne
 
 async def test_a_broker_that_stays_away_is_a_transient_error(server: NatsServer) -> None:
     """Within the limit, and the bus says that it is not connected."""
-    waits = Waits(publish_seconds_max=1.0, request_seconds_max=0.5)
-    bus = await NatsBus.connect(server.url, name="publisher", declared=DECLARED, waits=waits)
+    timeouts = Timeouts(publish_seconds_max=1.0, request_seconds_max=0.5)
+    bus = await NatsBus.connect(server.url, name="publisher", declared=DECLARED, timeouts=timeouts)
     await bus.ensure()
     consumer = await bus.effect_consumer(ASKED.durable)
     was_connected = bus.is_connected
@@ -232,8 +233,8 @@ async def test_a_message_lost_on_the_way_is_read_again(server: NatsServer, conne
 
 async def test_a_long_decision_is_not_taken_for_a_silent_broker(server: NatsServer) -> None:
     """What came while this process did something else for longer than any wait is read before silence is called so."""
-    waits = Waits(request_seconds_max=1.0, silence_seconds_max=1.0, read_seconds_max=1.0)
-    bus = await NatsBus.connect(server.url, name="planner", declared=DECLARED, waits=waits)
+    timeouts = Timeouts(request_seconds_max=1.0, silence_seconds_max=1.0, read_seconds_max=1.0)
+    bus = await NatsBus.connect(server.url, name="planner", declared=DECLARED, timeouts=timeouts)
     await bus.ensure()
     connections_count = bus._link.connections_count
 
@@ -275,7 +276,7 @@ async def test_a_slow_reader_is_sent_one_batch_at_a_time(connect: Connect, monke
 class Slow:
     """Takes what comes to it slowly, and keeps this process from everything else meanwhile."""
 
-    def take(self, frames: Sequence[Frame]) -> None:
+    def receive(self, frames: Sequence[Frame]) -> None:
         """Do something long with all that came together, and keep nothing."""
         del frames
         time.sleep(0.1)
@@ -285,16 +286,16 @@ async def test_a_slow_reader_is_not_taken_for_a_silent_broker(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While there is so much to read that an answer's turn comes late, the connection carries, and stays."""
-    monkeypatch.setattr(nats_link, "PROOF_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(link, "PROOF_SECONDS_MAX", 0.1)
     bus, load = await connect("reader"), await connect("load")
     connections_count = bus._link.connections_count
-    inbox = await bus._link.listen(Slow())
+    inbox = await bus._link.subscribe(Slow())
     await bus._link.client.flush()
     for number in range(32):
-        await load._link.tell(f"{inbox}.{number}", b"x" * 32 * 1024)
+        await load._link.send(f"{inbox}.{number}", b"x" * 32 * 1024)
     await load._link.client.flush()
 
-    bus._link.doubt()
+    bus._link.verify()
     proof = bus._link._proof
     assert proof is not None
     await asyncio.wait_for(proof, 60)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from tests.support.nats import nats_store, old_nats
 
-from gpu_autoscaler.bus.nats import NatsBus
-from gpu_autoscaler.bus.nats_link import Waits
+from gpu_autoscaler.bus.nats.bus import NatsBus
+from gpu_autoscaler.bus.nats.link import Timeouts
 from gpu_autoscaler.bus.permissions import password_variable
 from gpu_autoscaler.bus.server import BINARY_ENVIRONMENT, NatsServer, find_binary
-from gpu_autoscaler.bus.streams import BUCKETS, MAX_DELIVERIES_CONSUMER, STREAMS, Declared
-from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.bus.streams import BUCKETS, MAX_DELIVERIES_CONSUMER, STREAMS, BusDeclaration
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.envelope import encode
 from gpu_autoscaler.events.examples import examples
 from gpu_autoscaler.model.errors import ConfigError, TransientError
@@ -28,13 +28,13 @@ __all__ = ["nats_store", "old_nats"]  # fixtures
 
 pytestmark = pytest.mark.integration
 
-NOTHING = Declared(streams=())
-PROMPT = Waits(connect_seconds_max=2.0)
+NOTHING = BusDeclaration(streams=())
+PROMPT = Timeouts(connect_seconds_max=2.0)
 
 
 async def test_a_restart_keeps_port_and_store(nats_store: Path) -> None:
     """Clients find it again, with what they had stored; in order or by force."""
-    declared = Declared(streams=STREAMS, buckets=BUCKETS, consumers=(MAX_DELIVERIES_CONSUMER,))
+    declared = BusDeclaration(streams=STREAMS, buckets=BUCKETS, consumers=(MAX_DELIVERIES_CONSUMER,))
     server = NatsServer(nats_store, monitor=True)
     await server.start()
     first_url, first_pid = server.url, server.pid
@@ -62,7 +62,7 @@ async def test_every_fact_has_a_stream(nats_store: Path) -> None:
     """The real declarations on a real server: each fact's example is stored on the stream that its class names."""
     server = NatsServer(nats_store)
     await server.start()
-    bus = await NatsBus.connect(server.url, name="client", declared=Declared(streams=STREAMS))
+    bus = await NatsBus.connect(server.url, name="client", declared=BusDeclaration(streams=STREAMS))
     await bus.ensure()
 
     published = set()
@@ -143,7 +143,7 @@ async def test_nothing_listens() -> None:
         port = holder.getsockname()[1]
 
         with pytest.raises(TransientError, match=f"no NATS server answered at nats://127.0.0.1:{port} within 2 s"):
-            await NatsBus.connect(f"nats://127.0.0.1:{port}", name="client", declared=NOTHING, waits=PROMPT)
+            await NatsBus.connect(f"nats://127.0.0.1:{port}", name="client", declared=NOTHING, timeouts=PROMPT)
 
 
 def plain_server(folder: Path, *flags: str) -> subprocess.Popen[bytes]:
@@ -225,7 +225,7 @@ async def test_the_broker_of_the_containers_is_one_that_we_can_use(mounted_confi
         async with asyncio.timeout(60):
             while (url := listening_at(folder)) is None:
                 await asyncio.sleep(0.02)
-        declared = Declared(streams=STREAMS, buckets=BUCKETS, consumers=(MAX_DELIVERIES_CONSUMER,))
+        declared = BusDeclaration(streams=STREAMS, buckets=BUCKETS, consumers=(MAX_DELIVERIES_CONSUMER,))
         user = f"{OPERATOR_USER}:{passwords[password_variable(OPERATOR_USER)]}"
         bus = await NatsBus.connect(url.replace("://", f"://{user}@"), name="operator", declared=declared)
         await bus.ensure()

@@ -11,7 +11,7 @@ import pytest
 from tests.support.aws import Region, served_region
 from tests.support.told import EPOCH, Told, record
 
-from gpu_autoscaler.core.fold import fold
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import InstanceState, NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.scaling import ScalingNodeDrained
@@ -23,7 +23,7 @@ from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.providers.aws.queue import AwsQueue
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.simcloud.faults import Fault
-from gpu_autoscaler_services.spot_watcher.events import CloudEvents
+from gpu_autoscaler_services.spot_watcher.interruption_queue import InterruptionQueue
 
 pytestmark = [pytest.mark.timeout(120)]
 SPOT, GROUPED = "i-0aaaaaaaaaaaaaaaa", "i-0bbbbbbbbbbbbbbbb"
@@ -67,7 +67,7 @@ class Rig:
             now=lambda: datetime.now(UTC) + self.ahead,
             visible_again_seconds=1,
         )
-        self.events = CloudEvents(self.view, self.queue, self._unread)
+        self.events = InterruptionQueue(self.view, self.queue, self._unread)
         self.know(shown(SPOT), shown(GROUPED))
 
     def _unread(self) -> None:
@@ -240,7 +240,7 @@ async def test_other_peoples_instances_are_nobodys_notice(rig: Rig) -> None:
 
 
 @pytest.mark.cloud("aws", errors=("RequestLimitExceeded", "UnauthorizedOperation", "answer lost"))
-@pytest.mark.parametrize("error", ["RequestLimitExceeded", "AccessDenied", "lost"])
+@pytest.mark.parametrize("fault", ["RequestLimitExceeded", "AccessDenied", "lost"])
 async def test_a_queue_that_fails_loses_nothing(rig: Rig, fault: str) -> None:
     """Throttled, forbidden, or the answer lost after the message was handed out: it comes again."""
     rig.bridge.warn(SPOT)

@@ -9,7 +9,7 @@ from tests.support.cluster import until
 from tests.support.line import Line, running_line
 from tests.support.stories import policy, request
 
-from gpu_autoscaler.core.views import job_state
+from gpu_autoscaler.core.state.queries import job_state
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
     JobFinished,

@@ -8,13 +8,13 @@ from tests.support.cluster import until
 from tests.support.line import Line, running_line
 from tests.support.stories import policy, request
 
-from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingNodeLaunched, ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.model.decisions import ReleaseInstance
 from gpu_autoscaler.model.jobs import GpuRequirements, ResourceRequest
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import GangAbandoned
+from gpu_autoscaler.model.reasons.drain import GangAbandoned
 from gpu_autoscaler.providers.sim.capacity import SimCapacity
 from gpu_autoscaler.simcluster.cloud import RefusalRule
 

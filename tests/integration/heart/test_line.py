@@ -8,7 +8,7 @@ from tests.support.cluster import until
 from tests.support.line import HEART, Line, running_line
 from tests.support.stories import policy, request
 
-from gpu_autoscaler.core.views import job_state
+from gpu_autoscaler.core.state.queries import job_state
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPlaced, JobPreempted, JobRejected, JobStarted
 from gpu_autoscaler.events.scaling import (

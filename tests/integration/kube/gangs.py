@@ -14,7 +14,7 @@ from tests.support.kube_http import Json, KubeHttp
 from tests.support.kube_objects import node as node_json
 from tests.support.stories import T0, given, job, node
 
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.job import JobPlaced, JobQueued
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId, NodeUid

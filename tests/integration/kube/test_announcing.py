@@ -12,15 +12,16 @@ from tests.support.kube_objects import node, pod
 from tests.support.money import clusters, ledger
 from tests.support.stories import policy, purchase
 
-from gpu_autoscaler.core.announcements import Announcement, announcements
-from gpu_autoscaler.core.headline import Sight
+from gpu_autoscaler.core.explain.kube_events import Announcement, announcements
+from gpu_autoscaler.core.explain.status import StatusView
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.kube.announcing import EventWriter
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
+from gpu_autoscaler.kube.event_recorder import EventWriter
 from gpu_autoscaler.kube.protocol import NODES, PODS
-from gpu_autoscaler.model.reasons import NodeDeleted, UnmetDemand
+from gpu_autoscaler.model.reasons.buy import UnmetDemand
+from gpu_autoscaler.model.reasons.drain import NodeDeleted
 from gpu_autoscaler.model.scheduling import LabelRequirement
 from gpu_autoscaler.runtime.clock import Clock
 
@@ -103,7 +104,7 @@ def everything() -> Iterator[Announcement]:
     for rules, story in told:
         at = stories.T0 + stories.MINUTE
         state = stories.given(*story, as_of=at)
-        yield from announcements(Sight.of(state, rules, at, plan(state, rules, at)))
+        yield from announcements(StatusView.of(state, rules, at, plan(state, rules, at)))
 
 
 async def test_describe_shows_each_name_that_users_know(plane: ControlPlane) -> None:

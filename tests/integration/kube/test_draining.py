@@ -22,7 +22,7 @@ from gpu_autoscaler.kube.translate.node import node_observed
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId
 from gpu_autoscaler.model.labels import EVICTION_PRIORITY, EXCLUDE_FROM_BALANCERS
-from gpu_autoscaler.model.reasons import DemandReturned, DrainReason, NodeUnderused, SpotReclaim
+from gpu_autoscaler.model.reasons.drain import DemandReturned, DrainReason, NodeUnderused, SpotReclaim
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler_services.scaler.drains import Drains
@@ -152,7 +152,7 @@ async def test_a_drain_that_is_called_back_uncordons_and_evicts_nobody_more(benc
     started = await bench.begin(UNDERUSED)
     assert await bench.is_cordoned()
     assert await bench.balancers() == "gpu-autoscaler", "nor is anything sent through it"
-    assert (await bench.call_back(started)).given_up_because == ""
+    assert (await bench.call_back(started)).abandoned_because == ""
     assert not await bench.is_cordoned()
     assert await bench.balancers() is None
     late = await bench.drains.proceed(started)
@@ -184,7 +184,7 @@ async def test_a_voluntary_drain_is_given_up_at_its_deadline_and_says_why(bench:
         waits += 1
     (given_up,) = outcome.facts
     assert isinstance(given_up, ScalingDrainCancelled)
-    assert given_up.given_up_because == "1 pod had not gone by the deadline"
+    assert given_up.abandoned_because == "1 pod had not gone by the deadline"
     assert waits > 0
     assert not await bench.is_cordoned()
     assert await bench.leaving() == set()

@@ -12,11 +12,11 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.kube_objects import node
 from tests.support.stories import Told, policy, record
 
-from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.policies.removal import RemovalPolicy
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.removing.deleted import guards_due
-from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.policy.disruption_settings import RemovalPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.kube.client import KubeClient
@@ -27,7 +27,7 @@ from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.labels import ACTION_ID, TERMINATION_FINALIZER
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler_services.scaler.guards import Guards
+from gpu_autoscaler_services.scaler.finalizers import Finalizers
 
 __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -64,9 +64,9 @@ async def seen(kube: KubeClient, *more: Fact) -> ClusterState:
     return fold(EMPTY_STATE, record([Told(fact, now) for fact in (*facts, *more)]))
 
 
-async def keep(kube: KubeClient, policy: ScalingPolicy, *more: Fact) -> None:
+async def write_due(kube: KubeClient, policy: ScalingPolicy, *more: Fact) -> None:
     """One tick's worth of it, on the state as it is."""
-    await Guards(kube).keep(await seen(kube, *more), policy, datetime.now(UTC))
+    await Finalizers(kube).write_due(await seen(kube, *more), policy, datetime.now(UTC))
 
 
 def instance(state: str) -> NodeInstanceObserved:
@@ -84,21 +84,21 @@ async def test_a_node_of_ours_deleted_by_hand_stays_until_its_instance_has_ended
     """Others' finalizers stay as they are; a node of others is never held."""
     theirs = '{"metadata":{"finalizers":["example.com/theirs"]}}'
     plane.kubectl("patch", "node", "ours", "--type=merge", "-p", theirs)
-    await keep(kube, ON)
+    await write_due(kube, ON)
     held = await kube.get(NODES, "", "ours")
     assert held.metadata.finalizers == ("example.com/theirs", TERMINATION_FINALIZER)
     assert (await kube.get(NODES, "", "theirs")).metadata.finalizers == ()
-    assert guards_due(await seen(kube), ON, datetime.now(UTC)) == ()
+    assert finalizer_changes(await seen(kube), ON, datetime.now(UTC)) == ()
 
     plane.kubectl("delete", "node", "ours", "theirs", "--wait=false")
     with pytest.raises(NotFound):
         await kube.get(NODES, "", "theirs")
-    await keep(kube, ON, instance("running"))
+    await write_due(kube, ON, instance("running"))
     there = await kube.get(NODES, "", "ours")
     assert there.metadata.deletion_timestamp is not None
     assert TERMINATION_FINALIZER in there.metadata.finalizers
 
-    await keep(kube, ON, instance("terminated"))
+    await write_due(kube, ON, instance("terminated"))
     assert (await kube.get(NODES, "", "ours")).metadata.finalizers == ("example.com/theirs",)
 
 
@@ -109,19 +109,19 @@ async def test_what_changed_under_way_is_not_overwritten(kube: KubeClient) -> No
     late = {"resourceVersion": before.metadata.resource_version, "finalizers": [TERMINATION_FINALIZER]}
     with pytest.raises(Conflict):
         await kube.patch_node("ours", {"metadata": late})
-    await keep(kube, ON)
+    await write_due(kube, ON)
     held = await kube.get(NODES, "", "ours")
     assert held.metadata.finalizers == ("example.com/theirs", TERMINATION_FINALIZER)
 
 
 async def test_switched_off_nothing_is_held_any_more(plane: ControlPlane, kube: KubeClient) -> None:
     """Before an uninstall: a node that was deleted meanwhile goes at once."""
-    await keep(kube, ON)
+    await write_due(kube, ON)
     plane.kubectl("delete", "node", "ours", "--wait=false")
-    await keep(kube, OFF)
+    await write_due(kube, OFF)
     with pytest.raises(NotFound):
         await kube.get(NODES, "", "ours")
-    assert guards_due(await seen(kube), OFF, datetime.now(UTC)) == ()
+    assert finalizer_changes(await seen(kube), OFF, datetime.now(UTC)) == ()
 
 
 async def test_after_an_uninstall_the_command_of_the_chart_lets_nodes_go(plane: ControlPlane, kube: KubeClient) -> None:

@@ -16,7 +16,7 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished, JobStarted
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.protocol import Cluster
-from gpu_autoscaler.kube.translate.progress import KINDS
+from gpu_autoscaler.kube.translate.workload_progress import KINDS
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.jobs import Runtime
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
@@ -82,7 +82,7 @@ async def test_the_last_attempt_leaves_spot_though_spot_is_free(outside: KubeHtt
         return len(pods) == 2 and all(pod["spec"].get("nodeName") for pod in pods)
 
     async def is_held() -> bool:
-        return await binder.hold(spec.job_id, Runtime.JOBSET)
+        return await binder.suspend(spec.job_id, Runtime.JOBSET)
 
     await cordon("lasting-1", "lasting-2", unschedulable=True)
     await binder.create(spec, state)
@@ -90,7 +90,7 @@ async def test_the_last_attempt_leaves_spot_though_spot_is_free(outside: KubeHtt
     await until(are_bound)
     assert {pod["spec"]["nodeName"] for pod in await members(outside, "worn")} == {"spot-1", "spot-2"}
 
-    assert not await binder.hold(spec.job_id, Runtime.JOBSET)
+    assert not await binder.suspend(spec.job_id, Runtime.JOBSET)
     await until(is_held)
     assert await members(outside, "worn") == []
     await cordon("lasting-1", "lasting-2", unschedulable=False)

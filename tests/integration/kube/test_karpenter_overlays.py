@@ -17,9 +17,8 @@ from tests.support.runners import until
 
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
-from gpu_autoscaler.providers.karpenter.overlays import OverlayStatus, overlaid
-from gpu_autoscaler.providers.karpenter.reading_overlays import NO_POOL, Overlays
-from gpu_autoscaler.providers.karpenter.shelf import Shelf
+from gpu_autoscaler.providers.karpenter.catalog import Shelf
+from gpu_autoscaler.providers.karpenter.overlays import NO_POOL, Overlays, OverlayStatus, overlaid
 
 __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]

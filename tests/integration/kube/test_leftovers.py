@@ -13,8 +13,8 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.kube_objects import node
 from tests.support.stories import Told, given, offer, policy
 
-from gpu_autoscaler.core.removing.leftovers import LEFT_SECONDS
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.disruption.orphaned_nodes import ORPHANED_SECONDS
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.kube.client import KubeClient
@@ -26,7 +26,7 @@ from gpu_autoscaler.model.labels import ACTION_ID, TERMINATION_FINALIZER
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.fake import FakeCapacity
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler_services.scaler.leftovers import ASKED_AGAIN_SECONDS, REFUSED_SECONDS, Leftovers
+from gpu_autoscaler_services.scaler.orphaned_nodes import ASKED_AGAIN_SECONDS, REFUSED_SECONDS, OrphanedNodes
 
 __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -62,7 +62,7 @@ async def kube(plane: ControlPlane) -> AsyncIterator[KubeClient]:
 
 async def seen(kube: KubeClient, at: datetime) -> ClusterState:
     """What is known of all three: every instance has ended, as the cloud shows, long enough ago."""
-    ended_at = at - timedelta(seconds=LEFT_SECONDS)
+    ended_at = at - timedelta(seconds=ORPHANED_SECONDS)
     facts: list[Fact] = []
     for name in NAMES:
         provider_id = ProviderId(f"fake:///zone-a/{name}")
@@ -83,7 +83,7 @@ def cloud() -> FakeCapacity:
 async def test_the_silent_node_of_an_ended_instance_goes_and_no_other(kube: KubeClient) -> None:
     """With our finalizer; those that report, and those of others, stay as they are."""
     now = datetime.now(UTC)
-    state, leftovers = await seen(kube, now), Leftovers(kube, cloud())
+    state, leftovers = await seen(kube, now), OrphanedNodes(kube, cloud())
     assert await leftovers.remove(state, RULES, now) == []
     (removed,) = await leftovers.remove(state, RULES, now + LATER)
     assert removed.node_name == "ended"
@@ -97,7 +97,7 @@ async def test_the_silent_node_of_an_ended_instance_goes_and_no_other(kube: Kube
 async def test_a_kubelet_that_reports_in_between_keeps_its_node(plane: ControlPlane, kube: KubeClient) -> None:
     """The last look is at the node itself, and the version that was seen is deleted or none."""
     now = datetime.now(UTC)
-    state, leftovers = await seen(kube, now), Leftovers(kube, cloud())
+    state, leftovers = await seen(kube, now), OrphanedNodes(kube, cloud())
     assert await leftovers.remove(state, RULES, now) == []
     before = await kube.get(NODES, "", "ended")
     status = json.dumps(ready("True"))
@@ -118,7 +118,7 @@ async def test_a_missing_right_is_told_once_with_the_command_that_gives_it(
     plane.kubectl("create", "clusterrolebinding", "keeps-nodes", "--clusterrole=keeps-nodes", "--user=dora")
     poor, now = KubeClient(from_kubeconfig(str(path)), now=Clock().now), datetime.now(UTC)
     try:
-        state, leftovers = await seen(kube, now), Leftovers(poor, cloud())
+        state, leftovers = await seen(kube, now), OrphanedNodes(poor, cloud())
         with structlog.testing.capture_logs() as told:
             for after in (timedelta(0), LATER, LATER + LONG):
                 assert await leftovers.remove(state, RULES, now + after) == []

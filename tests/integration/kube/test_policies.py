@@ -14,13 +14,13 @@ from tests.support.kube_policies import defined, policy
 from tests.support.stories import Told, node, record
 from tests.support.stories import policy as policy_file
 
-from gpu_autoscaler.core.documents import effective_policy
-from gpu_autoscaler.core.fold import fold
-from gpu_autoscaler.core.policy import NodePool, ScalingPolicy
-from gpu_autoscaler.core.state import EMPTY_STATE
-from gpu_autoscaler.kube.announcing import EventWriter
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.policy.documents import effective_policy
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
+from gpu_autoscaler.kube.event_recorder import EventWriter
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView

@@ -11,7 +11,7 @@ from tests.support.cluster import until
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
-from gpu_autoscaler_services.local.cluster import see_cluster
+from gpu_autoscaler_services.local.cluster_access import check_access
 from gpu_autoscaler_services.rights import RIGHTS
 
 __all__ = ["plane"]
@@ -28,14 +28,14 @@ def user(plane: ControlPlane, name: str, days: str = "1") -> Path:
 
 async def test_whoever_has_all_rights_may(plane: ControlPlane) -> None:
     """The administrator; nothing is said but where the cluster is."""
-    assert await see_cluster(plane.kubeconfig(), ALL, "default") == plane.url
+    assert await check_access(plane.kubeconfig(), ALL, "default") == plane.url
 
 
 async def test_each_missing_right_is_told_with_its_command(plane: ControlPlane) -> None:
     """All at once; and the commands, run as they are told, are enough."""
     path = user(plane, "carol")
     with pytest.raises(ConfigError) as told:
-        await see_cluster(path, ALL, "default")
+        await check_access(path, ALL, "default")
     mistakes = [line.removeprefix("  - ") for line in str(told.value).splitlines() if line.startswith("  - ")]
     wanted = "carol may not list, watch, get, patch, delete nodes; grant it: kubectl create"
     assert any(one.startswith(wanted) for one in mistakes)
@@ -47,7 +47,7 @@ async def test_each_missing_right_is_told_with_its_command(plane: ControlPlane) 
     async def may_all() -> bool:
         """The server hears of new roles a moment later."""
         try:
-            return await see_cluster(path, ALL, "default") == plane.url
+            return await check_access(path, ALL, "default") == plane.url
         except ConfigError:
             return False
 
@@ -57,7 +57,7 @@ async def test_each_missing_right_is_told_with_its_command(plane: ControlPlane) 
 async def test_credentials_that_ended_are_told(plane: ControlPlane) -> None:
     """An expired certificate is no missing right: it is to be renewed."""
     with pytest.raises(TransientError, match=r"401: .* does not accept user 'dave' .*renew it"):
-        await see_cluster(user(plane, "dave", days="-1"), ALL, "default")
+        await check_access(user(plane, "dave", days="-1"), ALL, "default")
 
 
 def test_nothing_is_started_for_a_kubeconfig_that_is_not_there(

@@ -16,7 +16,7 @@ from tests.support.stories import T0
 
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.protocol import Changed, Cluster, Deleted, NotFound
-from gpu_autoscaler.kube.translate.progress import KINDS, progress
+from gpu_autoscaler.kube.translate.workload_progress import KINDS, progress
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.jobs import Runtime
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
@@ -96,11 +96,11 @@ async def test_a_job_that_is_to_leave_spot_is_made_anew(outside: KubeHttp, kube:
     await binder.release(spec, placed(spec, "spot-1"), state)
     await bound(outside, "worn", "spot-1")
 
-    assert not await binder.hold(spec.job_id, Runtime.VOLCANO)
+    assert not await binder.suspend(spec.job_id, Runtime.VOLCANO)
     going = await kube.get(VOLCANO, "default", "worn")
 
     async def is_held() -> bool:
-        return await binder.hold(spec.job_id, Runtime.VOLCANO)
+        return await binder.suspend(spec.job_id, Runtime.VOLCANO)
 
     await until(is_held)
     assert await members(outside, "worn") == []

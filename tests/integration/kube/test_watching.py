@@ -15,7 +15,7 @@ from tests.support.faulty_proxy import Fault, FaultKind, FaultyProxy, faulty_pro
 from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import pod
 
-from gpu_autoscaler.kube import watch, wire
+from gpu_autoscaler.kube import watch
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection, from_kubeconfig
 from gpu_autoscaler.kube.protocol import (
@@ -30,6 +30,7 @@ from gpu_autoscaler.kube.protocol import (
     Listed,
     WatchItem,
 )
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.runtime.clock import Clock
 
 __all__ = ["plane"]
@@ -119,7 +120,7 @@ class Watcher:
             self.deleted.append(item.object.metadata.name)
             self.known.pop(item.object.metadata.name)
 
-    def _changed(self, thing: wire.Object) -> None:
+    def _changed(self, thing: core.Object) -> None:
         self.known[thing.metadata.name] = thing.version
         if thing.metadata.deletion_timestamp is None:  # the mark that comes before the end has a version of its own
             self.seen.add((thing.metadata.name, thing.version))

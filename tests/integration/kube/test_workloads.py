@@ -16,19 +16,19 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.kube_http import MERGE, Json, KubeHttp
 from tests.support.stories import T0, given, job, node
 
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished, JobListed, JobPlaced, JobQueued, JobStarted
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
 from gpu_autoscaler.kube.protocol import Changed, Cluster, Listed, NotFound
-from gpu_autoscaler.kube.translate.progress import KINDS
+from gpu_autoscaler.kube.translate.workload_progress import KINDS
 from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.jobs import JobSpec, Runtime
 from gpu_autoscaler.model.labels import CHECKPOINT_HOOK, CHECKPOINTED_AT, JOB_ID
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
-from gpu_autoscaler_services.scheduler import others
+from gpu_autoscaler_services.scheduler import job_kinds
 from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.manifest import affinity
 
@@ -151,8 +151,12 @@ def gang(name: str, runtime: Runtime, *, members: int = 3) -> tuple[JobSpec, Clu
 def made_as(spec: JobSpec, state: ClusterState) -> Json:
     """What the binder sends."""
     if spec.runtime is Runtime.VOLCANO:
-        return others.volcano_job(spec, state, WHERE)
-    makers = {Runtime.JOBSET: others.jobset, Runtime.PYTORCHJOB: others.pytorchjob, Runtime.RAYJOB: others.rayjob}
+        return job_kinds.volcano_job(spec, state, WHERE)
+    makers = {
+        Runtime.JOBSET: job_kinds.jobset,
+        Runtime.PYTORCHJOB: job_kinds.pytorchjob,
+        Runtime.RAYJOB: job_kinds.rayjob,
+    }
     return makers[spec.runtime](spec, state)
 
 

@@ -14,11 +14,11 @@ from tests.support.stories import job as job_story
 from tests.support.stories import node as story_node
 
 from gpu_autoscaler.events.job import JobPlaced
-from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS, Conflict, NotFound
-from gpu_autoscaler.kube.translate.progress import KINDS
+from gpu_autoscaler.kube.translate.workload_progress import KINDS
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.jobs import Runtime
@@ -33,7 +33,7 @@ BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 _number = itertools.count(1)
 
 
-async def running(outside: KubeHttp, kube: KubeClient, app: str) -> wire.Pod:
+async def running(outside: KubeHttp, kube: KubeClient, app: str) -> core.Pod:
     """A pod that runs on a node, as its kubelet says."""
     name = f"{app}-{next(_number)}"
     await outside.made(PATH, pod(name, labels={"app": app}, nodeName="somewhere"))

@@ -10,11 +10,11 @@ from tests.support.enders import Enders
 from tests.support.nats import nats_store, server
 
 from gpu_autoscaler.bus.dead_letters import DeadLetters
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.runtime.trials import ATTEMPTS_COUNT_MAX
+from gpu_autoscaler.runtime.poison_messages import ATTEMPTS_COUNT_MAX
 
 __all__ = ["nats_store", "server"]  # fixtures
 

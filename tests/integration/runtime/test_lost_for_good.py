@@ -9,13 +9,13 @@ from tests.support.ender import Ender, cancel, consumers, envelope_of
 from tests.support.nats import nats_store, server
 
 from gpu_autoscaler.bus.dead_letters import DeadLetters
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import ConsumerSpec, Declared, streams
+from gpu_autoscaler.bus.streams import ConsumerSpec, BusDeclaration, streams
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.config import HttpSettings, NatsSettings, Settings, StoreSettings
-from gpu_autoscaler.runtime.plumbing import Limits
+from gpu_autoscaler.runtime.loop_context import Limits
 from gpu_autoscaler.runtime.process import EXIT_FAILED, ProcessContext, serve
 from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.runtime.service import Service
@@ -31,7 +31,7 @@ async def test_a_message_that_the_server_gave_up_is_set_aside(server: NatsServer
     impatient = ConsumerSpec(
         durable="other-job-act", stream="JOB", subjects=("job.cancel_requested",), ack_wait_seconds=0.1, max_deliver=2
     )
-    declared = Declared(streams=streams(), consumers=(*consumers(), impatient))
+    declared = BusDeclaration(streams=streams(), consumers=(*consumers(), impatient))
     bus = await NatsBus.connect(server.url, name="ender", declared=declared)
     await bus.ensure()
     service = Ender()

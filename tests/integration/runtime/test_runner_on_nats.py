@@ -9,15 +9,15 @@ import pytest
 from tests.support.ender import Ender, cancel, consumers, envelope_of
 from tests.support.nats import nats_store, server
 
-from gpu_autoscaler.bus.nats import NatsBus
-from gpu_autoscaler.bus.nats_link import Waits
+from gpu_autoscaler.bus.nats.bus import NatsBus
+from gpu_autoscaler.bus.nats.link import Timeouts
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import Declared, streams
-from gpu_autoscaler.events.catalogue import CATALOGUE
+from gpu_autoscaler.bus.streams import BusDeclaration, streams
+from gpu_autoscaler.events.catalog import CATALOGUE
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.plumbing import Limits
+from gpu_autoscaler.runtime.loop_context import Limits
 from gpu_autoscaler.runtime.retry import Backoff
 from gpu_autoscaler.runtime.runner import Runner
 
@@ -31,9 +31,9 @@ MANY_COUNT = 500  # five seconds of work at the least: somebody is killed in the
 
 async def connect(url: str, name: str) -> NatsBus:
     """Return a hand on the broker."""
-    declared = Declared(streams=streams(), consumers=consumers())
-    waits = Waits(publish_seconds_max=60.0, request_seconds_max=2.0)
-    bus = await NatsBus.connect(url, name=name, declared=declared, waits=waits)
+    declared = BusDeclaration(streams=streams(), consumers=consumers())
+    timeouts = Timeouts(publish_seconds_max=60.0, request_seconds_max=2.0)
+    bus = await NatsBus.connect(url, name=name, declared=declared, timeouts=timeouts)
     await bus.ensure()
     return bus
 

@@ -12,7 +12,7 @@ from tests.support.enders import EnderProcess, Enders
 from tests.support.nats import nats_store, server
 
 from gpu_autoscaler.bus.dead_letters import DeadLetters
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.server import NatsServer
 
 __all__ = ["nats_store", "server"]  # fixtures

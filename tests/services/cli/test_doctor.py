@@ -12,7 +12,7 @@ from tests.support.aws import REGION, Region, served_region
 
 from gpu_autoscaler.providers import aws
 from gpu_autoscaler.providers.aws.permissions import CALLS
-from gpu_autoscaler.providers.karpenter.shelf import offers_in
+from gpu_autoscaler.providers.karpenter.catalog import offers_in
 from gpu_autoscaler.simcloud.faults import Fault
 from gpu_autoscaler_services.cli.main import run
 
@@ -46,7 +46,7 @@ def test_a_good_set_up_is_found_fine(region: Region, capsys: pytest.CaptureFixtu
     found = findings(capsys, 0)
     assert {one["level"] for one in found.values()} == {"ok"}
     assert {"credentials", "zones", "offers", "RunInstances"} <= set(found)
-    assert "would have made" in found["RunInstances"]["said"]
+    assert "would have made" in found["RunInstances"]["message"]
     assert region.fake.launches_count == 0
 
 
@@ -54,7 +54,7 @@ def test_a_missing_permission_is_named_with_what_it_costs(region: Region, capsys
     """Which call, which actions to allow, and what does not work until then."""
     region.fake.faults.add(Fault(kind="refused", call="RunInstances", code="UnauthorizedOperation"))
     found = findings(capsys, 1)["RunInstances"]
-    assert (found["level"], "nothing is bought" in found["said"]) == ("error", True)
+    assert (found["level"], "nothing is bought" in found["message"]) == ("error", True)
     assert "ec2:RunInstances, ec2:CreateTags, iam:PassRole" in found["next_step"]
 
 
@@ -68,9 +68,9 @@ def test_a_fleet_is_tried_where_it_is_switched_on(
     on = findings(capsys, 0)
     region.fake.faults.add(Fault(kind="refused", call="CreateFleet", code="UnauthorizedOperation"))
     denied = findings(capsys, 1)["CreateFleet"]
-    assert "ec2:CreateFleet" in off["aws.fleets"]["said"]
+    assert "ec2:CreateFleet" in off["aws.fleets"]["message"]
     assert "CreateFleet" not in off
-    assert "would have made two g4dn.xlarge" in on["CreateFleet"]["said"]
+    assert "would have made two g4dn.xlarge" in on["CreateFleet"]["message"]
     assert "ec2:CreateFleet, ec2:RunInstances" in denied["next_step"]
     assert region.fake.launches_count == 0
 
@@ -84,8 +84,8 @@ def test_names_that_are_not_there_are_told(
     monkeypatch.setenv("GPU_AUTOSCALER_AWS_INSTANCE_TYPES", "g4dn.xlarge,g99.*")
     found = findings(capsys, 1)
     assert found["aws.subnets subnet-0123456789abcdef0"]["level"] == "error"
-    assert "InvalidLaunchTemplateName.NotFoundException" in found["RunInstances"]["said"]
-    assert "names no type" in found["aws.instance_types g99.*"]["said"]
+    assert "InvalidLaunchTemplateName.NotFoundException" in found["RunInstances"]["message"]
+    assert "names no type" in found["aws.instance_types g99.*"]["message"]
 
 
 @pytest.mark.cloud("aws", calls=("GetQueueAttributes",), errors=("QueueDoesNotExist",))
@@ -95,9 +95,9 @@ def test_the_queue_of_events_is_looked_at(
     """Whether it is there and may be read; one that is not there is named."""
     queue_url = region.fake.bridge.open_queue()
     monkeypatch.setenv("GPU_AUTOSCALER_AWS_QUEUE_URL", queue_url)
-    assert findings(capsys, 0)["aws.queue_url"]["said"] == "can be read; 0 events wait"
+    assert findings(capsys, 0)["aws.queue_url"]["message"] == "can be read; 0 events wait"
     monkeypatch.setenv("GPU_AUTOSCALER_AWS_QUEUE_URL", queue_url + "-gone")
-    assert "there is no queue" in findings(capsys, 1)["aws.queue_url"]["said"]
+    assert "there is no queue" in findings(capsys, 1)["aws.queue_url"]["message"]
     monkeypatch.setenv("GPU_AUTOSCALER_AWS_QUEUE_URL", queue_url)
     region.fake.faults.add(Fault(kind="refused", call="GetQueueAttributes", code="AccessDenied"))
     assert "sqs:GetQueueAttributes" in findings(capsys, 1)["GetQueueAttributes"]["next_step"]
@@ -108,7 +108,7 @@ def test_a_quota_of_zero_is_told_before_it_refuses(region: Region, capsys: pytes
     """With the quota's code and the types that it stops."""
     region.fake.quota_vcpus["p4d.*"] = 0
     found = findings(capsys, 0)["quota Running On-Demand P instances"]
-    assert (found["level"], "p4d.24xlarge" in found["said"], "L-417A185B" in found["next_step"]) == (
+    assert (found["level"], "p4d.24xlarge" in found["message"], "L-417A185B" in found["next_step"]) == (
         "warning",
         True,
         True,
@@ -120,7 +120,7 @@ def test_credentials_that_are_not_accepted_end_the_look(region: Region, capsys: 
     region.fake.faults.add(Fault(kind="refused", code="RequestExpired"))
     found = findings(capsys, 1)
     assert list(found) == ["DescribeInstances"]
-    assert "this machine's clock" in found["DescribeInstances"]["said"]
+    assert "this machine's clock" in found["DescribeInstances"]["message"]
 
 
 def test_a_region_that_is_not_there_is_told_with_those_that_are(
@@ -143,7 +143,7 @@ def test_groups_are_looked_at_by_name(
     monkeypatch.setenv("GPU_AUTOSCALER_AWS_GROUPS", "default=odd,training=gone")
     assert run(["doctor", "-o", "json"]) == 1
     told = [
-        (one["level"], one["subject"], one["said"] + one["next_step"]) for one in json.loads(capsys.readouterr().out)
+        (one["level"], one["subject"], one["message"] + one["next_step"]) for one in json.loads(capsys.readouterr().out)
     ]
     assert any(
         level == "error" and subject.endswith("odd") and "CapacityRebalance" in said for level, subject, said in told
@@ -166,7 +166,7 @@ def test_groups_of_cluster_autoscaler_are_shown_for_adoption(
     monkeypatch.setenv("GPU_AUTOSCALER_AWS_GROUPS", "default=found")
     adopted = findings(capsys, 0)
     assert "group found" not in adopted
-    assert adopted["aws.groups found"]["said"].startswith("sells g4dn.xlarge as on-demand")
+    assert adopted["aws.groups found"]["message"].startswith("sells g4dn.xlarge as on-demand")
 
 
 def test_the_policy_is_that_of_the_calls(

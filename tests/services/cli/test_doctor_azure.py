@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.support.azure import served_group
 
-from gpu_autoscaler.providers.azure.examine import needed_role
 from gpu_autoscaler.providers.azure.permissions import CALLS
+from gpu_autoscaler.providers.azure.preflight import needed_role
 from gpu_autoscaler.simcloud.faults import Fault
 
 pytestmark = pytest.mark.timeout(120)
@@ -22,7 +22,7 @@ async def test_a_good_set_up_has_no_fault(tmp_path: Path) -> None:
         writes = [call for call in group.fake.asked if CALLS.get(call.name) and CALLS[call.name].method != "GET"]
     assert {one.level for one in findings} == {"ok"}
     assert [one.subject for one in findings][:2] == ["credentials", "permissions"]
-    assert findings[-1].said == "12, of 2 types, 6 of them spot"
+    assert findings[-1].message == "12, of 2 types, 6 of them spot"
     assert not writes
 
 
@@ -38,8 +38,8 @@ async def test_each_fault_has_its_next_step(tmp_path: Path) -> None:
         provider = group.provider("ours", instance_types=("Standard_NC4as_T4_v3", "Standard_XY*"))
         later = {one.subject: one for one in await provider.preflight()}
         await provider.close()
-    assert "automatic repairs are on" in findings["azure scale set gpu"].said
-    assert "no such scale set" in findings["azure scale set nowhere"].said
+    assert "automatic repairs are on" in findings["azure scale set gpu"].message
+    assert "no such scale set" in findings["azure scale set nowhere"].message
     assert later["azure.instance_types Standard_XY*"].level == "warning"
     assert later["quota lowPriorityCores"].next_step == "request an increase in the portal"
 
@@ -63,7 +63,7 @@ async def test_rights_to_buy_and_remove_are_read_without_using_them(tmp_path: Pa
             {"actions": ["Microsoft.Compute/*", "Microsoft.Network/*/join/action"], "notActions": []},
         ]
         provider = group.provider("ours")
-        elsewhere = {one.subject: one for one in await provider.preflight()}
+        external = {one.subject: one for one in await provider.preflight()}
         group.fake.permissions = [
             {"actions": ["*"], "notActions": ["microsoft.compute/virtualMachines/DELETE"]},
             {"actions": ["*/read"]},
@@ -74,10 +74,10 @@ async def test_rights_to_buy_and_remove_are_read_without_using_them(tmp_path: Pa
         )
         untold = {one.subject: one for one in await provider.preflight()}
         await provider.close()
-    assert elsewhere["VirtualMachines_CreateOrUpdate"].level == "warning"
-    assert "Microsoft.Network/networkInterfaces/write" in elsewhere["VirtualMachines_CreateOrUpdate"].next_step
+    assert external["VirtualMachines_CreateOrUpdate"].level == "warning"
+    assert "Microsoft.Network/networkInterfaces/write" in external["VirtualMachines_CreateOrUpdate"].next_step
     assert (missing["VirtualMachines_Delete"].level, "VirtualMachines_CreateOrUpdate" in missing) == ("error", False)
-    assert "never removed" in missing["VirtualMachines_Delete"].said
+    assert "never removed" in missing["VirtualMachines_Delete"].message
     assert "allow Microsoft.Compute/virtualMachines/delete; `" in missing["VirtualMachines_Delete"].next_step
     assert (untold["permissions"].level, "permissions" in missing) == ("warning", False)
 
@@ -109,9 +109,9 @@ async def test_names_clock_and_other_autoscalers_are_told(tmp_path: Path) -> Non
             provider = group.provider("ours", **{name: value})
             (finding,) = await provider.preflight()
             await provider.close()
-            assert (finding.level, f"azure.{name}" in finding.next_step, value in finding.said) == ("error", True, True)
+            assert (finding.level, f"azure.{name}" in finding.next_step, value in finding.message) == ("error", True, True)
         provider = group.provider("ours", region="northeurope")
-        elsewhere = {one.subject: one for one in await provider.preflight()}
+        external = {one.subject: one for one in await provider.preflight()}
         await provider.close()
         group.fake.clock_ahead_seconds = -120.0
         target = group.fake.id_of("virtualMachineScaleSets", "gpu")
@@ -120,9 +120,9 @@ async def test_names_clock_and_other_autoscalers_are_told(tmp_path: Path) -> Non
         provider = group.provider("ours")
         found = {one.subject: one for one in await provider.preflight()}
         await provider.close()
-    assert "set azure.region to that" in elsewhere["azure scale set gpu"].said
-    assert "s ahead of Azure's" in found["clock"].said
-    assert "cpu-rule" in found["azure scale set gpu"].said
+    assert "set azure.region to that" in external["azure scale set gpu"].message
+    assert "s ahead of Azure's" in found["clock"].message
+    assert "cpu-rule" in found["azure scale set gpu"].message
 
 
 async def test_the_role_has_what_the_settings_need(tmp_path: Path) -> None:

@@ -62,13 +62,13 @@ def test_what_is_missing_is_named_until_nothing_is(plane: ControlPlane, capsys: 
     install(plane)
     found = findings(capsys, 1)
     assert found[CLASS]["level"] == "error"
-    assert "there is no karpenter.kwok.sh/KWOKNodeClass/default" in found[CLASS]["said"]
+    assert "there is no karpenter.kwok.sh/KWOKNodeClass/default" in found[CLASS]["message"]
     assert found["a trial claim"]["level"] == "ok"
 
     plane.kubectl("apply", "-f", "-", text=node_class())
     plane.kubectl("apply", "-f", "-", text=node_pool({}))
     found = findings(capsys, 0)
-    assert (found["NodePools"]["level"], "default: Karpenter itself buys" in found["NodePools"]["said"]) == (
+    assert (found["NodePools"]["level"], "default: Karpenter itself buys" in found["NodePools"]["message"]) == (
         "warning",
         True,
     )
@@ -78,14 +78,14 @@ def test_what_is_missing_is_named_until_nothing_is(plane: ControlPlane, capsys: 
     install(plane, "nodeoverlays")
     plane.kubectl("apply", "-f", "-", text=overlay("node.kubernetes.io/instance-type", "gpu-4x"))
     found = findings(capsys, 0)
-    assert found["NodeOverlays"]["said"] == "1 of 5 offers are changed by them"
+    assert found["NodeOverlays"]["message"] == "1 of 5 offers are changed by them"
     assert {one["level"] for one in found.values()} == {"ok"}, found
     assert {"rights on nodeclaims", "rights on events", "offers"} <= found.keys()
     assert plane.kubectl("get", "nodeclaims", "-o", "name") == ""
 
     plane.kubectl("apply", "-f", "-", text=overlay("karpenter.k8s.aws/instance-family", "g5"))
     found = findings(capsys, 0)
-    assert "cheap: nothing is known of karpenter.k8s.aws/instance-family" in found["NodeOverlays"]["said"]
+    assert "cheap: nothing is known of karpenter.k8s.aws/instance-family" in found["NodeOverlays"]["message"]
     plane.kubectl("delete", "nodeoverlay", "cheap")
 
 
@@ -100,13 +100,13 @@ def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(
     token = plane.kubectl("create", "token", "buyer").strip()
     monkeypatch.setenv("GPU_AUTOSCALER_KUBE_KUBECONFIG_PATH", str(plane.kubeconfig("buyer", {"token": token})))
     found = findings(capsys, 1)
-    assert "may not create, get, list, patch, delete" in found["rights on nodeclaims"]["said"]
+    assert "may not create, get, list, patch, delete" in found["rights on nodeclaims"]["message"]
     for subject in ("rights on nodeclaims", "rights on events", "NodeOverlays"):
         for command in found[subject]["next_step"].split(" && "):
             plane.kubectl(*command.split()[1:])
     found = findings(capsys, 0)
     assert {subject for subject, one in found.items() if one["level"] != "ok"} == {CLASS}
-    assert "get kwoknodeclasses" in found[CLASS]["said"]
+    assert "get kwoknodeclasses" in found[CLASS]["message"]
 
 
 @pytest.mark.usefixtures("settings")
@@ -145,11 +145,11 @@ def test_pools_that_are_to_be_ours_are_looked_at(
     for pool in (kept, wide):
         plane.kubectl("apply", "-f", "-", text=json.dumps(pool))
     found = findings(capsys, 1)
-    assert "there is no NodePool gone" in found["NodePool gone"]["said"]
-    assert "makes gpu-1x/zone-a/on-demand, gpu-1x/zone-a/spot; its machines have" in found["NodePool any"]["said"]
+    assert "there is no NodePool gone" in found["NodePool gone"]["message"]
+    assert "makes gpu-1x/zone-a/on-demand, gpu-1x/zone-a/spot; its machines have" in found["NodePool any"]["message"]
     assert (
         'may have 8 GPUs and has 0: to hand its limits to us, set spec.limits["nvidia.com/gpu"] to "0"'
-        in (found["NodePool gpu"]["said"])
+        in (found["NodePool gpu"]["message"])
     )
 
     monkeypatch.setenv("GPU_AUTOSCALER_KARPENTER_NODE_POOLS", "gpu")
@@ -157,7 +157,7 @@ def test_pools_that_are_to_be_ours_are_looked_at(
     plane.kubectl("apply", "-f", "-", text=json.dumps(handed))
     found = findings(capsys, 0)
     assert {one["level"] for one in found.values()} == {"ok"}, found
-    assert found["NodePool gpu"]["said"].startswith("makes gpu-4x/zone-a/on-demand for pods that wait, 0 GPUs are")
+    assert found["NodePool gpu"]["message"].startswith("makes gpu-4x/zone-a/on-demand for pods that wait, 0 GPUs are")
     assert "rights on nodepools" in found
     assert "a trial claim" not in found
 

@@ -19,8 +19,8 @@ from gpu_autoscaler.providers.aws import AwsOptions
 from gpu_autoscaler.providers.gcp import GcpOptions
 from gpu_autoscaler.providers.protocol import Order
 from gpu_autoscaler.providers.registry import ProviderOptions
+from gpu_autoscaler_services.cli.doctor_live import by_hand, chosen
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.live import by_hand, chosen
 from gpu_autoscaler_services.cli.main import run
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.replay.days import history_of
+from tests.replay.histories_data import history_of
 
 from gpu_autoscaler.bus.dead_letters import DeadLetters
-from gpu_autoscaler.bus.nats import NatsBus
+from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import Declared, streams
+from gpu_autoscaler.bus.streams import BusDeclaration, streams
 from gpu_autoscaler.events.envelope import encode
-from gpu_autoscaler.tools.recording import load
-from gpu_autoscaler.tools.retrace import retrace
+from gpu_autoscaler.replay.recording import load
+from gpu_autoscaler.replay.retrace import retrace
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
 
@@ -29,7 +29,7 @@ async def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     server = NatsServer(tmp_path / "nats")
     await server.start()
     monkeypatch.setenv("GPU_AUTOSCALER_NATS_URL", server.url)
-    opened = await NatsBus.connect(server.url, name="test", declared=Declared(streams=streams()))
+    opened = await NatsBus.connect(server.url, name="test", declared=BusDeclaration(streams=streams()))
     await opened.ensure()
     yield opened
     await opened.close()

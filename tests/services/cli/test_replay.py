@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.replay.days import history_of
+from tests.replay.histories_data import history_of
 
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
@@ -21,9 +21,9 @@ def test_what_would_have_been_is_told_in_figures_and_drawn(tmp_path: Path, capsy
     said = capsys.readouterr()
     document = json.loads(said.out)
     assert document["other"]["nodes_count_max"] == 3 < document["recorded"]["nodes_count_max"]
-    assert document["other"]["waiting"]["all"]["mean_seconds"] > document["modelled"]["waiting"]["all"]["mean_seconds"]
+    assert document["other"]["waiting"]["all"]["mean_seconds"] > document["modeled"]["waiting"]["all"]["mean_seconds"]
     cost = document["recorded"]["cost_micro_usd"]
-    assert abs(document["modelled"]["cost_micro_usd"] - cost) < 0.1 * cost
+    assert abs(document["modeled"]["cost_micro_usd"] - cost) < 0.1 * cost
     assert "the worlds part at" in said.err
     assert picture.read_text().startswith("<svg ")
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.front import Front, front
 from tests.support.stories import Told
 
-from gpu_autoscaler.events import door
+from gpu_autoscaler.events import ingress
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.model.demands import DemandShape
 from gpu_autoscaler.runtime.metrics import package_version
@@ -41,7 +41,7 @@ async def test_an_accepted_wish_is_on_the_stream(gate: Front) -> None:
     assert (accepted["source"], accepted["count"], accepted["priority"]) == ("kafka", 3, 500)
     message = await gate.model.bus.message_at("DEMAND", 1)
     assert message is not None
-    read = door.read(message.subject, message.payload, message_id=None, arrived_at=lambda: until)
+    read = ingress.read(message.subject, message.payload, message_id=None, arrived_at=lambda: until)
     assert read.fact == DemandReported(source="kafka", shape=DemandShape(gpu_count=1), count=3, until=until)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.front import Front, front
 from tests.support.stories import Told
 
-from gpu_autoscaler.events import door
+from gpu_autoscaler.events import ingress
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
 from gpu_autoscaler.model.directives import Freeze, Override
 from gpu_autoscaler_services.cli.exits import Exit
@@ -42,7 +42,7 @@ async def test_a_freeze_from_the_command_line_is_a_fact_with_who_why_and_until_w
     assert await asyncio.to_thread(run, command) == Exit.OK
     message = await gate.model.bus.message_at("POLICY", 1)
     assert message is not None
-    given = door.read(message.subject, message.payload, message_id=None, arrived_at=gate.model.clock.now).fact
+    given = ingress.read(message.subject, message.payload, message_id=None, arrived_at=gate.model.clock.now).fact
     assert isinstance(given, PolicyDirectiveGiven)
     assert (given.directive, given.reason, given.given_by) == (Freeze(), "upkeep", "alice")
     assert timedelta(minutes=89) < given.until - given.given_at <= timedelta(minutes=90)
@@ -57,7 +57,7 @@ async def test_a_freeze_from_the_command_line_is_a_fact_with_who_why_and_until_w
     assert await asyncio.to_thread(run, ("resume", "freeze", "--reason", "done", *here)) == Exit.OK
     message = await gate.model.bus.message_at("POLICY", 3)
     assert message is not None
-    lifted = door.read(message.subject, message.payload, message_id=None, arrived_at=gate.model.clock.now).fact
+    lifted = ingress.read(message.subject, message.payload, message_id=None, arrived_at=gate.model.clock.now).fact
     assert isinstance(lifted, PolicyDirectiveLifted)
     assert (lifted.key, lifted.lifted_by, lifted.reason) == ("freeze", "alice", "done")
 
@@ -69,7 +69,7 @@ async def test_an_override_of_a_scope_is_what_its_flags_add_up_to(gate: Front) -
     assert await asyncio.to_thread(run, command) == Exit.OK
     message = await gate.model.bus.message_at("POLICY", 1)
     assert message is not None
-    given = door.read(message.subject, message.payload, message_id=None, arrived_at=gate.model.clock.now).fact
+    given = ingress.read(message.subject, message.payload, message_id=None, arrived_at=gate.model.clock.now).fact
     assert isinstance(given, PolicyDirectiveGiven)
     assert given.directive == Override(pool="default", gpu_model="A100", gpu_count_min=16, gpu_count_max=16)
     await gate.tell((Told(given, given.given_at),))

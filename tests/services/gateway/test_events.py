@@ -12,7 +12,7 @@ import pytest
 from tests.support.front import Front, front
 from tests.support.stories import job, node, on_sale
 
-from gpu_autoscaler_services.gateway import sse
+from gpu_autoscaler_services.gateway.api import events as sse
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 

@@ -16,7 +16,7 @@ from tests.support.stories import Told, job, node, offer, on_sale, policy, synce
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.reading import decode_message
+from gpu_autoscaler.runtime.decode import decode_message
 
 JOBS = "/api/v1/gpu/jobs"
 BODY: dict[str, Any] = {

@@ -19,9 +19,9 @@ from gpu_autoscaler.model.decisions import Cut, Deferred, Plan
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.ids import PlanId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.reasons import NodesLimit
+from gpu_autoscaler.model.reasons.defer_limits import NodesLimit
 from gpu_autoscaler.runtime.health import Readiness
-from gpu_autoscaler_services.gateway import tail
+from gpu_autoscaler_services.gateway import recent_facts
 from gpu_autoscaler_services.gateway.auth import Caller, SharedTokens
 from gpu_autoscaler_services.gateway.openapi import document
 
@@ -146,7 +146,7 @@ async def test_money_adds_up_to_the_micro_dollar(gate: Front) -> None:
 
 async def test_a_part_of_the_money_is_no_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """503 until all charges are read; no charges at all are a sum."""
-    monkeypatch.setattr(tail, "RECONNECT_SECONDS", 0.01)
+    monkeypatch.setattr(recent_facts, "RECONNECT_SECONDS", 0.01)
     async with front(tmp_path, unreadable=frozenset({"COST"})) as gate:
         assert (await _get(gate, "/api/v1/cost"))[0] == 503
         assert (await _get(gate, "/api/v1/status"))[0] == 200

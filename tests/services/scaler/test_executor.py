@@ -27,16 +27,23 @@ from gpu_autoscaler.events.scaling import (
 from gpu_autoscaler.model.decisions import AnyDecision, CancelDrain, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import ActionId, NodeUid
-from gpu_autoscaler.model.reasons import BootTimedOut, DemandReturned, DrainReason, NodeIdle, NodeUnderused, SpotReclaim
+from gpu_autoscaler.model.reasons.drain import (
+    BootTimedOut,
+    DemandReturned,
+    DrainReason,
+    NodeIdle,
+    NodeUnderused,
+    SpotReclaim,
+)
 from gpu_autoscaler.providers.fake import FakeCapacity
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
 from gpu_autoscaler.store.sqlite import SqliteStore
+from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
-from gpu_autoscaler_services.scaler.farewells import Farewells
-from gpu_autoscaler_services.scaler.guards import Guards
-from gpu_autoscaler_services.scaler.leftovers import Leftovers
+from gpu_autoscaler_services.scaler.finalizers import Finalizers
+from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
 
 IDLE = NodeIdle(idle_seconds=700, idle_seconds_max=600)
@@ -53,7 +60,9 @@ class Bench:
         self.cloud = FakeCapacity([offer()], installation="uid", now=here.clock.now)
         self.view, kube = StateView(), here.kube
         purchases, drains = Purchases(self.view, self.cloud, "uid", here.clock.now), Drains(self.view, kube, here.clock)
-        self._executor = Executor(purchases, drains, store, Guards(kube), Farewells(kube), Leftovers(kube, self.cloud))
+        self._executor = Executor(
+            purchases, drains, store, Finalizers(kube), CheckpointNotices(kube), OrphanedNodes(kube, self.cloud)
+        )
         self._story: Story = ()
 
     def knows(self, *stories: Story) -> None:

@@ -12,17 +12,19 @@ from tests.support.kube_objects import Json
 from tests.support.stories import purchase
 
 from gpu_autoscaler.events.scaling import ScalingDrainCancelled, ScalingNodeLaunched, ScalingNodeTerminated
-from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.protocol import NODES
 from gpu_autoscaler.kube.translate.node import node_observed
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.reasons import GangAbandoned
+from gpu_autoscaler.model.reasons.drain import GangAbandoned
 from gpu_autoscaler.simcluster import kinds as served
 from gpu_autoscaler.simcluster.objects import set_condition
 from gpu_autoscaler.store.sqlite import SqliteStore
 
 NODE = "gpu-b"
-MAX_DELIVERIES_CONSUMER = msgspec.structs.replace(release("b"), reason=GangAbandoned(gang="job/train", defer_reason="nodes_limit"))
+MAX_DELIVERIES_CONSUMER = msgspec.structs.replace(
+    release("b"), reason=GangAbandoned(gang="job/train", defer_reason="nodes_limit")
+)
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ async def test_a_node_that_came_up_and_took_work_is_not_ended(bench: Bench, *, i
 
     assert isinstance(spared, ScalingDrainCancelled)
     assert (spared.drain_action_id, spared.node_name) == (MAX_DELIVERIES_CONSUMER.action_id, NODE)
-    assert spared.given_up_because == "pod default/work has come: it is in use"
+    assert spared.abandoned_because == "pod default/work has come: it is in use"
     assert (await state_of_instance(bench), is_cordoned(bench.here)) == ("running", False)
     bench.told(spared)
     (work,) = await bench.here.kube.pods_on(NODE)
@@ -78,7 +80,7 @@ async def test_work_that_comes_at_that_moment_is_seen_by_the_second_look(
     """It is bound after the first look and before the cordon: the node takes pods again, and stays."""
     kube, cordon = bench.here.kube, bench.here.kube.patch_node
 
-    async def slow(name: str, patch: Mapping[str, Any]) -> wire.Node:
+    async def slow(name: str, patch: Mapping[str, Any]) -> core.Node:
         if not bench.here.item("pods", "work"):
             await ready(bench.here, owned("work"))
         return await cordon(name, patch)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
-from gpu_autoscaler.bus.streams import ConsumerSpec, Declared, StreamSpec
+from gpu_autoscaler.bus.streams import ConsumerSpec, BusDeclaration, StreamSpec
 
 STREAM = StreamSpec(
     name="WORK", subjects=("work.>",), description="of a test", max_age_seconds=3600, max_bytes=100,
@@ -39,7 +39,7 @@ class Hands:
 
 async def bus_with(hands: Hands) -> MemoryBus:
     """A bus whose time is in our hands."""
-    declared = Declared(streams=(STREAM,), consumers=(CONSUMER,))
+    declared = BusDeclaration(streams=(STREAM,), consumers=(CONSUMER,))
     bus = MemoryBus(MemoryBroker(), declared, now=lambda: hands.now, sleep=hands.sleep)
     await bus.ensure()
     return bus

@@ -7,7 +7,7 @@ import pytest
 from gpu_autoscaler.bus.streams import (
     BUCKETS,
     STREAMS,
-    Declared,
+    BusDeclaration,
     StreamLimits,
     consumers_for,
     covers,
@@ -16,12 +16,12 @@ from gpu_autoscaler.bus.streams import (
     streams_document,
     subject_filter,
 )
-from gpu_autoscaler.events.catalogue import FACTS
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.gpu import GpuNodeSampled, GpuNodeSummarised
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 
-DECLARED = Declared(streams=STREAMS, buckets=BUCKETS)
+DECLARED = BusDeclaration(streams=STREAMS, buckets=BUCKETS)
 
 
 def test_every_fact_has_one_stream() -> None:

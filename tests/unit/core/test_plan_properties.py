@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from tests.support.situations import Situation, situations
 
-from gpu_autoscaler.core.check import check
-from gpu_autoscaler.core.nodes.life import node_views
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.queueing.schedule import schedule
-from gpu_autoscaler.core.state import ClusterState
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode
 from gpu_autoscaler.model.jobs import JobSpec
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.situations import OFFERS
 from tests.support.stories import MINUTE, T0, Story, Told, bought, given, job, node, on_sale, policy, provider_id
 
-from gpu_autoscaler.core.check import check
+from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.model.decisions import BuyNode
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events import examples
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.envelope import Envelope, Recorded
@@ -26,7 +26,7 @@ from gpu_autoscaler.model.ids import ActionId, FactId
 from gpu_autoscaler_services.demo.promises import broken_promises, jobs_have_ended
 from gpu_autoscaler_services.demo.record import Record, Seen
 from gpu_autoscaler_services.demo.report import make_report, quantile
-from gpu_autoscaler_services.local.world import Truth
+from gpu_autoscaler_services.local.simulated_world import GroundTruth
 
 WALL = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BY_TYPE: Mapping[type[Fact], Fact] = {type(envelope.fact): envelope.fact for envelope in examples.examples()}
@@ -53,10 +53,10 @@ def add(record: Record, fact: Fact, number: int, late_seconds: float = 0.0) -> N
     record.add(Seen(recorded=recorded, stored_at=WALL + timedelta(seconds=late_seconds)))
 
 
-def truth(*, launches: int = 1, left: tuple[str, ...] = (), bill_change: int = 0) -> Truth:
+def truth(*, launches: int = 1, left: tuple[str, ...] = (), bill_change: int = 0) -> GroundTruth:
     """What is true outside: one launch, nothing left, and a bill equal to what was charged."""
     assert isinstance(CHARGED, CostAccrued)
-    return Truth(
+    return GroundTruth(
         launches_by_token={examples.BUY: launches},
         instances_left=left,
         bill_micro_usd={examples.INSTANCE: CHARGED.total_micro_usd + bill_change},
@@ -64,7 +64,7 @@ def truth(*, launches: int = 1, left: tuple[str, ...] = (), bill_change: int = 0
 
 
 def broken(
-    record: Record, true: Truth | None = None, *, nodes_count_max: int = 100, price_max: int | None = None
+    record: Record, true: GroundTruth | None = None, *, nodes_count_max: int = 100, price_max: int | None = None
 ) -> str:
     """The broken promises in one text."""
     policy = ScalingPolicy(nodes_count_max=nodes_count_max, price_micro_usd_per_hour_max=price_max)

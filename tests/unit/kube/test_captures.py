@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.kube.api_errors import HistoryLost, read_status, refusal
 from gpu_autoscaler.kube.protocol import BUDGETS, JOBS, NODES, PODS, Conflict, NotFound
-from gpu_autoscaler.kube.refusals import HistoryLost, read_status, refusal
-from gpu_autoscaler.kube.translate.budget import budget_observed
 from gpu_autoscaler.kube.translate.job import job_finished, job_removed
 from gpu_autoscaler.kube.translate.node import node_observed
 from gpu_autoscaler.kube.translate.pod import pod_observed
+from gpu_autoscaler.kube.translate.related_objects import budget_observed
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.resources import Resources

@@ -6,10 +6,10 @@ import pytest
 from tests.support.cluster import RunningCluster, running_cluster, until
 from tests.support.kube_objects import Json, budget, job, pod
 
-from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS, Conflict, NotFound
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.labels import ACTION_ID
 from gpu_autoscaler.simcluster.faults import Refusal
@@ -22,15 +22,15 @@ async def here() -> AsyncIterator[RunningCluster]:
         yield cluster
 
 
-async def running_pod(here: RunningCluster, item: Json) -> wire.Pod:
+async def running_pod(here: RunningCluster, item: Json) -> core.Pod:
     """Add the pod and return it once it is ready."""
     here.add("pods", item)
 
-    async def ready() -> wire.Pod | None:
+    async def ready() -> core.Pod | None:
         seen = await here.kube.get(PODS, "default", item["metadata"]["name"])
         return seen if any(one.type == "Ready" and one.status == "True" for one in seen.status.conditions) else None
 
-    seen: wire.Pod = await until(ready)
+    seen: core.Pod = await until(ready)
     return seen
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_autoscaler.kube.api_errors import grant
 from gpu_autoscaler.kube.connection import from_environment, from_kubeconfig, from_service_account
-from gpu_autoscaler.kube.refusals import grant
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
 PLAIN = """

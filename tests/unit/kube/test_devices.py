@@ -9,8 +9,8 @@ from tests.support.kube_objects import Json, pod
 
 from gpu_autoscaler.kube.protocol import DEVICE_CLAIMS, DEVICE_CLASSES, DEVICE_SLICES, DEVICE_TEMPLATES, PODS
 from gpu_autoscaler.kube.translate.devices import Claimed, Claims, Offered, claimed, offered
-from gpu_autoscaler.kube.wire import Pod
-from gpu_autoscaler.kube.wire_devices import DeviceClass, ResourceSlice
+from gpu_autoscaler.kube.wire.core import Pod
+from gpu_autoscaler.kube.wire.devices import DeviceClass, ResourceSlice
 from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS, gpu_model_name
 
 CLASS = "gpu.nvidia.com"

@@ -7,8 +7,8 @@ from tests.support.aws import moto_or_skip
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.gpu import GIBIBYTE
-from gpu_autoscaler.providers.aws.known_kinds import KNOWN_INSTANCE_TYPES
-from gpu_autoscaler.providers.aws.translate import code_said, failure, instance_of, kind_of
+from gpu_autoscaler.providers.aws.catalog import KNOWN_INSTANCE_TYPES
+from gpu_autoscaler.providers.aws.translate import code_in_message, failure, instance_of, kind_of
 from gpu_autoscaler.providers.protocol import LaunchRefused
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -173,7 +173,7 @@ def test_a_token_used_for_something_else_is_final() -> None:
 )
 def test_what_a_group_says_of_a_failed_launch_has_a_word(said: str, code: str) -> None:
     """EC2's own, of which each is of one kind; what nobody knows is somebody's to look at."""
-    assert code_said(said) == code
+    assert code_in_message(said) == code
     assert isinstance(failure("DescribeScalingActivities", code, said, of_launch=True), LaunchRefused)
 
 

@@ -8,8 +8,8 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.azure.known_kinds import KNOWN_INSTANCE_TYPES
-from gpu_autoscaler.providers.azure.market import Quota, price_of, quota_bar, zones_sold
+from gpu_autoscaler.providers.azure.catalog import KNOWN_INSTANCE_TYPES
+from gpu_autoscaler.providers.azure.market import Quota, price_of, quota_shortfall, zones_sold
 from gpu_autoscaler.providers.azure.translate import (
     KNOWN_ERRORS,
     Denied,
@@ -240,7 +240,7 @@ def test_quotas_are_by_family_and_region_and_one_for_spot() -> None:
     """A quota that is not told does not limit."""
     kind = KNOWN_INSTANCE_TYPES["Standard_NC4as_T4_v3"]
     family = kind.family.lower()
-    assert quota_bar(kind, CapacityType.ON_DEMAND, {}) is None
-    assert f"quota {family} is 0 vCPUs" in str(quota_bar(kind, CapacityType.ON_DEMAND, {family: Quota(0, 0)}))
-    assert "of which 8 are in use" in str(quota_bar(kind, CapacityType.ON_DEMAND, {"cores": Quota(10, 8)}))
-    assert quota_bar(kind, CapacityType.SPOT, {family: Quota(0, 0), "lowprioritycores": Quota(4, 0)}) is None
+    assert quota_shortfall(kind, CapacityType.ON_DEMAND, {}) is None
+    assert f"quota {family} is 0 vCPUs" in str(quota_shortfall(kind, CapacityType.ON_DEMAND, {family: Quota(0, 0)}))
+    assert "of which 8 are in use" in str(quota_shortfall(kind, CapacityType.ON_DEMAND, {"cores": Quota(10, 8)}))
+    assert quota_shortfall(kind, CapacityType.SPOT, {family: Quota(0, 0), "lowprioritycores": Quota(4, 0)}) is None

@@ -8,8 +8,7 @@ import pytest
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.gcp.catalogue import part_of, price_of
-from gpu_autoscaler.providers.gcp.known_kinds import KNOWN_INSTANCE_TYPES
+from gpu_autoscaler.providers.gcp.catalog import KNOWN_INSTANCE_TYPES, part_of, price_of
 from gpu_autoscaler.providers.gcp.market import spot_of
 from gpu_autoscaler.providers.gcp.translate import (
     denied_kind,

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from tests.support.karpenter import TYPES, options_in
 
-from gpu_autoscaler.kube.wire import Condition, Metadata
+from gpu_autoscaler.kube.wire.core import Condition, Metadata
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
-from gpu_autoscaler.providers.aws.known_kinds import KNOWN_INSTANCE_TYPES
+from gpu_autoscaler.providers.aws.catalog import KNOWN_INSTANCE_TYPES
+from gpu_autoscaler.providers.karpenter.catalog import Shelf, offers_in, rows_of
 from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, NodeClass, validate_options
-from gpu_autoscaler.providers.karpenter.shelf import Shelf, offers_in, rows_of
 from gpu_autoscaler.providers.karpenter.translate import (
     HELD,
     OFFER,

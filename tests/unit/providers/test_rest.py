@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 
 from gpu_autoscaler.model.errors import TransientError
-from gpu_autoscaler.providers.pacing import RateLimit
-from gpu_autoscaler.providers.rest import Answer, RestClient, said
+from gpu_autoscaler.providers.rest import Answer, RestClient, error_text
+from gpu_autoscaler.providers.throttling import RateLimit
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -27,10 +27,10 @@ async def asked(handler: Handler, *, call_seconds_max: float = 30.0) -> AsyncIte
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     calls = RestClient(_token, call_seconds_max=call_seconds_max)
-    budget = RateLimit(100.0, 100)
+    rate_limit = RateLimit(100.0, 100)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/thing"
     try:
-        yield lambda: calls.call("things.make", "POST", url, budget=budget, query={"zone": "a"}, body={"name": "x"})
+        yield lambda: calls.call("things.make", "POST", url, rate_limit=rate_limit, query={"zone": "a"}, body={"name": "x"})
     finally:
         await calls.close()
         await runner.cleanup()
@@ -45,7 +45,7 @@ async def test_an_answer_carries_status_and_body() -> None:
 
     async with asked(refuse) as call:
         answer = await call()
-    assert (answer.status, answer.is_success, said(answer)) == (409, False, "no")
+    assert (answer.status, answer.is_success, error_text(answer)) == (409, False, "no")
     assert answer.body["error"]["sent"] == {"token": "Bearer secret", "zone": "a", "name": "x"}
 
 
@@ -89,5 +89,5 @@ async def test_nobody_there_is_transient() -> None:
     """A region that is down is no refusal."""
     calls = RestClient(_token, call_seconds_max=5.0)
     with pytest.raises(TransientError, match="may be made again"):
-        await calls.call("things.list", "GET", "http://127.0.0.1:1/", budget=RateLimit(1.0, 1))
+        await calls.call("things.list", "GET", "http://127.0.0.1:1/", rate_limit=RateLimit(1.0, 1))
     await calls.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_autoscaler.core.policy import DEFAULT_POLICY, NodePool
+from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, NodePool
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.config import Settings, load_settings, to_environment
 from gpu_autoscaler.runtime.policies import load_policy
@@ -120,8 +120,13 @@ def test_mistakes_of_a_policy_are_told_together(tmp_path: Path) -> None:
 
 def test_a_removal_budget_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     """Planning would allow nothing under it; whoever wrote it learns of it at the start."""
-    path = file(tmp_path, '[[removal.disruption_budgets]]\nnodes_count_max = 1\nschedule = "0 25 * * *"\nduration_seconds = 60\n')
-    with pytest.raises(ConfigError, match=r"removal\.disruption_budgets\[0\]: schedule: hour '25': '25' is not 0 to 23"):
+    path = file(
+        tmp_path,
+        '[[removal.disruption_budgets]]\nnodes_count_max = 1\nschedule = "0 25 * * *"\nduration_seconds = 60\n',
+    )
+    with pytest.raises(
+        ConfigError, match=r"removal\.disruption_budgets\[0\]: schedule: hour '25': '25' is not 0 to 23"
+    ):
         load_policy(path)
 
 

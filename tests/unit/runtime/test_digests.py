@@ -1,18 +1,120 @@
-"""What was asked for has the digest that earlier versions have kept of it."""
+"""The core digest covers the code that decides and nothing that explains; requests keep their digest across versions."""
 
+import pytest
 from tests.support.stories import request
 
-from gpu_autoscaler.runtime.digests import request_digest
+from gpu_autoscaler.runtime.digests import code_digest, core_digest, request_digest
+
+SOURCE = '''"""Decides."""
+
+class Shape(Struct):
+    """A shape."""
+
+    gpus: Annotated[int, Meta(ge=0, description="Number of GPUs.")] = 1
+
+def fits(shape, free, *, margin=1):
+    """Return whether it fits."""
+    return shape.gpus + margin <= free  # with a margin
+'''
+REASON = '''"""Reasons."""
+
+_CLAUSES = {"day": "daily"}
+
+class NoOffer(Reason, tag="no_offer"):
+    """No offer."""
+
+    count: int = 0
+
+    def sentence(self):
+        return f"No offer for {self.count}."
+
+    def remedy(self):
+        return "Add a pool."
+'''
+
+
+def digest(source: str, path: str = "core/placement/shapes.py") -> str:
+    """Return the digest of one module."""
+    return code_digest([(path, source)])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"""Decides."""\n', ""),
+        ('    """A shape."""\n', ""),
+        ('"""Return whether it fits."""', '"""Tell whether\n\n    the shape fits."""'),
+        ("  # with a margin", ""),
+        (', description="Number of GPUs."', ""),
+        ("Number of GPUs.", "GPUs of the shape."),
+        ("shape.gpus + margin <= free", "(shape.gpus\n            + margin) <= free"),
+    ],
+)
+def test_explanations_leave_the_digest(old: str, new: str) -> None:
+    """A corrected comment, docstring or description must not refuse every snapshot."""
+    assert old in SOURCE
+    assert digest(SOURCE.replace(old, new)) == digest(SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("margin=1", "margin=2"),
+        ("] = 1", "] = 2"),
+        ("ge=0", "ge=1"),
+        ("+ margin", "- margin"),
+        ("<= free", "< free"),
+        ("gpus:", "count:"),
+        ("def fits", "def fit"),
+        ("class Shape", "class Form"),
+        ("return shape", "yield shape"),
+    ],
+)
+def test_code_changes_the_digest(old: str, new: str) -> None:
+    """A changed constant, default, bound, operator or name may change a decision."""
+    assert old in SOURCE
+    assert digest(SOURCE.replace(old, new)) != digest(SOURCE)
+
+
+def test_texts_of_reasons_leave_the_digest_and_their_fields_change_it() -> None:
+    """A sentence or a remedy explains; tag, fields and defaults are recorded in plans."""
+    path = "model/reasons/defer.py"
+    for old, new in (
+        ("No offer for", "Nothing for"),
+        ("Add a pool", "Extend a pool"),
+        ("daily", "a day's"),
+        ("A s", ""),
+    ):
+        assert digest(REASON.replace(old, new), path) == digest(REASON, path)
+    for old, new in (('"no_offer"', '"none"'), ("count: int", "number: int"), ("= 0", "= 1"), ("NoOffer", "None_")):
+        assert digest(REASON.replace(old, new), path) != digest(REASON, path)
+    assert digest(REASON.replace("Add a pool", "Extend a pool")) != digest(REASON), "only in the modules of reasons"
+
+
+def test_modules_that_only_explain_leave_the_digest() -> None:
+    """Stories and formatting are no decision; a moved module is another one."""
+    assert (
+        code_digest([("core/explain/story.py", SOURCE)])
+        == code_digest([("model/format.py", SOURCE)])
+        == code_digest([])
+    )
+    assert digest(SOURCE, "core/plan.py") != digest(SOURCE)
+
+
+def test_the_core_has_one_digest() -> None:
+    """Cached, as it takes a third of a second."""
+    assert core_digest() == core_digest()
+    assert len(core_digest()) == 32
 
 
 def test_a_request_keeps_the_digest_of_earlier_versions() -> None:
-    """Who repeats one after an upgrade is answered as before; the figure is that of the version in tests/upgrade."""
-    asked = request("train", priority="high", members=2)
-    assert request_digest(asked) == "a9255b67f3ea572daf9ec6acd151510e"
-    assert request_digest(request("other", priority="high", members=2)) == request_digest(asked), "ids apart"
+    """Repeating a request after an upgrade gets the same answer; the value is that of the version in tests/upgrade."""
+    train = request("train", priority="high", members=2)
+    assert request_digest(train) == "a9255b67f3ea572daf9ec6acd151510e"
+    assert request_digest(request("other", priority="high", members=2)) == request_digest(train), "ids apart"
 
 
-def test_what_later_versions_can_say_is_part_of_the_request() -> None:
-    """Another annotation is another request, and so is every later field that says something."""
+def test_later_fields_are_part_of_the_request() -> None:
+    """Another annotation is another request, and so is every later field with a value."""
     changes: tuple[dict[str, object], ...] = ({}, {"pod_annotations": {"a": "b"}}, {"min_members": 1}, {"runtime": "x"})
-    assert len({request_digest(request("train", **each)) for each in changes}) == len(changes)
+    assert len({request_digest(request("train", **fields)) for fields in changes}) == len(changes)

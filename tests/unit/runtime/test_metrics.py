@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gpu_autoscaler.core.foresight import NO_FORECAST, ForecastGauges
+from gpu_autoscaler.core.provisioning.forecast_step import NO_FORECAST, ForecastGauges
 from gpu_autoscaler.runtime.metrics import Metrics
 
 # S121's DCGM_* come from exporters themselves, S123's `up` and `kube_*` from Prometheus and kube-state-metrics.

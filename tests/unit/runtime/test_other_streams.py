@@ -23,7 +23,7 @@ class Speaker(Probe):
     publishes: ClassVar[tuple[type[Fact], ...]] = (JobFinished,)
 
 
-async def lose(place: Place, *, is_made_anew: bool) -> None:
+async def lose(place: Place, *, is_recreated: bool) -> None:
     """Run a process whose streams are lost after a while, until it ends."""
     speaker = Speaker()
     bus = await place.bus(Speaker)
@@ -33,15 +33,15 @@ async def lose(place: Place, *, is_made_anew: bool) -> None:
         await until(lambda: runner.readiness.is_ready)
         await asyncio.sleep(0.1)
         place.broker.streams.clear()
-        if is_made_anew:
+        if is_recreated:
             for spec in streams():
                 place.broker.make_stream(spec, place.now() + timedelta(seconds=1))
 
 
-async def losing(place: Place, *, is_made_anew: bool) -> str:
+async def losing(place: Place, *, is_recreated: bool) -> str:
     """The mistake that ends the process."""
     with pytest.raises(ExceptionGroup) as ended:
-        await lose(place, is_made_anew=is_made_anew)
+        await lose(place, is_recreated=is_recreated)
     mistake: BaseException = ended.value
     while isinstance(mistake, ExceptionGroup):
         (mistake,) = mistake.exceptions
@@ -51,12 +51,12 @@ async def losing(place: Place, *, is_made_anew: bool) -> str:
 
 async def test_a_process_whose_streams_were_made_anew_ends() -> None:
     """Another process made them; what this one had said is not in them."""
-    assert "was made anew" in await losing(Place(), is_made_anew=True)
+    assert "was made anew" in await losing(Place(), is_recreated=True)
 
 
 async def test_a_process_whose_streams_are_gone_ends() -> None:
     """Its next start makes them."""
-    assert "is gone" in await losing(Place(), is_made_anew=False)
+    assert "is gone" in await losing(Place(), is_recreated=False)
 
 
 async def test_a_process_on_the_same_streams_goes_on() -> None:

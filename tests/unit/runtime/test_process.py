@@ -19,13 +19,20 @@ from tests.support.runners import Place, Probe
 
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.model.errors import ConfigError, TransientError
-from gpu_autoscaler.model.reasons import BuyReason, DeferReason
+from gpu_autoscaler.model.reasons.buy import BuyReason
+from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.config import HttpSettings, LogSettings, Settings
 from gpu_autoscaler.runtime.health import HealthServer, Readiness
-from gpu_autoscaler.runtime.logs import configure_logs
 from gpu_autoscaler.runtime.metrics import LABELS, PREFIX, Metrics, reason_tags
-from gpu_autoscaler.runtime.process import EXIT_FAILED, EXIT_MISCONFIGURED, EXIT_STOPPED, ProcessContext, serve
+from gpu_autoscaler.runtime.process import (
+    EXIT_FAILED,
+    EXIT_MISCONFIGURED,
+    EXIT_STOPPED,
+    ProcessContext,
+    configure_logs,
+    serve,
+)
 from gpu_autoscaler.runtime.retry import Backoff
 from gpu_autoscaler.runtime.service import Service
 

@@ -10,7 +10,7 @@ import structlog
 from tests.support.runners import Place, Probe, running, until
 
 from gpu_autoscaler.bus.protocol import StreamSpan
-from gpu_autoscaler.core.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.model.errors import TransientError
@@ -18,8 +18,8 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark
-from gpu_autoscaler.runtime.snapshots import Snapshots, keeping, outdated, refused
-from gpu_autoscaler.sim.store import MemoryStore, Tables
+from gpu_autoscaler.runtime.snapshots import Snapshots, saving_periodically, outdated, refused
+from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
 from gpu_autoscaler.store.protocol import SnapshotRow
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -74,7 +74,7 @@ class Desk:
                 await self.place.say(JobCancelRequested(job_id=JobId(name)))
             last = await (await self.place.bus()).last_sequence("JOB")
             await until(lambda: service.view.last_sequence("JOB") == last)
-        await snapshots.keep()
+        await snapshots.save()
         return service.view.state, int(runner.metrics.facts_folded.labels("job")._value.get())
 
     def change(self, *, label: tuple[bytes, bytes] | None = None, body: bytes | None = None) -> None:
@@ -234,10 +234,10 @@ async def test_a_full_store_costs_a_snapshot_and_no_more() -> None:
         await desk.place.say(JobCancelRequested(job_id=JobId("a")))
         await until(lambda: service.view.last_sequence("JOB") == 1)
         store.is_full = True
-        await snapshots.keep()
+        await snapshots.save()
         assert desk.metrics.snapshots.labels("not_saved")._value.get() == 1
         store.is_full = False
-        await snapshots.keep()
+        await snapshots.save()
         assert desk.metrics.snapshots.labels("kept")._value.get() == 1
 
 
@@ -246,12 +246,12 @@ async def test_snapshots_are_kept_while_a_process_runs_and_when_it_ends() -> Non
     desk, service = Desk(), Folder()
     snapshots = await desk.snapshots(service)
     await snapshots.resume()
-    async with keeping(snapshots, 0.05), running(desk.place, service):
+    async with saving_periodically(snapshots, 0.05), running(desk.place, service):
         await desk.place.say(JobCancelRequested(job_id=JobId("a")))
         await until(lambda: desk.tables.snapshots_count == 1)
         await asyncio.sleep(0.2)
         assert desk.tables.snapshots_count == 1
-    async with keeping(snapshots, 3600), running(desk.place, service):
+    async with saving_periodically(snapshots, 3600), running(desk.place, service):
         await desk.place.say(JobCancelRequested(job_id=JobId("b")))
         await until(lambda: service.view.last_sequence("JOB") == 2)
     assert desk.tables.snapshots_count == 2
@@ -276,7 +276,7 @@ async def test_a_bug_in_keeping_is_loud_and_costs_nothing_else() -> None:
     )
 
     async def end() -> None:
-        async with keeping(broken, 0.02):
+        async with saving_periodically(broken, 0.02):
             await until(lambda: len(lines) >= 2)
             raise RuntimeError("its own reason")
 
@@ -293,7 +293,7 @@ async def test_a_message_set_aside_just_before_still_gets_its_letter() -> None:
     snapshots = await desk.snapshots(service)
     await snapshots.resume()
     service.view.advance(msgspec.structs.replace(EMPTY_STATE, last_plan_sequence=1), {"JOB": 1}, [("JOB", 1)])
-    await snapshots.keep()
+    await snapshots.save()
     assert await desk.place.dead_letters() == []
 
     await desk.live()
@@ -358,4 +358,4 @@ async def test_a_snapshot_of_other_streams_is_a_seed_and_no_state() -> None:
     snapshots = await desk.snapshots(service)
     await snapshots.resume()
     assert service.view.state is EMPTY_STATE
-    assert snapshots.seed == state != EMPTY_STATE
+    assert snapshots.lost_state == state != EMPTY_STATE

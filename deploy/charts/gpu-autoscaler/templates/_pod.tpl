@@ -64,7 +64,7 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- else }}
 - {name: GPU_AUTOSCALER_KUBE_IS_IN_CLUSTER, value: "true"}
 {{- if and (eq $process.service "scaler") $values.leaderLease.shown }}
-- {name: GPU_AUTOSCALER_KUBE_IS_LEASE_SHOWN, value: "true"}
+- {name: GPU_AUTOSCALER_KUBE_IS_LEASE_MIRRORED, value: "true"}
 {{- end }}
 {{- end }}
 - {name: GPU_AUTOSCALER_KUBE_NAMESPACE, value: {{ include "gpu-autoscaler.jobsNamespace" $root }}}
@@ -192,7 +192,7 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- if eq $process.service "gateway" }}
 - {name: GPU_AUTOSCALER_GATEWAY_HOST, value: 0.0.0.0}
 {{- if $process.kube }}
-- {name: GPU_AUTOSCALER_GATEWAY_IS_TOKEN_REVIEW_ON, value: "true"}
+- {name: GPU_AUTOSCALER_GATEWAY_IS_TOKEN_REVIEW_ENABLED, value: "true"}
 {{- end }}
 {{- if or $isSimulated $values.gateway.tokensSecret }}
 - name: GPU_AUTOSCALER_GATEWAY_TOKENS

@@ -65,7 +65,7 @@ reserved_ratio = {{ divf $reserved 100 }}
 {{- end }}
 
 {{/* `spot`: the share of spot in percent that mixed pools come to, each weighed by how large it may get; nothing where none
-     says a share of its own. As core/documents.py does it for AutoscalingPolicies. */}}
+     says a share of its own. As core/policy/documents.py does it for AutoscalingPolicies. */}}
 {{- define "gpu-autoscaler.weights" -}}
 {{- $auto := . }}{{ $said := false }}{{ $sizes := 0 }}{{ $weighed := 0.0 }}
 {{- $usual := ternary .multiTier.spotPercentage .spot.targetPercentage .multiTier.enabled }}

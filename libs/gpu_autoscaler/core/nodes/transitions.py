@@ -1,8 +1,8 @@
-"""Every step that a node's life may take, and why. A reader of the phases of `core/nodes/life.py` sees no other."""
+"""Every step that a node's life may take, and why. A reader of the phases of `core/nodes/views.py` sees no other."""
 
 from collections.abc import Mapping
 
-from gpu_autoscaler.core.nodes.life import NodePhase
+from gpu_autoscaler.core.nodes.views import NodePhase
 
 _P = NodePhase
 

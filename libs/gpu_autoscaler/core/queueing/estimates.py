@@ -12,28 +12,28 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from gpu_autoscaler.core.bins import bin_key
-from gpu_autoscaler.core.bounds import frozen_by
-from gpu_autoscaler.core.buying.market import Market, Sale
-from gpu_autoscaler.core.demand import job_shape
-from gpu_autoscaler.core.demand_items import BillingScope, DemandSource
+from gpu_autoscaler.core.demand.items import BillingScope, DemandSource
+from gpu_autoscaler.core.demand.sources import job_shape
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.freshness import stale_watch
-from gpu_autoscaler.core.limits import limit_usage_of
-from gpu_autoscaler.core.nodes.life import NodeView
-from gpu_autoscaler.core.placing.amounts import Ints
-from gpu_autoscaler.core.placing.shapes import Shape, Standing
-from gpu_autoscaler.core.policy import ScalingPolicy
-from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.state import ClusterState, JobRecord
-from gpu_autoscaler.core.words.sentences import sentence
-from gpu_autoscaler.core.words.wording import counted, instant
-from gpu_autoscaler.model.directives import FOR_GOOD
+from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.limits.limits import limit_usage_of
+from gpu_autoscaler.core.limits.override_bounds import frozen_by
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.placement.bins import bin_key
+from gpu_autoscaler.core.placement.resources import Ints
+from gpu_autoscaler.core.placement.shapes import BinReadiness, Shape
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.offers import OfferCatalog, Offering
+from gpu_autoscaler.core.state.freshness import stale_watch
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord
+from gpu_autoscaler.model.directives import PERMANENT
 from gpu_autoscaler.model.estimates import Estimate
+from gpu_autoscaler.model.format import counted, instant
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.money import cost_micro_usd
-from gpu_autoscaler.model.reasons import Frozen, DeferReason, OffersUnavailable, PoolPaused
+from gpu_autoscaler.model.reasons.defer import DeferReason, OffersUnavailable
+from gpu_autoscaler.model.reasons.defer_limits import Frozen, PoolPaused
 
 # From a place to running pods: one tick of the scheduler, binding and pulling an image that is there. Source: our own.
 START_SECONDS = 10.0
@@ -47,8 +47,8 @@ class Estimates:
     def __init__(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
         self._state, self._policy, self._as_of = state, policy, as_of
         self._draft = Draft.start(state, as_of, policy)
-        self._market = Market(self._draft, state, policy)
-        self._account = limit_usage_of(self._draft, policy)
+        self._catalog = OfferCatalog(self._draft, state, policy)
+        self._usage = limit_usage_of(self._draft, policy)
         self._stale, self._frozen = stale_watch(state, policy, as_of), frozen_by(self._draft.directives, policy)
         self._boot_ratios = _boot_ratios(self._draft.views)
         self._bins = {bin_key(view): view for view in self._draft.views}
@@ -61,7 +61,7 @@ class Estimates:
             if item.source is DemandSource.QUEUED_JOB and item.job_id is not None and spec is not None:
                 self._found[item.job_id] = self._estimate(item.shape, item.member_count, spec)
             else:
-                self._draft.room.place_most(item.shape, item.member_count, item.prefers)
+                self._draft.free_capacity.place_most(item.shape, item.member_count, item.prefers)
 
     def of(self, job_id: JobId) -> Estimate | None:
         """The estimate of a job in the queue; None for one that is not there."""
@@ -78,7 +78,7 @@ class Estimates:
     def _estimate(self, shape: Shape, count: int, spec: JobSpec) -> Estimate:
         if self._stale is not None:
             return self._unknown(self._stale, spec)
-        keys = self._draft.room.place_gang(shape, count)
+        keys = self._draft.free_capacity.place_gang(shape, count)
         if keys:
             coming = [self._bins[key] for key in dict.fromkeys(keys) if not self._is_ready(key)]
             price = self._price(keys, shape)
@@ -86,15 +86,15 @@ class Estimates:
         if self._frozen is not None:
             return self._unknown(self._frozen, spec)
         customer = BillingScope(spec.project_id, spec.duration_seconds_max)
-        sale, members, reason = self._sale(shape, customer, count)
-        if sale is None:
+        offering, members, reason = self._offering(shape, customer, count)
+        if offering is None:
             waits = self._ending.room_at(shape.resources.gpu_count * count, shape.gpu_models)
             return self._unknown(reason, spec) if waits is None else self._on_ending(waits, reason, spec)
-        self._account.add(sale.pool.name, sale.offer, customer, -(-count // members))
-        return self._on_bought(sale, shape, spec)
+        self._usage.add(offering.pool.name, offering.offer, customer, -(-count // members))
+        return self._on_bought(offering, shape, spec)
 
     def _is_ready(self, key: str) -> bool:
-        return self._draft.room[key].standing is Standing.READY
+        return self._draft.free_capacity[key].readiness is BinReadiness.READY
 
     # ---- by what it is known
 
@@ -116,8 +116,8 @@ class Estimates:
             price, spec,
         )  # fmt: skip
 
-    def _on_bought(self, sale: Sale, shape: Shape, spec: JobSpec) -> Estimate:
-        boot, offer = sale.offer.boot_seconds, sale.offer
+    def _on_bought(self, offering: Offering, shape: Shape, spec: JobSpec) -> Estimate:
+        boot, offer = offering.offer.boot_seconds, offering.offer
         low, middle, high = (self._as_of + timedelta(seconds=boot * ratio) for ratio in self._ratios())
         why = f"Nodes like {offer.key} can be bought for it now ({self._boots()})."
         return self._costed(
@@ -129,7 +129,7 @@ class Estimates:
     def _on_ending(self, waits: "ExpectedRelease", reason: DeferReason, spec: JobSpec) -> Estimate:
         likely = None if waits.likely_at is None else max(waits.likely_at, self._as_of)
         latest = max(waits.latest_at, self._as_of)
-        why = f"{sentence(reason)} Running jobs that end by {instant(latest)} at the latest make room."
+        why = f"{reason.sentence()} Running jobs that end by {instant(latest)} at the latest make room."
         return self._costed(
             Estimate(basis="work_ending", why=why, start_at=likely, start_at_earliest=self._as_of,
                      start_at_latest=_later(latest)),
@@ -141,28 +141,32 @@ class Estimates:
         earliest: datetime | None = None
         if isinstance(reason, OffersUnavailable):
             earliest = reason.retry_at
-        elif isinstance(reason, Frozen | PoolPaused) and reason.attribution is not None and reason.attribution.until < FOR_GOOD:
+        elif (
+            isinstance(reason, Frozen | PoolPaused)
+            and reason.attribution is not None
+            and reason.attribution.until < PERMANENT
+        ):
             earliest = reason.attribution.until
-        known = Estimate(basis="unknown", why=f"Nobody knows when: {sentence(reason)}", start_at_earliest=earliest)
+        known = Estimate(basis="unknown", why=f"Nobody knows when: {reason.sentence()}", start_at_earliest=earliest)
         return self._costed(known, None, spec)
 
     # ---- what it is made of
 
-    def _sale(self, shape: Shape, customer: BillingScope, count: int) -> tuple[Sale | None, int, DeferReason]:
+    def _offering(self, shape: Shape, customer: BillingScope, count: int) -> tuple[Offering | None, int, DeferReason]:
         """The cheapest sale for each member within the limits, and how many it takes; else why there is none."""
         members = self._members.get(shape)
         if members is None:
-            members = self._members[shape] = self._market.members(shape)
+            members = self._members[shape] = self._catalog.members(shape)
         places = np.flatnonzero(members)
         if not places.size:
-            return None, 0, self._market.why_nothing(shape)
-        each = self._market.prices_micro_usd_per_hour[places] / np.minimum(members[places], count)
+            return None, 0, self._catalog.why_no_offering(shape)
+        each = self._catalog.prices_micro_usd_per_hour[places] / np.minimum(members[places], count)
         first: DeferReason | None = None
-        for place in places[np.lexsort((places, each, -self._market.pool_priorities[places]))]:
-            sale = self._market.sales[int(place)]
-            reason = self._account.excess(sale.pool.name, sale.offer, customer)
+        for place in places[np.lexsort((places, each, -self._catalog.pool_priorities[places]))]:
+            offering = self._catalog.offerings[int(place)]
+            reason = self._usage.excess(offering.pool.name, offering.offer, customer)
             if reason is None:
-                return sale, int(members[place]), self._market.why_nothing(shape)
+                return offering, int(members[place]), self._catalog.why_no_offering(shape)
             first = first or reason
         assert first is not None, "there was at least one place"  # noqa: S101 - as it says
         return None, 0, first
@@ -215,10 +219,10 @@ class Estimates:
     def _cheapest(self, spec: JobSpec) -> int | None:
         """The least that an hour of a member costs of what is for sale; None: nothing fits, or no price is known."""
         shape = job_shape(spec)
-        members = self._market.members(shape)
+        members = self._catalog.members(shape)
         shares = (
-            _share(self._market.sales[place].offer.price_micro_usd_per_hour, shape,
-                   self._market.sales[place].offer.resources.gpu_count)
+            _share(self._catalog.offerings[place].offer.price_micro_usd_per_hour, shape,
+                   self._catalog.offerings[place].offer.resources.gpu_count)
             for place in np.flatnonzero(members)
         )  # fmt: skip
         return min((share for share in shares if share is not None), default=None)
@@ -293,7 +297,7 @@ def _share(price: int | None, shape: Shape, node_gpu_count: int) -> int | None:
     return -(-price * wanted // node_gpu_count) if wanted and node_gpu_count else price
 
 
-@remembered(2)
+@cached_by_identity(2)
 def _boot_ratios(views: tuple[NodeView, ...]) -> tuple[float, ...]:
     """How long the nodes that are here took to boot, as parts of what their offers promise, ascending."""
     ratios = []
@@ -306,7 +310,7 @@ def _boot_ratios(views: tuple[NodeView, ...]) -> tuple[float, ...]:
     return tuple(sorted(ratio for ratio in ratios if ratio > 0))
 
 
-@remembered(2)
+@cached_by_identity(2)
 def _run_seconds(jobs: Mapping[JobId, JobRecord]) -> Mapping[tuple[str, str], float]:
     """How long jobs of one project and name took that ended well lately: the one in the middle."""
     took: dict[tuple[str, str], list[float]] = {}

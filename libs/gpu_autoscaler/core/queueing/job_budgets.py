@@ -1,6 +1,6 @@
 """What jobs with a budget of their own have spent, with the time that is not charged yet. Read by the scheduler.
 
-A job's share of a node is the GPUs that its members hold there, as the ledger splits it (`core/spending/accrual.py`);
+A job's share of a node is the GPUs that its members hold there, as the ledger splits it (`core/limits/accrual.py`);
 nodes without GPUs are counted whole, which is more than the ledger will say. Time on a node whose price is not known is
 in no sum: it is told of, no job with a budget is placed there, and what the ledger charges for it later counts then.
 """
@@ -9,15 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from gpu_autoscaler.core.nodes.life import NodeView, node_views
-from gpu_autoscaler.core.remembered import remembered
-from gpu_autoscaler.core.spending.claims import cost_rounded_up
-from gpu_autoscaler.core.spending.money import counted_at
-from gpu_autoscaler.core.state import Charge, ClusterState, JobRecord, JobSpent
-from gpu_autoscaler.core.words.wording import money
+from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.limits.spend import cost_rounded_up, counted_at
+from gpu_autoscaler.core.nodes.views import NodeView, node_views
+from gpu_autoscaler.core.state.state import Charge, ClusterState, JobRecord, JobSpent
 from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.format import money
 from gpu_autoscaler.model.ids import JobId, PodUid, ProviderId
-from gpu_autoscaler.model.jobs import JobSpec, Mistake
+from gpu_autoscaler.model.jobs import JobSpec, Violation
 from gpu_autoscaler.model.money import cost_micro_usd
 
 # A job that is told to save has so long for it; then its budget is spent, and it ends.
@@ -56,7 +55,7 @@ def job_spends(state: ClusterState, as_of: datetime) -> tuple[JobSpend, ...]:
     return _outlays(limited, members, views, state.spent_by_job, state.charges, counted_at(as_of))
 
 
-@remembered(4)
+@cached_by_identity(4)
 def _outlays(
     limited: Mapping[JobId, JobSpec],
     members: Mapping[JobId, Sequence[PodObserved]],
@@ -72,7 +71,7 @@ def _outlays(
     )
 
 
-@remembered(4)
+@cached_by_identity(4)
 def _members(
     limited: Mapping[JobId, JobSpec], pods: Mapping[PodUid, PodObserved]
 ) -> Mapping[JobId, Sequence[PodObserved]]:
@@ -84,7 +83,7 @@ def _members(
     return members
 
 
-@remembered(4)
+@cached_by_identity(4)
 def _limited(jobs: Mapping[JobId, JobRecord]) -> Mapping[JobId, JobSpec]:
     found = (job.queued.spec for _, job in sorted(jobs.items()) if job.queued is not None and job.finished is None)
     return {spec.job_id: spec for spec in found if spec.budget_limit_micro_usd is not None}
@@ -141,7 +140,7 @@ def _share_micro_usd_per_hour(pod: PodObserved, price: int, whole: int) -> int:
     return -(-price * min(pod.requests.gpu_count, whole) // whole)
 
 
-def budget_violation(spec: JobSpec, state: ClusterState) -> Mistake | None:
+def budget_violation(spec: JobSpec, state: ClusterState) -> Violation | None:
     """Return what is wrong with a budget that pays for no minute of the job, or not for its known length, on the
     cheapest of what is for sale; None: it may be enough, or prices are not known."""
     offers = () if state.offers is None else state.offers.offers
@@ -159,7 +158,7 @@ def budget_violation(spec: JobSpec, state: ClusterState) -> Mistake | None:
     if spec.budget_limit_micro_usd >= least:
         return None
     length = "one minute" if spec.run_seconds is None else f"its {seconds:g} s"
-    return Mistake(
+    return Violation(
         "budget_limit_usd",
         f"is {money(spec.budget_limit_micro_usd)}, and {length} of it cost at least {money(least)} at today's prices; "
         "raise it, or ask for less",

@@ -12,25 +12,25 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpu_autoscaler.core.bins import current_bins
-from gpu_autoscaler.core.buying.domains import place_in_one_domain
-from gpu_autoscaler.core.buying.sparing import is_to_leave_spot, off_spot_if_worn
-from gpu_autoscaler.core.demand import demand, is_member, job_spec
-from gpu_autoscaler.core.demand_items import DemandItem, DemandSource
-from gpu_autoscaler.core.freshness import stale_watch
-from gpu_autoscaler.core.nodes.life import NodeView, node_views
-from gpu_autoscaler.core.placement import Room
-from gpu_autoscaler.core.placing.shapes import Standing
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
+from gpu_autoscaler.core.demand.sources import demand, is_member, job_spec
+from gpu_autoscaler.core.disruption.drift import rebalance_recommended
+from gpu_autoscaler.core.nodes.views import NodeView, node_views
+from gpu_autoscaler.core.placement.bins import current_bins
+from gpu_autoscaler.core.placement.engine import FreeCapacity
+from gpu_autoscaler.core.placement.shapes import BinReadiness
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.spot_waits import exclude_interrupted_from_spot, must_leave_spot
+from gpu_autoscaler.core.provisioning.topology_domains import place_in_one_domain
 from gpu_autoscaler.core.queueing.job_budgets import offers_of
-from gpu_autoscaler.core.removing.wear import hinted
-from gpu_autoscaler.core.state import ClusterState, JobRecord
-from gpu_autoscaler.core.views import is_finished, pods_by_node, queue
+from gpu_autoscaler.core.state.freshness import stale_watch
+from gpu_autoscaler.core.state.queries import is_finished, pods_by_node, queue
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import Deferred
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
-from gpu_autoscaler.model.reasons import DeferReason, PriceUnknown, CapacityExpected
-from gpu_autoscaler.model.waits import GangIncomplete, SpotExcluded
+from gpu_autoscaler.model.reasons.defer import DeferReason, PriceUnknown
+from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected, GangIncomplete, SpotExcluded
 
 _STEP = "schedule"
 
@@ -63,28 +63,30 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     if stale is not None:
         return Schedule(deferred=tuple(_held(job_id, stale) for job_id in waiting))
     views = node_views(state, as_of)
-    items = off_spot_if_worn(demand(state, views, as_of), state, policy, as_of)
-    room = Room(current_bins(views, pods_by_node(state)), policy.placement, [item.shape for item in items])
+    items = exclude_interrupted_from_spot(demand(state, views, as_of), state, policy, as_of)
+    free_capacity = FreeCapacity(
+        current_bins(views, pods_by_node(state)), policy.placement, [item.shape for item in items]
+    )
     nodes = {f"node/{view.node_uid}": view for view in views}
     for key, view in nodes.items() if state.rebalance_recommended_at else ():
-        if key in room and hinted(view, state, policy, as_of) is not None:
-            room.remove(key)
+        if key in free_capacity and rebalance_recommended(view, state, policy, as_of) is not None:
+            free_capacity.remove(key)
     found: dict[JobId, tuple[NodeView, ...] | DeferReason] = {}
     for item in items:
         # Room is wished to be free for work: what waits may have it.
         if item.blocked is not None or item.source is DemandSource.REPORTED:
             continue
         if item.source is DemandSource.ELASTIC_MEMBER:
-            _join(item, found, nodes, room)
+            _join(item, found, nodes, free_capacity)
             continue
         if item.source is not DemandSource.QUEUED_JOB or item.job_id is None:
-            room.place_most(item.shape, item.member_count, item.prefers)
+            free_capacity.place_most(item.shape, item.member_count, item.prefers)
             continue
-        unpriced = _unpriced(item, state, nodes, room)
-        keys = _placed_apart(item, room, unpriced) if unpriced else _placed(item, room)
+        unpriced = _unpriced(item, state, nodes, free_capacity)
+        keys = _placed_apart(item, free_capacity, unpriced) if unpriced else _placed(item, free_capacity)
         found[item.job_id] = (
-            _why_no_price(item, keys, unpriced, nodes, room)
-            or _why_not_now(item.job_id, item, keys, room)
+            _why_no_price(item, keys, unpriced, nodes, free_capacity)
+            or _why_not_now(item.job_id, item, keys, free_capacity)
             or tuple(nodes[key] for key in keys)
         )
     found.update(_released(state, waiting, {view.name: view for view in views if view.node is not None}, found))
@@ -100,14 +102,16 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     return Schedule(placements=tuple(placements), deferred=tuple(held))
 
 
-def _placed(item: DemandItem, room: Room) -> tuple[str, ...]:
+def _placed(item: DemandItem, free_capacity: FreeCapacity) -> tuple[str, ...]:
     """Place all members, near each other where they must be; none where they do not all fit."""
     if item.within is None:
-        return room.place_gang(item.shape, item.member_count) or ()
-    return place_in_one_domain(item.within, item.shape, item.member_count, room)
+        return free_capacity.place_gang(item.shape, item.member_count) or ()
+    return place_in_one_domain(item.within, item.shape, item.member_count, free_capacity)
 
 
-def _unpriced(item: DemandItem, state: ClusterState, nodes: Mapping[str, NodeView], room: Room) -> tuple[str, ...]:
+def _unpriced(
+    item: DemandItem, state: ClusterState, nodes: Mapping[str, NodeView], free_capacity: FreeCapacity
+) -> tuple[str, ...]:
     """Keys of the bins that a job with a budget of its own keeps away from: what it spends there nobody could say.
 
     Nodes that are not ours are in no bill of ours: nothing is spent there, and the plan counts on their room.
@@ -116,29 +120,35 @@ def _unpriced(item: DemandItem, state: ClusterState, nodes: Mapping[str, NodeVie
     if spec is None or spec.budget_limit_micro_usd is None:
         return ()
     return tuple(
-        key for key, view in nodes.items() if view.is_ours and view.price_micro_usd_per_hour is None and key in room
+        key
+        for key, view in nodes.items()
+        if view.is_ours and view.price_micro_usd_per_hour is None and key in free_capacity
     )
 
 
-def _placed_apart(item: DemandItem, room: Room, unpriced: tuple[str, ...]) -> tuple[str, ...]:
+def _placed_apart(item: DemandItem, free_capacity: FreeCapacity, unpriced: tuple[str, ...]) -> tuple[str, ...]:
     """Place all members outside of these bins, which others may have."""
-    mark = room.mark()
+    mark = free_capacity.mark()
     for key in unpriced:
-        room.remove(key)
-    keys = _placed(item, room)
-    room.rollback(mark)
-    return room.place_on(dict.fromkeys(keys), item.shape, len(keys))
+        free_capacity.remove(key)
+    keys = _placed(item, free_capacity)
+    free_capacity.rollback(mark)
+    return free_capacity.place_on(dict.fromkeys(keys), item.shape, len(keys))
 
 
 def _why_no_price(
-    item: DemandItem, keys: tuple[str, ...], unpriced: tuple[str, ...], nodes: Mapping[str, NodeView], room: Room
+    item: DemandItem,
+    keys: tuple[str, ...],
+    unpriced: tuple[str, ...],
+    nodes: Mapping[str, NodeView],
+    free_capacity: FreeCapacity,
 ) -> PriceUnknown | None:
     """Return the offers without a price that are all that keeps the job from its place; None: it is something else."""
     if len(keys) == item.member_count or not unpriced:
         return None
-    mark = room.mark()
-    places = set(_placed(item, room)) & set(unpriced)
-    room.rollback(mark)
+    mark = free_capacity.mark()
+    places = set(_placed(item, free_capacity)) & set(unpriced)
+    free_capacity.rollback(mark)
     return PriceUnknown(offers=offers_of(nodes[key] for key in places)) if places else None
 
 
@@ -146,24 +156,26 @@ def _join(
     item: DemandItem,
     found: dict[JobId, tuple[NodeView, ...] | DeferReason],
     nodes: Mapping[str, NodeView],
-    room: Room,
+    free_capacity: FreeCapacity,
 ) -> None:
     """Add a usable node for a member that the job can do without, where the job starts now; what is coming for it is
     kept, and where the job does not start it takes nobody's room."""
     starts = None if item.job_id is None else found.get(item.job_id)
     if item.job_id is None or not isinstance(starts, tuple):
         return
-    placed = room.place_most(item.shape, item.member_count)
-    ready = (nodes[key] for key in placed if room[key].standing is Standing.READY)
+    placed = free_capacity.place_most(item.shape, item.member_count)
+    ready = (nodes[key] for key in placed if free_capacity[key].readiness is BinReadiness.READY)
     found[item.job_id] = (*starts, *ready)
 
 
-def _why_not_now(job_id: JobId, item: DemandItem, keys: tuple[str, ...], room: Room) -> DeferReason | None:
+def _why_not_now(
+    job_id: JobId, item: DemandItem, keys: tuple[str, ...], free_capacity: FreeCapacity
+) -> DeferReason | None:
     """Return why a gang does not start now; None: every member has a place on a usable node."""
     if len(keys) < item.member_count:
-        placed_count = room.count_places(item.shape, item.member_count)
+        placed_count = free_capacity.count_places(item.shape, item.member_count)
         return GangIncomplete(job_id=job_id, members_placed=placed_count, members_count=item.member_count)
-    coming = [room[key] for key in keys if room[key].standing is not Standing.READY]
+    coming = [free_capacity[key] for key in keys if free_capacity[key].readiness is not BinReadiness.READY]
     if not coming:
         return None
     last = max(coming, key=lambda each: (each.expected_at is None, each.expected_at, each.key))
@@ -216,7 +228,7 @@ def _leaving_spot(
 
     The scheduler holds their Jobs; once no pod is left they are placed as those of the queue are.
     """
-    leaving = {job_id: job for job_id, job in waiting.items() if is_to_leave_spot(job, policy, as_of)}
+    leaving = {job_id: job for job_id, job in waiting.items() if must_leave_spot(job, policy, as_of)}
     left = Counter(pod.job_id for pod in state.pods.values() if pod.job_id in leaving and not is_finished(pod))
     return {
         job_id: SpotExcluded(

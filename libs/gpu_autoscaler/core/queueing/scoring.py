@@ -6,11 +6,11 @@ Facts of the past score themselves: what was expected is read from the record, n
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
-from gpu_autoscaler.core.nodes.life import NodeView, node_views
-from gpu_autoscaler.core.policy import ScalingPolicy
+from gpu_autoscaler.core.nodes.views import NodeView, node_views
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.queueing.estimates import Estimates
-from gpu_autoscaler.core.state import ClusterState, JobRecord
-from gpu_autoscaler.core.views import is_waiting
+from gpu_autoscaler.core.state.queries import is_waiting
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.job import JobEstimated, JobEstimateScored
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec

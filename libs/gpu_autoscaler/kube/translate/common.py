@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.resources import (
@@ -80,13 +80,13 @@ def _floor(text: str) -> int:
     return parse_quantity_milli(text) // 1000
 
 
-def group_name(metadata: wire.Metadata) -> str:
+def group_name(metadata: core.Metadata) -> str:
     """Return the name of the group that the pod says to be of, whoever's label or annotation says it; empty: none."""
     said = {**metadata.annotations, **metadata.labels}
     keys = (*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION)
     return next((said[key] for key in keys if said.get(key)), "")
 
 
-def condition(conditions: Iterable[wire.Condition], condition_type: str) -> wire.Condition | None:
+def condition(conditions: Iterable[core.Condition], condition_type: str) -> core.Condition | None:
     """Return the condition of that type, None where the object has none yet."""
     return next((one for one in conditions if one.type == condition_type), None)

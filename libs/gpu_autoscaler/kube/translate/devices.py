@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_autoscaler.kube import wire, wire_devices
 from gpu_autoscaler.kube.translate.products import GPU_DRIVER, Fit, fit_of, is_about_gpus
 from gpu_autoscaler.kube.translate.requirements import requirements
+from gpu_autoscaler.kube.wire import core
+from gpu_autoscaler.kube.wire import devices as wire_devices
 from gpu_autoscaler.model import cel
 from gpu_autoscaler.model.resources import MIG_RESOURCE_PREFIX, Slices
 from gpu_autoscaler.model.scheduling import NodeSelectorTerm
@@ -42,7 +43,7 @@ class Claims(msgspec.Struct, kw_only=True):
     templates: Mapping[Key, wire_devices.ResourceClaimTemplate] = {}
     classes: Mapping[str, wire_devices.DeviceClass] = {}
     made: Mapping[tuple[str, str], wire_devices.ResourceClaim] = {}  # by templates: by the pod's uid and its own name
-    first_users: Mapping[Key, wire.Pod] = {}  # of several pods that name one claim the first
+    first_users: Mapping[Key, core.Pod] = {}  # of several pods that name one claim the first
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,14 +89,14 @@ class _Asked(NamedTuple):
     fit: Fit
 
 
-def claim_keys(pod: wire.Pod) -> Iterator[Key]:
+def claim_keys(pod: core.Pod) -> Iterator[Key]:
     """The claims that the pod names, and that others may name as well."""
     for named in pod.spec.resource_claims:
         if name := named.get("resourceClaimName"):
             yield pod.metadata.namespace, name
 
 
-def claimed(pod: wire.Pod, known: Claims) -> Claimed:
+def claimed(pod: core.Pod, known: Claims) -> Claimed:
     """Return what the pod claims. A claim that is not there yet, or that another pod gets first, is trouble as well."""
     asked: list[_Asked] = []
     alternatives: list[tuple[NodeSelectorTerm, ...]] = []
@@ -141,7 +142,7 @@ def offered(slices: Iterable[wire_devices.ResourceSlice]) -> Offered:
     )
 
 
-def _named(pod: wire.Pod, known: Claims) -> Iterator[_Named]:
+def _named(pod: core.Pod, known: Claims) -> Iterator[_Named]:
     """Each claim of the pod, and what it is called. Raises _Unread for one that is not there."""
     namespace = pod.metadata.namespace
     for named in pod.spec.resource_claims:
@@ -162,7 +163,7 @@ def _named(pod: wire.Pod, known: Claims) -> Iterator[_Named]:
         yield _Named(f"ResourceClaim {namespace}/{name}", claim.spec, claim, is_shared=True)
 
 
-def _wanted(pod: wire.Pod, named: _Named, known: Claims) -> list[_Asked]:
+def _wanted(pod: core.Pod, named: _Named, known: Claims) -> list[_Asked]:
     """What a claim asks for that has nothing yet. The first of the pods that name it gets it, with a place for all."""
     others = () if named.claim is None else named.claim.status.reserved_for
     first = next((user.name for user in others if user.uid != pod.metadata.uid), None)
@@ -181,7 +182,7 @@ def _wanted(pod: wire.Pod, named: _Named, known: Claims) -> list[_Asked]:
     return asked
 
 
-def _allocated(pod: wire.Pod, named: _Named, allocation: wire_devices.Allocation, known: Claims) -> Iterator[_Asked]:
+def _allocated(pod: core.Pod, named: _Named, allocation: wire_devices.Allocation, known: Claims) -> Iterator[_Asked]:
     """What a claim has got; of several pods that share it, it counts for the first one that it is reserved for."""
     users = () if named.claim is None else named.claim.status.reserved_for
     if named.is_shared and (not users or users[0].uid != pod.metadata.uid):
@@ -280,7 +281,7 @@ def _conditions(selectors: Iterable[wire_devices.DeviceSelector], what: str) -> 
         raise _Unread(f"{what}: {exc}") from exc
 
 
-def _terms(selector: wire.NodeSelector) -> tuple[NodeSelectorTerm, ...]:
+def _terms(selector: core.NodeSelector) -> tuple[NodeSelectorTerm, ...]:
     return tuple(
         NodeSelectorTerm(requirements(term.match_expressions) + requirements(term.match_fields))
         for term in selector.node_selector_terms

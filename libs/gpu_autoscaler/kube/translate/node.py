@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from gpu_autoscaler.events.node import NodeGone, NodeObserved
-from gpu_autoscaler.kube import wire
 from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honoured, pairs
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.gpu import GPU_MODELS, gpu_model_name
@@ -30,7 +30,7 @@ _MEBIBYTE = 2**20
 _GPU_MEMORY_LABELS = ("nvidia.com/gpu.memory", "karpenter.k8s.aws/instance-gpu-memory")
 
 
-def node_observed(node: wire.Node, *, epoch: int) -> NodeObserved:
+def node_observed(node: core.Node, *, epoch: int) -> NodeObserved:
     """Return the node as a fact. Raises PermanentError where a quantity cannot be read."""
     metadata, spec, status = node.metadata, node.spec, node.status
     if metadata.creation_timestamp is None:
@@ -65,7 +65,7 @@ def node_observed(node: wire.Node, *, epoch: int) -> NodeObserved:
     )
 
 
-def node_gone(node: wire.Node, *, epoch: int) -> NodeGone:
+def node_gone(node: core.Node, *, epoch: int) -> NodeGone:
     """Return the node object's end as a fact."""
     return NodeGone(
         epoch=epoch,
@@ -76,7 +76,7 @@ def node_gone(node: wire.Node, *, epoch: int) -> NodeGone:
     )
 
 
-def _provider_id(node: wire.Node) -> ProviderId | None:
+def _provider_id(node: core.Node) -> ProviderId | None:
     return ProviderId(node.spec.provider_id) if node.spec.provider_id else None
 
 

@@ -10,11 +10,11 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.events.pod import PodGone, PodObserved, PodPhase
-from gpu_autoscaler.kube import wire
-from gpu_autoscaler.kube.translate.around import NOTHING_AROUND, Around, all_terms
 from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honoured, pairs
-from gpu_autoscaler.kube.translate.neighbours import neighbour_demands, preferences
+from gpu_autoscaler.kube.translate.pod_affinity import neighbour_demands, preferences
+from gpu_autoscaler.kube.translate.related_objects import NOTHING_AROUND, Around, all_terms
 from gpu_autoscaler.kube.translate.requirements import requirements
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.gpu import gpu_model_name
@@ -31,7 +31,7 @@ _PHASES: dict[str, PodPhase] = {
 }
 
 
-def pod_observed(pod: wire.Pod, *, epoch: int, around: Around = NOTHING_AROUND) -> PodObserved:
+def pod_observed(pod: core.Pod, *, epoch: int, around: Around = NOTHING_AROUND) -> PodObserved:
     """Return the pod as a fact, with what its surroundings demand. Raises PermanentError where a quantity cannot be
     read."""
     metadata, spec, status = pod.metadata, pod.spec, pod.status
@@ -83,7 +83,7 @@ def pod_observed(pod: wire.Pod, *, epoch: int, around: Around = NOTHING_AROUND) 
     )
 
 
-def pod_gone(pod: wire.Pod, *, epoch: int) -> PodGone:
+def pod_gone(pod: core.Pod, *, epoch: int) -> PodGone:
     """Return the pod's end as a fact."""
     return PodGone(
         epoch=epoch,
@@ -97,7 +97,7 @@ def pod_gone(pod: wire.Pod, *, epoch: int) -> PodGone:
     )
 
 
-def pod_requests(pod: wire.Pod) -> Resources:
+def pod_requests(pod: core.Pod) -> Resources:
     """Return what the scheduler sets aside for the pod, itself counted as one pod.
 
     Containers and sidecars run together; each other init container runs with the sidecars that started before it;
@@ -118,7 +118,7 @@ def pod_requests(pod: wire.Pod) -> Resources:
     return _larger(together, peak) + amounts(pod.spec.overhead, of=of) + Resources(pod_count=1)
 
 
-def _container_requests(container: wire.Container, of: str) -> Resources:
+def _container_requests(container: core.Container, of: str) -> Resources:
     # Extended resources are asked for by their limit; the server copies it into the requests, older ones did not.
     gpus = {key: value for key, value in container.resources.limits.items() if key == GPU_RESOURCE or is_slice(key)}
     return amounts({**container.resources.requests, **gpus}, of=of)
@@ -138,14 +138,14 @@ def _larger_slices(one: Slices, other: Slices) -> Slices:
     return tuple(sorted((Counter(dict(one)) | Counter(dict(other))).items()))
 
 
-def _finished_at(status: wire.PodStatus) -> datetime | None:
+def _finished_at(status: core.PodStatus) -> datetime | None:
     if status.phase not in ("Succeeded", "Failed"):
         return None
     ends = [one.state.terminated.finished_at for one in status.container_statuses if one.state.terminated]
     return max((end for end in ends if end is not None), default=None)
 
 
-def _demands(spec: wire.PodSpec) -> NodeDemands:
+def _demands(spec: core.PodSpec) -> NodeDemands:
     required = spec.affinity.node_affinity.required if spec.affinity and spec.affinity.node_affinity else None
     return NodeDemands(
         node_selector=pairs(spec.node_selector),
@@ -185,6 +185,6 @@ def _models_named(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
-def _job_id(metadata: wire.Metadata) -> JobId | None:
+def _job_id(metadata: core.Metadata) -> JobId | None:
     job_id = metadata.labels.get(labels.JOB_ID)
     return JobId(job_id) if job_id else None

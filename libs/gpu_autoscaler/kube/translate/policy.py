@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gpu_autoscaler.kube.wire_policy import Policy, PolicySpec, PolicyStatus, PoolSpec
+from gpu_autoscaler.kube.wire.policy import Policy, PolicySpec, PolicyStatus, PoolSpec
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.gpu import gpu_model_name
 from gpu_autoscaler.model.offers import CapacityType

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import cast, get_args
 
-from gpu_autoscaler.kube import wire
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.scheduling import LabelRequirement, Operator
 
 
-def requirements(conditions: Sequence[wire.Requirement]) -> tuple[LabelRequirement, ...]:
+def requirements(conditions: Sequence[core.Requirement]) -> tuple[LabelRequirement, ...]:
     """Return the conditions with our names. Raises PermanentError for an operator that nobody knows."""
     for one in conditions:
         if one.operator not in get_args(Operator):

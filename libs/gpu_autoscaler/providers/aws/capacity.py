@@ -1,8 +1,8 @@
-"""Buys from EC2, one instance an order: from the group of its pool, else by RunInstances from a launch template.
+"""EC2 driver: launches one instance per order, from the pool's Auto Scaling group or by RunInstances from a template.
 
-One order is RunInstances and not CreateFleet: it names one offer, so there is nothing to choose; a refusal is an error
-that leaves the token free, where an instant fleet of zero instances has used it up; and the answer is the instance
-itself. Orders of one transaction are a fleet where the settings say so (`fleets.py`): all of them or none.
+An order uses RunInstances rather than CreateFleet: it names one offer, so there is nothing to choose; a refusal leaves
+the token free, whereas an instant fleet of zero instances consumes it; and the answer is the instance itself. Orders
+of one transaction become a fleet if the settings say so (`fleets.py`): all or none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,14 @@ from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.advisor import bands_of
-from gpu_autoscaler.providers.aws.calls import AwsClient
-from gpu_autoscaler.providers.aws.examine import Preflight
+from gpu_autoscaler.providers.aws.client import AwsClient
 from gpu_autoscaler.providers.aws.fleets import AwsFleets, fleet_request
 from gpu_autoscaler.providers.aws.groups import AwsGroups
 from gpu_autoscaler.providers.aws.market import AwsMarket
 from gpu_autoscaler.providers.aws.options import OWNER, AwsOptions, names_by_pool, validate_options
+from gpu_autoscaler.providers.aws.preflight import Preflight
 from gpu_autoscaler.providers.aws.reservations import AwsReservations, target_request
-from gpu_autoscaler.providers.aws.scores import PlacementScores
+from gpu_autoscaler.providers.aws.spot_scores import PlacementScores
 from gpu_autoscaler.providers.aws.translate import (
     GROUP_TAG,
     instance_id_of,
@@ -34,14 +34,14 @@ from gpu_autoscaler.providers.aws.translate import (
     tags_of,
     zone_of,
 )
-from gpu_autoscaler.providers.ceilings import SpotCeilings, usd_text
 from gpu_autoscaler.providers.files import fill_template, modified_at, read_prices, read_text
-from gpu_autoscaler.providers.findings import Finding
+from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, instance_from_order, verify_order
+from gpu_autoscaler.providers.spot_ceilings import SpotCeilings, usd_text
 from gpu_autoscaler.providers.tokens import idempotency_token
 
 SUBNETS_KEPT = timedelta(hours=1)
-LIST_PAGE_COUNT = 500  # half of the largest that EC2 gives: a page comes well within the limit of a call
+LIST_PAGE_COUNT = 500  # half of EC2's maximum: a page arrives well within a call's time limit
 
 
 def _wall_clock() -> datetime:
@@ -49,7 +49,7 @@ def _wall_clock() -> datetime:
 
 
 class AwsCapacity:
-    """One region, on behalf of one installation."""
+    """Capacity of one region for one installation."""
 
     name = "aws"
 
@@ -62,7 +62,7 @@ class AwsCapacity:
         call_seconds_max: float = 30.0,
         now: Callable[[], datetime] = _wall_clock,
     ) -> None:
-        """Raises ConfigError with everything that is missing."""
+        """Raises ConfigError with all violations."""
         validate_options(options)
         self._options = options
         self._installation = installation
@@ -83,57 +83,57 @@ class AwsCapacity:
         self._fleets = AwsFleets(self._calls, installation)
         self._reservations = AwsReservations(self._calls, options.capacity_reservations)
         self._subnets: Mapping[str, str] = {}  # by zone
-        self._zone_ids: Mapping[str, str] = {}  # by zone, whose names differ from account to account
+        self._zone_ids: Mapping[str, str] = {}  # by zone; zone names differ between accounts
         self._subnets_read_at: datetime | None = None
 
     async def offers(self) -> Sequence[Offer]:
-        """Return what each group sells, and every type in every zone that has a subnet. Raises TransientError."""
+        """Return the offers of all groups, and of all types in each zone with a subnet. Raises TransientError."""
         now = self._now()
         groups = await self._groups.read(now)
         patterns = self._options.instance_types if self._options.launch_template else ()
         zones = await self._zones() if patterns else {}
         group_types = sorted({group.instance_type for group in groups if group.instance_type is not None})
         if not patterns and not group_types:
-            return ()  # of groups of which none can be bought from; `doctor` says why
-        everywhere = sorted({*zones, *(zone for group in groups for zone in group.zones)})
-        reserved = [one for one in await self._reservations.standing(now) if one.zone in zones]
+            return ()  # no usable group; `doctor` reports why
+        all_zones = sorted({*zones, *(zone for group in groups for zone in group.zones)})
+        reserved = [reservation for reservation in await self._reservations.usable(now) if reservation.zone in zones]
         return [
-            self._groups.dressed(offer)
-            for offer in await self._market.offers((*patterns, *group_types), everywhere, now, reserved)
+            self._groups.with_node_template(offer)
+            for offer in await self._market.offers((*patterns, *group_types), all_zones, now, reserved)
             if offer.capacity_type is CapacityType.RESERVED
             or any(group.sells(offer.instance_type, offer.zone, offer.capacity_type) for group in groups)
             or (offer.zone in zones and any(fnmatchcase(offer.instance_type, pattern) for pattern in patterns))
         ]
 
     async def launch(self, order: Order) -> Instance:
-        """Make the instance, or return the one of this token. Raises LaunchRefused, PermanentError, TransientError."""
+        """Launch the instance, or return the token's. Raises LaunchRefused, PermanentError, TransientError."""
         now = self._now()
-        if self._groups.stands_for(order.pool):
+        if self._groups.has_pool(order.pool):
             instance_id = await self._groups.launch(order, now)
-            told = await self._described(instance_id)
-            if told is None:  # launched, and not shown yet
-                made = instance_from_order(order, provider_id_of(order.offer.zone, instance_id), launched_at=now)
+            instance_data = await self._describe(instance_id)
+            if instance_data is None:  # launched, and not listed yet
+                instance = instance_from_order(order, provider_id_of(order.offer.zone, instance_id), launched_at=now)
             else:
-                made = instance_of(told, now=now)
+                instance = instance_of(instance_data, now=now)
         else:
             request = await self._request(order)
             try:
                 answer = await self._calls.call("RunInstances", **request)
             except LaunchRefused as refused:
-                await self._weigh(order, refused)
+                await self._extend_backoff(order, refused)
                 raise
-            made = instance_of(answer["Instances"][0], now=now)
-        return verify_order(made, order)
+            instance = instance_of(answer["Instances"][0], now=now)
+        return verify_order(instance, order)
 
     def can_launch_group(self, pool: str, offer: Offer) -> bool:
-        """True for what comes from the launch template, by choice. A fleet cannot be led into one reservation."""
+        """Return whether fleets apply: launch template only, and no reservation, which a fleet cannot target."""
         is_reserved = offer.capacity_type is CapacityType.RESERVED
-        return self._options.fleets and not is_reserved and not self._groups.stands_for(pool)
+        return self._options.fleets and not is_reserved and not self._groups.has_pool(pool)
 
     async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
-        """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
+        """Launch all, or return those launched before. Raises LaunchRefused, PermanentError, TransientError."""
         first = orders[0]
-        template, subnet = await self._place(first, "CreateFleet")
+        template, subnet = await self._placement(first, "CreateFleet")
         ceiling = self._ceilings.of(first.offer.instance_type)
         request = fleet_request(
             template,
@@ -146,72 +146,74 @@ class AwsCapacity:
         try:
             return await self._fleets.launch(transaction, orders, request, self._now())
         except LaunchRefused as refused:
-            await self._weigh(first, refused)
+            await self._extend_backoff(first, refused)
             raise
 
-    async def _weigh(self, order: Order, refused: LaunchRefused) -> None:
-        """Let the refusal stand longer where AWS itself finds it likely that the zone goes on refusing."""
+    async def _extend_backoff(self, order: Order, refused: LaunchRefused) -> None:
+        """Extend the back-off of a zone that AWS itself rates as unlikely to have capacity."""
         if order.offer.capacity_type is not CapacityType.SPOT or self._options.placement_score_count is None:
             return
         now = self._now()
         try:
             types = await self._market.spot_types(self._options.instance_types, now)
         except AutoscalerError:
-            return  # the refusal is what there is to say
-        await self._scores.weigh(refused, self._zone_ids.get(order.offer.zone), types, now)
+            return  # the refusal itself matters more
+        await self._scores.extend_backoff(refused, self._zone_ids.get(order.offer.zone), types, now)
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
-        """Begin the instance's end; None if it never was. Raises PermanentError if it is not ours, TransientError."""
+        """Terminate the instance; None if it never existed. Raises PermanentError if it is not ours, TransientError."""
         instance_id = instance_id_of(provider_id)
-        told = await self._ours(provider_id)
-        if told is None:
+        instance_data = await self._describe_ours(provider_id)
+        if instance_data is None:
             return None
-        instance = instance_of(told, now=now)
+        instance = instance_of(instance_data, now=now)
         if instance.state in ("terminating", "terminated"):
             return instance
-        is_grouped = GROUP_TAG in read_tags(told)
+        is_grouped = GROUP_TAG in read_tags(instance_data)
         if not is_grouped or not await self._groups.terminate(instance_id):
             await self._calls.call("TerminateInstances", InstanceIds=[instance_id])
         return msgspec.structs.replace(instance, state="terminating")
 
     async def instance(self, provider_id: ProviderId) -> Instance | None:
-        """Return this instance; EC2 knows it for about an hour after its end. Raises PermanentError, TransientError."""
+        """Return the instance; EC2 knows it for about an hour after its end. Raises PermanentError, TransientError."""
         region = self._options.region or ""
-        if not zone_of(provider_id).startswith(region):  # where this endpoint knows nothing of it
-            raise PermanentError(f"{provider_id} is of another region than {region}: it is left alone")
-        told = await self._ours(provider_id)
-        return None if told is None else instance_of(told, now=self._now())
+        if not zone_of(provider_id).startswith(region):  # this endpoint does not know it
+            raise PermanentError(f"{provider_id} is not in region {region}: left untouched")
+        instance_data = await self._describe_ours(provider_id)
+        return None if instance_data is None else instance_of(instance_data, now=self._now())
 
     async def detach(self, provider_id: ProviderId) -> None:
-        """See that a group does not replace this instance when it goes: we do. Raises TransientError."""
-        told = await self._described(instance_id_of(provider_id))
-        tags = {} if told is None else read_tags(told)
+        """Keep a group from replacing this instance when it ends: we do. Raises TransientError."""
+        instance_data = await self._describe(instance_id_of(provider_id))
+        tags = {} if instance_data is None else read_tags(instance_data)
         if tags.get(INSTALLATION) == self._installation and GROUP_TAG in tags:
             await self._groups.detach(instance_id_of(provider_id), tags[GROUP_TAG])
 
     async def instances(self, installation: str) -> Sequence[Instance]:
-        """Return the instances of an installation, for as long as EC2 shows those that ended: about an hour."""
-        mine = [{"Name": f"tag:{INSTALLATION}", "Values": [installation]}]
+        """Return an installation's instances, including ended ones while EC2 lists them: about an hour."""
+        own_tag = [{"Name": f"tag:{INSTALLATION}", "Values": [installation]}]
         now = self._now()
         listed = [
-            told
-            async for page in self._calls.pages("DescribeInstances", Filters=mine, MaxResults=LIST_PAGE_COUNT)
+            instance_data
+            async for page in self._calls.pages("DescribeInstances", Filters=own_tag, MaxResults=LIST_PAGE_COUNT)
             for reservation in page["Reservations"]
-            for told in reservation["Instances"]
+            for instance_data in reservation["Instances"]
         ]
-        return [instance_of(told, now=now) for told in await self._fleets.attributed(listed, now)]
+        return [
+            instance_of(instance_data, now=now) for instance_data in await self._fleets.with_action_ids(listed, now)
+        ]
 
     async def preflight(self) -> Sequence[Finding]:
-        """Return what is right and wrong with account, region and settings. Buys nothing, changes nothing."""
+        """Check account, region and settings. Read-only."""
         return await Preflight(self._options, self._calls, self._installation, self._now()).findings()
 
     async def close(self) -> None:
-        """Give back threads and connections."""
+        """Release threads and connections."""
         self._calls.close()
 
     async def _request(self, order: Order) -> dict[str, object]:
-        """Everything of it follows from the order and the settings, so that a second try is the same request."""
-        template, subnet = await self._place(order, "RunInstances")
+        """Return a request that follows from order and settings alone, so that a retry is the same request."""
+        template, subnet = await self._placement(order, "RunInstances")
         request: dict[str, object] = {
             "LaunchTemplate": {**template, "Version": "$Default"},
             "InstanceType": order.offer.instance_type,
@@ -222,7 +224,7 @@ class AwsCapacity:
             "TagSpecifications": [{"ResourceType": kind, "Tags": tags_of(order)} for kind in ("instance", "volume")],
         }
         if order.offer.capacity_type is CapacityType.SPOT:
-            # No maximum price: EC2's ceiling is then the on-demand price (EC2 User Guide, "Spot Instance pricing").
+            # Without a maximum price EC2's ceiling is the on-demand price (EC2 User Guide, "Spot Instance pricing").
             spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
             ceiling = self._ceilings.of(order.offer.instance_type)
             if ceiling is not None:
@@ -237,19 +239,20 @@ class AwsCapacity:
             request["UserData"] = fill_template(self._user_data, order)  # botocore encodes it
         return request
 
-    async def _place(self, order: Order, operation: str) -> tuple[Mapping[str, str], str]:
-        """Return the launch template, as requests name it, and the subnet. Raises LaunchRefused, TransientError."""
+    async def _placement(self, order: Order, operation: str) -> tuple[Mapping[str, str], str]:
+        """Return launch template and subnet in the form of requests. Raises LaunchRefused, TransientError."""
         zones = await self._zones()
         if not self._options.launch_template:
             raise LaunchRefused(
-                f"pool {order.pool} has no group; add it to aws.groups, or set aws.launch_template",
+                f"launch for pool {order.pool} failed: it has no Auto Scaling group; add it to aws.groups, or set"
+                " aws.launch_template",
                 code="NoGroup",
                 kind="configuration",
                 scope="offer",
             )
         if order.offer.zone not in zones:
             raise LaunchRefused(
-                f"{operation}: no subnet in {order.offer.zone}; add one to aws.subnets",
+                f"{operation} failed: no subnet in {order.offer.zone}; add one to aws.subnets",
                 code="NoSubnet",
                 kind="configuration",
                 scope="zone",
@@ -258,45 +261,46 @@ class AwsCapacity:
         by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"
         return {by: template}, zones[order.offer.zone]
 
-    async def _ours(self, provider_id: ProviderId) -> Mapping[str, Any] | None:
-        """Return what EC2 shows of it, None where there is none. Raises PermanentError if it is not ours."""
-        told = await self._described(instance_id_of(provider_id))
-        owner = None if told is None else read_tags(told).get(INSTALLATION)
-        if told is not None and owner != self._installation:
-            raise PermanentError(f"{provider_id} carries the tag of {owner!r}, not ours: it is left alone")
-        whole = [] if told is None else await self._fleets.attributed([told], self._now())
-        return whole[0] if whole else told
+    async def _describe_ours(self, provider_id: ProviderId) -> Mapping[str, Any] | None:
+        """Return the instance's description; None if there is none. Raises PermanentError if it is not ours."""
+        instance_data = await self._describe(instance_id_of(provider_id))
+        if instance_data is None:
+            return None
+        if (owner := read_tags(instance_data).get(INSTALLATION)) != self._installation:
+            raise PermanentError(f"{provider_id} carries the tag of {owner!r}, not ours: left untouched")
+        attributed = await self._fleets.with_action_ids([instance_data], self._now())
+        return attributed[0] if attributed else instance_data
 
-    async def _described(self, instance_id: str) -> Mapping[str, Any] | None:
-        # By filter, and not by id: an id that never was is then no error. No page size goes with it.
+    async def _describe(self, instance_id: str) -> Mapping[str, Any] | None:
+        # By filter rather than by id, so that an unknown id is no error. A filter by id takes no page size.
         wanted = [{"Name": "instance-id", "Values": [instance_id]}]
         async for page in self._calls.pages("DescribeInstances", Filters=wanted):
             for reservation in page["Reservations"]:
-                for told in reservation["Instances"]:
-                    found: Mapping[str, Any] = told
+                for instance_data in reservation["Instances"]:
+                    found: Mapping[str, Any] = instance_data
                     return found
         return None
 
     async def _zones(self) -> Mapping[str, str]:
-        """Zone -> subnet, as the settings order them."""
+        """Return the first subnet of each zone, in the order of the settings."""
         now = self._now()
         if self._subnets_read_at is None or now - self._subnets_read_at >= SUBNETS_KEPT:
             zones: dict[str, str] = {}
-            wanted = [{"Name": "subnet-id", "Values": list(self._options.subnets)}]
-            told = [
+            filters = [{"Name": "subnet-id", "Values": list(self._options.subnets)}]
+            subnets = [
                 subnet
-                async for page in self._calls.pages("DescribeSubnets", Filters=wanted)
+                async for page in self._calls.pages("DescribeSubnets", Filters=filters)
                 for subnet in page["Subnets"]
             ]
-            found = {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in told}
-            self._zone_ids = {subnet["AvailabilityZone"]: subnet.get("AvailabilityZoneId", "") for subnet in told}
-            missing = [subnet for subnet in self._options.subnets if subnet not in found]
+            zone_of_subnet = {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in subnets}
+            self._zone_ids = {subnet["AvailabilityZone"]: subnet.get("AvailabilityZoneId", "") for subnet in subnets}
+            missing = [subnet for subnet in self._options.subnets if subnet not in zone_of_subnet]
             if missing:
                 raise TransientError(
-                    f"DescribeSubnets: {', '.join(missing)} not found in {self._calls.region};"
-                    " see aws.subnets, aws.region"
+                    f"DescribeSubnets: {', '.join(missing)} not found in {self._calls.region}; check aws.subnets and"
+                    " aws.region"
                 )
             for subnet in self._options.subnets:
-                zones.setdefault(found[subnet], subnet)
+                zones.setdefault(zone_of_subnet[subnet], subnet)
             self._subnets, self._subnets_read_at = zones, now
         return self._subnets

@@ -1,10 +1,11 @@
-"""EC2 Fleets of type `instant`: several instances of one offer in one call, all of them or none (MinTargetCapacity).
+"""EC2 Fleets of type `instant`: several instances of one offer in one call, all or none (MinTargetCapacity).
 
-A fleet tags all its instances alike, so each carries the names of all orders, and learns its own by CreateTags: the
-sorted instances are the sorted orders'. Lost in between, whoever looks next reckons the same. A fleet that came back
-empty has used its token up and says the same again; the next plan's orders are another transaction.
+A fleet tags all its instances alike, so each carries the action ids of all orders and gets its own by CreateTags: the
+sorted instances correspond to the sorted orders. If that call is lost, the next reader computes the same assignment. A
+fleet that came back empty has used up its token and repeats its answer; the next plan's orders are another transaction.
 
-An instant fleet asks only once: what it made is ended by name, and the fleet is not deleted, as that would end it all.
+An instant fleet launches only once. Its instances are terminated by id, and the fleet is not deleted, which would
+terminate all of them.
 Sources: EC2 API Reference, "CreateFleet", "SpotOptionsRequest"; EC2 User Guide, "Configure an EC2 Fleet of type
 instant" and "Tag restrictions"; karpenter-provider-aws, pkg/providers/instance (read 2026-11-22).
 """
@@ -18,7 +19,7 @@ from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, Transie
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.labels import ACTION_ID, INSTALLATION, POOL
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.providers.aws.calls import AwsClient
+from gpu_autoscaler.providers.aws.client import AwsClient
 from gpu_autoscaler.providers.aws.translate import (
     ORDERS,
     PRICE,
@@ -33,13 +34,13 @@ from gpu_autoscaler.providers.tokens import idempotency_token
 
 CREATE = "CreateFleet"
 TAG_LENGTH_MAX = 256
-ORDER_TAGS_MAX = 40  # of the fifty that an instance may have
-FILTER_COUNT_MAX = 200  # values of a filter (EC2 API Reference, "DescribeInstances", `Filters`)
-ASKED_AGAIN_SECONDS = 2.0
-# A member that shows so long after its launch shows late no more: what is not there then has ended, and is forgotten.
-SHOWN_LATE = timedelta(minutes=10)
+ORDER_TAGS_MAX = 40  # of the 50 tags of an instance
+FILTER_COUNT_MAX = 200  # filter values (EC2 API Reference, "DescribeInstances", `Filters`)
+RETRY_SECONDS = 2.0
+# A member not listed by then has ended and been forgotten.
+LISTED_WITHIN = timedelta(minutes=10)
 
-Told = Mapping[str, Any]  # an instance, as EC2 describes it
+InstanceData = Mapping[str, Any]  # an instance as EC2 describes it
 
 
 class AwsFleets:
@@ -52,50 +53,59 @@ class AwsFleets:
     async def launch(
         self, transaction: ActionId, orders: Sequence[Order], request: Mapping[str, object], now: datetime
     ) -> list[Instance]:
-        """Return an instance for each order, tagged. `request` is what the settings make of the orders' offer. Raises
-        LaunchRefused, PermanentError, TransientError."""
+        """Return an instance for each order, tagged. `request` follows from the settings and the orders' offer.
+
+        Raises LaunchRefused, PermanentError, TransientError.
+        """
         token = idempotency_token(self._installation, ActionId(f"together/{transaction}"))
-        names = sorted(order.action_id for order in orders)
-        ids = await self._made(token, orders, {**request, **_tags(token, orders, names)})
-        if ids is None:  # maybe it has made more or less than this: what it made knows its orders
+        action_ids = sorted(order.action_id for order in orders)
+        ids = await self._create(token, orders, {**request, **_tags(token, orders, action_ids)})
+        if ids is None:  # it may have launched more or fewer: its instances carry their orders
             members = await self._members(token, now)
         else:
-            found = await self._described("instance-id", ids)
+            described = await self._describe("instance-id", ids)
             members = {
-                instance_id: (found.get(instance_id), name) for instance_id, name in zip(ids, names, strict=True)
+                instance_id: (described.get(instance_id), action_id)
+                for instance_id, action_id in zip(ids, action_ids, strict=True)
             }
         await asyncio.gather(
             *(
-                self._calls.call("CreateTags", Resources=[instance_id], Tags=[{"Key": ACTION_ID, "Value": name}])
-                for instance_id, (told, name) in members.items()
-                if told is None or ACTION_ID not in read_tags(told)
+                self._calls.call("CreateTags", Resources=[instance_id], Tags=[{"Key": ACTION_ID, "Value": action_id}])
+                for instance_id, (instance_data, action_id) in members.items()
+                if instance_data is None or ACTION_ID not in read_tags(instance_data)
             )
         )
-        by_name = {name: (instance_id, told) for instance_id, (told, name) in members.items()}
-        if missing := sorted({order.action_id for order in orders} - by_name.keys()):
-            raise PermanentError(f"{CREATE}: transaction {transaction} made {', '.join(by_name)}, not {missing[0]}")
-        return [_seen(order, *by_name[order.action_id], now) for order in orders]
+        by_action_id = {
+            action_id: (instance_id, instance_data) for instance_id, (instance_data, action_id) in members.items()
+        }
+        if missing := sorted({order.action_id for order in orders} - by_action_id.keys()):
+            raise PermanentError(
+                f"{CREATE}: transaction {transaction} launched {', '.join(by_action_id)}, not {missing[0]}"
+            )
+        return [_instance_for(order, *by_action_id[order.action_id], now) for order in orders]
 
-    async def attributed(self, found: Iterable[Told], now: datetime) -> list[Told]:
-        """Return what was found with the order of each instance, also where its tag was never written.
+    async def with_action_ids(self, instances: Iterable[InstanceData], now: datetime) -> list[InstanceData]:
+        """Return the instances with their action ids, even where the tag was never written.
 
-        Members of a fleet that shows in part only are left out while it is young: which of them is whose is not known.
+        Members of a young, partially listed fleet are left out: their orders are unknown.
         """
-        listed = list(found)
-        nameless = {tags[TRANSACTION] for tags in map(read_tags, listed) if _is_nameless(tags)}
-        known = {token: _named(await self._of(token), now) for token in sorted(nameless)}
-        seen: list[Told] = []
-        for told in listed:
-            tags = read_tags(told)
-            name = known[tags[TRANSACTION]].get(told["InstanceId"]) if _is_nameless(tags) else None
-            if not _is_nameless(tags):
-                seen.append(told)
-            elif name is not None:
-                seen.append({**told, "Tags": [*told["Tags"], {"Key": ACTION_ID, "Value": name}]})
-        return seen
+        listed = list(instances)
+        transactions = {tags[TRANSACTION] for tags in map(read_tags, listed) if _lacks_action_id(tags)}
+        known = {token: _action_ids(await self._by_transaction(token), now) for token in sorted(transactions)}
+        attributed: list[InstanceData] = []
+        for instance_data in listed:
+            tags = read_tags(instance_data)
+            action_id = known[tags[TRANSACTION]].get(instance_data["InstanceId"]) if _lacks_action_id(tags) else None
+            if not _lacks_action_id(tags):
+                attributed.append(instance_data)
+            elif action_id is not None:
+                attributed.append(
+                    {**instance_data, "Tags": [*instance_data["Tags"], {"Key": ACTION_ID, "Value": action_id}]}
+                )
+        return attributed
 
-    async def _made(self, token: str, orders: Sequence[Order], request: Mapping[str, object]) -> list[str] | None:
-        """Return the sorted ids of what the call made; None where that is not told, as the token was used before."""
+    async def _create(self, token: str, orders: Sequence[Order], request: Mapping[str, object]) -> list[str] | None:
+        """Return the sorted ids of what the call launched; None if unknown, as the token was used before."""
         try:
             answer = await self._calls.call(CREATE, ClientToken=token, **request)
         except PermanentError as exc:
@@ -109,24 +119,27 @@ class AwsFleets:
             return ids
         if not ids and not answer.get("Errors"):
             return None
-        if ids:  # against MinTargetCapacity: none of it is kept, as part of a gang is of no use
+        if ids:  # despite MinTargetCapacity: terminate them, as part of a gang is of no use
             await self._calls.call("TerminateInstances", InstanceIds=ids)
         raise _refusal(answer.get("Errors", ()), len(ids), orders)
 
-    async def _members(self, token: str, now: datetime) -> dict[str, tuple[Told | None, str]]:
-        found = await self._of(token)
-        named = _named(found, now)
-        if not found or _is_in_part(found, now):
+    async def _members(self, token: str, now: datetime) -> dict[str, tuple[InstanceData | None, str]]:
+        members = await self._by_transaction(token)
+        action_ids = _action_ids(members, now)
+        if not members or _is_partial(members, now):
             raise TransientError(
-                f"{CREATE}: the fleet of {token} does not show whole yet; asked again",
-                retry_after_seconds=ASKED_AGAIN_SECONDS,
+                f"{CREATE}: fleet {token} is not fully listed yet; retried",
+                retry_after_seconds=RETRY_SECONDS,
             )
-        return {told["InstanceId"]: (told, named[told["InstanceId"]]) for told in found}
+        return {
+            instance_data["InstanceId"]: (instance_data, action_ids[instance_data["InstanceId"]])
+            for instance_data in members
+        }
 
-    async def _of(self, token: str) -> list[Told]:
-        return list((await self._described(f"tag:{TRANSACTION}", [token])).values())
+    async def _by_transaction(self, token: str) -> list[InstanceData]:
+        return list((await self._describe(f"tag:{TRANSACTION}", [token])).values())
 
-    async def _described(self, by: str, values: Sequence[str]) -> dict[str, Told]:
+    async def _describe(self, by: str, values: Sequence[str]) -> dict[str, InstanceData]:
         ours = {"Name": f"tag:{INSTALLATION}", "Values": [self._installation]}
         return {
             instance["InstanceId"]: instance
@@ -142,17 +155,21 @@ class AwsFleets:
 def fleet_request(
     template: Mapping[str, str], offer: Offer, count: int, *, subnet: str, ceiling: str | None, placed_in: str | None
 ) -> dict[str, object]:
-    """Return what makes so many instances of the offer or none; tags and token are the transaction's.
+    """Return a request for `count` instances of the offer or none, without tags and token.
 
-    `ceiling` is US dollars an hour, of spot; without one EC2's own holds, the on-demand price.
+    `ceiling`: US dollars per hour, for spot; None: EC2's own ceiling, the on-demand price.
     """
     override: dict[str, object] = {"InstanceType": offer.instance_type, "SubnetId": subnet}
     if placed_in is not None:
         override["Placement"] = {"GroupName": placed_in}
-    whole: dict[str, object] = {"SingleInstanceType": True, "SingleAvailabilityZone": True, "MinTargetCapacity": count}
+    market_options: dict[str, object] = {
+        "SingleInstanceType": True,
+        "SingleAvailabilityZone": True,
+        "MinTargetCapacity": count,
+    }
     is_spot = offer.capacity_type is CapacityType.SPOT
     if is_spot:
-        whole["InstanceInterruptionBehavior"] = "terminate"
+        market_options["InstanceInterruptionBehavior"] = "terminate"
         if ceiling is not None:
             override["MaxPrice"] = ceiling
     made_from = {**template, "Version": "$Default"}
@@ -163,18 +180,18 @@ def fleet_request(
             "TotalTargetCapacity": count,
             "DefaultTargetCapacityType": "spot" if is_spot else "on-demand",
         },
-        "SpotOptions" if is_spot else "OnDemandOptions": whole,
+        "SpotOptions" if is_spot else "OnDemandOptions": market_options,
     }
 
 
-def _tags(token: str, orders: Sequence[Order], names: Sequence[str]) -> dict[str, object]:
-    """Return what all instances of a fleet carry: whose they are, and the names of all orders."""
-    first, per_tag = orders[0], TAG_LENGTH_MAX // (max(map(len, names)) + 1)
-    if len(names) > per_tag * ORDER_TAGS_MAX:
+def _tags(token: str, orders: Sequence[Order], action_ids: Sequence[str]) -> dict[str, object]:
+    """Return the tags of all instances of a fleet: owner, transaction and the action ids of all orders."""
+    first, per_tag = orders[0], TAG_LENGTH_MAX // (max(map(len, action_ids)) + 1)
+    if len(action_ids) > per_tag * ORDER_TAGS_MAX:
         raise LaunchRefused(
-            f"{CREATE}: tags hold the names of {per_tag * ORDER_TAGS_MAX} orders, and {len(names)} are made at once; "
-            "leave out aws.fleets for gangs of so many nodes",
-            code="TooManyTogether",
+            f"{CREATE}: tags hold {per_tag * ORDER_TAGS_MAX} action ids, and the gang has {len(action_ids)} nodes;"
+            " unset aws.fleets for gangs of this size",
+            code="GangTooLarge",
             kind="configuration",
             scope="offer",
         )
@@ -184,8 +201,8 @@ def _tags(token: str, orders: Sequence[Order], names: Sequence[str]) -> dict[str
         TRANSACTION: token,
         "Name": f"gpu-autoscaler {first.pool}",
         **{
-            f"{ORDERS}{start // per_tag}": ",".join(names[start : start + per_tag])
-            for start in range(0, len(names), per_tag)
+            f"{ORDERS}{start // per_tag}": ",".join(action_ids[start : start + per_tag])
+            for start in range(0, len(action_ids), per_tag)
         },
     }
     if first.offer.price_micro_usd_per_hour is not None:
@@ -194,47 +211,53 @@ def _tags(token: str, orders: Sequence[Order], names: Sequence[str]) -> dict[str
     return {"TagSpecifications": [{"ResourceType": kind, "Tags": listed} for kind in ("instance", "volume")]}
 
 
-def _named(members: Sequence[Told], now: datetime) -> dict[str, str]:
-    """Return the order of each instance of one fleet, by id. Of a young fleet that shows in part: only what is told."""
-    tags = {told["InstanceId"]: read_tags(told) for told in members}
-    named = {instance_id: each[ACTION_ID] for instance_id, each in tags.items() if ACTION_ID in each}
-    orders = sorted({name for tag in tags.values() for name in _orders_in(tag)})
-    if _is_in_part(members, now):
-        return named
-    nameless = sorted(instance_id for instance_id in tags if instance_id not in named)
-    free = [name for name in orders if name not in named.values()]
-    return named | dict(zip(nameless, free, strict=False))
+def _action_ids(members: Sequence[InstanceData], now: datetime) -> dict[str, str]:
+    """Return the action id of each instance of a fleet; of a young, partially listed fleet only the tagged ones."""
+    tags = {instance_data["InstanceId"]: read_tags(instance_data) for instance_data in members}
+    tagged = {
+        instance_id: instance_tags[ACTION_ID]
+        for instance_id, instance_tags in tags.items()
+        if ACTION_ID in instance_tags
+    }
+    orders = sorted({action_id for tag in tags.values() for action_id in _order_ids(tag)})
+    if _is_partial(members, now):
+        return tagged
+    untagged = sorted(instance_id for instance_id in tags if instance_id not in tagged)
+    free = [action_id for action_id in orders if action_id not in tagged.values()]
+    return tagged | dict(zip(untagged, free, strict=False))
 
 
-def _is_in_part(members: Sequence[Told], now: datetime) -> bool:
-    """True for a young fleet of which some do not show yet."""
-    names = {name for told in members for name in _orders_in(read_tags(told))}
-    is_young = any(now - told["LaunchTime"].astimezone(UTC) < SHOWN_LATE for told in members)
-    return len(members) < len(names) and is_young
+def _is_partial(members: Sequence[InstanceData], now: datetime) -> bool:
+    """Return whether the fleet is young and some of its members are not listed yet."""
+    action_ids = {action_id for instance_data in members for action_id in _order_ids(read_tags(instance_data))}
+    is_young = any(now - instance_data["LaunchTime"].astimezone(UTC) < LISTED_WITHIN for instance_data in members)
+    return len(members) < len(action_ids) and is_young
 
 
-def _orders_in(tags: Mapping[str, str]) -> list[str]:
-    return [name for key, text in tags.items() if key.startswith(ORDERS) for name in text.split(",")]
+def _order_ids(tags: Mapping[str, str]) -> list[str]:
+    return [action_id for key, text in tags.items() if key.startswith(ORDERS) for action_id in text.split(",")]
 
 
-def _is_nameless(tags: Mapping[str, str]) -> bool:
+def _lacks_action_id(tags: Mapping[str, str]) -> bool:
     return TRANSACTION in tags and ACTION_ID not in tags
 
 
-def _seen(order: Order, instance_id: str, told: Told | None, now: datetime) -> Instance:
-    if told is None:  # made, and not shown yet
+def _instance_for(order: Order, instance_id: str, instance_data: InstanceData | None, now: datetime) -> Instance:
+    if instance_data is None:  # launched, and not listed yet
         return instance_from_order(order, provider_id_of(order.offer.zone, instance_id), launched_at=now)
-    tags = {**read_tags(told), ACTION_ID: order.action_id}
-    whole = {**told, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
-    return verify_order(instance_of(whole, now=now), order)
+    tags = {**read_tags(instance_data), ACTION_ID: order.action_id}
+    tagged = {**instance_data, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+    return verify_order(instance_of(tagged, now=now), order)
 
 
 def _refusal(errors: Sequence[Mapping[str, Any]], made_count: int, orders: Sequence[Order]) -> AutoscalerError:
-    """Return why the fleet is empty. Its token is used up, so that no word of it passes by asking again."""
-    told = errors[0] if errors else {}  # none: a fleet that kept its word in part
-    code = str(told.get("ErrorCode", "UnfulfillableCapacity"))
-    offer = f"{len(orders)} of {orders[0].offer.key}" + (f" ({made_count} were made, and ended)" if made_count else "")
-    message = f"{offer}: {told.get('ErrorMessage', 'none was made, and no reason told')}"
+    """Return why the fleet is empty. Its token is used up, so every error is final for the transaction."""
+    error_data = errors[0] if errors else {}  # none: a fleet that launched fewer than requested
+    code = str(error_data.get("ErrorCode", "UnfulfillableCapacity"))
+    offer = f"{len(orders)} of {orders[0].offer.key}" + (
+        f" ({made_count} launched and terminated)" if made_count else ""
+    )
+    message = f"{offer}: {error_data.get('ErrorMessage', 'none launched, no reason given')}"
     error = failure(CREATE, code, message, of_launch=True)
     if isinstance(error, LaunchRefused):
         return error

@@ -1,7 +1,7 @@
-"""What the tags of a group say of its nodes before there is one, as cluster-autoscaler has users write them.
+"""Labels, taints and resources of a group's future nodes, from the tags that cluster-autoscaler defines.
 
-A group launches by its own template, whose user data gives the kubelet labels and taints: no order can, and nobody can
-read them there. Tags on the group say the same for whoever buys, so that a node of an empty group is what pods ask for.
+A group launches from its own template, whose user data sets the kubelet's labels and taints: an order cannot set them,
+and nobody can read them there. Tags on the group declare them, so that a node of an empty group can match pods.
 Source: cluster-autoscaler, cloudprovider/aws/README.md, "Auto-discovery setup", and aws_manager.go (read 2026-11-22).
 """
 
@@ -19,9 +19,9 @@ from gpu_autoscaler.model.scheduling import Taint, is_startup
 _PREFIX = "k8s.io/cluster-autoscaler/node-template"
 LABEL, TAINT, RESOURCE = f"{_PREFIX}/label/", f"{_PREFIX}/taint/", f"{_PREFIX}/resources/"
 _TAINT = re.compile(r"(.*):(NoSchedule|PreferNoSchedule|NoExecute)")
-# What the offer says itself, and what is of one node alone.
+# Part of the offer, or specific to one node.
 _NOT_OF_ALL = frozenset({labels.INSTANCE_TYPE, labels.ZONE, labels.HOSTNAME})
-# GPUs are those of the instance type: how many of them a node shows is its device plugin's to say.
+# GPUs are those of the instance type: how many a node exposes is up to its device plugin.
 _AMOUNTS: Mapping[str, tuple[str, Callable[[str], int]]] = {
     "cpu": ("cpu_milli", parse_quantity_milli),
     "memory": ("memory_bytes", parse_quantity),
@@ -31,28 +31,28 @@ _AMOUNTS: Mapping[str, tuple[str, Callable[[str], int]]] = {
 
 
 class NodeTemplate(msgspec.Struct, frozen=True):
-    """The node that a group would make."""
+    """The node that a group would launch."""
 
     labels: tuple[tuple[str, str], ...] = ()
-    taints: tuple[Taint, ...] = ()  # those that stay
+    taints: tuple[Taint, ...] = ()  # without startup taints
     amounts: tuple[tuple[str, int], ...] = ()  # by the names of `Resources`, in its units
-    unread: tuple[str, ...] = ()  # tags that say nothing that could be understood
+    unread: tuple[str, ...] = ()  # tags that could not be parsed
 
     def marks(self, pool: str) -> NodeMarks | None:
-        """Return what its nodes have of their own in a pool, None for nothing."""
+        """Return labels and taints of its nodes in a pool; None if there are none."""
         if not self.labels and not self.taints:
             return None
         return NodeMarks(pool=pool, labels=self.labels, taints=self.taints)
 
-    def least(self, whole: Resources) -> Resources:
-        """Return the amounts with what the tags say where that is less: more than the type has, no node can hold."""
-        said = {name: min(amount, getattr(whole, name)) for name, amount in self.amounts}
-        return msgspec.structs.replace(whole, **said) if said else whole
+    def capped(self, total: Resources) -> Resources:
+        """Return the declared resources, at most what the instance type has."""
+        declared = {name: min(amount, getattr(total, name)) for name, amount in self.amounts}
+        return msgspec.structs.replace(total, **declared) if declared else total
 
 
 def template_of(tags: Mapping[str, str]) -> NodeTemplate:
-    """Return what the tags say; what cannot be understood is named and left out."""
-    found: list[tuple[str, str]] = []
+    """Return what the tags declare; tags that cannot be parsed are listed in `unread`."""
+    node_labels: list[tuple[str, str]] = []
     taints: list[Taint] = []
     amounts: list[tuple[str, int]] = []
     unread: list[str] = []
@@ -60,7 +60,7 @@ def template_of(tags: Mapping[str, str]) -> NodeTemplate:
         if key.startswith(LABEL):
             name = key.removeprefix(LABEL)
             if name not in _NOT_OF_ALL and not name.startswith(f"{labels.PREFIX}/"):
-                found.append((name, value))
+                node_labels.append((name, value))
         elif key.startswith(TAINT):
             taint = _taint_of(key.removeprefix(TAINT), value)
             if taint is None:
@@ -73,9 +73,9 @@ def template_of(tags: Mapping[str, str]) -> NodeTemplate:
                 amounts.append((name, parse(value)))
             except ValueError:
                 unread.append(key)
-    return NodeTemplate(tuple(found), tuple(taints), tuple(amounts), tuple(unread))
+    return NodeTemplate(tuple(node_labels), tuple(taints), tuple(amounts), tuple(unread))
 
 
-def _taint_of(key: str, told: str) -> Taint | None:
-    read = _TAINT.fullmatch(told)
-    return None if read is None else Taint(key, cast("Any", read[2]), read[1])
+def _taint_of(key: str, value: str) -> Taint | None:
+    match = _TAINT.fullmatch(value)
+    return None if match is None else Taint(key, cast("Any", match[2]), match[1])

@@ -1,6 +1,6 @@
-"""Every call that the driver makes, with what each needs to be allowed: the source of the policy and of its errors.
+"""All calls of the driver with the permissions they need: source of the IAM policy and of error texts.
 
-A test holds this table against what was asked of the fake. Sources: Service Authorization Reference, "Actions,
+A test compares this table with the calls that the fake received. Sources: Service Authorization Reference, "Actions,
 resources, and condition keys" of Amazon EC2, EC2 Auto Scaling, AWS Price List and Service Quotas; EC2 Auto Scaling User
 Guide, "Launching instances with synchronous provisioning" (read 2026-11-21).
 """
@@ -17,8 +17,8 @@ Way = Literal[
     "fleets",
     "groups",
     "launches",
-    "counted",
-    "maxima",
+    "desired_capacity",
+    "group_max_sizes",
     "reservations",
     "scores",
     "placement",
@@ -27,76 +27,76 @@ Way = Literal[
 ]
 
 
-class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """One call: what it needs, on behalf of which way of buying, and what is lost without it."""
+class Permission(msgspec.Struct, frozen=True, kw_only=True):
+    """A call: its IAM actions, the purchase method that needs it, and the effect of its absence."""
 
     service: str  # as boto3 names the client
     operation: str  # as the API names it
-    actions: tuple[str, ...]  # of IAM, those of dependent calls included
+    actions: tuple[str, ...]  # of IAM, including those of dependent calls
     way: Way
-    without: str  # what does not work then
+    without: str  # effect if not allowed
 
 
-CALLS: Mapping[str, Allowed] = {
+CALLS: Mapping[str, Permission] = {
     one.operation: one
     for one in (
-        Allowed(
+        Permission(
             service="ec2",
             operation="DescribeInstances",
             actions=("ec2:DescribeInstances",),
             way="always",
-            without="no instance is found again: nothing is bought or removed",
+            without="instances cannot be listed: nothing is bought or removed",
         ),
-        Allowed(
+        Permission(
             service="ec2",
             operation="DescribeSubnets",
             actions=("ec2:DescribeSubnets",),
             way="template",
-            without="no zone is known, so nothing is for sale",
+            without="zones are unknown, so there are no offers",
         ),
-        Allowed(
+        Permission(
             service="ec2",
             operation="DescribeInstanceTypes",
             actions=("ec2:DescribeInstanceTypes",),
             way="always",
-            without="sizes come from the bundled table, and types that it lacks are not for sale",
+            without="the built-in table of instance types is used; types it lacks are not offered",
         ),
-        Allowed(
+        Permission(
             service="ec2",
             operation="DescribeInstanceTypeOfferings",
             actions=("ec2:DescribeInstanceTypeOfferings",),
             way="template",
-            without="each type is taken for sold in each zone, until the cloud refuses it",
+            without="each type is offered in each zone until the cloud refuses it",
         ),
-        Allowed(
+        Permission(
             service="ec2",
             operation="DescribeSpotPriceHistory",
             actions=("ec2:DescribeSpotPriceHistory",),
             way="prices",
-            without="spot has no price but the file's, so it is not bought",
+            without="spot prices come from the price file only; spot without a price is not bought",
         ),
-        Allowed(
+        Permission(
             service="pricing",
             operation="GetProducts",
             actions=("pricing:GetProducts",),
             way="prices",
-            without="on-demand has no price but the file's, so it is not bought",
+            without="on-demand prices come from the price file only; offers without a price are not bought",
         ),
-        Allowed(
+        Permission(
             service="service-quotas",
             operation="ListServiceQuotas",
             actions=("servicequotas:ListServiceQuotas",),
             way="prices",
-            without="a quota of zero shows only as a refusal",
+            without="exhausted quotas surface as launch refusals",
         ),
-        Allowed(
+        Permission(
             service="ec2",
             operation="RunInstances",
             actions=("ec2:RunInstances", "ec2:CreateTags", "iam:PassRole", "iam:CreateServiceLinkedRole"),
             way="template",
-            without="nothing is bought by launch template",
+            without="nothing is launched from the launch template",
         ),
-        Allowed(
+        Permission(
             service="ec2",
             operation="CreateFleet",
             actions=(
@@ -107,180 +107,180 @@ CALLS: Mapping[str, Allowed] = {
                 "iam:CreateServiceLinkedRole",
             ),
             way="fleets",
-            without="a gang's nodes are not made by launch template, as they are to be made all at once or not at all",
+            without="gangs cannot be launched from the launch template all or none, so they are not launched",
         ),
-        Allowed(
+        Permission(
             service="ec2",
             operation="GetSpotPlacementScores",
             actions=("ec2:GetSpotPlacementScores",),
             way="scores",
-            without="a zone that refuses is asked again as soon as any other",
+            without="zones that refused keep the default back-off",
         ),
-        Allowed(
+        Permission(
             service="ec2",
             operation="DescribePlacementGroups",
             actions=("ec2:DescribePlacementGroups",),
             way="placement",
-            without="`gpu-autoscaler doctor` cannot say whether the placement groups are there",
+            without="`gpu-autoscaler doctor` cannot check placement groups",
         ),
-        Allowed(
+        Permission(
             service="ec2",
             operation="DescribeCapacityReservations",
             actions=("ec2:DescribeCapacityReservations",),
             way="reservations",
-            without="what is reserved is not used, and paid for all the same",
+            without="reserved capacity is paid for and not used",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="DescribeAutoScalingGroups",
             actions=("autoscaling:DescribeAutoScalingGroups",),
             way="groups",
-            without="no group is known, so nothing is for sale from one",
+            without="groups are unknown, so they have no offers",
         ),
-        Allowed(
+        Permission(
             service="ec2",
             operation="DescribeLaunchTemplateVersions",
             actions=("ec2:DescribeLaunchTemplateVersions",),
             way="groups",
-            without="a group needs cluster-autoscaler's tags to tell its instance type, and whether it buys spot",
+            without="instance type and purchase option of a group must be tagged as for cluster-autoscaler",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="LaunchInstances",
             actions=("autoscaling:LaunchInstances", "ec2:CreateFleet", "ec2:RunInstances", "iam:PassRole"),
             way="launches",
-            without="nothing is bought from a group",
+            without="nothing is launched from groups",
         ),
-        Allowed(
+        Permission(
             service="ec2",
             operation="CreateTags",
             actions=("ec2:CreateTags",),
             way="groups",
-            without="an instance of a group cannot be told from another's, so none is bought",
+            without="instances of groups cannot be tagged as ours, so none is launched",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="TerminateInstanceInAutoScalingGroup",
             actions=("autoscaling:TerminateInstanceInAutoScalingGroup",),
             way="groups",
             without="instances of groups are never removed",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="SetDesiredCapacity",
             actions=("autoscaling:SetDesiredCapacity",),
-            way="counted",
-            without="nothing is bought from a group that is told a number",
+            way="desired_capacity",
+            without="nothing is launched from groups sized by desired capacity",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="UpdateAutoScalingGroup",
             actions=("autoscaling:UpdateAutoScalingGroup",),
-            way="maxima",
-            without="nothing is bought from a group of aws.group_max_sizes that has another MaxSize",
+            way="group_max_sizes",
+            without="nothing is launched from groups whose MaxSize differs from aws.group_max_sizes",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="CreateOrUpdateTags",
             actions=("autoscaling:CreateOrUpdateTags",),
-            way="counted",
-            without="a group that is told a number cannot remember what was ordered, so nothing is bought from it",
+            way="desired_capacity",
+            without="groups sized by desired capacity cannot remember orders, so nothing is launched from them",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="DeleteTags",
             actions=("autoscaling:DeleteTags",),
-            way="counted",
-            without="a group keeps tags of orders that it does not need any more",
+            way="desired_capacity",
+            without="tags of finished orders stay on groups",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="DescribeScalingActivities",
             actions=("autoscaling:DescribeScalingActivities",),
-            way="counted",
-            without="why a group makes no instance is not found out",
+            way="desired_capacity",
+            without="launch failures of groups have no reason",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="DescribeLaunchConfigurations",
             actions=("autoscaling:DescribeLaunchConfigurations",),
-            way="counted",
-            without="a group with a launch configuration needs cluster-autoscaler's tags to tell what it buys",
+            way="desired_capacity",
+            without="what a group with a launch configuration offers must be tagged as for cluster-autoscaler",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="DetachInstances",
             actions=("autoscaling:DetachInstances",),
             way="groups",
-            without="a group replaces an instance that is taken, and so do we: two are bought for one",
+            without="groups replace interrupted instances as well, so two are bought for one",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="DescribePolicies",
             actions=("autoscaling:DescribePolicies",),
             way="groups",
-            without="a group that scales itself is not found out",
+            without="groups with their own scaling policies are not detected",
         ),
-        Allowed(
+        Permission(
             service="ec2",
             operation="TerminateInstances",
             actions=("ec2:TerminateInstances",),
             way="template",
-            without="instances that were bought by launch template are never removed",
+            without="instances launched from the launch template are never removed",
         ),
-        Allowed(
+        Permission(
             service="sqs",
             operation="ReceiveMessage",
             actions=("sqs:ReceiveMessage",),
             way="queue",
-            without="notices come from nodes' own metadata alone",
+            without="interruption notices come from the nodes' own metadata only",
         ),
-        Allowed(
+        Permission(
             service="sqs",
             operation="DeleteMessage",
             actions=("sqs:DeleteMessage",),
             way="queue",
-            without="each event is read again until the queue forgets it",
+            without="each event is read again until the queue expires it",
         ),
-        Allowed(
+        Permission(
             service="sqs",
             operation="ChangeMessageVisibility",
             actions=("sqs:ChangeMessageVisibility",),
             way="queue",
-            without="events that are not understood are read again and again",
+            without="unreadable events are read again and again",
         ),
-        Allowed(
+        Permission(
             service="sqs",
             operation="GetQueueAttributes",
             actions=("sqs:GetQueueAttributes",),
             way="queue",
-            without="`gpu-autoscaler doctor` cannot say how the queue is set up",
+            without="`gpu-autoscaler doctor` cannot check the queue",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="CompleteLifecycleAction",
             actions=("autoscaling:CompleteLifecycleAction",),
             way="queue",
-            without="a group with a lifecycle hook waits until the hook's time is over",
+            without="groups with a lifecycle hook wait until the hook's timeout",
         ),
-        Allowed(
+        Permission(
             service="autoscaling",
             operation="RecordLifecycleActionHeartbeat",
             actions=("autoscaling:RecordLifecycleActionHeartbeat",),
             way="queue",
-            without="a group's instance may end before it is drained, when the hook's time is over",
+            without="a group's instance may end at the hook's timeout, before it is drained",
         ),
     )
 }
 
 
 def actions_of(operation: str) -> tuple[str, ...]:
-    """Return what has to be allowed for this call."""
+    """Return the IAM actions of this call."""
     return CALLS[operation].actions
 
 
 def policy_of(ways: Iterable[Way]) -> str:
-    """Return the IAM policy, as JSON, for these ways of buying."""
+    """Return the IAM policy for these purchase methods, as JSON."""
     wanted = set(ways) | {"always"}
     actions = sorted({action for call in CALLS.values() if call.way in wanted for action in call.actions})
     statement = {"Sid": "GpuAutoscaler", "Effect": "Allow", "Action": actions, "Resource": "*"}

@@ -1,7 +1,7 @@
-"""Quotas of vCPUs by family and purchase option: what they are, and which types can never be bought under them.
+"""vCPU quotas by instance family and purchase option, and the types that they rule out.
 
-Source: EC2 User Guide, "Amazon EC2 service quotas"; Service Quotas console, "Amazon EC2" (read 2026-11-21). For GPUs
-they often are 0 in an account that has never asked.
+Source: EC2 User Guide, "Amazon EC2 service quotas"; Service Quotas console, "Amazon EC2" (read 2026-11-21). GPU quotas
+are often 0 in an account that never requested them.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ import structlog
 
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.aws.calls import AwsClient
+from gpu_autoscaler.providers.aws.client import AwsClient
 from gpu_autoscaler.providers.aws.translate import Kind
 
-QUOTAS_KEPT = timedelta(minutes=10)  # CHECKLIST, Decisions: as often as a refusal for a quota is looked at again
-# Code -> families and purchase option.
+QUOTAS_KEPT = timedelta(minutes=10)  # docs/decisions.md#quotas: as the back-off of a quota refusal
+# Code -> instance families and purchase option.
 GPU_QUOTAS: Mapping[str, tuple[tuple[str, ...], CapacityType]] = {
     "L-DB2E81BA": (("g*",), CapacityType.ON_DEMAND),
     "L-3819A6DF": (("g*",), CapacityType.SPOT),
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """So many vCPUs may run at once."""
+    """Number of vCPUs that may run at once."""
 
     code: str
     name: str
@@ -38,17 +38,17 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_quotas(calls: AwsClient) -> dict[str, Quota]:
-    """Return the quotas that concern GPUs, by code. Raises TransientError, PermanentError."""
+    """Return the GPU quotas by code. Raises TransientError, PermanentError."""
     return {
-        told["QuotaCode"]: Quota(code=told["QuotaCode"], name=told["QuotaName"], vcpus_max=int(told["Value"]))
+        quota["QuotaCode"]: Quota(code=quota["QuotaCode"], name=quota["QuotaName"], vcpus_max=int(quota["Value"]))
         async for page in calls.pages("ListServiceQuotas", ServiceCode="ec2", MaxResults=100)
-        for told in page["Quotas"]
-        if told["QuotaCode"] in GPU_QUOTAS
+        for quota in page["Quotas"]
+        if quota["QuotaCode"] in GPU_QUOTAS
     }
 
 
 def quota_of(instance_type: str, capacity_type: CapacityType) -> str | None:
-    """Return the code of the quota that this counts against, None for one that is not of GPUs."""
+    """Return the code of the quota that the type counts against; None if it is not a GPU quota."""
     for code, (patterns, of) in GPU_QUOTAS.items():
         if of is capacity_type and any(fnmatchcase(instance_type, pattern) for pattern in patterns):
             return code
@@ -56,7 +56,7 @@ def quota_of(instance_type: str, capacity_type: CapacityType) -> str | None:
 
 
 class KnownQuotas:
-    """Quotas as they were read last. What could not be read bars nothing: then the cloud's refusal tells."""
+    """Quotas as last read. Unreadable quotas exclude nothing: the cloud's refusal shows them."""
 
     def __init__(self, calls: AwsClient) -> None:
         self._calls = calls
@@ -64,21 +64,21 @@ class KnownQuotas:
         self._read_at: datetime | None = None
 
     async def refresh(self, now: datetime) -> None:
-        """Read them again where they are old. Never raises: a failure is told, and what is known stays."""
+        """Read them again when outdated. Never raises: a failure is logged, and known quotas stay."""
         if self._read_at is not None and now - self._read_at < QUOTAS_KEPT:
             return
         self._read_at = now
         try:
             self._quotas = await read_quotas(self._calls)
         except AutoscalerError as exc:
-            log.warning("quotas not told, one of zero shows as a refusal", error=str(exc))
+            log.warning("quota lookup failed", error=str(exc), effect="exhausted quotas surface as launch refusals")
 
-    def bar(self, kind: Kind, capacity_type: CapacityType) -> str | None:
-        """Return why not even one instance of this type fits its quota, None where one does, or nobody knows."""
+    def shortfall(self, kind: Kind, capacity_type: CapacityType) -> str | None:
+        """Return why not even one instance of this type fits its quota; None if one does, or the quota is unknown."""
         quota = self._quotas.get(quota_of(kind.name, capacity_type) or "")
         if quota is None or kind.vcpu_count <= quota.vcpus_max:
             return None
         return (
             f"quota {quota.code} ({quota.name}) is {quota.vcpus_max} vCPUs in {self._calls.region}, and one {kind.name}"
-            f" has {kind.vcpu_count}; request an increase in Service Quotas"
+            f" needs {kind.vcpu_count}; request an increase in Service Quotas"
         )

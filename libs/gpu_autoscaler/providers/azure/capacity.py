@@ -1,4 +1,4 @@
-"""Buys from Azure, one machine an order: from the uniform scale set of its pool, else into the flexible one by name."""
+"""Azure driver: one machine per order, from the pool's uniform scale sets, else by name into the flexible one."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -10,12 +10,12 @@ import msgspec
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.providers.azure.calls import AzureClient
-from gpu_autoscaler.providers.azure.counted import CountedSets
-from gpu_autoscaler.providers.azure.examine import Preflight
-from gpu_autoscaler.providers.azure.machines import AzureMachines
+from gpu_autoscaler.providers.azure.client import AzureClient
+from gpu_autoscaler.providers.azure.desired_capacity import CountedSets
+from gpu_autoscaler.providers.azure.launch import AzureMachines
 from gpu_autoscaler.providers.azure.market import AzureMarket
 from gpu_autoscaler.providers.azure.options import OWNER, AzureOptions, machine_of, names_by_pool, validate_options
+from gpu_autoscaler.providers.azure.preflight import Preflight
 from gpu_autoscaler.providers.azure.scale_sets import Mode, ScaleSet, ScaleSets
 from gpu_autoscaler.providers.azure.translate import (
     INSTALLATION_TAG,
@@ -24,13 +24,13 @@ from gpu_autoscaler.providers.azure.translate import (
     read_tags,
     resource_id_of,
 )
-from gpu_autoscaler.providers.ceilings import SpotCeilings
-from gpu_autoscaler.providers.ended import SHOWN, EndedInstances
+from gpu_autoscaler.providers.ended_instances import SHOWN, EndedInstances
 from gpu_autoscaler.providers.files import modified_at, read_prices, read_text
-from gpu_autoscaler.providers.findings import Finding
+from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, verify_order
+from gpu_autoscaler.providers.spot_ceilings import SpotCeilings
 
-_ENDS = ("/delete", "/delete/action", "/evictspotvm/action")  # how operations that end a machine are called
+_ENDS = ("/delete", "/delete/action", "/evictspotvm/action")  # suffixes of operations that end a machine
 _OF_SETS = "virtualMachineScaleSets"
 
 
@@ -39,7 +39,7 @@ def _wall_clock() -> datetime:
 
 
 class AzureCapacity:
-    """One resource group, on behalf of one installation."""
+    """Capacity of one resource group for one installation."""
 
     name = "azure"
 
@@ -52,7 +52,7 @@ class AzureCapacity:
         call_seconds_max: float = 30.0,
         now: Callable[[], datetime] = _wall_clock,
     ) -> None:
-        """Raises ConfigError with everything that is missing."""
+        """Raises ConfigError with all violations."""
         validate_options(options)
         self._options = options
         self._installation = installation
@@ -65,44 +65,44 @@ class AzureCapacity:
             self._calls, read_prices(OWNER, options.prices_path), modified_at(options.prices_path), ceilings
         )
         self._ended = EndedInstances()
-        self._counted = CountedSets(self._calls)
+        self._uniform_sets = CountedSets(self._calls)
         self._names_by_pool = names_by_pool(options.scale_sets)
         modes: dict[str, Mode] = {name: "Uniform" for names in self._names_by_pool.values() for name in names}
-        self._machines: AzureMachines | None = None
+        self._flexible_set: AzureMachines | None = None
         if options.scale_set is not None and machine is not None:
             modes[options.scale_set] = "Flexible"
-            self._machines = AzureMachines(
+            self._flexible_set = AzureMachines(
                 self._calls, scale_set=options.scale_set, machine=machine, user_data=user_data, ceilings=ceilings
             )
         self._sets = ScaleSets(self._calls, installation, modes)
 
     async def offers(self) -> Sequence[Offer]:
-        """Return what uniform sets sell, and every size in every zone of the flexible one. Raises TransientError."""
+        """Return the offers of uniform sets, and all sizes in each zone of the flexible set. Raises TransientError."""
         now = self._now()
-        sets = [one for one in await self._sets.read(now) if not one.problems]
-        is_flexible = any(one.mode == "Flexible" for one in sets)
+        sets = [scale_set for scale_set in await self._sets.read(now) if not scale_set.problems]
+        is_flexible = any(scale_set.mode == "Flexible" for scale_set in sets)
         patterns = [*(self._options.instance_types if is_flexible else ())]
-        patterns += [one.instance_type for one in sets if one.instance_type is not None]
-        zones = sorted({zone for one in sets for zone in one.zones})
+        patterns += [scale_set.instance_type for scale_set in sets if scale_set.instance_type is not None]
+        zones = sorted({zone for scale_set in sets for zone in scale_set.zones})
         if not patterns or not zones:
-            return ()  # of sets of which none can be bought from; `doctor` says why
+            return ()  # no usable scale set; `doctor` reports why
         return [
             offer
             for offer in await self._market.offers(patterns, zones, now)
-            if any(self._sells(one, offer) for one in sets)
+            if any(self._sells(scale_set, offer) for scale_set in sets)
         ]
 
     async def launch(self, order: Order) -> Instance:
-        """Make the machine, or return the one of this token. Raises LaunchRefused, PermanentError, TransientError."""
+        """Launch the machine, or return the token's. Raises LaunchRefused, PermanentError, TransientError."""
         now = self._now()
-        earlier = self._ended.of(order.action_id)
-        ended = None if earlier is None else await self._gone(earlier.provider_id, now)
+        known = self._ended.by_order(order.action_id)
+        ended = None if known is None else await self._record_if_gone(known.provider_id, now)
         if ended is not None:
             return verify_order(ended, order)
         if order.pool in self._names_by_pool:
-            made = await self._counted.launch(order, await self._sets_of(order, now), now)
-        elif self._machines is not None:
-            made = await self._machines.launch(order, now)
+            instance = await self._uniform_sets.launch(order, await self._sets_of(order, now), now)
+        elif self._flexible_set is not None:
+            instance = await self._flexible_set.launch(order, now)
         else:
             raise LaunchRefused(
                 f"pool {order.pool} has no scale set; add it to azure.scale_sets, or set azure.scale_set",
@@ -110,64 +110,64 @@ class AzureCapacity:
                 kind="configuration",
                 scope="offer",
             )
-        self._ended.saw(made)
-        if made.state == "terminated":  # it was made and ended before this process began
-            made = await self._gone(made.provider_id, now) or made
-        return verify_order(made, order)
+        self._ended.record_running(instance)
+        if instance.state == "terminated":  # launched and ended before this process started
+            instance = await self._record_if_gone(instance.provider_id, now) or instance
+        return verify_order(instance, order)
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
-        """Begin the machine's end; None if it never was. Raises PermanentError if it is not ours, TransientError."""
-        told = await self._read(provider_id, now)
-        if told is None:
-            return await self._gone(provider_id, now)
-        instance = self._ours(provider_id, told)
-        self._ended.saw(instance)
+        """Delete the machine; None if it never existed. Raises PermanentError if it is not ours, TransientError."""
+        owned = await self._read(provider_id, now)
+        if owned is None:
+            return await self._record_if_gone(provider_id, now)
+        instance = self._ours(provider_id, owned)
+        self._ended.record_running(instance)
         if instance.state != "terminating":
             set_name, name = self._place_of(provider_id)
             if set_name is not None:
-                began = await self._counted.end(set_name, name)
+                accepted = await self._uniform_sets.end(set_name, name)
             else:
-                began = await self._calls.call("VirtualMachines_Delete", name=name)
-            standing: Any = await self._calls.operation(began) or {}
-            self._ended.ending(provider_id, _instant(standing.get("startTime"), now))
+                accepted = await self._calls.call("VirtualMachines_Delete", name=name)
+            progress: Any = await self._calls.operation(accepted) or {}
+            self._ended.record_terminating(provider_id, _instant(progress.get("startTime"), now))
         return msgspec.structs.replace(instance, state="terminating")
 
     async def instance(self, provider_id: ProviderId) -> Instance | None:
-        """Return this machine; None once it is deleted. Raises PermanentError if it is not ours, TransientError."""
-        told = await self._read(provider_id, self._now())
-        return None if told is None else self._ours(provider_id, told)
+        """Return the machine; None once it is deleted. Raises PermanentError if it is not ours, TransientError."""
+        owned = await self._read(provider_id, self._now())
+        return None if owned is None else self._ours(provider_id, owned)
 
-    def _ours(self, provider_id: ProviderId, told: tuple[str | None, Instance]) -> Instance:
-        owner, instance = told
+    def _ours(self, provider_id: ProviderId, owned: tuple[str | None, Instance]) -> Instance:
+        owner, instance = owned
         if owner != self._installation:
-            raise PermanentError(f"{provider_id} carries the tag of {owner!r}, not ours: it is left alone")
+            raise PermanentError(f"{provider_id} carries the tag of {owner!r}, not ours: left untouched")
         return instance
 
     async def instances(self, installation: str) -> Sequence[Instance]:
-        """Return the machines of an installation, and for an hour those that were seen and are gone."""
+        """Return an installation's machines, and for an hour those that were seen and are gone."""
         now = self._now()
         listed: list[Instance] = []
-        if self._machines is not None:
+        if self._flexible_set is not None:
             listed += [
-                instance_of(told, now=now)
-                async for told in self._calls.pages("VirtualMachines_List")
-                if read_tags(told).get(INSTALLATION_TAG) == installation
+                instance_of(machine_data, now=now)
+                async for machine_data in self._calls.pages("VirtualMachines_List")
+                if read_tags(machine_data).get(INSTALLATION_TAG) == installation
             ]
-        for one in await self._sets.read(now):
-            if one.mode == "Uniform" and one.instance_type is not None:
-                listed += await self._counted.instances(one, installation, now)
+        for scale_set in await self._sets.read(now):
+            if scale_set.mode == "Uniform" and scale_set.instance_type is not None:
+                listed += await self._uniform_sets.instances(scale_set, installation, now)
         if installation != self._installation:
             return listed
         for instance in listed:
-            self._ended.saw(instance)
-        for provider_id in self._ended.missing(one.provider_id for one in listed):
-            await self._gone(provider_id, now)
-        shown = {one.provider_id for one in listed}
-        return [*listed, *(one for one in self._ended.recent(now) if one.provider_id not in shown)]
+            self._ended.record_running(instance)
+        for provider_id in self._ended.missing(instance.provider_id for instance in listed):
+            await self._record_if_gone(provider_id, now)
+        listed_ids = {instance.provider_id for instance in listed}
+        return [*listed, *(instance for instance in self._ended.recent(now) if instance.provider_id not in listed_ids)]
 
     async def preflight(self) -> Sequence[Finding]:
-        """Return what is right and wrong with group, region and settings. Buys nothing, changes nothing."""
-        examination = Preflight(
+        """Check resource group, region and settings. Read-only."""
+        preflight = Preflight(
             self._options,
             self._calls,
             self._market,
@@ -175,74 +175,83 @@ class AzureCapacity:
             installation=self._installation,
             machine=self._machine,
         )
-        return await examination.findings(self._now())
+        return await preflight.findings(self._now())
 
     async def close(self) -> None:
-        """Give back threads and connections."""
+        """Release threads and connections."""
         await self._calls.close()
 
-    def _sells(self, one: ScaleSet, offer: Offer) -> bool:
-        is_wanted = one.mode == "Uniform" or any(
+    def _sells(self, scale_set: ScaleSet, offer: Offer) -> bool:
+        is_wanted = scale_set.mode == "Uniform" or any(
             fnmatchcase(offer.instance_type, pattern) for pattern in self._options.instance_types
         )
-        return is_wanted and one.sells(offer.instance_type, offer.zone, offer.capacity_type)
+        return is_wanted and scale_set.sells(offer.instance_type, offer.zone, offer.capacity_type)
 
     async def _sets_of(self, order: Order, now: datetime) -> Sequence[ScaleSet]:
-        """Return the uniform sets of the order's pool. Raises LaunchRefused if none of them sells the offer."""
+        """Return the uniform sets of the order's pool. Raises LaunchRefused if none of them offers it."""
         names, offer = self._names_by_pool[order.pool], order.offer
-        sets = [one for one in await self._sets.read(now) if one.name in names]
-        if not any(one.sells(offer.instance_type, offer.zone, offer.capacity_type) for one in sets):
+        sets = [scale_set for scale_set in await self._sets.read(now) if scale_set.name in names]
+        if not any(scale_set.sells(offer.instance_type, offer.zone, offer.capacity_type) for scale_set in sets):
             why = ", ".join(
-                f"{one.name}: "
-                + ("; ".join(one.problems) or f"sells {one.instance_type} as {one.capacity_type} in ")
-                + ("" if one.problems else ", ".join(one.zones))
-                for one in sets
+                f"{scale_set.name}: "
+                + (
+                    "; ".join(scale_set.problems)
+                    or f"offers {scale_set.instance_type} as {scale_set.capacity_type} in "
+                )
+                + ("" if scale_set.problems else ", ".join(scale_set.zones))
+                for scale_set in sets
             )
             raise LaunchRefused(
-                f"no scale set of pool {order.pool} sells {offer.key}: {why}; see azure.scale_sets and the policy",
-                code="ScaleSetSellsOther",
+                f"no scale set of pool {order.pool} offers {offer.key}: {why}; check azure.scale_sets and the policy",
+                code="OfferNotInScaleSet",
                 kind="configuration",
                 scope="offer",
             )
         return sets
 
     async def _read(self, provider_id: ProviderId, now: datetime) -> tuple[str | None, Instance] | None:
-        """Return whose a machine is, and the machine; None where it is not."""
+        """Return owner and machine; None if it does not exist."""
         set_name, name = self._place_of(provider_id)
         if set_name is None:
-            told = await self._calls.find("VirtualMachines_Get", name=name)
-            return None if told is None else (read_tags(told).get(INSTALLATION_TAG), instance_of(told, now=now))
-        sets = [one for one in await self._sets.read(now) if one.name.lower() == set_name.lower()]
+            machine_data = await self._calls.find("VirtualMachines_Get", name=name)
+            return (
+                None
+                if machine_data is None
+                else (read_tags(machine_data).get(INSTALLATION_TAG), instance_of(machine_data, now=now))
+            )
+        sets = [scale_set for scale_set in await self._sets.read(now) if scale_set.name.lower() == set_name.lower()]
         if not sets:
-            raise PermanentError(f"{provider_id} is of a scale set that azure.scale_sets does not name: left alone")
-        return await self._counted.owned(sets[0], name, now)
+            raise PermanentError(
+                f"{provider_id} belongs to a scale set that is not in azure.scale_sets: left untouched"
+            )
+        return await self._uniform_sets.owned(sets[0], name, now)
 
-    async def _gone(self, provider_id: ProviderId, now: datetime) -> Instance | None:
-        """Look for a machine that was seen; return it as ended where it is not there any more."""
+    async def _record_if_gone(self, provider_id: ProviderId, now: datetime) -> Instance | None:
+        """Look up a machine that was seen; return it as ended if it no longer exists."""
         if await self._read(provider_id, now) is not None:
             return None
         at = now if self._ended.is_dated(provider_id) else await self._logged_end(provider_id, now)
-        return self._ended.gone(provider_id, at)
+        return self._ended.record_end(provider_id, at)
 
     async def _logged_end(self, provider_id: ProviderId, now: datetime) -> datetime:
-        """Return when a machine was evicted or deleted, as the activity log has it; `now` where it does not say yet.
+        """Return when a machine was evicted or deleted, by the activity log; `now` if it is not logged yet.
 
-        Source: Azure REST API, "Activity Logs - List": an event shows up there within minutes (read 2026-11-22).
+        Source: Azure REST API, "Activity Logs - List": an event appears within minutes (read 2026-11-22).
         """
         since = (now - SHOWN - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
         query = {"$filter": f"eventTimestamp ge '{since}' and resourceUri eq '{resource_id_of(provider_id)}'"}
         try:
-            found = [
-                _instant(one.get("eventTimestamp"), now)
-                async for one in self._calls.pages("ActivityLogs_List", query=query)
-                if str((one.get("operationName") or {}).get("value", "")).lower().endswith(_ENDS)
+            ends = [
+                _instant(entry.get("eventTimestamp"), now)
+                async for entry in self._calls.pages("ActivityLogs_List", query=query)
+                if str((entry.get("operationName") or {}).get("value", "")).lower().endswith(_ENDS)
             ]
         except (Denied, TransientError):
-            return now  # a date that is late by one list, and not a list that fails for it
-        return min(found, default=now)
+            return now  # a date up to one list interval late is better than a failed list
+        return min(ends, default=now)
 
     def _place_of(self, provider_id: ProviderId) -> tuple[str | None, str]:
-        """Return a machine's uniform scale set and number, or its name. Raises PermanentError for another group's."""
+        """Return uniform scale set (None: flexible) and machine. Raises PermanentError for another group's machine."""
         resource_id = resource_id_of(provider_id)
         head, _, name = resource_id.rpartition("/")
         own = self._calls.id_of("", "").rstrip("/").lower()
@@ -252,11 +261,11 @@ class AzureCapacity:
                 return None, name
             if len(parts) == 3 and (parts[0].lower(), parts[2].lower()) == (_OF_SETS.lower(), "virtualmachines"):
                 return parts[1], name
-        raise PermanentError(f"{provider_id} is no machine of {self._calls.group_id}: left alone")
+        raise PermanentError(f"{provider_id} is not a machine of {self._calls.group_id}: left untouched")
 
 
-def _instant(text: object, otherwise: datetime) -> datetime:
+def _instant(text: object, default: datetime) -> datetime:
     try:
         return msgspec.convert(text, datetime).astimezone(UTC)
     except msgspec.ValidationError:
-        return otherwise
+        return default

@@ -1,6 +1,6 @@
-"""Every call that the driver makes, with what each needs to be allowed: the source of the role and of its errors.
+"""All calls of the driver with the permissions they need: source of the custom role and of error texts.
 
-A test holds this table against what was asked of the fake. Sources: Azure REST API reference of each call; Azure
+A test compares this table with the calls that the fake received. Sources: Azure REST API reference of each call; Azure
 documentation, "Azure permissions for Compute" and "... for Networking" (read 2026-11-22).
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 Way = Literal["always", "machines", "groups", "prices"]
-Budget = Literal["writes", "ends", "reads"]
+RateLimitName = Literal["writes", "ends", "reads"]
 
 COMPUTE = "Microsoft.Compute"
 _VERSION = "2024-11-01"
@@ -20,44 +20,44 @@ _OF_GROUP = f"/subscriptions/{{subscription}}/resourceGroups/{{resource_group}}/
 _OF_SUBSCRIPTION = f"/subscriptions/{{subscription}}/providers/{COMPUTE}"
 
 
-class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """One call: how it is made, what it needs, on behalf of which way of buying, and what is lost without it."""
+class Permission(msgspec.Struct, frozen=True, kw_only=True):
+    """A call: its request, its permissions, the purchase method that needs it, and the effect of its absence."""
 
     operation: str  # as Azure's specification names it
     method: str
     path: str
     version: str = _VERSION
-    budget: Budget = "reads"
-    actions: tuple[str, ...]  # those of dependent resources included
+    rate_limit: RateLimitName = "reads"
+    actions: tuple[str, ...]  # including those on dependent resources
     way: Way
-    without: str  # what does not work then
+    without: str  # effect if not allowed
     is_launch: bool = False
 
 
-CALLS: Mapping[str, Allowed] = {
+CALLS: Mapping[str, Permission] = {
     one.operation: one
     for one in (
-        Allowed(
+        Permission(
             operation="VirtualMachines_List",
             method="GET",
             path=f"{_OF_GROUP}/virtualMachines",
             actions=(f"{COMPUTE}/virtualMachines/read",),
             way="always",
-            without="no machine is found again: nothing is bought or removed",
+            without="machines cannot be listed: nothing is bought or removed",
         ),
-        Allowed(
+        Permission(
             operation="VirtualMachines_Get",
             method="GET",
             path=f"{_OF_GROUP}/virtualMachines/{{name}}",
             actions=(f"{COMPUTE}/virtualMachines/read",),
             way="machines",
-            without="a machine cannot be seen to be gone",
+            without="a machine cannot be verified to be gone",
         ),
-        Allowed(
+        Permission(
             operation="VirtualMachines_CreateOrUpdate",
             method="PUT",
             path=f"{_OF_GROUP}/virtualMachines/{{name}}",
-            budget="writes",
+            rate_limit="writes",
             actions=(
                 f"{COMPUTE}/virtualMachines/write",
                 f"{COMPUTE}/virtualMachineScaleSets/write",
@@ -69,103 +69,103 @@ CALLS: Mapping[str, Allowed] = {
                 "Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",
             ),
             way="machines",
-            without="nothing is bought one by one",
+            without="nothing is launched into the flexible scale set",
             is_launch=True,
         ),
-        Allowed(
+        Permission(
             operation="VirtualMachines_Delete",
             method="DELETE",
             path=f"{_OF_GROUP}/virtualMachines/{{name}}",
-            budget="ends",
+            rate_limit="ends",
             actions=(
                 f"{COMPUTE}/virtualMachines/delete",
                 f"{COMPUTE}/disks/delete",
                 "Microsoft.Network/networkInterfaces/delete",
             ),
             way="machines",
-            without="machines that were bought one by one are never removed",
+            without="machines of the flexible scale set are never removed",
         ),
-        Allowed(
+        Permission(
             operation="VirtualMachineScaleSets_Get",
             method="GET",
             path=f"{_OF_GROUP}/virtualMachineScaleSets/{{scale_set}}",
             actions=(f"{COMPUTE}/virtualMachineScaleSets/read",),
             way="always",
-            without="no scale set is known, so nothing is for sale",
+            without="scale sets are unknown, so there are no offers",
         ),
-        Allowed(
+        Permission(
             operation="VirtualMachineScaleSets_Update",
             method="PATCH",
             path=f"{_OF_GROUP}/virtualMachineScaleSets/{{scale_set}}",
-            budget="writes",
+            rate_limit="writes",
             actions=(
                 f"{COMPUTE}/virtualMachineScaleSets/write",
                 "Microsoft.Network/virtualNetworks/subnets/join/action",
             ),
             way="always",
-            without="nothing is bought: orders are written on the scale set",
+            without="nothing is launched: orders are recorded on the scale set",
             is_launch=True,
         ),
-        Allowed(
+        Permission(
             operation="VirtualMachineScaleSets_DeleteInstances",
             method="POST",
             path=f"{_OF_GROUP}/virtualMachineScaleSets/{{scale_set}}/delete",
-            budget="ends",
+            rate_limit="ends",
             actions=(f"{COMPUTE}/virtualMachineScaleSets/delete/action",),
             way="groups",
             without="machines of uniform scale sets are never removed",
         ),
-        Allowed(
+        Permission(
             operation="VirtualMachineScaleSetVMs_List",
             method="GET",
             path=f"{_OF_GROUP}/virtualMachineScaleSets/{{scale_set}}/virtualMachines",
             actions=(f"{COMPUTE}/virtualMachineScaleSets/virtualMachines/read",),
             way="groups",
-            without="no machine of a uniform scale set is found again",
+            without="machines of uniform scale sets cannot be listed",
         ),
-        Allowed(
+        Permission(
             operation="Operations_Get",
             method="GET",
             path=f"{_OF_SUBSCRIPTION}/locations/{{region}}/operations/{{name}}",
             actions=(f"{COMPUTE}/locations/operations/read",),
             way="always",
-            without="why a launch failed later is not told",
+            without="late launch failures have no reason",
         ),
-        Allowed(
+        Permission(
             operation="ActivityLogs_List",
             method="GET",
             path="/subscriptions/{subscription}/providers/Microsoft.Insights/eventtypes/management/values",
             version="2015-04-01",
             actions=("Microsoft.Insights/eventtypes/values/read",),
             way="always",
-            without="a machine that was evicted is dated when it is first missed, some seconds late",
+            without="an evicted machine is dated when it is first missed, some seconds late",
         ),
-        Allowed(
+        Permission(
             operation="ResourceSkus_List",
             method="GET",
             path=f"{_OF_SUBSCRIPTION}/skus",
             version="2021-07-01",
             actions=(f"{COMPUTE}/skus/read",),
             way="always",
-            without="sizes come from the bundled table, and each is taken for sold in each zone",
+            without="the built-in table of sizes is used, and each size is offered in each zone",
         ),
-        Allowed(
+        Permission(
             operation="Usage_List",
             method="GET",
             path=f"{_OF_SUBSCRIPTION}/locations/{{region}}/usages",
             actions=(f"{COMPUTE}/locations/usages/read",),
             way="prices",
-            without="a quota of zero shows only as a refusal",
+            without="exhausted quotas surface as launch refusals",
         ),
-        Allowed(
+        Permission(
             operation="VirtualMachineImages_List",
             method="GET",
             path=f"{_OF_SUBSCRIPTION}/locations/{{region}}/publishers/{{name}}/versions",
             actions=(f"{COMPUTE}/locations/publishers/artifacttypes/offers/skus/versions/read",),
             way="machines",
-            without="an image that is not sold in the region shows with the first order",
+            without="an image that is not offered in the region shows with the first order",
         ),
-        Allowed(
+        Permission(
             operation="Permissions_ListForResourceGroup",
             method="GET",
             path=(
@@ -175,9 +175,9 @@ CALLS: Mapping[str, Allowed] = {
             version="2022-04-01",
             actions=("Microsoft.Authorization/permissions/read",),
             way="always",
-            without="a missing right to buy or remove shows with the first order",
+            without="a missing permission shows with the first order",
         ),
-        Allowed(
+        Permission(
             operation="AutoscaleSettings_ListByResourceGroup",
             method="GET",
             path=(
@@ -187,39 +187,42 @@ CALLS: Mapping[str, Allowed] = {
             version="2022-10-01",
             actions=("Microsoft.Insights/autoscaleSettings/read",),
             way="groups",
-            without="an autoscaler of Azure's own on the same scale set is not noticed",
+            without="an Azure autoscale setting on the same scale set is not detected",
         ),
     )
 }
-# Asked of another host, and of nobody's permission: Azure documentation, "Azure Retail Prices overview".
+# On another host, without permission: Azure documentation, "Azure Retail Prices overview".
 PRICES_PATH = "/api/retail/prices"
 PRICES_CALL = "RetailPrices_List"
 
 
 def actions_of(operation: str) -> tuple[str, ...]:
-    """Return what has to be allowed for this call; nothing for one that anybody may make."""
+    """Return the actions that this call needs; none for public calls."""
     return CALLS[operation].actions if operation in CALLS else ()
 
 
 def is_allowed(action: str, granted: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether one of the caller's permissions has the action, and does not take it back.
+    """Return whether the caller's permissions include the action.
 
     Source: Azure documentation, "Understand Azure role definitions", actions and notActions (read 2026-11-22).
     """
 
-    def named(patterns: Iterable[str]) -> bool:
+    def matches(patterns: Iterable[str]) -> bool:
         return any(fnmatchcase(action.lower(), pattern.lower()) for pattern in patterns)
 
-    return any(named(one.get("actions") or ()) and not named(one.get("notActions") or ()) for one in granted)
+    return any(
+        matches(permission.get("actions") or ()) and not matches(permission.get("notActions") or ())
+        for permission in granted
+    )
 
 
 def role_of(ways: Iterable[Way], scope: str, subscription: str) -> str:
-    """Return a custom role, as JSON for `az role definition create`, for these ways of buying."""
+    """Return the custom role for these purchase methods, as JSON for `az role definition create`."""
     wanted = set(ways) | {"always"}
     actions = sorted({action for call in CALLS.values() if call.way in wanted for action in call.actions})
     role = {
         "Name": "GPU Autoscaler",
-        "Description": f"What gpu-autoscaler asks for; assign it to its identity on {scope} and on the subnet.",
+        "Description": f"Permissions of gpu-autoscaler; assign it to its identity on {scope} and on the subnet.",
         "Actions": actions,
         "AssignableScopes": [f"/subscriptions/{subscription}"],
     }

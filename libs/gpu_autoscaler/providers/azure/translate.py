@@ -1,4 +1,4 @@
-"""Azure's words into ours: errors, machines, sizes. The only place that knows them.
+"""Translation of Azure errors, machines and sizes. The only module that knows Azure's formats.
 
 Sources: Azure REST API, "Virtual Machines", "Virtual Machine Scale Set VMs", "Resource Skus" (2024-11-01, 2021-07-01);
 Azure documentation, "Troubleshoot allocation failures", "Error codes for Spot Virtual Machines" and "Common error codes
@@ -24,18 +24,18 @@ from gpu_autoscaler.providers.azure.permissions import actions_of
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
 
 THROTTLED_SECONDS = 5.0
-REGIONAL_ZONE = "0"  # as cloud-provider-azure labels nodes outside of zones, by their fault domain
+REGIONAL_ZONE = "0"  # zone label of nodes outside of zones in cloud-provider-azure: their fault domain
 
 
 def _tag(label: str) -> str:
-    """A tag's name holds no slash (Azure documentation, "Use tags to organize your Azure resources", limits)."""
+    """Return the label as a tag name: without slashes (Azure documentation, "Use tags to organize your resources")."""
     return label.replace("/", "_")
 
 
 INSTALLATION_TAG, ACTION_TAG, POOL_TAG = _tag(INSTALLATION), _tag(ACTION_ID), _tag(POOL)
-LEDGER_TAG = _tag(f"{PREFIX}/orders-")  # on uniform scale sets, with a number: whose their machines are
-BEGUN_TAG = _tag(f"{PREFIX}/begun-")  # on flexible scale sets, with a number: which orders they were asked for
-PRICE_TAG = _tag(f"{PREFIX}/price-micro-usd-per-hour")  # what was agreed, as no call tells it afterwards
+LEDGER_TAG = _tag(f"{PREFIX}/orders-")  # on uniform scale sets, with a number: orders of their machines
+BEGUN_TAG = _tag(f"{PREFIX}/begun-")  # on flexible scale sets, with a number: their launch log
+PRICE_TAG = _tag(f"{PREFIX}/price-micro-usd-per-hour")  # the agreed price, which no call returns later
 
 _REFUSED: Mapping[str, tuple[RefusalKind, RefusalScope]] = {
     "AllocationFailed": ("capacity", "offer"),
@@ -66,19 +66,19 @@ _CREDENTIALS = frozenset({"ExpiredAuthenticationToken", "InvalidAuthenticationTo
 _CONTENTION = frozenset({"Conflict", "AnotherOperationInProgress", "ConcurrentAllocationRequest", "PreconditionFailed"})
 KNOWN_ERRORS = frozenset(_REFUSED) | _CREDENTIALS | _CONTENTION | {"TooManyRequests", "OperationNotAllowed"}
 _STATES: Mapping[str, InstanceState] = {"creating": "pending", "deleting": "terminating"}
-_DISK_BYTES = 100 * GIBIBYTE  # of the file's disk, which the size does not tell; S64 asks for 100 GiB
-# A part of the memory that a size is sold with is not seen by its system (karpenter-provider-azure,
-# `VM_MEMORY_OVERHEAD_PERCENT`, its default).
+_DISK_BYTES = 100 * GIBIBYTE  # disk of the file, unknown from the size; our recommendation
+# Memory of a size that its operating system does not see (karpenter-provider-azure, `VM_MEMORY_OVERHEAD_PERCENT`, its
+# default).
 _MEMORY_UNSEEN_RATIO = 0.075
 
 
 class Denied(TransientError):
-    """A call that only reads is not allowed: asking again changes nothing until somebody allows it."""
+    """A read is not allowed: it fails until its permission is granted."""
 
 
 def refusal_of(code: str, message: str) -> tuple[RefusalKind, RefusalScope] | None:
-    """Return what an error of a launch is, None where asking again may help."""
-    # One code for two things (Azure documentation, "Resolve errors for resource quotas").
+    """Return kind and scope of a launch error; None if a retry may help."""
+    # One code with two meanings (Azure documentation, "Resolve errors for resource quotas").
     if code == "OperationNotAllowed":
         return ("quota", "region") if "quota" in message.lower() else ("configuration", "offer")
     return _REFUSED.get(code) or (("configuration", "offer") if code.startswith(("Invalid", "Image")) else None)
@@ -87,72 +87,72 @@ def refusal_of(code: str, message: str) -> tuple[RefusalKind, RefusalScope] | No
 def failure(
     call: str, code: str, message: str, *, of_launch: bool, retry_after_seconds: float | None = None
 ) -> AutoscalerError:
-    """Return our error for a refused call. Of reads nothing is final: what they tell is asked for again."""
-    said = f"{call}: {code}: {message}"
+    """Return our error for a refused call. Refusals of reads are never final: reads are retried."""
+    text = f"{call}: {code}: {message}"
     if code in _CREDENTIALS:
-        return TransientError(f"{said}; see that the credentials are valid, and this machine's clock is right")
+        return TransientError(f"{text}; check the credentials and this machine's clock")
     if code == "TooManyRequests" or code in _CONTENTION:
-        return TransientError(said, retry_after_seconds=retry_after_seconds or THROTTLED_SECONDS)
+        return TransientError(text, retry_after_seconds=retry_after_seconds or THROTTLED_SECONDS)
     refused = refusal_of(code, message)
     if refused is None:
-        return TransientError(f"{said}; the same call may be made again", retry_after_seconds=retry_after_seconds)
+        return TransientError(f"{text}; safe to retry", retry_after_seconds=retry_after_seconds)
     kind, scope = refused
     if kind == "permission":
-        said += f"; allow {', '.join(actions_of(call))} (`gpu-autoscaler doctor --policy` prints the whole role)"
+        text += f"; allow {', '.join(actions_of(call))} (`gpu-autoscaler doctor --policy` prints the whole role)"
     elif kind == "configuration":
-        said += "; see scale sets and machine_path in the settings under [azure]"
+        text += "; check scale sets and machine_path in the settings under [azure]"
     if of_launch:
-        return LaunchRefused(said, code=code, kind=kind, scope=scope)
-    return Denied(said) if kind == "permission" else TransientError(said)
+        return LaunchRefused(text, code=code, kind=kind, scope=scope)
+    return Denied(text) if kind == "permission" else TransientError(text)
 
 
 def zone_name(region: str, zones: object) -> str:
-    """Return the zone as nodes are labelled with it: `westeurope-1`."""
+    """Return the zone in the form of node labels: `westeurope-1`."""
     return f"{region}-{zones[0]}" if isinstance(zones, list | tuple) and zones else REGIONAL_ZONE
 
 
 def zones_of(zone: str) -> list[str]:
-    """Return the zone as Azure is asked for it; none outside of zones."""
+    """Return the zone in the form of Azure requests; empty outside of zones."""
     return [] if zone == REGIONAL_ZONE else [zone.rpartition("-")[2]]
 
 
 def resource_id_of(provider_id: ProviderId) -> str:
-    """Return Azure's id in `azure:///subscriptions/...`. Raises PermanentError for the name of another cloud."""
+    """Return Azure's id in `azure:///subscriptions/...`. Raises PermanentError for another cloud's id."""
     if not provider_id.startswith(f"{PROVIDER_ID_PREFIX}/subscriptions/"):
         raise PermanentError(
-            f"{provider_id} is no instance of this cloud ({PROVIDER_ID_PREFIX}/subscriptions/...): left alone"
+            f"{provider_id} is not an instance of this cloud ({PROVIDER_ID_PREFIX}/subscriptions/...): left untouched"
         )
     return provider_id.removeprefix(PROVIDER_ID_PREFIX)
 
 
 def tags_of(order: Order) -> dict[str, str]:
-    """Return what a machine carries so that it can be known again as ours, and as this order's."""
+    """Return the tags that identify a machine as ours and as the order's."""
     tags = {INSTALLATION_TAG: order.installation, ACTION_TAG: order.action_id, POOL_TAG: order.pool}
     if order.offer.price_micro_usd_per_hour is not None:
         tags[PRICE_TAG] = str(order.offer.price_micro_usd_per_hour)
     return tags
 
 
-def read_tags(told: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags of a machine or a scale set; names are told in any case."""
+def read_tags(data: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags of a machine or scale set; Azure returns names in any case."""
     known = {name.lower(): name for name in (INSTALLATION_TAG, ACTION_TAG, POOL_TAG, PRICE_TAG)}
-    return {known.get(name.lower(), name): value for name, value in (told.get("tags") or {}).items()}
+    return {known.get(name.lower(), name): value for name, value in (data.get("tags") or {}).items()}
 
 
-def instance_of(told: Mapping[str, Any], *, now: datetime, is_spot: bool | None = None) -> Instance:
-    """Return what Azure tells of a machine. `is_spot` is the scale set's, of whose machines it is not told."""
-    tags, properties = read_tags(told), told["properties"]
+def instance_of(data: Mapping[str, Any], *, now: datetime, is_spot: bool | None = None) -> Instance:
+    """Return the machine that Azure describes. `is_spot`: of its scale set, as its machines do not report it."""
+    tags, properties = read_tags(data), data["properties"]
     price, action_id = tags.get(PRICE_TAG, ""), tags.get(ACTION_TAG)
-    size = properties.get("hardwareProfile", {}).get("vmSize") or told.get("sku", {}).get("name", "")
+    size = properties.get("hardwareProfile", {}).get("vmSize") or data.get("sku", {}).get("name", "")
     created = properties.get("timeCreated")
     if is_spot is None:
         is_spot = properties.get("priority") in ("Spot", "Low")
     return Instance(
-        provider_id=provider_id_of(told["id"]),
+        provider_id=provider_id_of(data["id"]),
         action_id=None if action_id is None else ActionId(action_id),
         state=_STATES.get(properties.get("provisioningState", "").lower(), "running"),
         instance_type=size,
-        zone=zone_name(told["location"], told.get("zones")),
+        zone=zone_name(data["location"], data.get("zones")),
         capacity_type=CapacityType.SPOT if is_spot else CapacityType.ON_DEMAND,
         price_micro_usd_per_hour=int(price) if price.isdigit() else None,
         launched_at=now if created is None else msgspec.convert(created, datetime),
@@ -160,10 +160,10 @@ def instance_of(told: Mapping[str, Any], *, now: datetime, is_spot: bool | None 
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """A size: what pods get of it, its GPUs, and the quota that it counts towards."""
+    """A size: allocatable resources, GPUs, and the quota that it counts against."""
 
     name: str
-    family: str  # of quotas: standardNCADSA100v4Family
+    family: str  # of quotas, e.g. standardNCADSA100v4Family
     vcpu_count: int
     resources: Resources
     gpu_model: str | None = None
@@ -196,7 +196,7 @@ _AMD_FAMILIES = frozenset({"standardnvsv4family"})
 
 
 def gpu_of(name: str, family: str) -> tuple[str, int | None] | None:
-    """Return model and memory of a size's GPUs; None where its name tells none of NVIDIA's."""
+    """Return model and memory of a size's GPUs; None if it has none of NVIDIA's."""
     words = name.split("_")
     if _NOT_NVIDIA & set(words) or family.lower() in _AMD_FAMILIES:
         return None
@@ -210,19 +210,19 @@ def gpu_of(name: str, family: str) -> tuple[str, int | None] | None:
     return model, memory_bytes or nominal
 
 
-def kind_of(told: Mapping[str, Any]) -> Kind | None:
-    """Return what the list of SKUs tells of a size; None for one without a whole GPU of a known NVIDIA model.
+def kind_of(sku: Mapping[str, Any]) -> Kind | None:
+    """Return the size that the list of SKUs describes; None without a whole GPU of a known NVIDIA model.
 
-    A size with a share of a GPU counts it as none, and is left out.
+    Azure counts a share of a GPU as no GPU, so such sizes are left out.
     """
-    capabilities = {capability["name"]: capability["value"] for capability in told.get("capabilities", ())}
+    capabilities = {capability["name"]: capability["value"] for capability in sku.get("capabilities", ())}
     gpu_count = int(float(capabilities.get("GPUs", "0")))
-    gpu = gpu_of(told["name"], told.get("family", ""))
+    gpu = gpu_of(sku["name"], sku.get("family", ""))
     if gpu_count == 0 or gpu is None:
         return None
     return build_instance_type(
-        told["name"],
-        family=told.get("family", ""),
+        sku["name"],
+        family=sku.get("family", ""),
         vcpu_count=int(capabilities.get("vCPUsAvailable") or capabilities["vCPUs"]),
         memory_gib=float(capabilities["MemoryGB"]),
         gpu_count=gpu_count,
@@ -233,8 +233,8 @@ def kind_of(told: Mapping[str, Any]) -> Kind | None:
 def build_instance_type(
     name: str, *, family: str, vcpu_count: int, memory_gib: float, gpu_count: int, is_spot_sold: bool = True
 ) -> Kind:
-    """Return the size with what is left of it for pods."""
-    whole = Resources(
+    """Return the size with its allocatable resources."""
+    total = Resources(
         cpu_milli=vcpu_count * 1000,
         memory_bytes=int(memory_gib * GIBIBYTE * (1 - _MEMORY_UNSEEN_RATIO)),
         gpu_count=gpu_count,
@@ -246,7 +246,7 @@ def build_instance_type(
         name=name,
         family=family,
         vcpu_count=vcpu_count,
-        resources=allocatable(whole),
+        resources=allocatable(total),
         gpu_model=None if gpu is None else gpu[0],
         gpu_memory_bytes=None if gpu is None else gpu[1],
         is_spot_sold=is_spot_sold,

@@ -1,4 +1,4 @@
-"""What the Google Cloud driver is told: the settings under [gcp], checked before anything is asked of the cloud."""
+"""Settings of the Google Cloud driver ([gcp]), validated before any call."""
 
 import re
 from typing import Annotated
@@ -13,24 +13,24 @@ _ZONE = re.compile(r"^[a-z]+-[a-z]+[0-9]+-[a-z]$")  # europe-west4-a
 
 
 class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where and from what instances are made."""
+    """Where and from what instances are launched."""
 
     project: str | None = None
-    # `pool=zone/name` of zonal managed instance groups, pool `*` for all: such a pool's instances come from there. A
-    # pool may have several; each sells the one machine type of its template, as spot or on-demand as that says.
+    # `pool=zone/name` of zonal managed instance groups that provide the pool's instances; pool `*`: all pools. A pool may
+    # have several; each offers the one machine type of its template, as spot or on-demand.
     groups: tuple[str, ...] = ()
-    # `zone/name` of those that are bought from although an autoscaler of their own sizes them: at the user's word.
+    # `zone/name` of groups that are used although their own autoscaler sizes them as well.
     shared_groups: tuple[str, ...] = ()
-    # `zone/name=machine type` of those whose gangs are made by resize requests, all nodes at once or none. What is made
-    # so ends after its run duration, and begins without the metadata that tells its node's labels: so by choice.
-    together_groups: tuple[str, ...] = ()
-    # From when such an instance runs until Google deletes it; ten minutes to seven days, as Google has it.
-    together_run_seconds: Annotated[int, Meta(ge=600, le=604800)] = 604800
-    # Cluster time that a request may wait for room before it is cancelled. Source: our own, a third of a boot deadline.
-    together_wait_seconds_max: Annotated[float, Meta(ge=30, le=3600)] = 300.0
-    # As other clouds have it, and refused by name: Compute Engine takes none.
+    # `zone/name=machine type` of groups that launch gangs by resize requests, all nodes or none. Their instances end after
+    # the run duration, and start without the metadata that declares their nodes' labels.
+    resize_request_groups: tuple[str, ...] = ()
+    # Run duration after which Google deletes such an instance; Google allows ten minutes to seven days.
+    resize_request_run_seconds: Annotated[int, Meta(ge=600, le=604800)] = 604800
+    # Cluster time that a resize request may wait for capacity. Source: our own, a third of a boot deadline.
+    resize_request_wait_seconds_max: Annotated[float, Meta(ge=30, le=3600)] = 300.0
+    # Rejected with an explanation: Compute Engine accepts no ceiling.
     spot_ceilings: tuple[str, ...] = ()
-    prices_path: str | None = None  # JSON, US dollars an hour by offer key or `type/*/capacity type`
+    prices_path: str | None = None  # JSON, US dollars per hour by offer key or `type/*/capacity type`
 
 
 class GroupName(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +39,9 @@ class GroupName(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     zone: str
     name: str
-    is_shared: bool = False  # with an autoscaler of its own, by choice
-    together_type: str | None = None  # its machine type, where gangs are made of it all at once, by choice
-    run_seconds: int | None = None  # of what is made so
+    is_shared: bool = False  # despite an autoscaler of its own
+    gang_type: str | None = None  # its machine type, if it launches gangs by resize requests
+    run_seconds: int | None = None  # of such gangs
 
     @property
     def region(self) -> str:
@@ -50,54 +50,60 @@ class GroupName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def validate_options(options: GcpOptions) -> None:
-    """Raise ConfigError with every mistake at once."""
-    mistakes = []
+    """Raise ConfigError with all violations."""
+    violations = []
     if not options.project:
-        mistakes.append("gcp.project: is needed; set it to the id of the cluster's project, e.g. my-project")
+        violations.append("gcp.project: is required; set it to the id of the cluster's project, e.g. my-project")
     if not options.groups:
-        mistakes.append("gcp.groups: is needed; name zonal managed groups as pool=zone/name, e.g. *=europe-west4-a/l4")
+        violations.append(
+            "gcp.groups: is required; name zonal managed groups as pool=zone/name, e.g. *=europe-west4-a/l4"
+        )
     if options.spot_ceilings:
-        mistakes.append(
-            "gcp.spot_ceilings: Compute Engine takes no ceiling, and never takes a machine for its price; leave it out,"
-            " and limit what an hour of the pool may cost in the policy"
+        violations.append(
+            "gcp.spot_ceilings: Compute Engine accepts no ceiling and never preempts for a price; remove it, and limit the"
+            " hourly price in the policy"
         )
     for text in options.groups:
-        named = _named(text)
-        if named is None:
-            mistakes.append(f"gcp.groups: {text!r} is not pool=zone/name")
-        elif not _ZONE.match(named.zone):
-            mistakes.append(f"gcp.groups: {text!r}: {named.zone!r} is no zone; regional groups are not bought from")
-    known = {f"{named.zone}/{named.name}" for named in group_names(options)}
-    mistakes += [
+        group_name = _named(text)
+        if group_name is None:
+            violations.append(f"gcp.groups: {text!r} is not pool=zone/name")
+        elif not _ZONE.match(group_name.zone):
+            violations.append(
+                f"gcp.groups: {text!r}: {group_name.zone!r} is not a zone; regional groups are not supported"
+            )
+    known = {f"{group_name.zone}/{group_name.name}" for group_name in group_names(options)}
+    violations += [
         f"gcp.shared_groups: {group_name!r} is none of gcp.groups"
         for group_name in options.shared_groups
         if group_name not in known
     ]
-    for text in options.together_groups:
+    for text in options.resize_request_groups:
         group, _, machine_type = text.partition("=")
         if not machine_type.strip():
-            mistakes.append(f"gcp.together_groups: {text!r} is not zone/name=machine type")
+            violations.append(f"gcp.resize_request_groups: {text!r} is not zone/name=machine type")
         elif group.strip() not in known:
-            mistakes.append(f"gcp.together_groups: {group.strip()!r} is none of gcp.groups")
-    if mistakes:
-        raise ConfigError("provider gcp", mistakes)
+            violations.append(f"gcp.resize_request_groups: {group.strip()!r} is not in gcp.groups")
+    if violations:
+        raise ConfigError("provider gcp", violations)
 
 
 def group_names(options: GcpOptions) -> tuple[GroupName, ...]:
-    """Return the groups, in the order of the settings."""
-    together = {
+    """Return the configured groups, in the order of the settings."""
+    gang_types = {
         group.strip(): machine_type.strip()
-        for group, _, machine_type in (entry.partition("=") for entry in options.together_groups)
+        for group, _, machine_type in (entry.partition("=") for entry in options.resize_request_groups)
     }
     return tuple(
         msgspec.structs.replace(
-            named,
-            is_shared=f"{named.zone}/{named.name}" in options.shared_groups,
-            together_type=together.get(f"{named.zone}/{named.name}"),
-            run_seconds=options.together_run_seconds if f"{named.zone}/{named.name}" in together else None,
+            group_name,
+            is_shared=f"{group_name.zone}/{group_name.name}" in options.shared_groups,
+            gang_type=gang_types.get(f"{group_name.zone}/{group_name.name}"),
+            run_seconds=options.resize_request_run_seconds
+            if f"{group_name.zone}/{group_name.name}" in gang_types
+            else None,
         )
         for text in options.groups
-        if (named := _named(text)) is not None
+        if (group_name := _named(text)) is not None
     )
 
 

@@ -1,9 +1,9 @@
-"""Every call that the driver makes, with what each needs to be allowed: the source of the role and of its errors.
+"""All calls of the driver with the permissions they need: source of the custom role and of error texts.
 
-A test holds this table against what was asked of the fake, and its paths against Google's own description of the API.
-Sources: Compute Engine API v1 (discovery document) and its reference, "IAM permissions" of each method; Cloud Billing
-API, "services.skus.list"; Cloud Resource Manager API v3, "projects.testIamPermissions"; read 2026-11-21. All of it is
-in the roles compute.instanceAdmin.v1 and compute.viewer.
+Tests compare this table with the calls that the fake received, and its paths with Google's API description. Sources:
+Compute Engine API v1 (discovery document) and its reference, "IAM permissions" of each method; Cloud Billing API,
+"services.skus.list"; Cloud Resource Manager API v3, "projects.testIamPermissions"; read 2026-11-21. The roles
+compute.instanceAdmin.v1 and compute.viewer include all of them.
 """
 
 import json
@@ -13,92 +13,92 @@ from typing import Literal
 import msgspec
 
 Api = Literal["compute", "cloudbilling", "cloudresourcemanager"]
-Pace = Literal["reads", "launches", "ends"]
+RateLimitName = Literal["reads", "launches", "ends"]
 ROLES = ("roles/compute.instanceAdmin.v1", "roles/compute.viewer")
 
 
-class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """One call: where it goes, what it needs, and what is lost without it."""
+class Permission(msgspec.Struct, frozen=True, kw_only=True):
+    """A call: its request, its permissions, and the effect of their absence."""
 
     operation: str  # as the API's description names it
     method: str
     path: str
-    permissions: tuple[str, ...]  # empty: anybody may, once the API is enabled
-    without: str  # what does not work then
-    pace: Pace = "reads"
+    permissions: tuple[str, ...]  # empty: none, once the API is enabled
+    without: str  # effect if not allowed
+    rate_limit: RateLimitName = "reads"
     api: Api = "compute"
-    is_optional: bool = False  # something is lost without it, and the rest works
+    is_optional: bool = False  # the rest works without it
 
 
-REQUESTS = "instanceGroupManagerResizeRequests"  # asked for gcp.together_groups alone
+REQUESTS = "instanceGroupManagerResizeRequests"  # needed for gcp.resize_request_groups only
 _ZONE = "projects/{project}/zones/{zone}"
 _GROUP = f"{_ZONE}/instanceGroupManagers/{{instanceGroupManager}}"
 _UPDATE = "compute.instanceGroupManagers.update"
 
-CALLS: Mapping[str, Allowed] = {
+CALLS: Mapping[str, Permission] = {
     one.operation: one
     for one in (
-        Allowed(
+        Permission(
             operation="instances.aggregatedList",
             method="GET",
             path="projects/{project}/aggregated/instances",
             permissions=("compute.instances.list",),
-            without="no instance is found again: nothing is bought or removed",
+            without="instances cannot be listed: nothing is bought or removed",
         ),
-        Allowed(
+        Permission(
             operation="instances.get",
             method="GET",
             path=f"{_ZONE}/instances/{{instance}}",
             permissions=("compute.instances.get",),
-            without="nothing is removed, as whose it is cannot be seen",
+            without="owners of instances are unknown, so nothing is removed",
         ),
-        Allowed(
+        Permission(
             operation="instances.delete",
             method="DELETE",
             path=f"{_ZONE}/instances/{{instance}}",
             permissions=("compute.instances.delete",),
-            without="an instance that somebody took out of its group is never removed",
-            pace="ends",
+            without="an instance that somebody removed from its group is never removed",
+            rate_limit="ends",
             is_optional=True,
         ),
-        Allowed(
+        Permission(
             operation="instanceGroupManagers.list",
             method="GET",
             path=f"{_ZONE}/instanceGroupManagers",
             permissions=("compute.instanceGroupManagers.list",),
-            without="no group is known, so nothing is for sale",
+            without="groups are unknown, so there are no offers",
         ),
-        Allowed(
+        Permission(
             operation="instanceGroupManagers.listManagedInstances",
             method="POST",
             path=f"{_GROUP}/listManagedInstances",
             permissions=("compute.instanceGroupManagers.get",),
-            without="how a launch went cannot be seen, so nothing is bought",
+            without="launch outcomes are unknown, so nothing is bought",
         ),
-        Allowed(
+        Permission(
             operation="instanceGroupManagers.createInstances",
             method="POST",
             path=f"{_GROUP}/createInstances",
             permissions=("compute.instanceGroupManagers.update",),
             without="nothing is bought",
-            pace="launches",
+            rate_limit="launches",
         ),
-        Allowed(
+        Permission(
             operation="instanceGroupManagers.deleteInstances",
             method="POST",
             path=f"{_GROUP}/deleteInstances",
             permissions=("compute.instanceGroupManagers.update",),
-            without="nothing is removed, and a refused launch cannot be withdrawn",
-            pace="ends",
+            without="nothing is removed, and refused launches cannot be deleted",
+            rate_limit="ends",
         ),
         *(
-            Allowed(
+            Permission(
                 operation=f"{REQUESTS}.{name}",
                 method=method,
                 path=f"{_GROUP}/resizeRequests{path}",
                 permissions=("compute.instanceGroupManagers.get" if method == "GET" else _UPDATE,),
-                without="groups of gcp.together_groups are not bought from",
-                pace="reads" if method == "GET" else "launches" if name == "insert" else "ends",
+                without="nothing is launched from groups of gcp.resize_request_groups",
+                rate_limit="reads" if method == "GET" else "launches" if name == "insert" else "ends",
                 is_optional=True,
             )
             for name, method, path in (
@@ -109,90 +109,90 @@ CALLS: Mapping[str, Allowed] = {
                 ("delete", "DELETE", "/{resizeRequest}"),
             )
         ),
-        Allowed(
+        Permission(
             operation="zoneOperations.get",
             method="GET",
             path=f"{_ZONE}/operations/{{operation}}",
             permissions=("compute.zoneOperations.get",),
-            without="why a group took no launch cannot be seen",
+            without="rejections of launch requests have no reason",
         ),
-        Allowed(
+        Permission(
             operation="zoneOperations.list",
             method="GET",
             path=f"{_ZONE}/operations",
             permissions=("compute.zoneOperations.list",),
-            without="when an instance ended cannot be seen, so nothing is bought",
+            without="ends of instances are unknown, so nothing is bought",
         ),
-        Allowed(
+        Permission(
             operation="instanceTemplates.get",
             method="GET",
             path="projects/{project}/global/instanceTemplates/{instanceTemplate}",
             permissions=("compute.instanceTemplates.get",),
-            without="what a group sells is not known, so nothing is for sale from it",
+            without="groups have no known machine type, so no offers",
         ),
-        Allowed(
+        Permission(
             operation="regionInstanceTemplates.get",
             method="GET",
             path="projects/{project}/regions/{region}/instanceTemplates/{instanceTemplate}",
             permissions=("compute.instanceTemplates.get",),
-            without="what a group with a regional template sells is not known, so nothing is for sale from it",
+            without="groups with a regional template have no known machine type, so no offers",
             is_optional=True,
         ),
-        Allowed(
+        Permission(
             operation="machineTypes.get",
             method="GET",
             path=f"{_ZONE}/machineTypes/{{machineType}}",
             permissions=("compute.machineTypes.get",),
-            without="sizes come from the bundled table, and types that it lacks are not for sale",
+            without="the built-in table of machine types is used; types it lacks are not offered",
             is_optional=True,
         ),
-        Allowed(
+        Permission(
             operation="regions.get",
             method="GET",
             path="projects/{project}/regions/{region}",
             permissions=("compute.regions.get",),
-            without="a quota of zero shows only as a refusal",
+            without="exhausted quotas surface as launch refusals",
             is_optional=True,
         ),
-        Allowed(
+        Permission(
             operation="advice.capacityHistory",
             method="POST",
             path="projects/{project}/regions/{region}/advice/capacityHistory",
             permissions=("compute.advice.capacityHistory",),
-            without="spot has the catalogue's price, and its risk is our own prior",
+            without="spot prices come from the billing catalog, and interruption risk from the default prior",
             is_optional=True,
         ),
-        Allowed(
+        Permission(
             operation="reservations.get",
             method="GET",
             path=f"{_ZONE}/reservations/{{reservation}}",
             permissions=("compute.reservations.get",),
-            without="a reservation that is used up shows only as a refusal",
+            without="a used-up reservation surfaces as launch refusals",
             is_optional=True,
         ),
-        Allowed(
+        Permission(
             operation="projects.get",
             method="GET",
             path="projects/{project}",
             permissions=("compute.projects.get",),
-            without="a quota of zero GPUs for the whole project shows only as a refusal",
+            without="a GPU quota of zero for the project surfaces as launch refusals",
             is_optional=True,
         ),
-        Allowed(
+        Permission(
             operation="projects.testIamPermissions",
             method="POST",
             path="projects/{project}:testIamPermissions",
             permissions=(),
-            without="a missing right to buy or remove shows with the first order",
+            without="a missing permission shows with the first order",
             api="cloudresourcemanager",
             is_optional=True,
         ),
-        Allowed(
+        Permission(
             operation="services.skus.list",
             method="GET",
             path="services/6F81-5844-456A/skus",  # Compute Engine
             permissions=(),
-            without="on-demand has no price but the file's, so it is not bought",
+            without="on-demand prices come from the price file only; offers without a price are not bought",
             api="cloudbilling",
         ),
     )
@@ -200,12 +200,12 @@ CALLS: Mapping[str, Allowed] = {
 
 
 def permissions_of(operation: str) -> tuple[str, ...]:
-    """Return what has to be allowed for this call."""
+    """Return the permissions that this call needs."""
     return CALLS[operation].permissions
 
 
 def role_text() -> str:
-    """Return the custom role, as JSON, that is all the driver needs: for `gcloud iam roles create --file`."""
+    """Return the custom role of the driver, as JSON for `gcloud iam roles create --file`."""
     permissions = sorted({permission for call in CALLS.values() for permission in call.permissions})
     role = {"title": "gpu-autoscaler", "stage": "GA", "includedPermissions": permissions}
     return json.dumps(role, indent=2)

@@ -1,14 +1,14 @@
-"""Which quota a machine's GPUs count against.
+"""Quota metric of a machine's GPUs.
 
-Source: Compute Engine API v1, `Quota.metric` (discovery document of 2026-11-06). For H100 it names spot's alone, for
-later ones none: their quotas are by GPU family, told by Cloud Quotas, and one of zero shows as a refusal.
+Source: Compute Engine API v1, `Quota.metric` (discovery document of 2026-11-06). It has only a spot metric for H100, and
+none for later models: their quotas are by GPU family, reported by Cloud Quotas, and surface as launch refusals.
 """
 
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.gcp.translate import Kind
 
-# Of all GPUs that are bought on demand, wherever they are (Compute Engine, "GPU quotas"). Whether spot counts as well
-# is not said, so it limits no spot.
+# Limits all on-demand GPUs of the project (Compute Engine, "GPU quotas"). Whether spot counts is undocumented, so spot
+# is not limited by it.
 GPUS_ALL_REGIONS = "GPUS_ALL_REGIONS"
 _METRICS = {
     "nvidia-tesla-t4": "NVIDIA_T4_GPUS",
@@ -23,9 +23,9 @@ _SPOT_ALONE = {"nvidia-h100-80gb": "NVIDIA_H100_GPUS"}
 
 
 def quota_metric(kind: Kind, capacity_type: CapacityType) -> str | None:
-    """Return the metric of the region's quota, None where the machine has no GPU, or one without a quota of a name."""
+    """Return the region's quota metric; None without GPUs, or for GPUs without a metric."""
     if capacity_type is CapacityType.RESERVED:
-        return None  # counted when it was reserved
+        return None  # counted at reservation time
     accelerator = kind.accelerator or ""
     if capacity_type is not CapacityType.SPOT:
         return _METRICS.get(accelerator)

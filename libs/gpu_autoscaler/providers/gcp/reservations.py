@@ -1,7 +1,7 @@
-"""Reservations that groups take their machines from by name: offered as capacity that is paid.
+"""Reservations that groups name in their template: offers that are already paid for.
 
-A group whose template asks for one reservation is sold out of that and nowhere else. What is reserved is billed as on
-demand, used or not, so it is used first. Sources: Compute Engine API v1, `Reservation`; Compute Engine, "Consume
+A group whose template targets a reservation is offered from that reservation only. Reserved capacity is billed as
+on-demand, used or not, so it is used first. Sources: Compute Engine API v1, `Reservation`; Compute Engine, "Consume
 reserved instances" and "Reservations pricing" (read 2026-11-22).
 """
 
@@ -15,17 +15,17 @@ import structlog
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Bar
-from gpu_autoscaler.providers.bars import OPEN, Barred
-from gpu_autoscaler.providers.gcp.calls import GcpClient
+from gpu_autoscaler.providers.gcp.client import GcpClient
 from gpu_autoscaler.providers.gcp.translate import denied_kind, instant, last_of
+from gpu_autoscaler.providers.unavailability import AVAILABLE, Unavailable
 
-RESERVATIONS_KEPT = timedelta(seconds=60)  # as often as offers are asked for: what is free changes with each launch
+RESERVATIONS_KEPT = timedelta(seconds=60)  # the refresh interval of offers: free counts change with each launch
 
 log = structlog.get_logger()
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """So many machines of a type in a zone."""
+    """Reserved machines of a type in a zone."""
 
     name: str
     total_count: int
@@ -34,56 +34,58 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
     @property
-    def barred(self) -> Barred:
-        """Why nothing can be made from it now, if so."""
+    def availability(self) -> Unavailable:
+        """Return why nothing can be launched from it now, if so."""
         if self.state != "READY":
-            return Barred(Bar.NO_RESERVATION, f"reservation {self.name} is {self.state}, and not READY")
+            return Unavailable(Bar.NO_RESERVATION, f"reservation {self.name} has status {self.state}, not READY")
         if self.free_count <= 0:
-            said = f"reservation {self.name} is used up: 0 of {self.total_count} are free"
-            return Barred(Bar.RESERVATION, said)
-        return OPEN
+            message = f"reservation {self.name} is exhausted: 0 of {self.total_count} are free"
+            return Unavailable(Bar.RESERVATION, message)
+        return AVAILABLE
 
 
 class GcpReservations:
-    """The reservations that the groups name, each as it was read last."""
+    """The reservations that groups name, each as last read."""
 
     def __init__(self, calls: GcpClient) -> None:
         self._calls = calls
         self._known: dict[tuple[str, str], tuple[datetime, Reservation | None]] = {}
 
     async def read(self, zone: str, name: str, now: datetime) -> Reservation | None:
-        """Return the reservation, None where there is none of that name here. Raises TransientError."""
+        """Return the reservation, None if it does not exist here. Raises TransientError."""
         known = self._known.get((zone, name))
         if known is None or now - known[0] >= RESERVATIONS_KEPT:
-            told = await self._calls.find("reservations.get", zone=zone, reservation=last_of(name))
-            known = self._known[zone, name] = (now, None if told is None else reservation_in(told))
+            data = await self._calls.find("reservations.get", zone=zone, reservation=last_of(name))
+            known = self._known[zone, name] = (now, None if data is None else reservation_in(data))
         return known[1]
 
-    async def bar(self, zone: str, name: str, now: datetime) -> tuple[Instant | None, Barred]:
-        """Return since when it is paid for, and why nothing can be made from it; neither where we may not look."""
+    async def availability(self, zone: str, name: str, now: datetime) -> tuple[Instant | None, Unavailable]:
+        """Return since when it is paid for, and why it is unavailable; neither if reading it is not allowed."""
         if "/" in name and self._calls.project not in name.split("/"):
-            return None, OPEN  # another project's, which only its owner may read
+            return None, AVAILABLE  # of another project: only its owner may read it
         try:
             found = await self.read(zone, name, now)
         except AutoscalerError as exc:
             if denied_kind(exc) != "permission":
                 raise
-            log.warning("reservation not told, one that is used up shows as a refusal", name=name, error=str(exc))
-            return None, OPEN
+            log.warning(
+                "reservation lookup denied", name=name, error=str(exc), effect="exhaustion surfaces as launch refusals"
+            )
+            return None, AVAILABLE
         if found is None:
-            said = f"reservation {name} is not in {zone} of project {self._calls.project}"
-            return None, Barred(Bar.NO_RESERVATION, said)
-        return found.since, found.barred
+            message = f"reservation {name} not found in {zone} of project {self._calls.project}"
+            return None, Unavailable(Bar.NO_RESERVATION, message)
+        return found.since, found.availability
 
 
-def reservation_in(told: Mapping[str, Any]) -> Reservation:
-    """Return what Compute Engine tells of a reservation."""
-    specific = told.get("specificReservation", {})
+def reservation_in(data: Mapping[str, Any]) -> Reservation:
+    """Return the reservation that Compute Engine describes."""
+    specific = data.get("specificReservation", {})
     total_count = int(specific.get("count", 0))
     return Reservation(
-        name=told["name"],
+        name=data["name"],
         total_count=total_count,
         free_count=total_count - int(specific.get("inUseCount", 0)),
-        since=instant(told["creationTimestamp"]),
-        state=told.get("status", "READY"),
+        since=instant(data["creationTimestamp"]),
+        state=data.get("status", "READY"),
     )

@@ -22,7 +22,7 @@ from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.providers.allocatable import PODS_PER_NODE, allocatable
 from gpu_autoscaler.providers.gcp.permissions import REQUESTS, permissions_of
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
-from gpu_autoscaler.providers.rest import Answer, said
+from gpu_autoscaler.providers.rest import Answer, error_text
 from gpu_autoscaler.providers.tokens import idempotency_token
 
 PROVIDER_ID_PREFIX = "gce://"
@@ -106,7 +106,7 @@ def is_throttled(answer: Answer) -> bool:
 def failure(operation: str, answer: Answer) -> AutoscalerError:
     """Return our error for a refused call. Of reads nothing is final: what they tell is asked for again."""
     reason = reason_of(answer) or f"HTTP {answer.status}"
-    told = f"{reason}: {said(answer)}"
+    told = f"{reason}: {error_text(answer)}"
     if answer.status == 401:
         return TransientError(
             f"{operation}: {told}; see that the credentials are valid, and this machine's clock is right"
@@ -190,7 +190,7 @@ def parse_provider_id(provider_id: ProviderId, project: str) -> tuple[str, str]:
     parts = provider_id.removeprefix(PROVIDER_ID_PREFIX).split("/")
     if not provider_id.startswith(PROVIDER_ID_PREFIX) or len(parts) != 3 or parts[0] != project:
         raise PermanentError(
-            f"{provider_id} is no instance of this cloud ({PROVIDER_ID_PREFIX}{project}/...): left alone"
+            f"{provider_id} is no instance of this cloud ({PROVIDER_ID_PREFIX}{project}/...): left untouched"
         )
     return parts[1], parts[2]
 

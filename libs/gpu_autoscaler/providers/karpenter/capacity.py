@@ -20,12 +20,11 @@ from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, Transie
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.providers.findings import Finding
+from gpu_autoscaler.providers.karpenter.catalog import Shelf
 from gpu_autoscaler.providers.karpenter.classes import Classes
-from gpu_autoscaler.providers.karpenter.examine import Preflight
 from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, node_class_of, validate_options
-from gpu_autoscaler.providers.karpenter.reading_overlays import NO_POOL, Overlays
-from gpu_autoscaler.providers.karpenter.shelf import Shelf
+from gpu_autoscaler.providers.karpenter.overlays import NO_POOL, Overlays
+from gpu_autoscaler.providers.karpenter.preflight import Preflight
 from gpu_autoscaler.providers.karpenter.translate import (
     ENDS_AT,
     HELD,
@@ -42,6 +41,7 @@ from gpu_autoscaler.providers.karpenter.translate import (
     unwanted,
 )
 from gpu_autoscaler.providers.karpenter.wire import CLAIMS, KARPENTER_FINALIZER, NodeClaim
+from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
 
 SHOWN_AFTER_END = timedelta(hours=1)
@@ -132,7 +132,7 @@ class KarpenterCapacity:
         owner = claim.metadata.labels.get(INSTALLATION)
         if owner != self._installation:
             raise PermanentError(
-                f"{provider_id} ({claim.metadata.name}) carries the label of {owner!r}, not ours: it is left alone"
+                f"{provider_id} ({claim.metadata.name}) carries the label of {owner!r}, not ours: left untouched"
             )
         if claim.metadata.deletion_timestamp is None:
             with asked_again():

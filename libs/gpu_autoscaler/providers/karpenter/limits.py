@@ -1,4 +1,4 @@
-"""Writes the limits of NodePools: a count driver (`providers/counting.py`) of which Karpenter makes the machines.
+"""Writes the limits of NodePools: a count driver (`providers/desired_capacity.py`) of which Karpenter makes the machines.
 
 The number is never chosen: it follows from the claims that are to stay and the orders that stand. Order and number are
 written by one patch that fails where the pool was changed since it was read. Whose a claim is stands on itself.
@@ -22,7 +22,8 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.resources import GPU_RESOURCE
-from gpu_autoscaler.providers.counting import Ledger
+from gpu_autoscaler.providers.desired_capacity import Ledger
+from gpu_autoscaler.providers.karpenter.catalog import Shelf
 from gpu_autoscaler.providers.karpenter.node_pools import (
     ORDERS,
     ORDERS_LENGTH_MAX,
@@ -38,7 +39,6 @@ from gpu_autoscaler.providers.karpenter.node_pools import (
     sold_by,
 )
 from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, node_class_of
-from gpu_autoscaler.providers.karpenter.shelf import Shelf
 from gpu_autoscaler.providers.karpenter.wire import CLAIMS, NODE_POOL, NodeClaim
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 
@@ -180,11 +180,13 @@ class LimitedPools:
             return claim
         self._see_problem(look, selling)
         ledger = look.ledger
-        if not ledger.stands(order.action_id):  # one that stands may have its machine already, and its pod runs there
+        if not ledger.is_pending(
+            order.action_id
+        ):  # one that stands may have its machine already, and its pod runs there
             await self.see_that_somebody_waits(selling)
         if not look.wants(order.action_id):
             second = int(self._now().timestamp())
-            ledger = ledger.withdrawn(order.action_id).ordered(order.action_id, note_of(order, second))
+            ledger = ledger.without_order(order.action_id).with_order(order.action_id, note_of(order, second))
         if ledger != look.ledger or look.pool.gpu_limit != look.due(ledger, selling.gpu_count):
             await self._write(look, ledger, look.due(ledger, selling.gpu_count))
         return None
@@ -208,7 +210,7 @@ class LimitedPools:
                 await self._kube.remove(CLAIMS, claim)
         self._see_problem(look, selling)
         note = note_of(order, int(self._now().timestamp()), is_withdrawing=True)
-        ledger = look.ledger.withdrawn(order.action_id).ordered(order.action_id, note)
+        ledger = look.ledger.without_order(order.action_id).with_order(order.action_id, note)
         await self._write(look, ledger, look.due(ledger, selling.gpu_count))
         if claim is not None:
             await self._kube.remove(CLAIMS, claim)
@@ -225,7 +227,7 @@ class LimitedPools:
         if claim is not None and (claim.metadata.deletion_timestamp is None or claim.status.provider_id):
             raise TransientError(f"NodePool {selling.name} made {claim.metadata.name} all the same; looked at again")
         self._see_problem(look, selling)
-        ledger = look.ledger.withdrawn(order.action_id)
+        ledger = look.ledger.without_order(order.action_id)
         due = look.due(ledger, selling.gpu_count)
         await self._write(look, ledger, due)
         return due, await self.read(selling.name)
@@ -280,13 +282,15 @@ class LimitedPools:
             now = self._now().timestamp()
             look = look_at(pool, claims, self._installation, now, self._ending[name], asked)
             self._ending[name] = look.ending
-            if not look.given:
+            if not look.newly_assigned:
                 return look
             if look.problem(self._installation, selling.gpu_count) is not None:
-                named = {one: order for one, order in look.ledger.named.items() if one not in look.given}
-                return msgspec.structs.replace(look, ledger=msgspec.structs.replace(look.ledger, named=named), given={})
+                assigned = {one: order for one, order in look.ledger.assigned.items() if one not in look.newly_assigned}
+                return msgspec.structs.replace(
+                    look, ledger=msgspec.structs.replace(look.ledger, assigned=assigned), newly_assigned={}
+                )
             try:
-                for member, (action_id, note) in look.given.items():
+                for member, (action_id, note) in look.newly_assigned.items():
                     await self._mark(look.claims[member], action_id, note, selling.offer)
                 await self._write(look, look.ledger, None)
             except (Conflict, NotFound):
@@ -310,8 +314,10 @@ class LimitedPools:
     async def _write(self, look: Look, ledger: Ledger, gpu_limit: int | None) -> NodePool:
         """Have the pool remember it and allow so many GPUs (None: as it does), unless it was changed meanwhile. Raises
         Conflict."""
-        bare = msgspec.structs.replace(ledger, named={}, strangers=ledger.strangers & frozenset(look.claims))
-        texts = bare.texts(ORDERS_LENGTH_MAX, 1, ())
+        bare = msgspec.structs.replace(
+            ledger, assigned={}, foreign_members=ledger.foreign_members & frozenset(look.claims)
+        )
+        texts = bare.encode(ORDERS_LENGTH_MAX, 1, ())
         metadata = look.pool.metadata
         if texts is None:
             raise _refused("LedgerFull", f"the annotation of NodePool {metadata.name} holds no more orders")
@@ -339,7 +345,7 @@ class LimitedPools:
 
     def _tell(self, name: str, about: str, sentence: str) -> None:
         if self._told.get((name, about)) != sentence:
-            log.warning("a node pool is left alone", node_pool=name, reason=sentence)
+            log.warning("a node pool is left untouched", node_pool=name, reason=sentence)
         self._told[name, about] = sentence
 
 

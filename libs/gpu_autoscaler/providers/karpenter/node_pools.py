@@ -13,13 +13,13 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from gpu_autoscaler.kube.protocol import Kind
-from gpu_autoscaler.kube.wire import Object, WireTaint
+from gpu_autoscaler.kube.wire.core import Object, WireTaint
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.resources import GPU_RESOURCE, parse_quantity
-from gpu_autoscaler.providers.counting import Ledger, decode_ledger
+from gpu_autoscaler.providers.desired_capacity import Ledger, decode_ledger
 from gpu_autoscaler.providers.karpenter.options import NodeClass
 from gpu_autoscaler.providers.karpenter.overlays import OverlaySpec, Requirement, is_meant
 from gpu_autoscaler.providers.karpenter.translate import OFFER, PRICE
@@ -183,7 +183,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     pool: NodePool
     claims: Mapping[str, NodeClaim]
     ledger: Ledger
-    given: Mapping[str, tuple[ActionId, str]]  # newcomers that do not carry their labels yet
+    newly_assigned: Mapping[str, tuple[ActionId, str]]  # newcomers that do not carry their labels yet
     ending: frozenset[str] = frozenset()  # claims that are about to be deleted
 
     @property
@@ -197,7 +197,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     def due(self, ledger: Ledger, gpu_count: int) -> int:
         """Return the GPUs that follow from what there is, and from what is remembered."""
-        wanted = [note for _, note in ledger.standing if note.split("@")[2] != _WITHDRAWING]
+        wanted = [note for _, note in ledger.pending if note.split("@")[2] != _WITHDRAWING]
         return gpu_count * (len(self.counted) + len(wanted))
 
     def claim_of(self, action_id: ActionId) -> NodeClaim | None:
@@ -207,7 +207,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     def wants(self, action_id: ActionId) -> bool:
         """Return whether the order stands, and is not about to be taken back."""
-        notes = (note for one, note in self.ledger.standing if one == action_id)
+        notes = (note for one, note in self.ledger.pending if one == action_id)
         return any(note.split("@")[2] != _WITHDRAWING for note in notes)
 
     def problem(self, installation: str, gpu_count: int) -> tuple[str, str] | None:
@@ -223,7 +223,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
                 f' its limits to us, set spec.limits["{GPU_RESOURCE}"] to "{there}"'
             )
         if owner != installation:
-            return "NodePoolOfOthers", f"NodePool {name} is written to by installation {owner}, not by ours"
+            return "NodePoolNotOwned", f"NodePool {name} is written to by installation {owner}, not by ours"
         if str(limit) != written:
             return "LimitsChanged", (
                 f'spec.limits["{GPU_RESOURCE}"] of NodePool {name} is {limit}, and we wrote {written}: somebody else'
@@ -248,29 +248,29 @@ def look_at(
     }
     notes = pool.metadata.annotations
     stored = decode_ledger([notes[ORDERS]] if ORDERS in notes else [])
-    for action_id, note in stored.standing:
+    for action_id, note in stored.pending:
         is_made = any(action_id == one for one, _ in own.values())
         if is_made or (action_id != asked and now - second_of(note) > GIVEN_UP_SECONDS):
-            stored = stored.withdrawn(action_id)
+            stored = stored.without_order(action_id)
     names = [one.metadata.name for one in there]
-    ledger = msgspec.structs.replace(stored, named=own).seen(names)
-    given = {name: order for name, order in ledger.named.items() if name not in own}
+    ledger = msgspec.structs.replace(stored, assigned=own).with_members(names)
+    newly_assigned = {name: order for name, order in ledger.assigned.items() if name not in own}
     if notes.get(OWNER) == installation:
-        new = [one for one in there if one.metadata.name in ledger.strangers - stored.strangers]
+        new = [one for one in there if one.metadata.name in ledger.foreign_members - stored.foreign_members]
         # One that is ending already, and that nobody has named, came and went between two looks.
         alone = {
             one.metadata.name: (ActionId(one.metadata.uid.replace("-", "")), f"@{int(now)}@@@")
             for one in new
             if one.metadata.deletion_timestamp is None
         }
-        given |= alone
+        newly_assigned |= alone
         ledger = msgspec.structs.replace(
-            ledger, named={**ledger.named, **alone}, strangers=ledger.strangers - alone.keys()
+            ledger, assigned={**ledger.assigned, **alone}, foreign_members=ledger.foreign_members - alone.keys()
         )
     return Look(
         pool=pool,
         claims={one.metadata.name: one for one in there},
         ledger=ledger,
-        given=given,
+        newly_assigned=newly_assigned,
         ending=ending & frozenset(names),
     )

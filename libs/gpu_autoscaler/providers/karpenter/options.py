@@ -22,7 +22,7 @@ class KarpenterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """What NodeClaims are made from, and what Karpenter's cloud sells."""
 
     node_class: str | None = None  # group/Kind/name, as karpenter.k8s.aws/EC2NodeClass/gpu
-    offers_path: str | None = None  # JSON, what is sold: see `providers/karpenter/shelf.py`
+    offers_path: str | None = None  # JSON, what is sold: see `providers/karpenter/catalog.py`
     # claims: we choose, a NodeClaim a node · limits: we write the limits of NodePools, and Karpenter makes the claims
     mode: str = "claims"
     node_pools: tuple[str, ...] = ()  # of mode limits: whose limits are ours to write, one machine type each

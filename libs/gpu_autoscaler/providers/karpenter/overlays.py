@@ -10,15 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
 import msgspec
+import structlog
 
-from gpu_autoscaler.kube.protocol import Kind
+from gpu_autoscaler.kube.client import KubeClient
+from gpu_autoscaler.kube.protocol import Kind, NotFound
 from gpu_autoscaler.kube.translate.common import amounts
-from gpu_autoscaler.kube.wire import Condition, Object
+from gpu_autoscaler.kube.wire.core import Condition, Object
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.resources import GPU_RESOURCE, Resources, is_slice
+from gpu_autoscaler.providers.karpenter.catalog import Shelf
 from gpu_autoscaler.providers.karpenter.wire import CAPACITY_TYPE, GROUP, NODE_POOL
 
 
@@ -226,3 +229,50 @@ def _given(before: Resources, capacity: Resources, names: frozenset[str]) -> Res
         gpu_count=capacity.gpu_count if GPU_RESOURCE in names else before.gpu_count,
         slices=tuple(sorted(slices.items())),
     )
+
+
+# Reads NodeOverlays where they are installed, and says which of them go unheard.
+
+NO_POOL: Mapping[str, str | None] = {}
+
+log = structlog.get_logger()
+
+
+class Overlays:
+    """The overlays of a cluster."""
+
+    def __init__(self, kube: KubeClient) -> None:
+        self._kube = kube
+        self._told: dict[str | None, Mapping[str, str]] = {}  # by pool
+
+    async def over(self, shelf: Shelf, pool: Mapping[str, str | None]) -> Sequence[Offer]:
+        """Return what the file sells, as the overlays leave it. Those that say nothing are told once; so is that we may
+        not read them. Raises TransientError: a price that may be another one is not told."""
+        try:
+            found = await self.look(shelf, pool)
+        except PermanentError as exc:
+            found = Overlaid(offers=shelf.offers(), silent={"all of them": str(exc)})
+        name_of_pool = pool.get(NODE_POOL)
+        if found.silent != self._told.get(name_of_pool, {}):
+            for name, why in found.silent.items():
+                log.warning("node overlay not heeded", node_overlay=name, reason=why)
+            self._told[name_of_pool] = found.silent
+        return found.offers
+
+    async def look(self, shelf: Shelf, pool: Mapping[str, str | None]) -> Overlaid:
+        """Return the same, and what goes unheard. Raises PermanentError without the right, TransientError."""
+        return overlaid(shelf.offers(), await self.read(), shelf.labels(), pool)
+
+    async def read(self) -> Sequence[NodeOverlay]:
+        """Return all of them; none where they are not installed. Raises PermanentError, TransientError."""
+        found: list[NodeOverlay] = []
+        query: dict[str, str] = {}
+        while True:
+            try:
+                page = await self._kube.list_page(OVERLAYS, query)
+            except NotFound:
+                return ()
+            found += [OVERLAYS.decode(item, "list") for item in page.items or ()]
+            if not page.metadata.continue_:
+                return found
+            query = {"continue": page.metadata.continue_}

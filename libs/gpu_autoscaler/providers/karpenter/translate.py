@@ -197,7 +197,7 @@ def refused(claim_name: str, reason: str, message: str) -> LaunchRefused:
 
 def unwanted(exc: PermanentError) -> LaunchRefused:
     """Return the API server's refusal of a claim: the right is missing, or its definition does not take a field."""
-    is_right = re.search(r": 403\b", str(exc)) is not None  # as `kube/refusals.py` words it
+    is_right = re.search(r": 403\b", str(exc)) is not None  # as `kube/api_errors.py` words it
     kind: RefusalKind = "permission" if is_right else "configuration"
     code = "Forbidden" if is_right else "Invalid"
     return LaunchRefused(f"{code}: {exc}", code=code, kind=kind, scope="region")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from gpu_autoscaler.kube.protocol import Kind
-from gpu_autoscaler.kube.wire import Condition, Object
+from gpu_autoscaler.kube.wire.core import Condition, Object
 
 GROUP = "karpenter.sh"
 API_VERSION = f"{GROUP}/v1"

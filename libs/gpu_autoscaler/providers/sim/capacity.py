@@ -77,7 +77,9 @@ class SimCapacity:
 
     async def _one(self, method: str, provider_id: ProviderId) -> Instance | None:
         if not provider_id.startswith(PROVIDER_ID_PREFIX):
-            raise PermanentError(f"{provider_id} is no instance of this cloud ({PROVIDER_ID_PREFIX}...): left alone")
+            raise PermanentError(
+                f"{provider_id} is no instance of this cloud ({PROVIDER_ID_PREFIX}...): left untouched"
+            )
         path = f"/cloud/instances/{provider_id.rpartition('/')[2]}"
         answer = await self._call(method, path, query={"installation": self._installation}, missing_is_answer=True)
         return None if answer is None else _decoded(answer, Instance)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpu_autoscaler.providers.azure.known_kinds import KNOWN_INSTANCE_TYPES
+from gpu_autoscaler.providers.azure.catalog import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.simcloud.azure.machines import Machine
 from gpu_autoscaler.simcloud.azure.texts import MACHINE
 from gpu_autoscaler.simcloud.azure.wire import rejected

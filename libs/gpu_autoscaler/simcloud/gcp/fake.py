@@ -10,7 +10,7 @@ import msgspec
 
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.gcp.quotas import quota_metric
-from gpu_autoscaler.simcloud.gcp import catalogue
+from gpu_autoscaler.simcloud.gcp import catalog
 from gpu_autoscaler.simcloud.gcp.description import description
 from gpu_autoscaler.simcloud.gcp.machines import (
     BASE,
@@ -66,12 +66,12 @@ class GcpFake(RestFake):
         self.unseen_zones: set[str] = set()  # that lists cannot look into
         self._next_code: str | None = None
 
-    def offer_everything(self, machine_types: Iterable[str] = tuple(catalogue.KINDS)) -> list[str]:
+    def offer_everything(self, machine_types: Iterable[str] = tuple(catalog.KINDS)) -> list[str]:
         """Have a group for each type in each zone, spot and on-demand; returns them as settings name them."""
         made = [
             self.machines.add_group(zone, name, is_spot=is_spot)
             for name in machine_types
-            for zone in catalogue.ZONES
+            for zone in catalog.ZONES
             for is_spot in (False, True)
         ]
         return [f"*={group.zone}/{group.name}" for group in made]
@@ -157,7 +157,7 @@ class GcpFake(RestFake):
             "projects.get": lambda _: self._project(),
             "projects.testIamPermissions": self._granted,
             "advice.capacityHistory": self._history,
-            "services.skus.list": lambda asked: self._page(asked, "skus", catalogue.skus(), size="pageSize"),
+            "services.skus.list": lambda asked: self._page(asked, "skus", catalog.skus(), size="pageSize"),
         }
         if call.name not in doors:
             raise Rejected(self._error("notFound", f"{call.name} is not in this fake"))
@@ -247,14 +247,14 @@ class GcpFake(RestFake):
 
     def _is_above_quota(self, offer_key: str, count: int) -> bool:
         name, _, word = offer_key.split("/")
-        kind = catalogue.KINDS[name]
+        kind = catalog.KINDS[name]
         metric = quota_metric(kind, CapacityType(word))
         if metric not in self.quota_gpus:
             return False
         running = [
-            catalogue.KINDS[machine.machine_type].resources.gpu_count
+            catalog.KINDS[machine.machine_type].resources.gpu_count
             for machine in self.machines.machines.values()
-            if quota_metric(catalogue.KINDS[machine.machine_type], machine.capacity_type) == metric
+            if quota_metric(catalog.KINDS[machine.machine_type], machine.capacity_type) == metric
         ]
         return sum(running) + count * kind.resources.gpu_count > self.quota_gpus[metric]
 
@@ -282,7 +282,7 @@ class GcpFake(RestFake):
 
     def _list_groups(self, call: RestCall) -> dict[str, Any]:
         zone = call.parameters["zone"]
-        if zone not in catalogue.ZONES:
+        if zone not in catalog.ZONES:
             raise Rejected(self._error("notFound", f"The resource 'projects/{PROJECT}/zones/{zone}' was not found"))
         return self._page(
             call, "items", [group.shown() for group in self.machines.groups.values() if group.zone == zone]
@@ -291,7 +291,7 @@ class GcpFake(RestFake):
     def _list_everywhere(self, call: RestCall) -> dict[str, Any]:
         matching = self._matching(call, [one.told(self.now()) for one in self.machines.shown()])
         page = self._page(call, "instances", matching)
-        items: dict[str, Any] = {f"zones/{zone}": {} for zone in catalogue.ZONES}
+        items: dict[str, Any] = {f"zones/{zone}": {} for zone in catalog.ZONES}
         for one in page.pop("instances"):
             items[f"zones/{one['zone'].rpartition('/')[2]}"].setdefault("instances", []).append(one)
         for scope, shown in items.items():
@@ -327,19 +327,19 @@ class GcpFake(RestFake):
         return {"name": name, "properties": properties}
 
     def _machine_type(self, call: RestCall) -> dict[str, Any]:
-        found = catalogue.machine_type(call.parameters["machineType"], call.parameters["zone"])
+        found = catalog.machine_type(call.parameters["machineType"], call.parameters["zone"])
         if found is None:
             raise Rejected(self._error("notFound", f"machine type {call.parameters['machineType']} was not found"))
         return found
 
     def _region(self, call: RestCall) -> dict[str, Any]:
-        if call.parameters["region"] != catalogue.REGION:
+        if call.parameters["region"] != catalog.REGION:
             raise Rejected(self._error("notFound", f"region {call.parameters['region']} was not found"))
-        metrics = catalogue.quota_metrics()
+        metrics = catalog.quota_metrics()
         quotas = [
             {"metric": metric, "limit": self.quota_gpus.get(metric, QUOTA_GPUS), "usage": 0.0} for metric in metrics
         ]
-        return {"name": catalogue.REGION, "status": "UP", "quotas": quotas}
+        return {"name": catalog.REGION, "status": "UP", "quotas": quotas}
 
     def _reservation(self, call: RestCall) -> dict[str, Any]:
         found = self.reservations.get((call.parameters["zone"], call.parameters["reservation"]))
@@ -361,9 +361,9 @@ class GcpFake(RestFake):
     def _history(self, call: RestCall) -> dict[str, Any]:
         zone = call.body["locationPolicy"]["location"].rpartition("/")[2]
         name = call.body["instanceProperties"]["machineType"]
-        if name not in catalogue.KINDS:
+        if name not in catalog.KINDS:
             raise Rejected(self._error("invalid", f"machine type {name} has no history"))
-        told = catalogue.capacity_history(name, zone, self.now(), self.spot_ratio_of(f"{name}/{zone}/spot"))
+        told = catalog.capacity_history(name, zone, self.now(), self.spot_ratio_of(f"{name}/{zone}/spot"))
         return {"machineType": name, "location": f"{BASE}/zones/{zone}", **told}
 
     # ---- the wire

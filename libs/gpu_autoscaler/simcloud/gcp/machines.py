@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.simcloud.gcp.catalogue import KINDS, is_added
+from gpu_autoscaler.simcloud.gcp.catalog import KINDS, is_added
 
 PROJECT, PROJECT_NUMBER = "fake-project", "123456789012"
 BASE = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}"

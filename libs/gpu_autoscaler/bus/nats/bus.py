@@ -1,0 +1,162 @@
+"""The bus on NATS JetStream: implements `bus/protocol.py` with the modules of this package."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpu_autoscaler.bus.nats.consume import CONSUMER_EXISTS, NatsEffectConsumer
+from gpu_autoscaler.bus.nats.link import ApiError, NatsLink, Timeouts
+from gpu_autoscaler.bus.nats.open import open_link
+from gpu_autoscaler.bus.nats.projection import NatsProjection
+from gpu_autoscaler.bus.nats.publish import NatsPublisher
+from gpu_autoscaler.bus.nats.read import NO_STREAM, stored_message
+from gpu_autoscaler.bus.protocol import Ack, Bus, EffectConsumer, Message, Projection, Publication, StreamSpan
+from gpu_autoscaler.bus.streams import BusDeclaration, ConsumerSpec, differences
+from gpu_autoscaler.model.errors import ConfigError, PermanentError
+
+STREAM_EXISTS = 10058
+
+
+class NatsBus(Bus):
+    """One process's connection. Create with `connect`; call `ensure` before anything else."""
+
+    def __init__(self, link: NatsLink, declared: BusDeclaration) -> None:
+        self._link = link
+        self._declared = declared
+        self._publisher = NatsPublisher(link, declared)
+        self._consumers: list[NatsEffectConsumer] = []
+        self._projections: list[NatsProjection] = []
+
+    @classmethod
+    async def connect(
+        cls,
+        servers: str | Sequence[str],
+        *,
+        name: str,
+        declared: BusDeclaration,
+        credentials: Path | None = None,
+        on_closed: Callable[[], None] | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> "NatsBus":
+        """Connect as `name` (letters, digits, `-`, `_`); `on_closed` is called when the connection is closed for good.
+
+        Raises TransientError when no server answers within the limit, ConfigError when the server is unusable.
+        """
+        addresses = [servers] if isinstance(servers, str) else list(servers)
+        link = await open_link(
+            addresses, name=name, timeouts=timeouts or Timeouts(), credentials=credentials, on_closed=on_closed
+        )  # fmt: skip
+        return cls(link, declared)
+
+    @property
+    def is_connected(self) -> bool:
+        """True while the broker answers, as far as known."""
+        return self._link.is_up
+
+    @property
+    def failure(self) -> str | None:
+        """Why the broker does not work now: away, without a leader, full; None while it works."""
+        return self._link.failure
+
+    async def publish_many(self, publications: Sequence[Publication]) -> Sequence[Ack]:
+        """Store messages without waiting for each; see `Bus.publish_many`."""
+        return await self._publisher.store(publications)
+
+    async def effect_consumer(self, durable: str) -> EffectConsumer:
+        """Bind to a declared durable consumer. Raises ConfigError when it is missing or differs."""
+        spec = self._declared.consumer(durable)
+        if spec is None:
+            raise ConfigError("broker", [f"consumer {durable} is not declared for this process"])
+        consumer = NatsEffectConsumer(self._link, spec)
+        await consumer.bind()
+        self._consumers = [reader for reader in self._consumers if not reader.is_closed] + [consumer]
+        return consumer
+
+    async def projection(self, stream: str, *, subjects: Sequence[str] = (), after_sequence: int = 0) -> Projection:
+        """Read a stream from the message after `after_sequence`. Raises ConfigError when there is no such stream."""
+        projection = NatsProjection(self._link, stream, subjects, after_sequence)
+        await projection.open()
+        # Projections may be short-lived (each page of dead letters is one); only the open ones are closed with the bus.
+        self._projections = [reader for reader in self._projections if not reader.is_closed] + [projection]
+        return projection
+
+    async def span(self, stream: str) -> StreamSpan:
+        """Return identity and range of a stream. Raises PermanentError when it does not exist."""
+        try:
+            info = await self._link.call(f"STREAM.INFO.{stream}")
+        except ApiError as exc:
+            if exc.error_code == NO_STREAM:
+                raise PermanentError(f"stream {stream} does not exist; create it with `ensure`") from exc
+            raise
+        state = info["state"]
+        return StreamSpan(
+            created_at=msgspec.convert(info["created"], datetime),
+            first_sequence=int(state["first_seq"]) or 1,  # 0 before the first message
+            last_sequence=int(state["last_seq"]),
+        )
+
+    async def message_at(self, stream: str, sequence: int) -> Message | None:
+        """Return the message at this sequence; None when it aged out or never existed."""
+        return await stored_message(self._link, stream, sequence=sequence)
+
+    async def last_message(self, stream: str, subject: str) -> Message | None:
+        """Return the stream's last message on the subject, None without one."""
+        return await stored_message(self._link, stream, last_on=subject)
+
+    async def ensure(self) -> None:
+        """Create what is declared and missing. Raises ConfigError with both values of each difference."""
+        errors: list[str] = []
+        for spec in self._declared.streams:
+            errors += await self._ensure_stream(f"stream {spec.name}", spec.config())
+        for bucket in self._declared.buckets:
+            errors += await self._ensure_stream(f"bucket {bucket.name}", bucket.config())
+        for consumer in self._declared.consumers:
+            errors += await self._ensure_consumer(consumer)
+        if errors:
+            raise ConfigError(
+                "broker",
+                [*errors, "make both equal: change the settings, or edit the broker with the `nats` tool"],
+            )
+
+    async def _ensure_stream(self, thing: str, config: Mapping[str, Any]) -> list[str]:
+        # Read first: a creation with other values is refused without naming them.
+        request = f"STREAM.INFO.{config['name']}"
+        try:
+            info = await self._link.call(request)
+        except ApiError as exc:
+            if exc.error_code != NO_STREAM:
+                raise
+            errors = await self._create(thing, f"STREAM.CREATE.{config['name']}", config, STREAM_EXISTS)
+            if errors:
+                return errors
+            info = await self._link.call(request)
+        return differences(thing, config, info["config"])
+
+    async def _ensure_consumer(self, spec: ConsumerSpec) -> list[str]:
+        path = f"{spec.stream}.{spec.durable}"
+        # Without `action` the server would silently change an existing consumer.
+        body = {"stream_name": spec.stream, "action": "create", "config": spec.config()}
+        thing = f"consumer {spec.durable} of {spec.stream}"
+        errors = await self._create(thing, f"CONSUMER.CREATE.{path}", body, CONSUMER_EXISTS)
+        if errors:
+            return errors
+        return spec.differences((await self._link.call(f"CONSUMER.INFO.{path}"))["config"])
+
+    async def _create(self, thing: str, operation: str, body: Mapping[str, Any], exists: int) -> list[str]:
+        try:
+            await self._link.call(operation, body)
+        except ApiError as exc:
+            # Another process may have created it a moment ago; the caller compares it.
+            return [] if exc.error_code == exists else [f"{thing}: creation refused by the broker: {exc}"]
+        return []
+
+    async def close(self) -> None:
+        """Return unhandled messages, flush and disconnect. Bounded in time."""
+        for projection in self._projections:
+            await projection.close()
+        for consumer in self._consumers:
+            await consumer.close()
+        await self._link.close()

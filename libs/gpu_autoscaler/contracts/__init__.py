@@ -1,0 +1,1 @@
+"""Published contracts, generated from the code: schemas, policy file, CRD."""

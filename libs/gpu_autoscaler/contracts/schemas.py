@@ -1,0 +1,160 @@
+"""The contracts, written from the code: JSON Schema of each fact, examples, the policy, AsyncAPI 3.
+
+`gpu_autoscaler_services/contracts.py` adds what only the services know (streams, operations, OpenAPI) and writes
+the files.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import yaml
+
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.envelope import SPEC_VERSION, encode
+from gpu_autoscaler.events.examples import examples
+from gpu_autoscaler.events.fact import Fact
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_INSTANT = {"type": "string", "format": "date-time"}
+
+Document = dict[str, Any]
+
+
+def fact_schema(fact: type[Fact]) -> Document:
+    """The schema of a whole event of this fact: CloudEvents attributes and typed data."""
+    (data,), components = msgspec.json.schema_components([fact], ref_template="#/$defs/{name}")
+    return {
+        "$schema": DIALECT,
+        "$id": f"urn:gpu-autoscaler:{fact.type_name()}",
+        "title": fact.type_name(),
+        "description": _first_line(fact),
+        **_event(fact, data),
+        "$defs": components,
+    }
+
+
+def _event(fact: type[Fact], data: Document) -> Document:
+    return {
+        "type": "object",
+        "required": ["specversion", "id", "source", "type", "data"],
+        "properties": {
+            "specversion": {"const": SPEC_VERSION},
+            "id": {"type": "string", "minLength": 1, "description": "Equal for repeats; sent as Nats-Msg-Id."},
+            "source": {"type": "string"},
+            "type": {"const": fact.type_name()},
+            "time": _INSTANT,
+            "datacontenttype": {"const": "application/json"},
+            "correlationid": {"type": "string", "description": "Id of the first fact of the story."},
+            "causationid": {"type": "string", "description": "Id of the fact that this one follows from."},
+            "data": data,
+        },
+    }
+
+
+def _first_line(fact: type[Fact]) -> str:
+    return (fact.__doc__ or "").strip().split("\n\n", maxsplit=1)[0]
+
+
+def _channel_name(fact: type[Fact]) -> str:
+    return fact.subject_root()
+
+
+def is_per_node(fact: type[Fact]) -> bool:
+    """True for telemetry, whose subject carries the node's UID as a third token."""
+    return "subject" in vars(fact)
+
+
+def _channel(fact: type[Fact]) -> Document:
+    name = fact.type_name()
+    channel: Document = {
+        "address": fact.subject_root(),
+        "description": _first_line(fact),
+        "messages": {name: {"$ref": f"#/components/messages/{name}"}},
+        "x-stream": fact.stream(),
+    }
+    if is_per_node(fact):
+        channel["address"] += ".{nodeUid}"
+        channel["parameters"] = {"nodeUid": {"description": "UID of the Kubernetes node."}}
+    return channel
+
+
+def asyncapi(version: str, services: Mapping[str, tuple[Iterable[type[Fact]], Iterable[type[Fact]]]]) -> Document:
+    """The AsyncAPI 3 document. `services` maps a name to the facts it receives and the facts it sends."""
+    payloads, components = msgspec.json.schema_components(FACTS, ref_template="#/components/schemas/{name}")
+    messages = {
+        fact.type_name(): {
+            "name": fact.type_name(),
+            "title": fact.type_name(),
+            "summary": _first_line(fact),
+            "contentType": "application/cloudevents+json",
+            "payload": _event(fact, payload),
+        }
+        for fact, payload in zip(FACTS, payloads, strict=True)
+    }
+    operations: Document = {}
+    for service, (received, sent) in services.items():
+        for action, facts in (("receive", received), ("send", sent)):
+            for fact in sorted(facts, key=_channel_name):
+                operations[f"{service}.{action}.{fact.subject_root()}"] = {
+                    "action": action,
+                    "channel": {"$ref": f"#/channels/{_channel_name(fact)}"},
+                    "tags": [{"name": service}],
+                }
+    return {
+        "asyncapi": "3.1.0",
+        "info": {
+            "title": "gpu-autoscaler facts",
+            "version": version,
+            "description": "Facts on NATS JetStream, as structured CloudEvents 1.0.",
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": "application/cloudevents+json",
+        "servers": {"local": {"host": "127.0.0.1:4222", "protocol": "nats"}},
+        "channels": {_channel_name(fact): _channel(fact) for fact in FACTS},
+        "operations": operations,
+        "components": _without_discriminators({"messages": messages, "schemas": components}),
+    }
+
+
+def _without_discriminators(document: Document) -> Document:
+    """AsyncAPI's `discriminator` is a string, JSON Schema has none: the `const` of each variant tells them apart."""
+    return {
+        key: _without_discriminators(value)
+        if isinstance(value, dict)
+        else [_without_discriminators(item) if isinstance(item, dict) else item for item in value]
+        if isinstance(value, list)
+        else value
+        for key, value in document.items()
+        if key != "discriminator" or not isinstance(value, dict) or "propertyName" not in value
+    }
+
+
+def fact_files() -> dict[str, str]:
+    """Schema and example of each fact, and the policy's schema: path below `schemas/` -> text."""
+    files = {f"facts/{fact.type_name()}.json": to_json(fact_schema(fact)) for fact in FACTS}
+    for envelope in examples():
+        files[f"examples/{envelope.type}.json"] = to_json(msgspec.json.decode(encode(envelope)))
+    files["policy.json"] = to_json({"$schema": DIALECT, **msgspec.json.schema(ScalingPolicy)})
+    return files
+
+
+def to_json(document: object) -> str:
+    """JSON as it is committed: indented, in the code's order, one line at the end."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def to_yaml(document: object) -> str:
+    """YAML as it is committed: in the code's order, without anchors."""
+    return "# Generated by `make schemas`; not edited by hand.\n" + yaml.dump(
+        document, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=110
+    )
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Repeats shared parts instead of writing anchors, which many readers of API documents do not resolve."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's own signature
+        return True

@@ -1,0 +1,574 @@
+"""The part of the second opinion that looks at what a plan removes. Called by `core/check/plan_check.py` alone.
+
+Shares no code with the steps of `plan`: protections, budgets and room are read again here, in their simplest form.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+
+from gpu_autoscaler.core.check.spend_rules import spend_removal_violations
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import NodeView, node_views
+from gpu_autoscaler.core.policy.cron import parse_schedule
+from gpu_autoscaler.core.policy.disruption_settings import DisruptionBudget
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord
+from gpu_autoscaler.core.state.telemetry_history import GpuTelemetryHistory
+from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.directives import Override
+from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.reasons.buy import ReplacesNodes, UtilizationHigh
+from gpu_autoscaler.model.reasons.drain import (
+    AboveOverride,
+    BootTimedOut,
+    GangAbandoned,
+    NodeDeleted,
+    NodeDrifted,
+    NodeExpired,
+    NodeIdle,
+    NodeUnderused,
+    NodeUnhealthy,
+    RebalanceRecommended,
+    SpendExhausted,
+    SpotReclaim,
+)
+from gpu_autoscaler.model.resources import Resources
+
+# The part of the second opinion that looks at force and at replacements: who is emptied against its pods'
+# protection, and what is bought to save money. Called by `core/check/removal_rules.py` alone.
+
+
+def forced_drain_violations(
+    drain: DrainNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> Iterator[str]:
+    """Yield a sentence for a drain with force that no sickness, age or boot bears out, or that leaves little time."""
+    node, rules = state.nodes.get(drain.node_uid), policy.removal
+    if node is None:
+        return
+    age_seconds, limit = (as_of - node.created_at).total_seconds(), rules.expire_seconds_max
+    match drain.reason:
+        case NodeExpired():
+            least = None if limit is None else limit * (1 - rules.expire_jitter_ratio) + rules.expire_grace_seconds
+            if least is None or age_seconds < least:
+                yield f"node {drain.node_name} is emptied by force at an age of {age_seconds:g} s"
+        case NodeUnhealthy():
+            if not drain.reason.is_fatal:
+                yield f"node {drain.node_name} is emptied by force, though its GPUs still work"
+        case BootTimedOut():
+            view = next((each for each in node_views(state, as_of) if each.node_uid == drain.node_uid), None)
+            if view is None or view.usable_since is not None or view.usable_by is None or as_of < view.usable_by:
+                yield f"node {drain.node_name} is emptied by force, though it was usable, or may be in time"
+        case _:
+            yield f"node {drain.node_name} is emptied by force, which {drain.reason.tag()} does not allow"
+    if drain.deadline_at < as_of + timedelta(seconds=rules.forced_drain_seconds):
+        yield f"node {drain.node_name} is emptied by force within less than {rules.forced_drain_seconds:g} s"
+
+
+def replacement_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    """Yield a sentence for each node bought in place of others that is no cheaper, or is bought twice at once."""
+    prices = {each.provider_id: each.price_micro_usd_per_hour for each in state.instances.values()}
+    for record in state.orders.values():
+        if record.launched is not None:
+            prices.setdefault(record.launched.provider_id, record.launched.price_micro_usd_per_hour)
+    yield from _bought_back(plan, state, policy)
+    overhead = policy.node_overhead_micro_usd_per_hour
+    spent: Counter[tuple[NodeUid, ...]] = Counter()
+    for decision in plan.decisions:
+        reason = decision.reason
+        if isinstance(decision, BuyNode) and isinstance(reason, ReplacesNodes) and reason.cause == "underused":
+            spent[reason.node_uids] += (decision.offer.price_micro_usd_per_hour or 0) + overhead
+    for node_uids, price in spent.items():
+        instances = [state.nodes[uid].provider_id for uid in node_uids if uid in state.nodes]
+        known = [prices.get(each) for each in instances if each is not None]
+        # Prices of some may be known by the offer alone: nothing is proven against those.
+        if (
+            None not in known
+            and len(known) == len(node_uids)
+            and price >= sum((each or 0) + overhead for each in known)
+        ):
+            yield f"nodes {', '.join(node_uids)} are replaced to save money by what costs {price} micro-dollars an hour"
+
+
+def _bought_back(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    """What went by choice within the cooldown is not bought again to save money."""
+    since = plan.as_of - timedelta(seconds=policy.scale_down_cooldown_seconds)
+    left = {
+        record.decision.provider_id
+        for record in state.drains.values()
+        if isinstance(record.decision, DrainNode)
+        and record.decision.is_voluntary
+        and record.cancelled is None
+        and record.planned_at is not None
+        and record.planned_at > since
+    }
+    kinds = {each.instance_type for each in state.instances.values() if each.provider_id in left}
+    for decision in plan.decisions:
+        reason = decision.reason
+        is_for_money = isinstance(reason, ReplacesNodes) and reason.cause == "underused"
+        if isinstance(decision, BuyNode) and is_for_money and decision.offer.instance_type in kinds:
+            yield f"{decision.offer.key} is bought to save money, and one of its kind went a moment ago"
+
+
+# The part of the second opinion that looks at sick nodes: what is said against each, and how many there are.
+# Called by `core/check/removal_rules.py` alone. Reads the record GPU by GPU, where `core/disruption/gpu_health.py` looks for
+# the gravest.
+
+# A last window that ended longer ago is no evidence of today. Source: our own; two lost windows and a late one.
+_SEEN_SECONDS_MAX = 180.0
+
+
+def health_violations(
+    drains: Iterable[DrainNode], state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> Iterator[str]:
+    """Yield a sentence for each node that goes as sick and was well lately, and where too many look sick."""
+    chosen = [drain for drain in drains if isinstance(drain.reason, NodeUnhealthy)]
+    if not chosen:
+        return
+    rules = policy.removal
+    amiss = {
+        uid for uid, at in state.unhealthy_since.items() if (as_of - at).total_seconds() >= rules.unhealthy_seconds_max
+    }
+    fatal = amiss | set(_with_gpus(state, policy, as_of, is_fatal=True))
+    sick = fatal | set(_with_gpus(state, policy, as_of, is_fatal=False))
+    for drain in chosen:
+        if drain.node_uid not in (sick if drain.is_voluntary else fatal):
+            yield f"node {drain.node_name} is drained as sick, and was well lately"
+    known = sick & state.usable.keys()
+    if len(known) > max(rules.unhealthy_nodes_ok_count, rules.unhealthy_ratio_max * len(state.usable)):
+        yield f"{len(chosen)} nodes are drained as sick while {len(known)} of {len(state.usable)} look sick"
+
+
+def _with_gpus(state: ClusterState, policy: ScalingPolicy, as_of: datetime, *, is_fatal: bool) -> Iterator[NodeUid]:
+    """Nodes of which some GPU has been amiss for long enough, and was so when it was seen last, which was just now."""
+    before = as_of - timedelta(seconds=policy.removal.gpu_health.evidence_seconds)
+    for uid, trail in state.telemetry_history.items():
+        is_fresh = as_of - trail.seen_until <= timedelta(seconds=_SEEN_SECONDS_MAX)
+        if is_fresh and any(_is_amiss(gpu, policy, before, is_fatal=is_fatal) for gpu in trail.gpus):
+            yield uid
+
+
+def _is_amiss(gpu: GpuTelemetryHistory, policy: ScalingPolicy, before: datetime, *, is_fatal: bool) -> bool:
+    rules = policy.removal.gpu_health
+    codes = rules.xids_fatal if is_fatal else rules.xids_degraded
+    if any(xid in codes and since <= before for xid, since in gpu.xids):
+        return True
+    if is_fatal:
+        marks = (gpu.row_remap_failed_since, gpu.double_bit_since)
+        return any(since is not None and since <= before for since in marks)
+    return any(-level > rules.celsius_max and since <= before for level, since in gpu.negated_celsius)
+
+
+# The part of the second opinion that looks at work which was better left alone for now. Called by
+# `core/check/removal_rules.py` alone. Reads pods and jobs itself, where `core/disruption/eligibility.py` finds the
+# words.
+
+_RETRIES_SPARED_COUNT = 2  # which a move by choice must leave
+
+
+def protection_violations(
+    drain: DrainNode, pods: Iterable[PodObserved], state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> Iterator[str]:
+    """Yield a sentence for each pod that a drain by choice moves although it just began, or its job had better stay."""
+    rules = policy.removal.protection
+    began_after = as_of - timedelta(seconds=rules.run_seconds_min)
+    for pod in pods:
+        if pod.deleting_since is not None:
+            continue
+        name = f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name}"
+        if pod.started_at is not None and pod.started_at > began_after:
+            yield f"{name} has just begun"
+        job = None if pod.job_id is None else state.jobs.get(pod.job_id)
+        if job is not None:
+            yield from (f"{name} {what}" for what in _job_protections(job, policy))
+        ends_at = _announced_end(pod)
+        if ends_at is None and job is not None and job.started is not None and job.queued is not None:
+            ends_at = job.started.started_at + timedelta(seconds=job.queued.spec.duration_seconds_max)
+        if ends_at is not None and timedelta() <= ends_at - as_of <= timedelta(seconds=rules.ending_soon_seconds):
+            yield f"{name} is about to end"
+
+
+def _announced_end(pod: PodObserved) -> datetime | None:
+    node_labels = [value for key, value in pod.annotations if key == labels.EXPECTED_END]
+    try:
+        at = datetime.fromisoformat(node_labels[0]) if node_labels else None
+    except ValueError:
+        return None
+    return None if at is None or at.tzinfo is None else at
+
+
+def _job_protections(job: JobRecord, policy: ScalingPolicy) -> Iterator[str]:
+    rules, queued, placed = policy.removal.protection, job.queued, job.placed
+    if queued is None or placed is None:
+        return
+    if rules.job_priority_min is not None and queued.spec.priority >= rules.job_priority_min:
+        yield f"is of a job of priority {queued.spec.priority}"
+    if min(placed.node_uids, default=None) != max(placed.node_uids, default=None):
+        yield "is of a job that runs on several nodes"
+    if policy.job_retries_count_max - placed.attempt < _RETRIES_SPARED_COUNT:
+        yield "is of a job that has no attempt to spare"
+
+
+# The part of the second opinion that looks at budgets of removals. Called by `core/check/removal_rules.py` alone.
+# Reads the clock face minute by minute, where `core/disruption/disruption_budgets.py` looks for the last beginning.
+
+_MINUTE = timedelta(minutes=1)
+
+
+def disruption_budget_violations(
+    drains: Iterable[DrainNode], moving_count: int, nodes_count: int, policy: ScalingPolicy, as_of: datetime
+) -> Iterator[str]:
+    """Yield a sentence for each budget that is passed by `moving_count` nodes from before and these of one cause."""
+    counts = Counter(_cause(drain) for drain in drains)
+    for budget in policy.removal.disruption_budgets:
+        is_bad = any(budget.violations())
+        if not is_bad and not _holds(budget, as_of):
+            continue
+        for cause, count in counts.items():
+            if budget.causes and cause not in budget.causes:
+                continue
+            going = moving_count + count
+            if is_bad:
+                yield f"{going} nodes would be leaving as {cause} under a budget that cannot be read"
+            elif budget.nodes_count_max is not None and going > budget.nodes_count_max:
+                yield f"{going} nodes would be leaving as {cause}, a budget allows {budget.nodes_count_max}"
+            # Rounded up, so less than one node more than the share.
+            elif budget.nodes_ratio_max is not None and going - nodes_count * budget.nodes_ratio_max > 1 - 1e-6:
+                yield f"{going} of {nodes_count} nodes would be leaving as {cause}, a budget allows a smaller share"
+
+
+def _cause(drain: DrainNode) -> str:
+    names = {
+        NodeUnderused: "underused",
+        NodeDrifted: "drifted",
+        NodeExpired: "expired",
+        NodeUnhealthy: "unhealthy",
+        BootTimedOut: "unhealthy",
+        RebalanceRecommended: "rebalance_recommended",
+    }
+    return names.get(type(drain.reason), "empty")
+
+
+def _holds(budget: DisruptionBudget, as_of: datetime) -> bool:
+    if budget.schedule is None or budget.duration_seconds is None:
+        return True
+    face = parse_schedule(budget.schedule, budget.time_zone)
+    at = as_of.replace(second=0, microsecond=0)
+    while at > as_of - timedelta(seconds=budget.duration_seconds):
+        wall = at.astimezone(face.zone)
+        if wall.minute in face.minutes and wall.hour in face.hours and face.starts_on(wall.date()):
+            return True
+        at -= _MINUTE
+    return False
+
+
+def removal_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    """Yield a sentence for each removal that must not happen, and for each doomed node that is left alone."""
+    views = node_views(state, plan.as_of)
+    drains = [decision for decision in plan.decisions if isinstance(decision, DrainNode)]
+    chosen = [drain for drain in drains if not isinstance(drain.reason, SpotReclaim | NodeDeleted | SpendExhausted)]
+    releases = [decision for decision in plan.decisions if isinstance(decision, ReleaseInstance)]
+    # Gone through only where something asks: of ten thousand pods most plans touch none.
+    is_asked = bool(drains) or any(view.notice is not None for view in views)
+    pods = _pods_by_node(state) if is_asked else {}
+    spend_violations = [drain for drain in drains if isinstance(drain.reason, SpendExhausted)]
+    ours_count = len(chosen) + len(spend_violations) + len(releases)
+    if policy.is_frozen and ours_count:
+        yield f"{ours_count} nodes are removed by choice while the policy is frozen"
+    if ours_count:
+        yield from _stale_watch(plan, state, policy)
+    yield from spend_removal_violations(plan, state, policy)
+    for drain in drains:
+        yield from _node_violations(drain, state, plan.as_of)
+    for drain in chosen:
+        if drain.is_voluntary:
+            yield from _protected_node(drain, state, pods.get(drain.node_name, ()))
+            yield from protection_violations(drain, pods.get(drain.node_name, ()), state, policy, plan.as_of)
+        else:
+            yield from forced_drain_violations(drain, state, policy, plan.as_of)
+        yield from _unplaced_pods(drain, drains, views, pods)
+    yield from _broken_budgets([drain for drain in chosen if drain.is_voluntary], state, pods)
+    yield from _count_violations(chosen, plan, state, policy, views)
+    yield from health_violations(chosen, state, policy, plan.as_of)
+    yield from _release_violations(releases, views, plan.as_of)
+    yield from _releases_with_work(releases, views, state)
+    yield from _abandoned_gang_violations(plan)
+    yield from _cancel_violations(plan, state)
+    yield from replacement_violations(plan, state, policy)
+    yield from _at_risk_violations(plan, drains, views, pods)
+
+
+def _pods_by_node(state: ClusterState) -> dict[str, list[PodObserved]]:
+    """Work on each node: what belongs to the node itself, or has ended, is left out."""
+    pods: dict[str, list[PodObserved]] = {}
+    for pod in state.pods.values():
+        has_ended = pod.phase in ("succeeded", "failed")
+        if pod.node_name is not None and not has_ended and pod.owner_kind not in ("DaemonSet", "Node"):
+            pods.setdefault(pod.node_name, []).append(pod)
+    return pods
+
+
+def _stale_watch(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    for name, synced in (("pods", state.pods_synced), ("nodes", state.nodes_synced)):
+        if synced is None or (plan.as_of - synced.seen_at).total_seconds() > policy.watch_age_seconds_max:
+            yield f"nodes are removed by choice on an old or missing list of {name}"
+
+
+def _node_violations(drain: DrainNode, state: ClusterState, as_of: datetime) -> Iterator[str]:
+    """A drain names a node that exists and is ours; one against our will has a notice behind it."""
+    node = state.nodes.get(drain.node_uid)
+    if node is None or node.name != drain.node_name:
+        yield f"node {drain.node_name} is drained, but there is no such node"
+        return
+    if drain.provider_id is not None and drain.provider_id != node.provider_id:
+        yield f"node {drain.node_name} is drained with an instance that is not its own: {drain.provider_id}"
+    if isinstance(drain.reason, NodeDeleted):
+        if node.deleting_since is None or not node.is_guarded or not _is_ours(node, state):
+            yield f"node {drain.node_name} is drained as deleted by hand, but it is not, or is not held by us"
+        return
+    is_chosen = not isinstance(drain.reason, SpotReclaim)
+    if is_chosen and not _is_ours(node, state):
+        yield f"node {drain.node_name} is drained by choice, but we did not buy it"
+    standing = (record for record in state.notices.values() if record.withdrawn is None)
+    if not is_chosen and all(record.notice.provider_id != node.provider_id for record in standing):
+        yield f"node {drain.node_name} is drained against its will, but no notice stands"
+    if is_chosen and drain.deadline_at <= as_of:
+        yield f"node {drain.node_name} is drained by choice with a deadline that has passed"
+
+
+def _is_ours(node: NodeObserved, state: ClusterState) -> bool:
+    launched = {order.launched.provider_id for order in state.orders.values() if order.launched is not None}
+    return node.action_id is not None or node.provider_id in launched
+
+
+def _protected_node(drain: DrainNode, state: ClusterState, pods: Iterable[PodObserved]) -> Iterator[str]:
+    node = state.nodes.get(drain.node_uid)
+    marks = () if node is None else node.annotations
+    keys = (labels.SCALE_DOWN_DISABLED, labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT)
+    if any(key in keys and value == "true" for key, value in marks):
+        yield f"node {drain.node_name} is drained by choice, but is marked to stay"
+    for pod in pods:
+        if isinstance(drain.reason, NodeIdle | GangAbandoned | AboveOverride):
+            yield f"node {drain.node_name} is drained as idle, but pod {pod.namespace}/{pod.name} is there"
+        job = None if pod.job_id is None else state.jobs.get(pod.job_id)
+        is_kept = job is not None and job.queued is not None and not job.queued.spec.is_preemptible
+        is_going = pod.deleting_since is not None  # told to go already, by whomever
+        if not is_going and (is_kept or _is_protected(pod)):
+            yield f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name} is protected"
+
+
+def _is_protected(pod: PodObserved) -> bool:
+    marks = dict(pod.annotations)
+    if "true" in (marks.get(labels.DO_NOT_DISRUPT), marks.get(labels.KARPENTER_DO_NOT_DISRUPT)):
+        return True
+    safe = marks.get(labels.SAFE_TO_EVICT)
+    starts_over = pod.owner_kind == "Job" and labels.CHECKPOINTED_AT not in marks  # it is asked to save first
+    loses_work = pod.owner_kind is None or starts_over or pod.has_local_storage
+    return safe == "false" or (safe != "true" and loses_work)
+
+
+def _broken_budgets(
+    chosen: list[DrainNode], state: ClusterState, pods: Mapping[str, list[PodObserved]]
+) -> Iterator[str]:
+    there = [pod for drain in chosen for pod in pods.get(drain.node_name, ())]
+    moved = [pod for pod in there if pod.deleting_since is None]  # the others are told to go already
+    for budget in state.budgets.values():
+        count = sum(1 for pod in moved if _selects(budget, pod))
+        if count > budget.disruptions_allowed:
+            name = f"{budget.namespace}/{budget.name}"
+            yield f"{count} pods of disruption budget {name} would move, it allows {budget.disruptions_allowed}"
+
+
+def _selects(budget: PodBudgetObserved, pod: PodObserved) -> bool:
+    marks = dict(pod.labels)
+    for need in budget.match_labels:
+        value = marks.get(need.key)
+        holds = {
+            "In": value in need.values,
+            "NotIn": value not in need.values,
+            "Exists": value is not None,
+            "DoesNotExist": value is None,
+        }
+        if not holds.get(need.operator, True):
+            return False
+    return budget.namespace == pod.namespace
+
+
+def _unplaced_pods(
+    drain: DrainNode, drains: list[DrainNode], views: tuple[NodeView, ...], pods: Mapping[str, list[PodObserved]]
+) -> Iterator[str]:
+    """Each pod alone, and all together in each amount, fit on the usable nodes that stay."""
+    going = {each.node_name for each in drains}
+    free = []
+    for view in views:
+        if view.phase is NodePhase.READY and view.notice is None and view.name not in going:
+            taken = [pod.requests for pod in pods.get(view.name, ())]
+            free.append((view.gpu_model, sum(taken, start=Resources()), view.allocatable))
+    moved = [pod for pod in pods.get(drain.node_name, ()) if pod.deleting_since is None]
+    for pod in moved:
+        model = pod.gpu_model
+        if not any((taken + pod.requests).fits_in(all_) and model in (None, has) for has, taken, all_ in free):
+            yield f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name} fits nowhere else"
+    whole = sum((room - taken for _, taken, room in free), start=Resources())
+    asked = sum((pod.requests for pod in moved), start=Resources())
+    if not asked.fits_in(whole):
+        yield f"node {drain.node_name} is drained by choice, but its pods do not all fit elsewhere"
+
+
+def _count_violations(
+    chosen: list[DrainNode], plan: Plan, state: ClusterState, policy: ScalingPolicy, views: tuple[NodeView, ...]
+) -> Iterator[str]:
+    """Few at once, and never below the minimum; what never became a node that could be used is none of either."""
+    chosen = [drain for drain in chosen if not isinstance(drain.reason, BootTimedOut)]
+    if not chosen:
+        return
+    kept = {each.node_uid for each in plan.decisions if isinstance(each, CancelDrain)}
+    going: set[NodeUid] = {drain.node_uid for drain in chosen}
+    if len(going) < len(chosen):
+        yield "a node is drained twice by one plan"
+    moving = set(going)
+    for record in state.drains.values():
+        said = record.decision
+        is_over = record.drained is not None or record.cancelled is not None or record.terminated is not None
+        if (
+            isinstance(said, DrainNode)
+            and not isinstance(said.reason, SpotReclaim | NodeDeleted | BootTimedOut)
+            and not is_over
+            and said.node_uid in state.nodes
+        ):
+            moving.add(said.node_uid)
+    ours = [view for view in views if view.is_ours and view.is_counted]
+    usable_count = sum(1 for view in ours if view.usable_since is not None)
+    # Rounded up, so less than one node more than the share; binary fractions are off by far less than a millionth.
+    if len(moving - kept) - usable_count * policy.disruption_ratio_max > 1 - 1e-6:
+        yield f"{len(moving - kept)} nodes of {usable_count} would be leaving by choice at once"
+    yield from disruption_budget_violations(chosen, len(moving - kept - going), usable_count, policy, plan.as_of)
+    staying_count = sum(1 for view in ours if view.node_uid not in going and not view.is_leaving)
+    least = min((policy.nodes_count_min, *_override_maxima(plan, state)))
+    if staying_count < least:
+        yield f"{staying_count} nodes would be left of at least {least}"
+
+
+def _override_maxima(plan: Plan, state: ClusterState) -> Iterator[int]:
+    """What somebody allows in all for a while goes before the policy's least."""
+    for record in state.directives.values():
+        said = record.given.directive
+        if record.lifted is None and plan.as_of < record.given.until and isinstance(said, Override):
+            is_of_all = said.pool is None and said.gpu_model is None
+            if is_of_all and said.nodes_count_max is not None:
+                yield said.nodes_count_max
+
+
+def _release_violations(releases: list[ReleaseInstance], views: tuple[NodeView, ...], as_of: datetime) -> Iterator[str]:
+    by_action = {view.action_id: view for view in views}
+    for release in releases:
+        view = by_action.get(release.order_action_id)
+        if view is None or not view.is_ours:
+            yield f"order {release.order_action_id} is given back, but it is not one of ours that is open"
+        elif view.phase is NodePhase.READY:
+            yield f"order {release.order_action_id} is given back, but its node {view.name} is in use"
+        elif isinstance(release.reason, GangAbandoned | SpendExhausted):
+            continue
+        elif view.usable_by is not None and as_of < view.usable_by and view.phase is not NodePhase.FAILED:
+            yield f"order {release.order_action_id} is given back before its deadline"
+
+
+def _releases_with_work(
+    releases: list[ReleaseInstance], views: tuple[NodeView, ...], state: ClusterState
+) -> Iterator[str]:
+    """A node that is up is emptied before it ends."""
+    up = {view.action_id: view.name for view in views if view.node is not None and view.node.is_ready}
+    for release in releases:
+        name = up.get(release.order_action_id)
+        if isinstance(release.reason, BootTimedOut) and name is not None:
+            for pod in state.pods.values():
+                if pod.node_name == name and pod.phase == "running" and pod.owner_kind not in ("DaemonSet", "Node"):
+                    yield f"node {name} is given back while {pod.namespace}/{pod.name} runs on it"
+
+
+def _abandoned_gang_violations(plan: Plan) -> Iterator[str]:
+    """A gang is given up as a whole: nothing is bought for it in the same breath, and the plan says why."""
+    held = {each.subject: each.reason.tag() for each in plan.deferred}
+    bought = {each.gang for each in plan.decisions if isinstance(each, BuyNode)}
+    for decision in plan.decisions:
+        if isinstance(decision, DrainNode | ReleaseInstance) and isinstance(decision.reason, GangAbandoned):
+            gang = decision.reason.gang
+            if gang in bought or held.get(gang) != decision.reason.defer_reason:
+                yield f"a node of gang {gang} goes as given up, but the gang is not held back for it"
+
+
+def _cancel_violations(plan: Plan, state: ClusterState) -> Iterator[str]:
+    for decision in plan.decisions:
+        if isinstance(decision, CancelDrain):
+            record = state.drains.get(decision.drain_action_id)
+            if record is None or record.drained is not None or record.terminated is not None:
+                yield f"a drain of node {decision.node_name} is cancelled that is not under way"
+
+
+def _at_risk_violations(
+    plan: Plan, drains: list[DrainNode], views: tuple[NodeView, ...], pods: Mapping[str, list[PodObserved]]
+) -> Iterator[str]:
+    """A node under notice drains, and its pods are bought for, or held back with a reason."""
+    draining = {drain.node_uid for drain in drains if not drain.is_voluntary}
+    accounted = {held.subject for held in plan.deferred}
+    for decision in plan.decisions:
+        accounted.update(getattr(decision.reason, "demand", ()))
+    for view in views:
+        if view.notice is None or view.node_uid is None:
+            continue
+        decided = None if view.drain is None else view.drain.decision
+        is_forced = isinstance(decided, DrainNode) and not decided.is_voluntary
+        is_going = is_forced or view.node_uid in draining or view.phase in (NodePhase.DRAINED, NodePhase.TERMINATING)
+        if not is_going:
+            yield f"node {view.name} is under notice since {view.notice.first_received_at}, and nothing drains it"
+        for pod in pods.get(view.name, ()):
+            is_settled = pod.owner_kind is None or pod.deleting_since is not None
+            if not is_settled and f"pod/{pod.pod_uid}" not in accounted:
+                yield f"pod {pod.namespace}/{pod.name} loses its node: neither is one bought, nor said why not"
+
+
+# The part of the second opinion that looks at what is done for how busy GPUs are. Called by `core/check/plan_check.py`
+# alone. Reads the last window of each node, where `core/disruption/utilization.py` reads trails.
+
+
+def utilization_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    """Yield a sentence for each node bought or drained for a figure that does not bear it out, or must not."""
+    bought = [each for each in plan.decisions if isinstance(each, BuyNode) and isinstance(each.reason, UtilizationHigh)]
+    drained = [
+        (each, each.reason)
+        for each in plan.decisions
+        if isinstance(each, DrainNode)
+        and isinstance(each.reason, NodeUnderused)
+        and each.reason.utilization_ratio is not None
+    ]
+    if not bought and not drained:
+        return
+    if bought and policy.utilization_trigger != "direct":
+        yield f"{len(bought)} nodes are bought for their use alone, which the policy does not want"
+    if len(bought) > 1 or len(drained) > 1:
+        yield f"{len(bought) + len(drained)} nodes come or go for their use at once"
+    ratios = [
+        ratio
+        for uid, window in state.telemetry.items()
+        if uid in state.nodes and (ratio := _busy(window, policy, plan.as_of)) is not None
+    ]
+    if bought and not any(ratio > policy.utilization.high_ratio for ratio in ratios):
+        yield "a node is bought for high use, and no node's telemetry says so"
+    for drain, _ in drained:
+        known = state.telemetry.get(drain.node_uid)
+        ratio = None if known is None else _busy(known, policy, plan.as_of)
+        if ratio is None or not 0 < ratio <= policy.utilization.low_ratio:
+            yield f"node {drain.node_name} is drained for low use, which its telemetry does not say"
+
+
+def _busy(window: GpuNodeSummarised, policy: ScalingPolicy, as_of: datetime) -> float | None:
+    """The mean of all GPUs in a window of late; None: it is old, or does not know of all."""
+    ended_at = window.window_started_at + timedelta(seconds=window.window_seconds)
+    known = [gpu.utilization_ratio_mean for gpu in window.gpus]
+    sure = [ratio for ratio in known if ratio is not None]
+    is_old = (as_of - ended_at).total_seconds() > policy.utilization.telemetry_age_seconds_max
+    return None if is_old or not sure or len(sure) < len(known) else sum(sure) / len(sure)

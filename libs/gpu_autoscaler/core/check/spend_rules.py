@@ -1,0 +1,225 @@
+"""The part of the second opinion that looks at money by day and month: a purchase never passes a limit.
+
+Called by `core/check/plan_check.py` alone. Counts again, from nodes and charges, in its own way: seconds of each node's time.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+
+from gpu_autoscaler.core.check.placement_rules import job_named
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import NodeView, node_views
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.reasons.buy import ReplacesNodes
+from gpu_autoscaler.model.reasons.drain import SpendExhausted
+
+_ENDING_SECONDS = 120.0  # as the plan allows for the end of a machine
+_SECONDS_PER_HOUR = 3600
+_ROUNDINGS = 10_000  # micro-dollars
+_Limit = tuple[str, str, int]  # owner, period, micro-dollars
+
+
+def spend_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    """Yield a sentence for each limit that what is spent, promised and bought may pass together."""
+    bought = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
+    limits = list(spend_limits(policy))
+    if not bought or not limits:
+        return
+    yield from _work_seconds_violations(bought, state)
+    for owner, period, most in limits:
+        mine = [each for each in bought if owner in _owners(each.pool, each.offer.zone, dict(each.labels))]
+        if not mine:
+            continue
+        if state.ledger_reported_at is None:
+            yield f"{len(mine)} nodes are bought, and nobody knows what {owner} spent in the {period}"
+            continue
+        _, end = period_bounds(period, plan.as_of)
+        total = spent(owner, period, plan.as_of, state)
+        for view in ours(owner, state, plan.as_of):
+            until = min(end, _latest_end(view, state, policy, plan.as_of) or end)
+            total += _price(view.price_micro_usd_per_hour, (until - plan.as_of).total_seconds())
+        for decision in mine:
+            seconds = (end - plan.as_of).total_seconds()
+            tail = _tail(policy)
+            if decision.work_seconds_max is not None and tail is not None:
+                seconds = min(seconds, policy.boot_seconds_max + decision.work_seconds_max + tail)
+            total += _price(decision.offer.price_micro_usd_per_hour, seconds)
+        if total > most:
+            yield f"{owner} may spend {float(total):.0f} micro-dollars in the {period}, its limit is {most}"
+
+
+def spend_removal_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    """Yield a sentence for each node that goes for want of money that is there, or against a mark on it."""
+    hard = {(owner, period): most for owner, period, most in spend_limits(policy, only_hard=True)}
+    for decision in plan.decisions:
+        if not isinstance(decision, DrainNode | ReleaseInstance) or not isinstance(decision.reason, SpendExhausted):
+            continue
+        owner, period = decision.reason.owner, decision.reason.period
+        most, (_, end) = hard.get((owner, period)), period_bounds(period, plan.as_of)
+        rest = spent(owner, period, plan.as_of, state) + sum(
+            _price(view.price_micro_usd_per_hour, (end - plan.as_of).total_seconds())
+            for view in ours(owner, state, plan.as_of)
+        )
+        # A little for roundings: what all of it may cost to the end of the period is far more where it matters.
+        if most is None or rest + _ROUNDINGS < most:
+            yield f"{decision.action_id} removes a node for want of money, and no hard limit of {owner} can be passed"
+        if isinstance(decision, DrainNode):
+            yield from _marked(decision, state)
+
+
+def _marked(drain: DrainNode, state: ClusterState) -> Iterator[str]:
+    """Work that somebody marked stays, whatever it costs."""
+    node = state.nodes.get(drain.node_uid)
+    keys = (labels.SCALE_DOWN_DISABLED, labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT)
+    if node is not None and any(key in keys and value == "true" for key, value in node.annotations):
+        yield f"node {drain.node_name} goes for want of money, but is marked to stay"
+    for pod in state.pods.values():
+        is_work = pod.phase not in ("succeeded", "failed") and pod.owner_kind not in ("DaemonSet", "Node")
+        if pod.node_name != drain.node_name or not is_work or pod.deleting_since is not None:
+            continue
+        marks, job = dict(pod.annotations), None if pod.job_id is None else state.jobs.get(pod.job_id)
+        is_kept = job is not None and job.queued is not None and not job.queued.spec.is_preemptible
+        is_marked = "true" in (marks.get(labels.DO_NOT_DISRUPT), marks.get(labels.KARPENTER_DO_NOT_DISRUPT))
+        if is_kept or is_marked or marks.get(labels.SAFE_TO_EVICT) == "false" or pod.owner_kind is None:
+            yield f"node {drain.node_name} goes for want of money, but pod {pod.namespace}/{pod.name} is protected"
+
+
+def spend_limits(policy: ScalingPolicy, *, only_hard: bool = False) -> Iterator[_Limit]:
+    """Every limit of the policy by owner and period."""
+    owned = [("", policy.limits.spend)]
+    for kind, parts in (("zone", policy.limits.zones), ("project", policy.limits.projects)):
+        owned += [(f"{kind}/{part.name}", part.spend) for part in parts]
+    owned += [(f"pool/{pool.name}", pool.spend) for pool in policy.pools]
+    for owner, money in owned:
+        for period, most in (("day", money.day_micro_usd_max), ("month", money.month_micro_usd_max)):
+            if most is not None and (money.is_hard or not only_hard):
+                yield owner or "cluster", period, most
+
+
+def period_bounds(period: str, at: datetime) -> tuple[datetime, datetime]:
+    """When the day or month of this instant begins and ends."""
+    day = datetime(at.year, at.month, at.day, tzinfo=UTC)
+    if period == "day":
+        return day, day + timedelta(days=1)
+    month, following = day.replace(day=1), at.month % 12 + 1
+    return month, month.replace(month=following, year=at.year + (following == 1))
+
+
+def spent(owner: str, period: str, as_of: datetime, state: ClusterState) -> Fraction:
+    """What was charged to the owner, and the price of all its time since that was not charged."""
+    start, _ = period_bounds(period, as_of)
+    name = start.isoformat()[: 10 if period == "day" else 7]
+    total = Fraction(state.spent.get(name, {}).get(owner, 0))
+    counted = set()
+    for view in ours(owner, state, as_of):
+        counted.add(view.provider_id)
+        began = as_of if view.order is None or view.order.planned_at is None else view.order.planned_at
+        if view.order is not None and view.order.launched is not None:
+            began = view.order.launched.launched_at
+        if view.instance is not None:
+            began = view.instance.launched_at
+        charge = None if view.provider_id is None else state.charges.get(view.provider_id)
+        since = max(start, began if charge is None else max(began, charge.until_at))
+        total += _price(view.price_micro_usd_per_hour, (as_of - since).total_seconds())
+    for instance in state.instances.values():
+        charge = state.charges.get(instance.provider_id)
+        if instance.terminated_at is None or instance.provider_id in counted or (charge and charge.is_corrected):
+            continue
+        order = None if instance.action_id is None else state.orders.get(instance.action_id)
+        said = None if order is None else order.decision
+        node_labels = {} if said is None else dict(said.labels)
+        if owner in _owners(None if said is None else said.pool, instance.zone, node_labels):
+            since = max(start, instance.launched_at if charge is None else max(instance.launched_at, charge.until_at))
+            total += _price(instance.price_micro_usd_per_hour, (instance.terminated_at - since).total_seconds())
+    return total
+
+
+def ours(owner: str, state: ClusterState, as_of: datetime) -> list[NodeView]:
+    """Nodes that count against the owner's limits."""
+    return [
+        view
+        for view in node_views(state, as_of)
+        if view.is_ours and view.is_counted and owner in _owners(view.pool, view.zone, view.labels)
+    ]
+
+
+def _owners(pool: str | None, zone: str | None, node_labels: Mapping[str, str]) -> tuple[str, ...]:
+    return ("cluster", f"pool/{pool}", f"zone/{zone}", f"project/{node_labels.get(labels.PROJECT_ID)}")
+
+
+def _price(price_micro_usd_per_hour: int | None, seconds: float) -> Fraction:
+    return Fraction((price_micro_usd_per_hour or 0) * max(0.0, seconds)) / _SECONDS_PER_HOUR
+
+
+def _tail(policy: ScalingPolicy) -> float | None:
+    if any(pool.nodes_count_min or pool.is_paused for pool in policy.pools):
+        return None
+    if policy.nodes_count_min or policy.headrooms or policy.scheduled_limits or policy.forecast.is_on:
+        return None
+    stays_seconds = max(policy.idle_seconds_max, policy.scale_down_cooldown_seconds)
+    return stays_seconds + policy.drain_seconds_max + _ENDING_SECONDS
+
+
+def _latest_end(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> datetime | None:
+    """When the node will have ended at the latest; None: nobody knows."""
+    drain = None if view.drain is None else view.drain.decision
+    if view.phase is NodePhase.FAILED and view.node is not None and view.node.is_ready and _has_work(view, state):
+        return None
+    if view.phase in (NodePhase.DRAINED, NodePhase.TERMINATING, NodePhase.FAILED):
+        return as_of + timedelta(seconds=_ENDING_SECONDS)
+    if isinstance(drain, DrainNode) and not drain.is_voluntary:
+        return max(drain.deadline_at, as_of) + timedelta(seconds=_ENDING_SECONDS)
+    tail, decision = _tail(policy), None if view.order is None else view.order.decision
+    if tail is None or view.phase is NodePhase.LOST:
+        return None
+    if view.is_booting:
+        if decision is None or decision.work_seconds_max is None or view.usable_by is None:
+            return None
+        return view.usable_by + timedelta(seconds=decision.work_seconds_max + tail)
+    ends = [as_of]
+    for pod in state.pods.values():
+        if (
+            pod.node_name != view.name
+            or pod.phase in ("succeeded", "failed")
+            or pod.owner_kind in ("DaemonSet", "Node")
+        ):
+            continue
+        job = None if pod.job_id is None else state.jobs.get(pod.job_id)
+        if job is None or job.queued is None:
+            return None
+        ends.append((pod.started_at or as_of) + timedelta(seconds=job.queued.spec.duration_seconds_max))
+    return max(ends) + timedelta(seconds=tail)
+
+
+def _has_work(view: NodeView, state: ClusterState) -> bool:
+    return any(
+        pod.node_name == view.name
+        and pod.phase not in ("succeeded", "failed")
+        and pod.owner_kind not in ("DaemonSet", "Node")
+        for pod in state.pods.values()
+    )
+
+
+def _work_seconds_violations(bought: list[BuyNode], state: ClusterState) -> Iterator[str]:
+    """A purchase allows for the longest of the work that it names; of those that replace nodes together one does, as
+    they do not say which takes which."""
+    for decision in bought:
+        for key in getattr(decision.reason, "demand", ()):
+            kind, _, name = key.partition("/")
+            pod = next((one for one in state.pods.values() if one.pod_uid == name), None) if kind == "pod" else None
+            job_id = job_named(key) if pod is None else pod.job_id
+            job = None if job_id is None else state.jobs.get(job_id)
+            longest = None if job is None or job.queued is None else job.queued.spec.duration_seconds_max
+            said = [each.work_seconds_max for each in _same_replacement(decision, bought)]
+            if all(seconds is not None and (longest is None or longest > seconds) for seconds in said):
+                yield f"{decision.offer.key} is bought for {said[0]:g} s of work, and {key} may take longer"
+
+
+def _same_replacement(decision: BuyNode, bought: list[BuyNode]) -> list[BuyNode]:
+    """The purchase, with the others that replace the same nodes."""
+    others = (each for each in bought if each is not decision and each.reason == decision.reason)
+    return [decision, *(others if isinstance(decision.reason, ReplacesNodes) else ())]

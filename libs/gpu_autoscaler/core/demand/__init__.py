@@ -1,0 +1,1 @@
+"""Work that needs capacity, from every source, as demand items."""

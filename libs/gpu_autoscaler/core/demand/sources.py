@@ -1,0 +1,374 @@
+"""What work wants room: one item type, a gang, from every source. Read by the plan and by the scheduler.
+
+Computed from the state, in the order in which it is served: what is on its way first, then by priority, wait and key.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+import msgspec
+
+from gpu_autoscaler.core.demand.elastic import elastic_members
+from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
+from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.intake.reported_demand import spec_of
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.placement.pod_affinity import Rules, pod_constraints_of, rules_of
+from gpu_autoscaler.core.placement.preferences import job_preferences, pod_preferences
+from gpu_autoscaler.core.placement.shapes import Shape
+from gpu_autoscaler.core.state.queries import (
+    NO_START_DEADLINE,
+    counts_for_idleness,
+    is_waiting,
+    is_workload,
+    pods_by_node,
+)
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord, ReportedDemandRecord
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import JobId, PodUid
+from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT, PRIORITY_NAMES, JobSpec
+from gpu_autoscaler.model.reasons.defer import DeferReason, DeviceClaimsUnsupported, GroupIncomplete, VolumeNotReady
+from gpu_autoscaler.model.resources import GPU_RESOURCE
+from gpu_autoscaler.model.scheduling import NO_DEMANDS, LabelRequirement, NodeDemands, NodeSelectorTerm, Toleration
+
+# What Kubernetes said of one pod holds for those that ask for the same. Used where demand is put together.
+# Its scheduler looks at one pod after the other, and takes seconds to say of each pod of a burst that it fits
+# nowhere.
+
+
+def infer_unschedulable(items: list[DemandItem]) -> list[DemandItem]:
+    """Pods of which Kubernetes has not spoken want room as well where it found none for one that asks for the same.
+
+    Members of groups and of jobs are spoken of one by one.
+    """
+    refused = {_asked(item) for item in items if item.source is DemandSource.PENDING_POD and item.gang is None}
+    if not refused:
+        return items
+    return [
+        msgspec.structs.replace(item, source=DemandSource.PENDING_POD, is_inferred_unschedulable=True)
+        if item.source is DemandSource.ARRIVING_POD and item.job_id is None and _asked(item) in refused
+        else item
+        for item in items
+    ]
+
+
+def _asked(item: DemandItem) -> tuple[object, ...]:
+    return item.shape, item.priority, item.project, item.blocked, item.gang
+
+
+# Pods that start together because they say so: the PodGroups of others (Coscheduling, Kueue, Volcano) as
+# gangs. Of a group with a minimum so many pods are a gang, those that run counted: all of these get room or
+# none does. What it has besides are pods like any other, served after their gang. A group without a minimum
+# is a gang of all that wait.
+
+_KEYS = (*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION)
+_MINIMA = (*labels.POD_GROUP_MIN_AVAILABLE, labels.POD_GROUP_TOTAL_COUNT)
+
+
+def group_into_gangs(
+    items: list[DemandItem], unbound: tuple[PodObserved, ...], pods: Mapping[PodUid, PodObserved]
+) -> list[DemandItem]:
+    """Pending pods of one group become a gang, which waits like its first and best member."""
+    groups = {pod.pod_uid: group for pod in unbound if (group := group_of(pod))}
+    if not groups:
+        return items
+    gangs: dict[str, list[DemandItem]] = {}
+    for item in items:
+        group = groups.get(PodUid(item.key.removeprefix("pod/")), "")
+        if group and item.source is DemandSource.PENDING_POD:
+            gangs.setdefault(group, []).append(item)
+    together: dict[str, DemandItem] = {}
+    for gang, members in gangs.items():
+        minima = (_count_min(pods[PodUid(each.key.removeprefix("pod/"))]) for each in members)
+        known = [each for each in minima if each is not None]
+        together.update(_as_gang(gang, members, max(known, default=None), pods))
+    return [together.get(item.key, item) for item in items]
+
+
+def _as_gang(
+    gang: str, members: list[DemandItem], count_min: int | None, pods: Mapping[PodUid, PodObserved]
+) -> dict[str, DemandItem]:
+    """The members by key: those that the group needs to start as a gang, the rest as they were."""
+    priority, since = max(each.priority for each in members), min(each.since for each in members)
+    needed_count = len(members)
+    blocked: DeferReason | None = None
+    if count_min is not None:
+        bound_count = _bound_counts(pods)[gang]
+        needed_count = max(0, count_min - bound_count)
+        if needed_count > len(members):
+            there = len(members) + bound_count
+            blocked = GroupIncomplete(group=gang, members_present=there, members_count_min=count_min)
+    first = sorted(members, key=lambda each: (-each.priority, each.since, each.key))[:needed_count]
+    hurry = min((each.start_by_at for each in members if each.start_by_at is not None), default=None)
+    within = next(filter(None, (_within(pods[PodUid(each.key.removeprefix("pod/"))]) for each in first)), None)
+    blocked = blocked or next((each.blocked for each in first if each.blocked is not None), None)
+    return {
+        each.key: msgspec.structs.replace(
+            each, gang=gang, priority=priority, since=since, blocked=blocked, within=within, start_by_at=hurry
+        )
+        for each in first
+    }
+
+
+def group_of(pod: PodObserved) -> str:
+    """`group/<namespace>/<name>` of a pod that names one; empty: none. Jobs of ours start together by themselves."""
+    if pod.job_id is not None:
+        return ""
+    said = {key: value for key, value in (*pod.annotations, *pod.labels) if value and key in _KEYS}
+    name = next((said[key] for key in _KEYS if key in said), "")
+    is_none = not name or name.startswith(labels.POD_GROUP_GENERATED_PREFIX)
+    return "" if is_none else f"group/{pod.namespace}/{name}"
+
+
+def _count_min(pod: PodObserved) -> int | None:
+    """How many of its group start together: by the group's object, else as the pod itself says."""
+    if pod.group_count_min is not None:
+        return pod.group_count_min
+    said = dict((*pod.annotations, *pod.labels))
+    return next((int(said[key]) for key in _MINIMA if said.get(key, "").isdigit()), None)
+
+
+def _within(pod: PodObserved) -> str | None:
+    """The label whose value the nodes of all members share; None: they may be apart."""
+    said = dict(pod.annotations)
+    return next((said[key] for key in labels.GANG_WITHIN if said.get(key)), None)
+
+
+@cached_by_identity(4)
+def _bound_counts(pods: Mapping[PodUid, PodObserved]) -> Counter[str]:
+    """How many pods of each group have a node, or have done their part."""
+    return Counter(
+        group
+        for pod in pods.values()
+        if pod.node_name is not None
+        and pod.phase != "failed"
+        and pod.deleting_since is None
+        and (group := group_of(pod))
+    )
+
+
+# Kubernetes reserves priorities from here on for critical system pods
+# (Kubernetes documentation, "Pod Priority and Preemption", read 2026-11-21).
+_CRITICAL_POD_PRIORITY_MIN = 2_000_000_000
+
+# The nodes' GPU taint, which the API server's ExtendedResourceToleration tolerates for pods that ask for GPUs
+# (Kubernetes documentation, "Admission Control in Kubernetes", read 2026-11-21).
+_GPU_DEMANDS = NodeDemands(tolerations=(Toleration(key=GPU_RESOURCE, operator="Exists"),))
+
+
+def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) -> tuple[DemandItem, ...]:
+    """Return all work that has no lasting place, in the order in which it is to be served.
+
+    Work that is on its way to a place comes first: it takes its room whatever waits. Wishes for room come last.
+    """
+    leaving = {view.name: view for view in views if view.node is not None and (view.notice or view.drain)}
+    unbound, pods_per_job = _unbound_and_members(state.pods)
+    bound = pods_by_node(state)
+    pods = (*unbound, *(pod for name in leaving for pod in bound.get(name, ())))
+    sources = ((pod, _source(pod, leaving)) for pod in pods)
+    items = [_pod_item(pod, source, state, leaving) for pod, source in sources if source is not None]
+    items = infer_unschedulable(group_into_gangs(items, unbound, state.pods))
+    items.extend(_job_items(state, pods_per_job))
+    wishes = (each for each in state.reported_demand.values() if as_of < each.reported.until)
+    items.extend(item for each in wishes for item in _wished(each))
+    return tuple(sorted(items, key=_as_served))
+
+
+def _as_served(item: DemandItem) -> tuple[bool, bool, int, bool, datetime, datetime, str, str]:
+    is_wish, is_further = item.source is DemandSource.REPORTED, item.source is DemandSource.ELASTIC_MEMBER
+    hurry = item.start_by_at or NO_START_DEADLINE
+    who = item.gang or item.key
+    return item.is_bought_for, is_wish, -item.priority, is_further, hurry, item.since, who, item.key
+
+
+@cached_by_identity(256)
+def _wished(record: ReportedDemandRecord) -> tuple[DemandItem, ...]:
+    """One item for each member that is wished for: they are wanted each for itself."""
+    wish, spec = record.reported, spec_of(record.reported)
+    shape = job_shape(spec)
+    return tuple(
+        DemandItem(
+            key=f"demand/{wish.source}/{number}",
+            source=DemandSource.REPORTED,
+            shape=shape,
+            member_count=1,
+            priority=spec.priority,
+            since=record.reported_at,
+        )
+        for number in range(1, (wish.count or 0) + 1)
+    )
+
+
+@cached_by_identity(4)
+def _unbound_and_members(
+    pods: Mapping[PodUid, PodObserved],
+) -> tuple[tuple[PodObserved, ...], Mapping[JobId, int]]:
+    """Return the pods that have no node yet, and how many members of each job exist."""
+    members = Counter(pod.job_id for pod in pods.values() if pod.job_id is not None and is_member(pod))
+    return tuple(pod for pod in pods.values() if pod.node_name is None), members
+
+
+def is_member(pod: PodObserved) -> bool:
+    """True for a pod that stands for a member of its job: it waits, runs, or has done its part."""
+    return pod.deleting_since is None and pod.phase != "failed"
+
+
+def job_shape(spec: JobSpec) -> Shape:
+    """What each member of a job needs; the Kubernetes Job made for it carries the same demands."""
+    return Shape(
+        resources=msgspec.structs.replace(spec.member_resources, pod_count=1),
+        gpu_models=spec.models,
+        gpu_memory_bytes_min=None if spec.member_resources.slices else spec.gpu_memory_bytes_min,
+        demands=_job_demands(spec),
+        is_spot_allowed=spec.is_preemptible,
+        preferences=job_preferences(spec),
+    )
+
+
+def _job_demands(spec: JobSpec) -> NodeDemands:
+    """What the job's pods demand of nodes besides model and capacity type, whose labels depend on who made the node."""
+    if not spec.member_resources.has_gpus:
+        return NO_DEMANDS
+    least = share_memory(spec)
+    return _GPU_DEMANDS if least is None else msgspec.structs.replace(_GPU_DEMANDS, node_affinity=(least,))
+
+
+def share_memory(spec: JobSpec) -> NodeSelectorTerm | None:
+    """How large the replica of a GPU has to be that a member asks for; None: the resource's name says it."""
+    least = spec.gpu_memory_bytes_min
+    if least is None or not spec.member_resources.slices:
+        return None
+    return NodeSelectorTerm((LabelRequirement(labels.GPU_SHARE_MEMORY, "Gt", (str(least // 2**20 - 1),)),))
+
+
+def pod_shape(pod: PodObserved, spec: JobSpec | None, rules: Rules) -> Shape:
+    """What a pod needs; `spec` is that of its job, where it has one of ours, `rules` are all pods'."""
+    models = pod.gpu_models or (() if pod.gpu_model is None else (pod.gpu_model,))
+    return Shape(
+        resources=msgspec.structs.replace(pod.requests, pod_count=1),
+        gpu_models=models or (() if spec is None else spec.models),
+        pod_constraints=pod_constraints_of(pod, rules),
+        gpu_memory_bytes_min=_memory_min(pod, spec),
+        demands=pod.demands,
+        is_spot_allowed=pod.priority < _CRITICAL_POD_PRIORITY_MIN if spec is None else spec.is_preemptible,
+        preferences=pod_preferences(pod) if spec is None else job_preferences(spec),
+    )
+
+
+def _memory_min(pod: PodObserved, spec: JobSpec | None) -> int | None:
+    """Memory of one whole GPU, as the pod's claims or its job ask for it."""
+    if pod.gpu_memory_bytes_min is not None or spec is None or pod.requests.slices:
+        return pod.gpu_memory_bytes_min
+    return spec.gpu_memory_bytes_min
+
+
+def job_spec(state: ClusterState, job_id: JobId | None) -> JobSpec | None:
+    """Return the accepted job, None where there is none or it has aged out."""
+    job = None if job_id is None else state.jobs.get(job_id)
+    return None if job is None or job.queued is None else job.queued.spec
+
+
+def pod_priority(pod: PodObserved, spec: JobSpec | None) -> int:
+    """The job's priority; for other pods Kubernetes' own, whose scale is everybody's own: below, at, or above zero."""
+    if spec is not None:
+        return spec.priority
+    if pod.priority == 0:
+        return PRIORITY_DEFAULT
+    return PRIORITY_NAMES["high"] if pod.priority > 0 else PRIORITY_NAMES["low"]
+
+
+def _start_by(pod: PodObserved) -> datetime | None:
+    """When the pod is to have started, by its annotation; None: no hurry, or nothing that can be read."""
+    said = next((value for key, value in pod.annotations if key == labels.START_BY), None)
+    try:
+        at = None if said is None else datetime.fromisoformat(said)
+    except ValueError:
+        return None
+    return None if at is None or at.tzinfo is None else at
+
+
+def _source(pod: PodObserved, leaving: Mapping[str, NodeView]) -> DemandSource | None:
+    if pod.deleting_since is not None or pod.is_gated or not counts_for_idleness(pod):
+        return None
+    if pod.node_name is None:
+        return DemandSource.ARRIVING_POD if pod.unschedulable_since is None else DemandSource.PENDING_POD
+    view = leaving.get(pod.node_name)
+    # A bare pod does not come back, so it needs no other place.
+    if view is None or pod.owner_kind is None or not is_workload(pod):
+        return None
+    return DemandSource.AT_RISK_POD if view.notice is not None else DemandSource.MOVING_POD
+
+
+def _pod_item(
+    pod: PodObserved, source: DemandSource, state: ClusterState, leaving: Mapping[str, NodeView]
+) -> DemandItem:
+    spec = job_spec(state, pod.job_id)
+    job = None if pod.job_id is None else state.jobs.get(pod.job_id)
+    view = None if pod.node_name is None else leaving.get(pod.node_name)
+    return DemandItem(
+        key=f"pod/{pod.pod_uid}",
+        source=source,
+        shape=pod_shape(pod, spec, rules_of(state.pods)),
+        member_count=1,
+        priority=pod_priority(pod, spec),
+        since=pod.unschedulable_since or pod.created_at,
+        created_at=pod.created_at,
+        start_by_at=_start_by(pod) if spec is None else spec.start_by_at,
+        job_id=pod.job_id,
+        project=dict(pod.labels).get(labels.PROJECT_ID) if spec is None else spec.project_id,
+        work_seconds_max=None if spec is None else spec.duration_seconds_max,
+        leaves=None if view is None else view.node_uid,
+        prefers=_placed_on(job) if source is DemandSource.ARRIVING_POD else (),
+        blocked=_blocked(pod),
+    )
+
+
+def _blocked(pod: PodObserved) -> VolumeNotReady | DeviceClaimsUnsupported | None:
+    if pod.device_trouble:
+        return DeviceClaimsUnsupported(detail=pod.device_trouble)
+    return VolumeNotReady(detail=pod.volume_trouble) if pod.volume_trouble else None
+
+
+def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterator[DemandItem]:
+    """Jobs whose members do not exist as pods yet. Members that do exist speak for themselves."""
+    for job_id, job in state.jobs.items():
+        if job.queued is None or job.finished is not None or job.cancel_requested is not None:
+            continue
+        spec = job.queued.spec
+        is_queued = is_waiting(job)
+        count = spec.gang_count if is_queued or job.placed is None else len(job.placed.node_uids)
+        missing_count = count - pods_per_job.get(job_id, 0)
+        if missing_count > 0 and (is_queued or is_unbound(job)):
+            yield DemandItem(
+                key=f"job/{job_id}",
+                source=DemandSource.QUEUED_JOB if is_queued else DemandSource.PLACED_JOB,
+                shape=job_shape(spec),
+                member_count=missing_count,
+                gang=f"job/{job_id}" if missing_count > 1 else None,
+                within=spec.within,
+                start_by_at=spec.start_by_at,
+                priority=spec.priority,
+                since=job.queued.queued_at,
+                job_id=job_id,
+                project=spec.project_id,
+                work_seconds_max=spec.duration_seconds_max,
+                prefers=() if is_queued else _placed_on(job),
+            )
+        if is_queued or is_unbound(job):
+            placed_count = 0 if is_queued or job.placed is None else len(job.placed.node_uids)
+            there_count = max(placed_count, pods_per_job.get(job_id, 0))
+            yield from elastic_members(spec, job_shape(spec), job.queued.queued_at, there_count)
+
+
+def _placed_on(job: JobRecord | None) -> tuple[str, ...]:
+    """Bins of the job's placement, each once."""
+    if job is None or job.placed is None:
+        return ()
+    return tuple(dict.fromkeys(f"node/{node_uid}" for node_uid in job.placed.node_uids))
+
+
+def is_unbound(job: JobRecord) -> bool:
+    """True for a placed job that has not started since: pods that are missing are still to come."""
+    return job.placed is not None and (job.started is None or job.started.started_at < job.placed.placed_at)

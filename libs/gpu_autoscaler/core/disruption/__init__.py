@@ -1,0 +1,1 @@
+"""Which nodes to drain or replace, and what protects them."""

@@ -1,0 +1,90 @@
+"""How many nodes may leave at a time. Asked before each removal by choice.
+
+Of the budgets that hold now and name the cause the smallest counts; a share is rounded up, and nodes that are silent
+are out of service already. A budget that cannot be read allows nothing (Karpenter, "Disruption", read 2026-11-21).
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+from math import ceil
+
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.limits.override_bounds import protecting_directive
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.reasons.buy import ReplacesNodes
+from gpu_autoscaler.model.reasons.defer_limits import (
+    DisruptionBudgetReached,
+    KeptByOverride,
+    MinimumReached,
+    PoolPaused,
+)
+
+
+def removal_limit(
+    view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy
+) -> MinimumReached | DisruptionBudgetReached | PoolPaused | KeptByOverride | None:
+    """Return which limit one more node leaving for this cause would pass; None: it may."""
+    ours = [each for each in draft.views if each.is_ours and each.is_counted]
+    staying_count = len(ours) - len(draft.leaving())
+    if staying_count <= policy.nodes_count_min:
+        return MinimumReached(nodes_count=staying_count, nodes_count_min=policy.nodes_count_min)
+    if (kept := protecting_directive(view, draft)) is not None:
+        return kept
+    disrupting = draft.disturbing() | _awaiting_replacement(draft)
+    if cause is not RemovalCause.UNHEALTHY:
+        disrupting |= {each.node_uid for each in ours if each.phase is NodePhase.LOST and each.node_uid is not None}
+    disrupting -= {view.node_uid}
+    usable_count = sum(1 for each in ours if each.usable_since is not None)
+    disrupting_count_max = removals_count_max(cause, usable_count, policy, draft.as_of)
+    if len(disrupting) >= disrupting_count_max:
+        return DisruptionBudgetReached(disrupting_count=len(disrupting), disrupting_count_max=disrupting_count_max)
+    return None
+
+
+def removals_left(cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> int:
+    """How many more nodes may leave for this cause now, as far as budgets go."""
+    ours = [each for each in draft.views if each.is_ours and each.is_counted]
+    usable_count = sum(1 for each in ours if each.usable_since is not None)
+    disrupting = draft.disturbing() | _awaiting_replacement(draft)
+    over_minimum = len(ours) - len(draft.leaving()) - policy.nodes_count_min
+    return min(removals_count_max(cause, usable_count, policy, draft.as_of) - len(disrupting), over_minimum)
+
+
+def _awaiting_replacement(draft: Draft) -> set[NodeUid]:
+    """Nodes whose replacement is on its way, or bought by this draft: they drain as soon as it is ready."""
+    ordered = (view.order.decision for view in draft.views if view.is_booting and view.order is not None)
+    bought = (purchase.decision for purchase in draft.purchases)
+    return {
+        node_uid
+        for decision in (*ordered, *bought)
+        if decision is not None and isinstance(decision.reason, ReplacesNodes)
+        for node_uid in decision.reason.node_uids
+    }
+
+
+def removals_count_max(cause: RemovalCause, nodes_count: int, policy: ScalingPolicy, as_of: datetime) -> int:
+    """How many of so many nodes may be leaving at this instant, for this cause."""
+    return min(_limits(cause, nodes_count, policy, as_of))
+
+
+def _limits(cause: RemovalCause, nodes_count: int, policy: ScalingPolicy, as_of: datetime) -> Iterator[int]:
+    yield _share(policy.disruption_ratio_max, nodes_count)
+    for budget in policy.removal.disruption_budgets:
+        if budget.causes and cause not in budget.causes:
+            continue
+        if any(budget.violations()):
+            yield 0
+        elif budget.is_active(as_of):
+            if budget.nodes_count_max is not None:
+                yield budget.nodes_count_max
+            if budget.nodes_ratio_max is not None:
+                yield _share(budget.nodes_ratio_max, nodes_count)
+
+
+def _share(ratio: float, nodes_count: int) -> int:
+    # 0.07 * 100 is a little more than 7 in floating point, and would be rounded up to 8.
+    return ceil(round(ratio * nodes_count, 6))

@@ -1,0 +1,326 @@
+"""Step `renew`: nodes that are sick, too old, likely to be taken, or not what the policy would buy today make way, and
+those that never became what was bought while pods run on them.
+
+Their work moves to nodes that are ready; where there is no room, a replacement is bought and waited for first. Drift
+and expiry respect what must not be disturbed, expiry for as long as its overtime; sickness and a boot that failed do
+not. With force only at the drain's deadline.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit
+from gpu_autoscaler.core.disruption.gpu_health import gpu_evidence, is_suspect
+from gpu_autoscaler.core.disruption.repack import (
+    buy_replacement,
+    moving_pods,
+    place_elsewhere,
+    protected_node,
+    protected_pod,
+    retry_cooldown,
+)
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.placement.bins import bin_key
+from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.state.freshness import stale_watch
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.decisions import Deferred, DrainNode
+from gpu_autoscaler.model.ids import NodeUid, derive_id
+from gpu_autoscaler.model.reasons.defer import DeferReason, PodsFitNowhere, TooManyUnhealthy
+from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
+from gpu_autoscaler.model.reasons.drain import (
+    BootTimedOut,
+    NodeDrifted,
+    NodeExpired,
+    NodeUnhealthy,
+    RebalanceRecommended,
+)
+
+# What makes a node due to be replaced, read from its own evidence: sickness, age, and a policy that has
+# changed.
+
+_HASH_RANGE = 2**32
+
+
+@lru_cache(4096)
+def _early_ratio(name: str) -> float:
+    return int(derive_id("expiry", name)[:8], 16) / _HASH_RANGE
+
+
+def expires_at(name: str, created_at: datetime, policy: ScalingPolicy) -> datetime | None:
+    """Return when a node is old enough to go, a little earlier for each by its name; None: never."""
+    rules = policy.removal
+    if rules.expire_seconds_max is None:
+        return None
+    early = _early_ratio(name) * rules.expire_jitter_ratio
+    return created_at + timedelta(seconds=rules.expire_seconds_max * (1 - early))
+
+
+def expired(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> NodeExpired | None:
+    """Return that the node is old enough to go."""
+    if view.node is None:
+        return None
+    due_at = expires_at(view.name, view.node.created_at, policy)
+    if due_at is None or as_of < due_at:
+        return None
+    created_at = view.node.created_at
+    return NodeExpired(
+        age_seconds=(as_of - created_at).total_seconds(), age_seconds_max=(due_at - created_at).total_seconds()
+    )
+
+
+def is_overdue(reason: NodeExpired, policy: ScalingPolicy) -> bool:
+    """True when an expired node has waited for protected work for as long as the policy lets it."""
+    return reason.age_seconds >= reason.age_seconds_max + policy.removal.expire_grace_seconds
+
+
+def suspect_nodes(state: ClusterState, policy: ScalingPolicy) -> AbstractSet[NodeUid]:
+    """Return the nodes that a look for sickness is worth while at."""
+    rules = policy.removal.gpu_health
+    return state.unhealthy_since.keys() | {
+        uid for uid, history in state.telemetry_history.items() if is_suspect(history, rules)
+    }
+
+
+def unhealthy(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> NodeUnhealthy | None:
+    """Return what has been amiss with the node for too long. One that never was usable is not sick but late."""
+    if view.node_uid is None or view.node is None or view.usable_since is None:
+        return None
+    since = state.unhealthy_since.get(view.node_uid)
+    if since is not None and view.phase is NodePhase.LOST:
+        unhealthy_seconds, limit = (as_of - since).total_seconds(), policy.removal.unhealthy_seconds_max
+        if unhealthy_seconds >= limit:
+            evidence = "it offers fewer GPUs than it had" if view.node.is_ready else "it was not ready"
+            return NodeUnhealthy(evidence=evidence, unhealthy_seconds=unhealthy_seconds, unhealthy_seconds_max=limit)
+    return _unhealthy_gpu(view.node_uid, state, policy, as_of)
+
+
+def _unhealthy_gpu(
+    node_uid: NodeUid, state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> NodeUnhealthy | None:
+    history = state.telemetry_history.get(node_uid)
+    found = None if history is None else gpu_evidence(history, policy.removal.gpu_health, as_of)
+    if found is None:
+        return None
+    return NodeUnhealthy(
+        evidence=found.description,
+        unhealthy_seconds=(as_of - found.since).total_seconds(),
+        unhealthy_seconds_max=policy.removal.gpu_health.evidence_seconds,
+        is_fatal=found.is_fatal,
+    )
+
+
+def rebalance_recommended(
+    view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> RebalanceRecommended | None:
+    """Return that the cloud hinted lately that it may take the node. It says no more about when, nor takes it back."""
+    noticed_at = None if view.provider_id is None else state.rebalance_recommended_at.get(view.provider_id)
+    if noticed_at is None or (as_of - noticed_at).total_seconds() >= policy.spot.rebalance_avoid_seconds:
+        return None
+    return RebalanceRecommended(noticed_at=noticed_at)
+
+
+def drifted(view: NodeView, policy: ScalingPolicy) -> NodeDrifted | None:
+    """Return in what the node is not what its pool would buy today. What is unknown of it is no difference."""
+    if not policy.removal.is_drift_on or view.pool is None:
+        return None
+    pool = next((each for each in policy.pools if each.name == view.pool), None)
+    if pool is None:
+        return NodeDrifted(difference=f"pool {view.pool} is gone")
+    difference = _filtered_out(view, pool) or _order_difference(view, pool)
+    return None if difference is None else NodeDrifted(difference=difference)
+
+
+def _filtered_out(view: NodeView, pool: NodePool) -> str | None:
+    for what, allowed, value in (
+        ("instance type", pool.instance_types, view.instance_type),
+        ("GPU model", pool.gpu_models, view.gpu_model),
+        ("zone", pool.zones, view.zone),
+        ("capacity type", pool.capacity_types, view.capacity_type),
+    ):
+        if allowed and value is not None and value not in allowed:
+            return f"{what} {value} is not allowed in pool {pool.name} any more"
+    return None
+
+
+def _order_difference(view: NodeView, pool: NodePool) -> str | None:
+    """By the order alone: what somebody wrote on the node since, or the cloud left out, would be so again."""
+    decision = None if view.order is None else view.order.decision
+    if decision is None:
+        return None
+    ordered = dict(decision.labels)
+    for key, value in sorted(pool.labels.items()):
+        if ordered.get(key) != value:
+            return f"pool {pool.name} now has label {key}={value}"
+    return None if set(decision.taints) == set(pool.taints) else f"pool {pool.name} now has other taints"
+
+
+_STEP = "renew"
+
+
+class _Due(msgspec.Struct, frozen=True):
+    """A node that is to go, and whether it goes whatever runs there."""
+
+    view: NodeView
+    cause: RemovalCause
+    reason: NodeUnhealthy | NodeExpired | NodeDrifted | RebalanceRecommended | BootTimedOut
+    is_forced: bool
+
+
+def renew(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Each node that is due drains, waits for its replacement, or is held back with what keeps it."""
+    leaving = draft.leaving()
+    due = [each for each in _due(draft, state, policy) if each.view.name not in leaving]
+    if not due:
+        return draft
+    stale = stale_watch(state, policy, draft.as_of) or _too_many_unhealthy(due, draft, policy)
+    if isinstance(stale, TooManyUnhealthy):
+        draft = draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
+        due = [each for each in due if not isinstance(each.reason, NodeUnhealthy)]
+    elif stale is not None:
+        return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
+    for each in due:  # what has to go itself is no place for others
+        if bin_key(each.view) in draft.free_capacity:
+            draft.free_capacity.remove(bin_key(each.view))
+    for each in sorted(
+        due, key=lambda each: (each.cause is not RemovalCause.UNHEALTHY, not each.is_forced, each.view.name)
+    ):
+        draft = _remove(each, draft, state, policy)
+    return draft
+
+
+def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_Due]:
+    reason: NodeUnhealthy | NodeExpired | None
+    ages = _ages(draft.views, policy)
+    is_unhealthy: set[str] = set()
+    suspects = suspect_nodes(state, policy)
+    if suspects:
+        for view in filter(_is_removable, draft.views):
+            if view.node_uid in suspects and (reason := unhealthy(view, state, policy, draft.as_of)) is not None:
+                is_unhealthy.add(view.name)
+                yield _Due(view, RemovalCause.UNHEALTHY, reason, is_forced=reason.is_fatal)
+    yield from _missed_deadline(draft, policy)
+    if state.rebalance_recommended_at:
+        for view in filter(_is_removable, draft.views):
+            recommendation = (
+                rebalance_recommended(view, state, policy, draft.as_of) if view.phase is NodePhase.READY else None
+            )
+            if recommendation is not None and view.name not in is_unhealthy and bin_key(view) not in draft.claimed:
+                is_unhealthy.add(view.name)
+                yield _Due(view, RemovalCause.REBALANCE_RECOMMENDED, recommendation, is_forced=False)
+    for view in (*ages.drifted, *(ages.by_age[: bisect_right(ages.expires_at, draft.as_of)])):
+        if view.phase is not NodePhase.READY or bin_key(view) in draft.claimed or view.name in is_unhealthy:
+            continue
+        if (reason := expired(view, policy, draft.as_of)) is not None:
+            yield _Due(view, RemovalCause.EXPIRED, reason, is_forced=is_overdue(reason, policy))
+        elif (drift := drifted(view, policy)) is not None:
+            yield _Due(view, RemovalCause.DRIFTED, drift, is_forced=False)
+
+
+def _missed_deadline(draft: Draft, policy: ScalingPolicy) -> Iterator[_Due]:
+    for view in draft.views:
+        if view.phase is NodePhase.FAILED and _is_removable(view) and has_workload_pods(view, draft.pods):
+            yield _Due(view, RemovalCause.UNHEALTHY, boot_timed_out(view, policy, draft.as_of), is_forced=True)
+
+
+class _Ages(NamedTuple):
+    """What age and drift say of nodes, which changes with them and the policy alone."""
+
+    expires_at: list[datetime]  # ascending, of the nodes in `by_age`
+    by_age: list[NodeView]
+    drifted: list[NodeView]  # those that are not in `by_age`
+
+
+@cached_by_identity(4)
+def _ages(views: tuple[NodeView, ...], policy: ScalingPolicy) -> _Ages:
+    by_age: list[tuple[datetime, str, NodeView]] = []
+    others: list[NodeView] = []
+    for view in views:
+        at, is_drifted = _expiry_and_drift(view, policy)
+        if is_drifted:
+            others.append(view)
+        elif at is not None:
+            by_age.append((at, view.name, view))
+    by_age.sort(key=lambda each: each[:2])
+    return _Ages([at for at, _, _ in by_age], [view for _, _, view in by_age], others)
+
+
+@cached_by_identity(8192)
+def _expiry_and_drift(view: NodeView, policy: ScalingPolicy) -> tuple[datetime | None, bool]:
+    """When the node is old enough to go, and whether it has drifted; nothing of one that may not go by choice."""
+    if not _is_removable(view):
+        return None, False
+    at = None if view.node is None else expires_at(view.name, view.node.created_at, policy)
+    return at, drifted(view, policy) is not None
+
+
+def _is_removable(view: NodeView) -> bool:
+    return view.is_ours and view.drain is None and view.notice is None and view.node_uid is not None
+
+
+def _too_many_unhealthy(due: list[_Due], draft: Draft, policy: ScalingPolicy) -> TooManyUnhealthy | None:
+    unhealthy_count = sum(1 for each in due if isinstance(each.reason, NodeUnhealthy))
+    nodes_count = sum(1 for view in draft.views if view.is_ours and view.usable_since is not None)
+    rules = policy.removal
+    if unhealthy_count <= max(rules.unhealthy_nodes_ok_count, rules.unhealthy_ratio_max * nodes_count):
+        return None
+    return TooManyUnhealthy(
+        unhealthy_count=unhealthy_count, nodes_count=nodes_count, unhealthy_ratio_max=rules.unhealthy_ratio_max
+    )
+
+
+def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    view, pods = due.view, moving_pods(due.view, draft)
+    reason: DeferReason | None = None
+    if not due.is_forced:
+        reason = protected_node(view, draft) or protected_pod(
+            pods, state, policy, draft.as_of, beside=_pods_on_drained_nodes(draft)
+        )
+    reason = reason or retry_cooldown(view, state, policy, draft.as_of)
+    if not isinstance(due.reason, BootTimedOut):  # such a node was never one of those that the limits keep
+        reason = reason or removal_limit(view, due.cause, draft, policy)
+    if reason is not None:
+        return _deferred(draft, view, reason)
+    mark = draft.free_capacity.mark()
+    relocation = place_elsewhere((view,), pods, draft, state)
+    if not relocation.unplaced and not relocation.coming:
+        draft = draft.adding(removals=[_drain(due, draft, policy)])
+        return msgspec.structs.replace(draft, claimed=draft.claimed | relocation.hosts)
+    draft.free_capacity.rollback(mark)
+    if due.cause is RemovalCause.REBALANCE_RECOMMENDED and relocation.unplaced:  # a hint is not worth another node
+        return _deferred(draft, view, PodsFitNowhere(pods=tuple(pod.pod_uid for pod in relocation.unplaced)))
+    if not relocation.unplaced:
+        last = max(relocation.coming, key=lambda each: (each.expected_at is None, each.expected_at, each.key))
+        return _deferred(draft, view, CapacityExpected(node=last.name, expected_at=last.expected_at))
+    purchases, reason = buy_replacement(view, due.cause, relocation, draft, state, policy)
+    return draft.adding(purchases=purchases) if reason is None else _deferred(draft, view, reason)
+
+
+def _pods_on_drained_nodes(draft: Draft) -> Iterator[PodObserved]:
+    """Work on the nodes that this plan drains so far."""
+    disrupting = {each.node_uid for each in draft.removals if isinstance(each, DrainNode)}
+    for view in draft.views:
+        if view.node_uid in disrupting:
+            yield from moving_pods(view, draft)
+
+
+def _deferred(draft: Draft, view: NodeView, reason: DeferReason) -> Draft:
+    return draft.adding(deferred=[Deferred(step=_STEP, subject=f"node/{view.node_uid}", reason=reason)])
+
+
+def _drain(due: _Due, draft: Draft, policy: ScalingPolicy) -> DrainNode:
+    seconds = policy.removal.forced_drain_seconds if due.is_forced else policy.drain_seconds_max
+    deadline_at = draft.as_of + timedelta(seconds=seconds)
+    return draft.drain(due.view, due.reason, deadline_at=deadline_at, is_voluntary=not due.is_forced)

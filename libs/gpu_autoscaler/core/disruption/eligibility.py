@@ -1,0 +1,78 @@
+"""What is better left where it is for now: work that just began, is nearly done, ranks high, or is spread over nodes.
+
+Marks and budgets, which say who must not be disturbed, are read in `core/disruption/protection.py`; this weighs what a
+move by choice would cost against its worth. Notices, sickness and overdue nodes do not ask here.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from gpu_autoscaler.core.disruption.protection import can_save, checkpointed_at
+from gpu_autoscaler.core.policy.disruption_settings import ProtectionPolicy
+from gpu_autoscaler.core.state.state import JobRecord
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.format import duration, instant
+from gpu_autoscaler.model.observed import Instant
+
+# Retries that a move leaves for what nobody chooses: a storm takes one, and often the next. Source: our own.
+_RETRIES_KEPT_COUNT = 2
+
+
+def reason_to_wait(
+    pod: PodObserved, job: JobRecord | None, rules: ProtectionPolicy, retries_count_max: int, as_of: datetime
+) -> str | None:
+    """Return why the pod is better not moved now, in words; None: nothing speaks against it."""
+    if pod.started_at is not None:
+        run_seconds = max(0.0, (as_of - pod.started_at).total_seconds())
+        if run_seconds < rules.run_seconds_min:
+            return f"it has run for {duration(run_seconds)}, and is left alone for {duration(rules.run_seconds_min)}"
+    ends_at = expected_end(pod, job)
+    if ends_at is not None and as_of <= ends_at <= as_of + timedelta(seconds=rules.ending_soon_seconds):
+        return f"it ends by {instant(ends_at)}, which is cheaper than moving it"
+    return None if job is None else _reason_of_job(job, rules, retries_count_max)
+
+
+def expected_end(pod: PodObserved, job: JobRecord | None) -> Instant | None:
+    """Return when the pod's work is over at the latest: by what it says itself, or its job's time limit."""
+    told = dict(pod.annotations).get(labels.EXPECTED_END, "")
+    try:
+        at = datetime.fromisoformat(told)
+    except ValueError:
+        at = None
+    if at is not None and at.tzinfo is not None:
+        return at
+    if job is None or job.queued is None or job.started is None:
+        return None
+    return job.started.started_at + timedelta(seconds=job.queued.spec.duration_seconds_max)
+
+
+def _reason_of_job(job: JobRecord, rules: ProtectionPolicy, retries_count_max: int) -> str | None:
+    if job.queued is None or job.placed is None:
+        return None
+    priority, priority_min = job.queued.spec.priority, rules.job_priority_min
+    if priority_min is not None and priority >= priority_min:
+        return f"its job has priority {priority}, and from {priority_min} on jobs stay"
+    if len(set(job.placed.node_uids)) > 1:
+        return "its job runs on several nodes, all of which would begin again"
+    if job.placed.attempt > retries_count_max - _RETRIES_KEPT_COUNT:
+        return "its job has no attempt to spare"
+    return None
+
+
+def gpu_seconds_at_risk(pods: Iterable[PodObserved], checkpoint_interval_seconds: float, as_of: datetime) -> float:
+    """Return the work that a move puts at stake: of each pod what it did since it saved, or began, on all its GPUs.
+
+    At most as much as lies between two saves, for what nobody knows the saves of.
+    """
+    return sum(
+        _unsaved_seconds(pod, checkpoint_interval_seconds, as_of) * max(1, pod.requests.gpu_count) for pod in pods
+    )
+
+
+def _unsaved_seconds(pod: PodObserved, checkpoint_interval_seconds: float, as_of: datetime) -> float:
+    annotations = dict(pod.annotations)
+    began_at = pod.started_at or pod.created_at
+    saved_at = checkpointed_at(annotations) if can_save(annotations) else None
+    unsaved_seconds = max(0.0, (as_of - max(saved_at or began_at, began_at)).total_seconds())
+    return unsaved_seconds if can_save(annotations) else min(checkpoint_interval_seconds, unsaved_seconds)

@@ -1,0 +1,361 @@
+"""Steps `release_idle` and `consolidate`: what is not needed goes, never on missing data, never many at once.
+
+Only nodes that we bought are ever removed. That a node is empty comes from pods alone; telemetry has no say here.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+
+from gpu_autoscaler.core.demand.elastic import elastic_job_of
+from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit
+from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
+from gpu_autoscaler.core.disruption.repack import (
+    moving_pods,
+    place_elsewhere,
+    protected_node,
+    protected_pod,
+    retry_cooldown,
+)
+from gpu_autoscaler.core.disruption.utilization import underutilized, utilization_cooldown
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.limits.override_bounds import beyond
+from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.placement.bins import bin_key, requested_ratio
+from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
+from gpu_autoscaler.core.state.queries import counts_for_idleness
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.decisions import BuyNode, Deferred, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.reasons.buy import UnmetDemand
+from gpu_autoscaler.model.reasons.defer import (
+    DeferReason,
+    KeptAsBuffer,
+    NoOfferFits,
+    NotYetIdle,
+    OffersUnavailable,
+    PodConstraintsViolated,
+    PodsFitNowhere,
+    PriceUnknown,
+    SavingTooSmall,
+)
+from gpu_autoscaler.model.reasons.defer_limits import (
+    Cooldown,
+    GpusLimit,
+    HourlyPriceLimit,
+    NodesLimit,
+    OverrideReached,
+    PoolPaused,
+    SpendLimit,
+)
+from gpu_autoscaler.model.reasons.defer_waits import GangBackoff, GangTimedOut
+from gpu_autoscaler.model.reasons.drain import (
+    DrainReason,
+    GangAbandoned,
+    NodeIdle,
+    NodeLost,
+    NodeOrphaned,
+    NodeUnderused,
+)
+
+# How long an empty node is kept: as long as it costs less than its boot would, if it were let go and needed
+# again. Nobody knows when work comes. Who keeps a node until it has cost what another one would, and then
+# lets it go, never pays more than twice what one pays who knew (Karlin, Manasse, Rudolph, Sleator,
+# "Competitive Snoopy Caching", 1988: to rent or to buy). What another one costs is the time in which it
+# boots, at its price, and that somebody waits for it.
+
+
+def idle_seconds_allowed(view: NodeView, policy: ScalingPolicy) -> float:
+    """Return after how long without pods the node goes; the policy's most where nobody knows what it was sold as."""
+    decision = None if view.order is None else view.order.decision
+    return policy.idle_seconds_max if decision is None else break_even_idle_seconds(decision.offer, policy)
+
+
+def break_even_idle_seconds(offer: Offer, policy: ScalingPolicy) -> float:
+    """Return how long a node of the offer is worth its keep, at most `idle_seconds_max`; what is reserved is paid."""
+    price = 0 if offer.capacity_type is CapacityType.RESERVED else offer.price_micro_usd_per_hour
+    hourly = None if price is None else price + policy.node_overhead_micro_usd_per_hour
+    if not hourly:
+        return policy.idle_seconds_max
+    again = offer.boot_seconds * (1.0 + policy.removal.waiting_micro_usd_per_hour / hourly)
+    return min(policy.idle_seconds_max, again)
+
+
+# Why a gang is not bought that will not be bought a moment later either. A cooldown passes; an old list says nothing.
+_NOTHING_TO_BUY = (
+    GangBackoff,
+    GangTimedOut,
+    NoOfferFits,
+    PodConstraintsViolated,
+    OffersUnavailable,
+    PriceUnknown,
+    NodesLimit,
+    GpusLimit,
+    HourlyPriceLimit,
+    SpendLimit,
+    PoolPaused,
+    OverrideReached,
+)
+_RELEASE = "release_idle"
+_CONSOLIDATE = "consolidate"
+
+
+def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Nodes that were empty for long enough drain; instances that never became usable, or nobody's, are given back.
+
+    What was bought for a gang that cannot be completed goes at once: nothing else needs it, and nothing will idle it.
+    So does what is more than somebody allows for a while.
+    """
+    stale = stale_watch(state, policy, draft.as_of)
+    if stale is not None:
+        return draft.adding(deferred=[Deferred(step=_RELEASE, subject="cluster", reason=stale)])
+    draft = _release(draft, state, policy)
+    # The dearest go first, so that a small budget saves most.
+    empty = (view for view in draft.views if view.empty_since is not None)
+    for view in sorted(empty, key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name)):
+        if view.empty_since is None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
+            continue
+        idle_seconds = (draft.as_of - view.empty_since).total_seconds()
+        allowed_seconds = idle_seconds_allowed(view, policy)
+        at_once = _abandoned_gang(view, draft) or beyond(view, draft)
+        reason: DeferReason | None
+        if at_once is None and idle_seconds < allowed_seconds:
+            reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
+        elif at_once is None:
+            reason = _kept_as_buffer(view, draft) or _blocker(view, RemovalCause.EMPTY, draft, policy)
+        else:
+            reason = protected_node(view, draft) or removal_limit(view, RemovalCause.EMPTY, draft, policy)
+        if reason is not None:
+            deferred = Deferred(step=_RELEASE, subject=f"node/{view.node_uid}", reason=reason)
+            draft = draft.adding(deferred=[deferred])
+        else:
+            idle = NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
+            draft = draft.adding(removals=_drain(view, draft, policy, at_once or idle))
+    return draft
+
+
+def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """At most one little used node drains: every pod on it may be disturbed and has a place on a usable node.
+
+    Not while work waits for nodes, nor while pods of an earlier drain still move: the room may be theirs.
+    """
+    is_quiet = draft.is_demand_met and not draft.disturbing() and stale_watch(state, policy, draft.as_of) is None
+    if not policy.is_consolidation_on or not is_quiet:
+        return draft
+    little = underutilized(draft, state, policy)
+    for view in sorted(_underused(draft, little, policy), key=lambda view: _cost_to_empty(view, draft, policy)):
+        pods = tuple(pod for pod in draft.pods.get(view.name, ()) if counts_for_idleness(pod))
+        reason = _blocker(view, RemovalCause.UNDERUSED, draft, policy) or protected_pod(
+            pods, state, policy, draft.as_of
+        )
+        saving_micro_usd_per_hour: int | None = None
+        used_ratio = None if _has_low_requests(view, draft, policy) else little.get(view.node_uid or NodeUid(""))
+        if reason is None and used_ratio is not None:
+            reason = utilization_cooldown(state, policy, draft.as_of)
+        if reason is None:
+            reason, saving_micro_usd_per_hour = _move_all(view, pods, draft, state, policy)
+        if reason is None:
+            underused = NodeUnderused(
+                pods=tuple(pod.pod_uid for pod in pods),
+                saving_micro_usd_per_hour=saving_micro_usd_per_hour,
+                utilization_ratio=used_ratio,
+            )
+            return draft.adding(removals=_drain(view, draft, policy, underused))
+        deferred = Deferred(step=_CONSOLIDATE, subject=f"node/{view.node_uid}", reason=reason)
+        draft = draft.adding(deferred=[deferred])
+    return draft
+
+
+def _cost_to_empty(view: NodeView, draft: Draft, policy: ScalingPolicy) -> tuple[float, int, str]:
+    """Nodes whose work saved just now are cheap to empty, and so are those with few pods."""
+    pods = moving_pods(view, draft)
+    return gpu_seconds_at_risk(pods, policy.removal.checkpoint_interval_seconds, draft.as_of), len(pods), view.name
+
+
+# ---- what may go, and what keeps it
+
+
+def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Purchases that missed their deadline or their gang, and instances that no decision stands behind."""
+    unready = [view for view in draft.views if view.phase is not NodePhase.READY]
+    releases = [
+        (view, _missed_deadline(view, draft, policy) or _release_of_abandoned_gang(view, draft)) for view in unready
+    ]
+    # Where work was found at the last look, what is known here may still be older than that.
+    waits = {
+        view.name: retry_cooldown(view, state, policy, draft.as_of) for view, release in releases if release is not None
+    }
+    draft = draft.adding(
+        removals=[each for view, each in releases if each is not None and waits[view.name] is None],
+        deferred=[
+            Deferred(step=_RELEASE, subject=f"order/{view.action_id}", reason=wait)
+            for view in unready
+            if (wait := waits.get(view.name)) is not None
+        ],
+    )
+    unowned = (view for view in draft.views if view.order is None and _is_unused(view, draft))
+    orphans = [
+        view
+        for view in unowned
+        if _orphaned_seconds(view, draft) > policy.boot_seconds_max
+        and retry_cooldown(view, state, policy, draft.as_of) is None
+    ]
+    if not orphans:
+        return draft
+    stale = stale_instances(state, policy, draft.as_of)
+    if stale is not None:
+        return draft.adding(deferred=[Deferred(step=_RELEASE, subject="cluster", reason=stale)])
+    return draft.adding(
+        removals=[
+            ReleaseInstance(
+                action_id=draft.next_action_id(),
+                provider_id=view.provider_id,
+                order_action_id=view.action_id,
+                reason=NodeOrphaned(seen_seconds=_orphaned_seconds(view, draft)),
+            )
+            for view in orphans
+            if view.action_id is not None
+        ]
+    )
+
+
+def _missed_deadline(view: NodeView, draft: Draft, policy: ScalingPolicy) -> ReleaseInstance | None:
+    """Give back what missed its deadline. Where pods run on it already it is renewed, as a sick node is."""
+    if view.phase is not NodePhase.FAILED or view.order is None or has_workload_pods(view, draft.pods):
+        return None
+    return ReleaseInstance(
+        action_id=draft.next_action_id(),
+        provider_id=view.provider_id,
+        order_action_id=view.order.action_id,
+        reason=NodeLost() if view.has_lost_node else boot_timed_out(view, policy, draft.as_of),
+    )
+
+
+def _release_of_abandoned_gang(view: NodeView, draft: Draft) -> ReleaseInstance | None:
+    """Give back what boots for a gang that is given up. One whose launch is under way is looked at when it is done."""
+    abandoned = _abandoned_gang(view, draft)
+    if abandoned is None or not view.is_booting or view.provider_id is None or view.action_id is None:
+        return None
+    if bin_key(view) in draft.claimed or draft.pods.get(view.name):
+        return None
+    return ReleaseInstance(
+        action_id=draft.next_action_id(),
+        provider_id=view.provider_id,
+        order_action_id=view.action_id,
+        reason=abandoned,
+    )
+
+
+def _abandoned_gang(view: NodeView, draft: Draft) -> GangAbandoned | None:
+    """Return why the gang that the node was bought for cannot be completed; None where it can, or nobody knows.
+
+    What was bought for members beyond a gang alone is of no use without it; the gang needs none of that.
+    """
+    decision = None if view.order is None else view.order.decision
+    gang = None if decision is None else decision.gang or _gang_of_elastic_members(decision)
+    if gang is None:
+        return None
+    reasons = (deferred.reason for deferred in draft.deferred if deferred.subject == gang)
+    final = next((reason for reason in reasons if isinstance(reason, _NOTHING_TO_BUY)), None)
+    return None if final is None else GangAbandoned(gang=gang, defer_reason=final.tag())
+
+
+def _gang_of_elastic_members(decision: BuyNode) -> str | None:
+    job_id = elastic_job_of(decision.reason.demand) if isinstance(decision.reason, UnmetDemand) else None
+    return None if job_id is None else f"job/{job_id}"
+
+
+def _is_unused(view: NodeView, draft: Draft) -> bool:
+    """True where no node was ever seen, or one that never was usable, without work on it."""
+    if view.node is None:
+        return True
+    return view.phase is NodePhase.REGISTERED and not any(map(counts_for_idleness, draft.pods.get(view.name, ())))
+
+
+def _orphaned_seconds(view: NodeView, draft: Draft) -> float:
+    """How long an instance with our tag has run without an order; 0 for one that has one, or no tag."""
+    instance = view.instance
+    if view.order is not None or view.drain is not None:
+        return 0.0
+    if instance is None or view.action_id is None or instance.state not in ("pending", "running"):
+        return 0.0
+    return (draft.as_of - instance.launched_at).total_seconds()
+
+
+def _may_leave(view: NodeView, draft: Draft) -> bool:
+    """Only a usable node of ours goes by choice, and not twice."""
+    is_free = view.drain is None and view.notice is None and view.node_uid not in draft.disturbing()
+    return view.is_ours and view.is_usable and is_free
+
+
+def _blocker(view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> DeferReason | None:
+    """What keeps a node that could go: its own marks, its youth, the minimum, or others that are going."""
+    return protected_node(view, draft) or _minimum_age(view, draft, policy) or removal_limit(view, cause, draft, policy)
+
+
+def _kept_as_buffer(view: NodeView, draft: Draft) -> KeptAsBuffer | None:
+    kept_for = draft.ahead.get(bin_key(view))
+    return None if kept_for is None else KeptAsBuffer(kept_for=kept_for)
+
+
+def _minimum_age(view: NodeView, draft: Draft, policy: ScalingPolicy) -> Cooldown | None:
+    usable_seconds = 0.0 if view.usable_since is None else (draft.as_of - view.usable_since).total_seconds()
+    if usable_seconds < policy.scale_down_cooldown_seconds:
+        return Cooldown(remaining_seconds=policy.scale_down_cooldown_seconds - usable_seconds)
+    return None
+
+
+def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy, reason: DrainReason) -> Iterator[DrainNode]:
+    """The drain of a registered node; nothing for one that is not."""
+    if view.node_uid is not None:
+        yield draft.drain(view, reason, deadline_at=draft.as_of + timedelta(seconds=policy.drain_seconds_max))
+
+
+# ---- consolidation
+
+
+def _underused(draft: Draft, little: Mapping[NodeUid, float], policy: ScalingPolicy) -> Iterator[NodeView]:
+    """Nodes with work on them, of which little is asked or used, and on which this plan counts for nothing more."""
+    for view in draft.views:
+        if view.empty_since is not None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
+            continue
+        if bin_key(view) in draft.ahead:
+            continue
+        if view.node_uid in little or _has_low_requests(view, draft, policy):
+            yield view
+
+
+def _has_low_requests(view: NodeView, draft: Draft, policy: ScalingPolicy) -> bool:
+    return requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max
+
+
+def _move_all(
+    view: NodeView, pods: tuple[PodObserved, ...], draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> tuple[DeferReason | None, int | None]:
+    """Place all pods on other usable nodes and return the saving an hour, None where nobody knows; or say why not."""
+    mark = draft.free_capacity.mark()
+    relocation = place_elsewhere((view,), pods, draft, state)
+    unplaced = [pod.pod_uid for pod in relocation.unplaced]
+    reason: DeferReason | None = None
+    if unplaced or relocation.coming:
+        reason = PodsFitNowhere(pods=tuple(unplaced or (pod.pod_uid for pod in pods)))
+    prices = [
+        each.price_micro_usd_per_hour for each in draft.views if each is view or bin_key(each) in relocation.hosts
+    ]
+    saving = view.price_micro_usd_per_hour
+    is_direct = policy.utilization_trigger == "direct"
+    if reason is None and not is_direct and (saving is None or None in prices):
+        reason = PriceUnknown(offers=(view.instance_type or view.name,))
+    whole = sum(price for price in prices if price is not None)
+    if reason is None and not is_direct and (saving or 0) < policy.consolidation_saving_ratio_min * whole:
+        reason = SavingTooSmall(
+            saving_ratio=(saving or 0) / whole, saving_ratio_min=policy.consolidation_saving_ratio_min
+        )
+    if reason is not None:
+        draft.free_capacity.rollback(mark)
+    return reason, saving

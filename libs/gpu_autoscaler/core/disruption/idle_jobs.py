@@ -1,0 +1,111 @@
+"""Jobs that hold GPUs and leave them idle, found in telemetry that can be trusted. Asked by the scaler at each tick.
+
+Off by default: it ends people's work. A job that says so (`do-not-disrupt`) is left alone, and so is every job of which
+not each GPU was seen all the time, or whose node reads nothing at all: an idle sensor is not an idle job.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from gpu_autoscaler.core.disruption.utilization import FleetUtilization, fleet_utilization
+from gpu_autoscaler.core.nodes.views import node_views
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.queries import is_finished, pods_by_node
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord
+from gpu_autoscaler.core.state.telemetry_history import GpuTelemetryHistory, since_at_most
+from gpu_autoscaler.events.job import JobCancelRequested
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.format import duration, percent
+from gpu_autoscaler.model.ids import JobId
+
+REQUESTED_BY = "gpu-autoscaler"
+
+
+def idle_job_cancellations(
+    state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> tuple[JobCancelRequested, ...]:
+    """Return the wish to end each job that was idle for too long, with the figures; nothing where it is not sure."""
+    rules = policy.idle_jobs
+    if not rules.is_on or policy.is_frozen:
+        return ()
+    utilization = fleet_utilization(node_views(state, as_of), pods_by_node(state), state, policy.utilization, as_of)
+    if utilization.fault is not None:
+        return ()
+    deferred = _held_gpus(state, utilization)
+    found: list[JobCancelRequested] = []
+    for job_id, pods in _pods_by_job(state).items():
+        idle_since = _idle_since(pods, deferred, rules.busy_ratio_max)
+        if idle_since is None or as_of - idle_since < timedelta(seconds=rules.idle_seconds):
+            continue
+        idle_seconds = (as_of - idle_since).total_seconds()
+        note = f"its GPUs were used at {percent(rules.busy_ratio_max)} at most for {duration(idle_seconds)}"
+        found.append(JobCancelRequested(job_id=job_id, requested_by=REQUESTED_BY, note=note))
+    return tuple(sorted(found, key=lambda each: each.job_id))
+
+
+def _held_gpus(state: ClusterState, utilization: FleetUtilization) -> dict[str, list[GpuTelemetryHistory]]:
+    """GPUs by namespace/name of the pod that holds them, of nodes on which something reads more than zero."""
+    deferred: dict[str, list[GpuTelemetryHistory]] = {}
+    for uid, history in utilization.trusted.items():
+        window = state.telemetry.get(uid)
+        reads = () if window is None else window.gpus
+        if not any(each.memory_used_bytes_max or each.utilization_ratio_max for each in reads):
+            continue
+        for gpu in history.gpus:
+            if gpu.pod is not None:
+                deferred.setdefault(gpu.pod, []).append(gpu)
+    return deferred
+
+
+def _pods_by_job(state: ClusterState) -> dict[JobId, list[PodObserved]]:
+    """Pods with GPUs of jobs that run, where all of them do, or as many as are enough."""
+    found: dict[JobId, list[PodObserved]] = {}
+    for pod in state.pods.values():
+        if pod.job_id is not None and pod.requests.has_gpus and not is_finished(pod) and not _is_spare(pod, state):
+            found.setdefault(pod.job_id, []).append(pod)
+    return {job_id: pods for job_id, pods in found.items() if _runs(state.jobs.get(job_id), pods)}
+
+
+def _is_spare(pod: PodObserved, state: ClusterState) -> bool:
+    """True for a member that waits and that its job can do without."""
+    job = None if pod.job_id is None else state.jobs.get(pod.job_id)
+    return (
+        pod.node_name is None
+        and job is not None
+        and job.queued is not None
+        and (job.queued.spec.member_count_min is not None)
+    )
+
+
+def _runs(job: JobRecord | None, pods: list[PodObserved]) -> bool:
+    if job is None or job.queued is None or job.finished is not None or job.cancel_requested is not None:
+        return False
+    spec = job.queued.spec
+    return spec.gang_count <= len(pods) <= spec.member_count and all(_may_end(pod) for pod in pods)
+
+
+def _may_end(pod: PodObserved) -> bool:
+    marks = dict(pod.annotations)
+    is_kept = any(marks.get(key) == "true" for key in (labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT))
+    return pod.phase == "running" and pod.deleting_since is None and not is_kept
+
+
+def _idle_since(
+    pods: list[PodObserved], deferred: dict[str, list[GpuTelemetryHistory]], busy_ratio_max: float
+) -> datetime | None:
+    """Since when every GPU of every pod has been idle; None: one was not, or was not seen."""
+    instants: list[datetime] = []
+    for pod in pods:
+        gpus = deferred.get(f"{pod.namespace}/{pod.name}", [])
+        if len(gpus) != pod.requests.gpu_count + sum(count for _, count in pod.requests.slices):
+            return None
+        for since in _each_since(gpus, busy_ratio_max):
+            if since is None:
+                return None
+            instants.append(since)
+    return max(instants, default=None)
+
+
+def _each_since(gpus: list[GpuTelemetryHistory], busy_ratio_max: float) -> Iterator[datetime | None]:
+    return (since_at_most(gpu.utilization, busy_ratio_max * 100) for gpu in gpus)

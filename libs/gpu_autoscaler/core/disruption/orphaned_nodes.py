@@ -1,0 +1,110 @@
+"""Node objects that are left of instances that are gone: which of ours may be taken out of Kubernetes now.
+
+Most clusters have somebody for that, the cloud's controller-manager; it goes first. What stays is named here, and the
+executor (`scaler/orphaned_nodes.py`) asks the cloud for that very instance, twice, before it deletes the object: a list that
+lacks an instance is no word about it. Nodes of others, and those that Karpenter holds, are never named.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from gpu_autoscaler.core.disruption.deleted_nodes import is_karpenter_managed
+from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.intake.directives import active_directives
+from gpu_autoscaler.core.limits.override_bounds import frozen_by
+from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX, RecordIndex, index_of
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
+from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, OrderRecord
+from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
+
+# From the end of an instance, and from when its node was seen silent: so long whoever else removes nodes goes first.
+# A cloud-controller-manager looks at silent nodes every five seconds (`--node-monitor-period`; Kubernetes, "Cloud
+# Controller Manager", node controller; read 2026-11-22) and is slowed by its own cloud's limits.
+ORPHANED_SECONDS = 120.0
+
+
+class OrphanedNode(NamedTuple):
+    """A node object, and the instance that is gone."""
+
+    node_name: str
+    node_uid: NodeUid
+    provider_id: ProviderId
+
+
+def orphaned_nodes(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[OrphanedNode, ...]:
+    """Return each node of ours that may be removed once the cloud has said that its instance is gone, by name.
+
+    Empty under a freeze, and while what is known of nodes, pods or instances is too old to act on.
+    """
+    silent = _silent_nodes(index_of(state))
+    if not silent or frozen_by(active_directives(state.directives, as_of), policy) is not None:
+        return ()
+    if stale_watch(state, policy, as_of) is not None or stale_instances(state, policy, as_of) is not None:
+        return ()
+    oldest = as_of - timedelta(seconds=ORPHANED_SECONDS)
+    due = [
+        OrphanedNode(node.name, node.node_uid, provider_id)
+        for node, provider_id in silent
+        if (since := _gone_since(node, provider_id, state)) is not None and since <= oldest
+    ]
+    return tuple(sorted(due))
+
+
+@cached_by_identity(4)
+def _silent_nodes(index: RecordIndex) -> tuple[tuple[NodeObserved, ProviderId], ...]:
+    """Nodes of ours that are not ready and that nobody deletes: most often none."""
+    nodes = (joined.node for joined in index.joined if joined.node is not None and joined.action_id is not None)
+    return tuple(
+        (node, node.provider_id)
+        for node in nodes
+        if node.provider_id is not None
+        and not node.is_ready
+        and node.deleting_since is None
+        and not is_karpenter_managed(node)
+    )
+
+
+def _gone_since(node: NodeObserved, provider_id: ProviderId, state: ClusterState) -> datetime | None:
+    """Return since when both are over, the instance by the cloud's word and the node by its silence; None: not so.
+
+    Where nobody ever said that it ended (this began anew, and the cloud shows nothing of it any more), lists have to
+    have left it out for so long that none of them was merely late.
+    """
+    silent_since, listed_at = state.unhealthy_since.get(node.node_uid), state.instances_listed_at
+    if silent_since is None or listed_at is None:
+        return None
+    seen_at = state.instances_seen_at.get(provider_id)
+    ended_at = _ended_at(provider_id, state)
+    instance = state.instances.get(provider_id)
+    is_shown_after_all = (
+        instance is not None
+        and instance.state != "terminated"
+        and ended_at is not None
+        and seen_at is not None
+        and seen_at > ended_at
+    )
+    if ended_at is not None and not is_shown_after_all:
+        return max(ended_at, silent_since)
+    missing_since = silent_since if seen_at is None else max(seen_at, silent_since)
+    is_missing = (listed_at - missing_since).total_seconds() > INSTANCE_MISSING_SECONDS_MAX
+    return missing_since if is_missing else None
+
+
+def _ended_at(provider_id: ProviderId, state: ClusterState) -> datetime | None:
+    """When the instance ended, as the cloud showed it or confirmed it to us."""
+    instance = state.instances.get(provider_id)
+    if instance is not None and instance.state == "terminated" and instance.terminated_at is not None:
+        return instance.terminated_at
+    return _confirmed_ends(state.orders, state.drains).get(provider_id)
+
+
+@cached_by_identity(4)
+def _confirmed_ends(
+    orders: Mapping[ActionId, OrderRecord], drains: Mapping[ActionId, DrainRecord]
+) -> Mapping[ProviderId, datetime]:
+    """Ends that our own steps have on record."""
+    facts = (record.terminated for records in (orders, drains) for record in records.values())
+    return {fact.provider_id: fact.terminated_at for fact in facts if fact is not None and fact.provider_id is not None}

@@ -1,0 +1,150 @@
+"""What keeps a pod or a node from being disturbed by choice. Notices, expiry and deletion by hand do not ask here.
+
+Honoured: our own and Karpenter's `do-not-disrupt`, cluster-autoscaler's `safe-to-evict` and `scale-down-disabled`,
+PodDisruptionBudgets, pods that nobody would make again, work that would start over, and data that would be lost with
+the node. Work that can save does not start over: it is asked to first, and waited for (`core/disruption/protection.py`).
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+
+from gpu_autoscaler.core.placement.label_matching import holds
+from gpu_autoscaler.core.state.queries import counts_for_idleness
+from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
+from gpu_autoscaler.model import labels
+
+# What a pod says of its saved work. The contract with jobs: a pod that can save when it is told to carries
+# the annotation `checkpointed-at` from its start on, empty until its first save, and puts the instant of each
+# save there (RFC 3339). It is told by the annotation `checkpoint-requested`, which holds the deadline, and
+# has answered once it has saved since.
+
+# Clocks of nodes differ a little, and what was saved just before the request is as good as saved for it.
+ANSWER_SECONDS_BEFORE = 5.0
+
+
+def can_save(annotations: Mapping[str, str]) -> bool:
+    """True for a pod that takes part: it saves when it is told to, and says so."""
+    return labels.CHECKPOINTED_AT in annotations
+
+
+def checkpointed_at(annotations: Mapping[str, str]) -> datetime | None:
+    """Return when the pod saved last; None: never, or nobody can read what it says."""
+    try:
+        at = datetime.fromisoformat(annotations.get(labels.CHECKPOINTED_AT, ""))
+    except ValueError:
+        return None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def has_answered(annotations: Mapping[str, str], asked_at: datetime) -> bool:
+    """True once the pod has saved for a request of this instant."""
+    saved_at = checkpointed_at(annotations)
+    return saved_at is not None and saved_at >= asked_at - timedelta(seconds=ANSWER_SECONDS_BEFORE)
+
+
+_DO_NOT_DISRUPT_KEYS = (labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT)
+
+# A duration as Go writes it, of the units that make sense for pods: 90s, 30m, 1h30m
+# (Karpenter documentation, "Disruption", pod-level controls; Go documentation, time.ParseDuration; read 2026-11-21).
+_DURATION = re.compile(
+    r"(?:(?P<hours>\d+(?:\.\d+)?)h)?(?:(?P<minutes>\d+(?:\.\d+)?)m)?(?:(?P<seconds>\d+(?:\.\d+)?)s)?"
+)
+
+
+def pod_protection(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of: datetime) -> str | None:
+    """Return what protects the pod from being moved by choice, in words; None: nothing does.
+
+    Pods that belong to their node, and pods that have ended, are never protected: nobody would move them.
+    """
+    if not counts_for_idleness(pod):
+        return None
+    annotations = dict(pod.annotations)
+    return (
+        _do_not_disrupt(annotations, pod.started_at or pod.created_at, as_of)
+        or _annotated(annotations, labels.SAFE_TO_EVICT, "false")
+        or exhausted_budget(pod, budgets)
+        or (None if annotations.get(labels.SAFE_TO_EVICT) == "true" else _loss(pod))
+    )
+
+
+def pod_mark(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of: datetime) -> str | None:
+    """Return what protects the pod even where it costs more than is allowed: what somebody said of it, not what would
+    be lost with it. None: nothing does."""
+    annotations = dict(pod.annotations)
+    return (
+        _do_not_disrupt(annotations, pod.started_at or pod.created_at, as_of)
+        or _annotated(annotations, labels.SAFE_TO_EVICT, "false")
+        or exhausted_budget(pod, budgets)
+        or ("no controller would make it again" if pod.owner_kind is None else None)
+    )
+
+
+def node_protection(node: NodeObserved, as_of: datetime) -> str | None:
+    """Return what protects the node from being removed by choice, in words; None: nothing does."""
+    annotations = dict(node.annotations)
+    return _do_not_disrupt(annotations, node.created_at, as_of) or _annotated(
+        annotations, labels.SCALE_DOWN_DISABLED, "true"
+    )
+
+
+def covering_budgets(pod: PodObserved, budgets: Iterable[PodBudgetObserved]) -> tuple[PodBudgetObserved, ...]:
+    """Return the disruption budgets whose selector matches the pod, in its own namespace."""
+    pod_labels = dict(pod.labels)
+    return tuple(
+        budget
+        for budget in budgets
+        if budget.namespace == pod.namespace
+        and all(holds(requirement, pod_labels.get(requirement.key)) for requirement in budget.match_labels)
+    )
+
+
+def exhausted_budget(pod: PodObserved, budgets: Iterable[PodBudgetObserved]) -> str | None:
+    """Return which disruption budget keeps the pod where it is just now, in words; None: none does."""
+    exhausted = (budget.name for budget in covering_budgets(pod, budgets) if budget.disruptions_allowed <= 0)
+    name = min(exhausted, default=None)
+    return None if name is None else f"disruption budget {pod.namespace}/{name} allows no disruption"
+
+
+def _loss(pod: PodObserved) -> str | None:
+    if pod.owner_kind is None:
+        return "no controller would make it again"
+    # A saving of cents is soon spent on work done twice; whoever knows better says safe-to-evict.
+    if pod.owner_kind == "Job" and not can_save(dict(pod.annotations)):
+        return "it runs to completion and would start over"
+    return "its local storage would be lost" if pod.has_local_storage else None
+
+
+def _annotated(annotations: Mapping[str, str], key: str, value: str) -> str | None:
+    return f"annotation {key}={value}" if annotations.get(key) == value else None
+
+
+def _do_not_disrupt(annotations: Mapping[str, str], since: datetime, as_of: datetime) -> str | None:
+    for key in _DO_NOT_DISRUPT_KEYS:
+        value = annotations.get(key)
+        if value is None or value == "false":
+            continue
+        duration = _duration(value)
+        # A value that nobody can read was meant to protect: it does, until somebody corrects it.
+        if value == "true" or duration is None or as_of < since + duration:
+            return f"annotation {key}={value}"
+    return None
+
+
+def protected_until(annotations: Mapping[str, str], since: datetime) -> datetime | None:
+    """Return when a protection for a while is over; None: there is none, or it has no end."""
+    durations = (_duration(annotations[key]) for key in _DO_NOT_DISRUPT_KEYS if key in annotations)
+    known = [duration for duration in durations if duration is not None]
+    return since + max(known) if known else None
+
+
+def _duration(text: str) -> timedelta | None:
+    match = _DURATION.fullmatch(text)
+    if match is None or not text:
+        return None
+    hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    try:
+        return timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    except OverflowError:
+        return None

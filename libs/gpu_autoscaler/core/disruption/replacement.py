@@ -1,0 +1,216 @@
+"""Step `replace_dear`: work on nodes that could run on fewer or cheaper ones moves there, once those are ready.
+
+Worth it only if what is saved over the policy's horizon is more than what the move costs: both stand side by side while
+the new one boots and the old ones drain, and work since its last checkpoint may be done twice. What was bought for its
+price stays for that horizon, so prices that go up and down never send work back and forth.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+
+from gpu_autoscaler.core.demand.sources import job_spec, pod_shape
+from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit, removals_left
+from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
+from gpu_autoscaler.core.disruption.repack import (
+    Replacement,
+    moving_pods,
+    place_elsewhere,
+    protected_node,
+    protected_pod,
+    replacement_fleet,
+    replacements,
+    retry_cooldown,
+)
+from gpu_autoscaler.core.draft import Draft, Purchase
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.placement.bins import bin_key, requested_ratio
+from gpu_autoscaler.core.placement.pod_affinity import rules_of
+from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.cooldown import rebuy_cooldown, recently_removed_types
+from gpu_autoscaler.core.state.freshness import stale_watch
+from gpu_autoscaler.core.state.interruption_history import ends_by_place, rate_of
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.model.decisions import Deferred, DrainNode
+from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons.defer import DeferReason, SavingTooSmall
+from gpu_autoscaler.model.reasons.drain import NodeUnderused
+
+# The way back to spot: which nodes only stand in for it, and whether it is calm there. Used by
+# `replace_dear`.
+
+
+def stands_in_for_spot(view: NodeView, draft: Draft, state: ClusterState) -> bool:
+    """True for an on-demand node all of whose work may be on spot: it was bought while spot was not to be had."""
+    if view.capacity_type is not CapacityType.ON_DEMAND:
+        return False
+    rules = rules_of(state.pods)
+    shapes = (pod_shape(pod, job_spec(state, pod.job_id), rules) for pod in moving_pods(view, draft))
+    return all(shape.is_spot_allowed for shape in shapes)
+
+
+def leaves_for_a_storm(
+    group: tuple[NodeView, ...],
+    purchases: tuple[Purchase, ...],
+    state: ClusterState,
+    policy: ScalingPolicy,
+    as_of: datetime,
+) -> bool:
+    """True where work would leave a node that nobody takes for spot that is taken too often still."""
+    if not any(view.capacity_type is CapacityType.ON_DEMAND for view in group):
+        return False
+    ends = ends_by_place(state, as_of)
+    return any(rate_of(each.decision.offer, ends) > policy.spot.interruption_ratio_max for each in purchases)
+
+
+_STEP = "replace_dear"
+_HOUR_SECONDS = 3600.0
+# Groups and nodes that are priced in one plan; the next plan looks again. Source: our own, a bound on its time.
+_TRIES_COUNT_MAX = 8
+
+
+def replace_dear(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """At most one node drains onto what was bought for it, or one replacement is bought; while nothing else moves."""
+    is_quiet = draft.is_demand_met and not draft.disturbing() and not draft.purchases
+    if not policy.is_consolidation_on or not is_quiet or stale_watch(state, policy, draft.as_of) is not None:
+        return draft
+    bought = replacements(state)
+    views = [view for view in draft.views if _may_leave(view, draft)]
+    for view in views:
+        if view.node_uid in bought and (drain := _onto_replacement(view, bought, draft, state, policy)) is not None:
+            return draft.adding(removals=[drain])
+    ready = [view for view in views if _may_be_replaced(view, bought, draft, state, policy)]
+    ready.sort(key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name))
+    gone = recently_removed_types(state, policy, draft.as_of)
+    for group in _groups(ready, draft, policy):
+        reason: DeferReason | None
+        purchases, reason = _cheaper(group, draft, state, policy)
+        if purchases and (reason := rebuy_cooldown(tuple(each.decision for each in purchases), gone)) is None:
+            return draft.adding(purchases=purchases)
+        if reason is not None and len(group) == 1:
+            draft = draft.adding(deferred=[Deferred(step=_STEP, subject=f"node/{group[0].node_uid}", reason=reason)])
+    return draft
+
+
+def _may_leave(view: NodeView, draft: Draft) -> bool:
+    """Usable nodes of ours with work on them, at a known price, on which this plan counts for nothing more."""
+    is_here = view.is_ours and view.is_usable and view.drain is None and view.notice is None
+    has_work = view.empty_since is None and view.price_micro_usd_per_hour is not None
+    return is_here and has_work and bin_key(view) not in draft.claimed
+
+
+def _may_be_replaced(
+    view: NodeView,
+    bought: Mapping[NodeUid, Replacement],
+    draft: Draft,
+    state: ClusterState,
+    policy: ScalingPolicy,
+) -> bool:
+    """It has stood for the horizon, nothing was tried lately, and neither it nor its work is protected."""
+    rules = policy.removal
+    last = bought.get(view.node_uid) if view.node_uid is not None else None
+    if last is not None and (draft.as_of - last.planned_at).total_seconds() < rules.replacement_cooldown_seconds:
+        return False
+    stands_seconds = 0.0 if view.usable_since is None else (draft.as_of - view.usable_since).total_seconds()
+    horizon_seconds = rules.replacement_payback_hours * _HOUR_SECONDS
+    if stands_in_for_spot(view, draft, state):
+        horizon_seconds = min(horizon_seconds, policy.spot.return_to_spot_seconds_min)
+    if stands_seconds < max(horizon_seconds, policy.scale_down_cooldown_seconds):
+        return False
+    return not _kept(view, draft, state, policy)
+
+
+def _kept(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> bool:
+    """True where pace, marks, a drain that was given up lately, or its pods keep the node."""
+    return bool(
+        removal_limit(view, RemovalCause.UNDERUSED, draft, policy)
+        or protected_node(view, draft)
+        or retry_cooldown(view, state, policy, draft.as_of)
+        or protected_pod(moving_pods(view, draft), state, policy, draft.as_of)
+    )
+
+
+def _groups(ready: list[NodeView], draft: Draft, policy: ScalingPolicy) -> Iterator[tuple[NodeView, ...]]:
+    """The little used ones all together, as many as may leave, then one after the other."""
+    count = min(removals_left(RemovalCause.UNDERUSED, draft, policy), _TRIES_COUNT_MAX)
+    little = [view for view in ready if requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max]
+    if min(count, len(little)) > 1:
+        yield tuple(little[:count])
+    for view in ready[:_TRIES_COUNT_MAX]:
+        yield (view,)
+
+
+def _cheaper(
+    group: tuple[NodeView, ...], draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> tuple[tuple[Purchase, ...], SavingTooSmall | None]:
+    """Return what to buy in place of the group; nothing where its work fits elsewhere, or nothing cheaper is to be had,
+    and then the saving where there is one that is too small."""
+    mark = draft.free_capacity.mark()
+    relocation = place_elsewhere(group, [pod for view in group for pod in moving_pods(view, draft)], draft, state)
+    purchases: tuple[Purchase, ...] = ()
+    if relocation.unplaced and not relocation.coming:
+        purchases, _ = replacement_fleet(relocation.unplaced, group, RemovalCause.UNDERUSED, draft, state, policy)
+    draft.free_capacity.rollback(mark)
+    if not purchases or leaves_for_a_storm(group, purchases, state, policy, draft.as_of):
+        return (), None
+    overhead = policy.node_overhead_micro_usd_per_hour
+    before = sum((view.price_micro_usd_per_hour or 0) + overhead for view in group)
+    after = sum((each.decision.offer.price_micro_usd_per_hour or 0) + overhead for each in purchases)
+    if after >= before:
+        return (), None
+    saving_ratio, rules = (before - after) / before, policy.removal
+    is_worth_it = (before - after) * rules.replacement_payback_hours > _move_micro_usd(group, purchases, draft, policy)
+    if is_worth_it and saving_ratio >= policy.consolidation_saving_ratio_min:
+        return purchases, None
+    return (), SavingTooSmall(saving_ratio=saving_ratio, saving_ratio_min=policy.consolidation_saving_ratio_min)
+
+
+def _move_micro_usd(
+    group: tuple[NodeView, ...], purchases: tuple[Purchase, ...], draft: Draft, policy: ScalingPolicy
+) -> float:
+    """What the move costs: the new nodes while they boot, all of them while the old ones drain, and work done twice."""
+    drain_hours = policy.drain_seconds_max / _HOUR_SECONDS
+    cost = 0.0
+    for each in purchases:
+        offer = each.decision.offer
+        cost += (offer.price_micro_usd_per_hour or 0) * (offer.boot_seconds / _HOUR_SECONDS + drain_hours)
+    for view in group:
+        node_at_risk = gpu_seconds_at_risk(
+            moving_pods(view, draft), policy.removal.checkpoint_interval_seconds, draft.as_of
+        )
+        gpu_price = (view.price_micro_usd_per_hour or 0) / max(1, view.allocatable.gpu_count)
+        cost += gpu_price * node_at_risk / _HOUR_SECONDS
+    return cost
+
+
+def _onto_replacement(
+    view: NodeView,
+    bought: Mapping[NodeUid, Replacement],
+    draft: Draft,
+    state: ClusterState,
+    policy: ScalingPolicy,
+) -> DrainNode | None:
+    """The drain of a node whose replacement is ready, decided again on what is known now."""
+    if view.node_uid is None:
+        return None
+    last, pods = bought[view.node_uid], moving_pods(view, draft)
+    new = [each for each in draft.views if each.action_id in last.action_ids and each.is_usable]
+    old = [each for each in draft.views if each.node_uid in last.node_uids]
+    saving = sum(each.price_micro_usd_per_hour or 0 for each in old)
+    saving -= sum(each.price_micro_usd_per_hour or 0 for each in new)
+    is_price_unknown = any(each.price_micro_usd_per_hour is None for each in (*old, *new))
+    if last.cause != RemovalCause.UNDERUSED or len(new) < len(last.action_ids) or is_price_unknown or saving <= 0:
+        return None
+    if _kept(view, draft, state, policy):
+        return None
+    mark = draft.free_capacity.mark()
+    relocation = place_elsewhere((view,), pods, draft, state)
+    if relocation.unplaced or relocation.coming:
+        draft.free_capacity.rollback(mark)
+        return None
+    return draft.drain(
+        view,
+        NodeUnderused(pods=tuple(pod.pod_uid for pod in pods), saving_micro_usd_per_hour=saving),
+        deadline_at=draft.as_of + timedelta(seconds=policy.drain_seconds_max),
+    )

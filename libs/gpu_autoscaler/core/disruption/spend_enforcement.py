@@ -1,0 +1,194 @@
+"""Step `keep_solvent`: before what runs passes a hard limit of money, nodes make way, cheapest to lose first.
+
+Work keeps what is promised to it in the order of what its loss would cost, as far as the money reaches. The rest runs
+on what is left, and goes while each node can still be emptied in peace, with those dearer to lose after it. Protected
+work is never told to go: where it passes the limit, that is said.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+from gpu_autoscaler.core.demand.sources import job_spec, pod_priority
+from gpu_autoscaler.core.disruption.protection import checkpointed_at, node_protection, pod_mark
+from gpu_autoscaler.core.disruption.repack import moving_pods
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.limits.spend import (
+    ENDING_SECONDS,
+    Claim,
+    SpendCap,
+    SpendSnapshot,
+    spend_caps,
+    spend_snapshot_of,
+)
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.placement.bins import bin_key
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.freshness import stale_watch
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.decisions import Deferred, ReleaseInstance
+from gpu_autoscaler.model.reasons.defer_limits import SpendEnforcementBlocked
+from gpu_autoscaler.model.reasons.drain import SpendExhausted
+
+_STEP = "keep_solvent"
+# From one plan to the next, with time to be late: nothing can be decided in between.
+_REACTION_SECONDS = 60.0
+_SECONDS_PER_HOUR = 3600
+_OVER = (NodePhase.DRAINED, NodePhase.TERMINATING, NodePhase.FAILED)
+
+
+class _NodeAtRisk(NamedTuple):
+    """A node that runs on, and what it would cost to lose it."""
+
+    view: NodeView
+    claim: Claim
+    protection: str | None  # it stays, whatever it costs
+    worth: tuple[int, int, int, str]  # priority, work that would be lost, cheapness, name: the smallest goes first
+    leaving_seconds: float  # from the decision to the end of its bill
+
+    def micro_usd(self, seconds: float) -> int:
+        """What it costs in this time, rounded up."""
+        return round((self.claim.price_micro_usd_per_hour or 0) * seconds / _SECONDS_PER_HOUR) + 1
+
+    @property
+    def drain_micro_usd(self) -> int:
+        """What it still costs when it goes now."""
+        return self.micro_usd(self.leaving_seconds)
+
+
+def keep_solvent(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Nodes make way for which no money is left under a hard limit, in time; protected ones are told of."""
+    hard = [cap for cap in spend_caps(policy) if cap.is_hard]
+    if not hard:
+        return draft
+    snapshot = spend_snapshot_of(state, draft.views, draft.pods, policy, draft.as_of)
+    for cap in hard:
+        draft = _within(cap, snapshot, draft, state, policy)
+    return draft
+
+
+def _within(cap: SpendCap, snapshot: SpendSnapshot, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    left = cap.micro_usd_max - snapshot.spent[cap]
+    claims = {claim.name: claim for claim in snapshot.claims(cap)}
+    leaving = draft.leaving()
+    nodes: list[_NodeAtRisk] = []
+    for view in draft.views:
+        claim = claims.get(view.name)
+        if claim is None:
+            continue
+        if view.name in leaving or view.phase in _OVER or view.notice is not None:
+            left -= snapshot.rest(claim, cap)
+        else:
+            nodes.append(_node_at_risk(view, claim, draft, state, policy))
+    nodes.sort(key=lambda node_at_risk: (node_at_risk.protection is not None, node_at_risk.worth))
+    left, running = _reserve(nodes, left, snapshot, cap)
+    due = _due(running, left)
+    if not due:
+        return draft
+    if (stale := stale_watch(state, policy, draft.as_of)) is not None:
+        return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
+    for node_at_risk in due:
+        draft = _remove(node_at_risk, cap, snapshot, left, draft, policy)
+    return draft
+
+
+def _reserve(
+    nodes: Sequence[_NodeAtRisk], left: int, snapshot: SpendSnapshot, cap: SpendCap
+) -> tuple[int, list[_NodeAtRisk]]:
+    """Set aside what is promised to the nodes that are dearest to lose, as far as money reaches; return what is left,
+    and the nodes that run on it, cheapest to lose first."""
+    running = list(nodes)
+    for node_at_risk in reversed(nodes):
+        reserved = snapshot.rest(node_at_risk.claim, cap)
+        if reserved > left:
+            break  # nobody who is cheaper to lose keeps more than this one
+        left -= reserved
+        running.remove(node_at_risk)
+    return left, running
+
+
+def _due(running: Sequence[_NodeAtRisk], left: int) -> list[_NodeAtRisk]:
+    """Those that have to go now, so that the ones after them can still go later."""
+    due: list[_NodeAtRisk] = []
+    own = sum(node_at_risk.drain_micro_usd for node_at_risk in running)
+    reaction = sum(node_at_risk.micro_usd(_REACTION_SECONDS) for node_at_risk in running)
+    for node_at_risk in running:
+        later = own - node_at_risk.drain_micro_usd
+        if left >= own + later + reaction:
+            break
+        due.append(node_at_risk)
+        left -= node_at_risk.drain_micro_usd
+        own, reaction = later, reaction - node_at_risk.micro_usd(_REACTION_SECONDS)
+    return due
+
+
+def _remove(
+    node_at_risk: _NodeAtRisk, cap: SpendCap, snapshot: SpendSnapshot, left: int, draft: Draft, policy: ScalingPolicy
+) -> Draft:
+    view = node_at_risk.view
+    if node_at_risk.protection is not None:
+        crossed = SpendEnforcementBlocked(
+            owner=cap.owner,
+            period=cap.period,
+            left_micro_usd=max(0, left),
+            limit_micro_usd=cap.micro_usd_max,
+            until=snapshot.end(cap),
+            protection=node_at_risk.protection,
+        )
+        return draft.adding(deferred=[Deferred(step=_STEP, subject=f"node/{view.node_uid}", reason=crossed)])
+    reason = SpendExhausted(
+        owner=cap.owner,
+        period=cap.period,
+        spent_micro_usd=snapshot.spent[cap],
+        limit_micro_usd=cap.micro_usd_max,
+        until=snapshot.end(cap),
+    )
+    if bin_key(view) in draft.free_capacity:
+        draft.free_capacity.remove(bin_key(view))
+    if view.node_uid is not None:
+        deadline_at = draft.as_of + timedelta(seconds=policy.drain_seconds_max)
+        return draft.adding(removals=[draft.drain(view, reason, deadline_at=deadline_at, is_voluntary=False)])
+    if view.provider_id is None or view.action_id is None:
+        return draft  # being asked for at this moment: given back once there is something to give back
+    release = ReleaseInstance(
+        action_id=draft.next_action_id(), provider_id=view.provider_id, order_action_id=view.action_id, reason=reason
+    )
+    return draft.adding(removals=[release])
+
+
+def _node_at_risk(
+    view: NodeView, claim: Claim, draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> _NodeAtRisk:
+    pods = moving_pods(view, draft)
+    lost_seconds = max((_lost_seconds(pod, draft) for pod in pods), default=0.0)
+    price = claim.price_micro_usd_per_hour or 0
+    priority = max((pod_priority(pod, job_spec(state, pod.job_id)) for pod in pods), default=-1)
+    return _NodeAtRisk(
+        view=view,
+        claim=claim,
+        protection=_protection(view, pods, draft, state),
+        worth=(priority, round(price * lost_seconds / _SECONDS_PER_HOUR), -price, view.name),
+        leaving_seconds=ENDING_SECONDS + (policy.drain_seconds_max if pods else 0.0),
+    )
+
+
+def _lost_seconds(pod: PodObserved, draft: Draft) -> float:
+    """Work that would be done again: since the last save, else since the start."""
+    since = checkpointed_at(dict(pod.annotations)) or pod.started_at
+    return 0.0 if since is None else max(0.0, (draft.as_of - since).total_seconds())
+
+
+def _protection(view: NodeView, pods: Sequence[PodObserved], draft: Draft, state: ClusterState) -> str | None:
+    """What keeps the node whatever it costs: a mark that somebody made, a budget of disruptions, a promise to a job."""
+    if view.node is not None and (mark := node_protection(view.node, draft.as_of)) is not None:
+        return mark
+    for pod in pods:
+        spec = job_spec(state, pod.job_id)
+        mark = pod_mark(pod, state.budgets.values(), draft.as_of)
+        if mark is None and spec is not None and not spec.is_preemptible:
+            mark = "its job is not preemptible"
+        if mark is not None:
+            return f"pod {pod.namespace}/{pod.name}: {mark}"
+    return None

@@ -1,0 +1,197 @@
+"""How busy GPUs are, as far as telemetry can be trusted; and step `answer_use`: what a high figure may do.
+
+By default a figure alone moves no node: high use buys only through work that waits or a forecast that is sure, and low
+use makes a node one to look at, which goes when all its work provably fits elsewhere. Silence, one page again and
+again, figures that cannot be, and a fleet that reads all zero are faults of the looking: they hold still, and say so.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.placement.shapes import Shape
+from gpu_autoscaler.core.policy.disruption_settings import UtilizationPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.basket import Basket
+from gpu_autoscaler.core.provisioning.offers import OfferCatalog
+from gpu_autoscaler.core.state.freshness import stale_watch
+from gpu_autoscaler.core.state.queries import counts_for_idleness
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.core.state.telemetry_history import NodeTelemetryHistory, since_at_most
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.decisions import Deferred, DrainNode
+from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.reasons.buy import UtilizationHigh
+from gpu_autoscaler.model.reasons.defer import DeferReason, TelemetryFault, TelemetryUnreliable, UtilizationUnconfirmed
+from gpu_autoscaler.model.reasons.defer_limits import Cooldown
+from gpu_autoscaler.model.reasons.drain import NodeUnderused
+from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.model.scheduling import NodeDemands, Toleration
+
+_STEP = "answer_use"
+
+
+class FleetUtilization(msgspec.Struct, frozen=True, kw_only=True):
+    """What telemetry says of all GPUs together."""
+
+    busy_ratio: float | None  # mean of the nodes that can be trusted; None: of none
+    trusted: Mapping[NodeUid, NodeTelemetryHistory]
+    busiest_model: str | None  # of which the nodes are used most; None: not known
+    fault: TelemetryUnreliable | None  # why the whole of it cannot be trusted
+
+
+def fleet_utilization(
+    views: tuple[NodeView, ...],
+    pods: Mapping[str, tuple[PodObserved, ...]],
+    state: ClusterState,
+    rules: UtilizationPolicy,
+    as_of: datetime,
+) -> FleetUtilization:
+    """Return how busy the GPUs of our ready nodes are, with every node left out that cannot be trusted."""
+    fresh_after = as_of - timedelta(seconds=rules.telemetry_age_seconds_max)
+    faults: dict[TelemetryFault, int] = {}
+    trusted: dict[NodeUid, NodeTelemetryHistory] = {}
+    by_model: dict[str, list[float]] = {}
+    nodes_count = 0
+    for view in views:
+        if view.phase is not NodePhase.READY or view.node_uid is None or not view.allocatable.has_gpus:
+            continue
+        if not view.is_ours or view.usable_since is None or view.usable_since > fresh_after:
+            continue  # others' nodes are theirs to watch, and of so young ones nobody can have heard yet
+        nodes_count += 1
+        history = state.telemetry_history.get(view.node_uid)
+        fault = _fault_of(history, fresh_after, timedelta(seconds=rules.unchanged_seconds_max))
+        if fault is not None:
+            faults[fault] = faults.get(fault, 0) + 1
+        elif history is not None and history.busy_ratio is not None:
+            trusted[view.node_uid] = history
+            by_model.setdefault(view.gpu_model or "", []).append(history.busy_ratio)
+    ratios = [ratio for each in by_model.values() for ratio in each]
+    worst = max(faults, key=lambda each: (faults[each], each), default=None)
+    unreliable: TelemetryUnreliable | None = None
+    if worst is not None and len(trusted) < rules.telemetry_coverage_ratio_min * nodes_count:
+        unreliable = TelemetryUnreliable(fault=worst, nodes_count=faults[worst], gpu_nodes_count=nodes_count)
+    elif ratios and not any(ratios) and any(_holds_gpus(view, pods) for view in views if view.node_uid in trusted):
+        unreliable = TelemetryUnreliable(fault="all_zero", nodes_count=len(trusted), gpu_nodes_count=nodes_count)
+    busiest = max(by_model, key=lambda model: (sum(by_model[model]) / len(by_model[model]), model), default=None)
+    return FleetUtilization(
+        busy_ratio=sum(ratios) / len(ratios) if ratios else None,
+        trusted=trusted,
+        busiest_model=busiest or None,
+        fault=unreliable,
+    )
+
+
+def _fault_of(history: NodeTelemetryHistory | None, fresh_after: datetime, frozen: timedelta) -> TelemetryFault | None:
+    if history is None or history.seen_until < fresh_after:
+        return "silent"
+    if history.seen_until - history.changed_at >= frozen:
+        return "frozen"
+    return "corrupt" if history.busy_ratio is None else None
+
+
+def _holds_gpus(view: NodeView, pods: Mapping[str, tuple[PodObserved, ...]]) -> bool:
+    return any(counts_for_idleness(pod) and pod.requests.has_gpus for pod in pods.get(view.name, ()))
+
+
+# ---- low use
+
+
+def underutilized(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Mapping[NodeUid, float]:
+    """Return the nodes whose use has been low for long enough, with the last figure; none where that is not sure.
+
+    GPUs that are held and read nothing at all are a hint that something is wrong, and no proof that nobody needs them.
+    """
+    if not state.telemetry_history:
+        return {}
+    rules = policy.utilization
+    utilization = fleet_utilization(draft.views, draft.pods, state, rules, draft.as_of)
+    if utilization.fault is not None:
+        return {}
+    before = draft.as_of - timedelta(seconds=rules.low_seconds)
+    found: dict[NodeUid, float] = {}
+    for uid, history in utilization.trusted.items():
+        since = since_at_most(history.utilization, rules.low_ratio * 100)
+        if since is not None and since <= before and history.busy_ratio:
+            found[uid] = history.busy_ratio
+    return found
+
+
+def utilization_cooldown(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Cooldown | None:
+    """Return how long no other node goes for its use alone; None: the next one may."""
+    planned = (
+        record.planned_at
+        for record in state.drains.values()
+        if record.planned_at is not None
+        and isinstance(record.decision, DrainNode)
+        and isinstance(record.decision.reason, NodeUnderused)
+        and record.decision.reason.utilization_ratio is not None
+    )
+    return _cooling(max(planned, default=None), policy.scale_down_cooldown_seconds, as_of)
+
+
+# ---- high use
+
+
+def answer_use(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """High use is told, and where the policy says `direct`, one node is bought for it a cooldown, within the limits."""
+    is_direct = policy.utilization_trigger == "direct"
+    if not is_direct and not state.telemetry_history:
+        return draft
+    utilization = fleet_utilization(draft.views, draft.pods, state, policy.utilization, draft.as_of)
+    if utilization.fault is not None:
+        return _deferred(draft, utilization.fault)
+    high = policy.utilization.high_ratio
+    # Whatever else buys now, or is on its way, answers it.
+    is_answered = bool(draft.purchases) or not draft.is_demand_met or any(view.is_booting for view in draft.views)
+    if utilization.busy_ratio is None or utilization.busy_ratio <= high or is_answered:
+        return draft
+    if not is_direct:
+        return _deferred(
+            draft, UtilizationUnconfirmed(utilization_ratio=utilization.busy_ratio, utilization_ratio_max=high)
+        )
+    reason: DeferReason | None = stale_watch(state, policy, draft.as_of) or _bought_lately(state, policy, draft.as_of)
+    if reason is not None:
+        return _deferred(draft, reason)
+    basket = Basket(draft, OfferCatalog(draft, state, policy), policy)
+    _, reason = basket.buy(_item(utilization.busiest_model, utilization.busy_ratio, draft, policy), 1)
+    if reason is not None:
+        return _deferred(draft, reason)
+    return draft.adding(purchases=basket.purchases())
+
+
+def _item(model: str | None, busy_ratio: float, draft: Draft, policy: ScalingPolicy) -> DemandItem:
+    any_taint = NodeDemands(tolerations=(Toleration(operator="Exists"),))
+    return DemandItem(
+        key="cluster",
+        source=DemandSource.AHEAD,
+        shape=Shape(resources=Resources(gpu_count=1), demands=any_taint, gpu_models=() if model is None else (model,)),
+        member_count=1,
+        priority=0,
+        since=draft.as_of,
+        ahead=UtilizationHigh(utilization_ratio=busy_ratio, utilization_ratio_max=policy.utilization.high_ratio),
+    )
+
+
+def _bought_lately(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Cooldown | None:
+    return _cooling(max(_purchases_for_utilization(state), default=None), policy.utilization.cooldown_seconds, as_of)
+
+
+def _purchases_for_utilization(state: ClusterState) -> Iterator[datetime]:
+    for order in state.orders.values():
+        if order.decision is not None and order.planned_at and isinstance(order.decision.reason, UtilizationHigh):
+            yield order.planned_at
+
+
+def _cooling(last: datetime | None, seconds: float, as_of: datetime) -> Cooldown | None:
+    remaining_seconds = 0.0 if last is None else seconds - (as_of - last).total_seconds()
+    return Cooldown(remaining_seconds=remaining_seconds) if remaining_seconds > 0 else None
+
+
+def _deferred(draft: Draft, reason: DeferReason) -> Draft:
+    return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=reason)])

@@ -1,0 +1,1 @@
+"""Explanations for people: stories, status lines, Kubernetes Events, differences between plans."""

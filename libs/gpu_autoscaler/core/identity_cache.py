@@ -1,0 +1,74 @@
+"""Caches keyed by the identity of their arguments, for queries that repeat on every tick.
+
+Records are frozen and `fold` replaces only records that a fact changed, so an identical object has identical content.
+Values are never compared: that would cost as much as computing the result.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from functools import wraps
+from itertools import compress
+from operator import is_not
+from typing import Generic, TypeVar, TypeVarTuple
+
+Args = TypeVarTuple("Args")
+Result = TypeVar("Result")
+T = TypeVar("T")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def cached_by_identity(count_max: int) -> Callable[[Callable[[*Args], Result]], Callable[[*Args], Result]]:
+    """Cache the results of the last `count_max` different arguments. Arguments must be frozen."""
+
+    def decorate(function: Callable[[*Args], Result]) -> Callable[[*Args], Result]:
+        # The arguments are stored with the result, so that their ids are not reused.
+        results: dict[tuple[int, ...], tuple[tuple[*Args], Result]] = {}
+
+        @wraps(function)
+        def call(*args: *Args) -> Result:
+            key = tuple(map(id, args))
+            entry = results.get(key)
+            if entry is None:
+                if len(results) >= count_max:
+                    results.pop(next(iter(results)))
+                entry = results[key] = (args, function(*args))
+            return entry[1]
+
+        return call
+
+    return decorate
+
+
+def changed_keys(before: Mapping[Key, object], now: Mapping[Key, object]) -> set[Key]:
+    """Return the keys that were added, removed, or have another object than before."""
+    if before is now:
+        return set()
+    keys = set(compress(now, map(is_not, now.values(), map(before.get, now))))  # usually one of ten thousand
+    added_count = sum(key not in before for key in keys)
+    if len(before) + added_count != len(now):
+        keys.update(key for key in before if key not in now)
+    return keys
+
+
+class IdentityCache(Generic[T]):
+    """Values by the identities of their sources, until unused while `count_max` others are added.
+
+    A value must reference its sources, so that their ids are not reused.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._young: dict[tuple[int, ...], T] = {}
+        self._old: dict[tuple[int, ...], T] = {}
+
+    def get(self, key: tuple[int, ...]) -> T | None:
+        """Return the value; None if it is not cached."""
+        value = self._young.get(key)
+        if value is None and (value := self._old.get(key)) is not None:
+            self.put(key, value)
+        return value
+
+    def put(self, key: tuple[int, ...], value: T) -> None:
+        """Add a value."""
+        if len(self._young) >= self._count_max:
+            self._old, self._young = self._young, {}
+        self._young[key] = value

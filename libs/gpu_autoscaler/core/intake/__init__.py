@@ -1,0 +1,1 @@
+"""How facts enter the state: `fold`, and the checks of requests that it applies."""

@@ -1,0 +1,556 @@
+"""Fold facts into the state. Total: no valid fact raises, also for unknown entities.
+
+Facts of a stream arrive in order; streams interleave arbitrarily, and any fact may be redelivered. The state is the
+same in every case: a fact changes only fields of its own stream, older versions are ignored, and steps happen once.
+Used by every projection (`runtime/projection.py`), by replay, and by `recompute`.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import assert_never, cast
+
+from msgspec.structs import replace
+
+from gpu_autoscaler.core.intake.admission import job_id_of
+from gpu_autoscaler.core.intake.directives import fold_directive
+from gpu_autoscaler.core.intake.reported_demand import SOURCES_COUNT_MAX, violations_of
+from gpu_autoscaler.core.state.demand_history import EMPTY_HISTORY, HOURS_COUNT_MAX, add_sample
+from gpu_autoscaler.core.state.hours import hour, hour_end
+from gpu_autoscaler.core.state.interruption_history import place_of, with_end
+from gpu_autoscaler.core.state.ledger import fold_cost
+from gpu_autoscaler.core.state.node_shortfalls import observed_allocatable_of
+from gpu_autoscaler.core.state.queries import is_finished, is_workload
+from gpu_autoscaler.core.state.retention import is_long_idle, is_past_retention, notice_ended_at, prune, prune_pod
+from gpu_autoscaler.core.state.state import (
+    ClusterState,
+    DrainRecord,
+    GangRecord,
+    JobRecord,
+    NoticeRecord,
+    OrderRecord,
+    ReportedDemandRecord,
+    Tombstone,
+    Usable,
+)
+from gpu_autoscaler.core.state.tables import Batch, version_of
+from gpu_autoscaler.events import gpu, job, node, pod, scaling, spot
+from gpu_autoscaler.events.catalog import (
+    FACTS,
+    AnyFact,
+    CostFact,
+    DemandFact,
+    GpuFact,
+    JobFact,
+    NodeFact,
+    OneJobFact,
+    PodFact,
+    PolicyFact,
+    ScalingFact,
+    ShadowFact,
+    SpotFact,
+)
+from gpu_autoscaler.events.demand import DemandReported
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, ProviderId
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons.defer_waits import GangBackoff
+from gpu_autoscaler.model.reasons.drain import DrainReason, GangAbandoned, ReleaseReason
+
+# Functions that apply a fact to one record return the same object if the fact changes nothing.
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+OrderStep = scaling.ScalingNodeOrdered | scaling.ScalingNodeLaunched | scaling.ScalingLaunchRefused
+DrainStep = scaling.ScalingDrainStarted | scaling.ScalingPodEvicted | scaling.ScalingNodeDrained
+
+
+def apply_to_job(record: JobRecord, fact: OneJobFact, at: datetime) -> JobRecord:
+    """The first fact wins for steps that happen once, else the highest attempt or version, or the last fact."""
+    match fact:
+        case job.JobRequested():
+            return record if record.requested else replace(record, requested=fact, requested_at=at)
+        case job.JobCancelRequested():
+            return record if record.cancel_requested else replace(record, cancel_requested=fact)
+        case job.JobQueued():
+            return record if record.queued else replace(record, queued=fact)
+        case job.JobRejected():
+            # The last one wins: with the age of the first, a repeated rejection would be pruned and folded again.
+            is_older = record.rejected_at is not None and at <= record.rejected_at
+            return record if is_older else replace(record, rejected=fact, rejected_at=at)
+        case job.JobPlaced():
+            is_newer = record.placed is None or fact.attempt > record.placed.attempt
+            return replace(record, placed=fact) if is_newer else record
+        case job.JobPreempted():
+            is_newer = record.preempted is None or fact.attempt > record.preempted.attempt
+            return replace(record, preempted=fact) if is_newer else record
+        case job.JobStarted():
+            is_newer = record.started is None or version_of(fact) > version_of(record.started)
+            return replace(record, started=fact) if is_newer else record
+        case job.JobEstimated():
+            return record if record.estimated else replace(record, estimated=fact)
+        case job.JobEstimateScored():
+            return record if record.scored else replace(record, scored=fact)
+        case job.JobFinished():
+            return record if record.finished else replace(record, finished=fact)
+        case _:
+            assert_never(fact)
+
+
+def apply_to_order(record: OrderRecord, fact: OrderStep) -> OrderRecord:
+    """Every step of a purchase happens once."""
+    match fact:
+        case scaling.ScalingNodeOrdered():
+            return record if record.ordered else replace(record, ordered=fact)
+        case scaling.ScalingNodeLaunched():
+            return record if record.launched else replace(record, launched=fact)
+        case scaling.ScalingLaunchRefused():
+            return record if record.refused else replace(record, refused=fact)
+        case _:
+            assert_never(fact)
+
+
+def apply_to_drain(record: DrainRecord, fact: DrainStep) -> DrainRecord:
+    """Every step of a removal happens once; a forced eviction of a pod replaces a graceful one."""
+    match fact:
+        case scaling.ScalingDrainStarted():
+            return record if record.started else replace(record, started=fact)
+        case scaling.ScalingPodEvicted():
+            known = record.evicted.get(fact.pod_uid)
+            if known is not None and (known.is_forced or not fact.is_forced):
+                return record
+            return replace(record, evicted={**record.evicted, fact.pod_uid: fact})
+        case scaling.ScalingNodeDrained():
+            return record if record.drained else replace(record, drained=fact)
+        case _:
+            assert_never(fact)
+
+
+def apply_notice(notices: Mapping[str, NoticeRecord], fact: spot.SpotNoticeReceived) -> NoticeRecord:
+    """The earliest deadline wins; a withdrawn notice is active again when the cloud repeats it later.
+
+    Notices of one interruption from two sources are one notice, with the id of the first.
+    """
+    received_at = fact.received_at
+    record = notices.get(fact.notice_id)
+    if record is None:
+        record = next((known for known in notices.values() if is_same_notice(known, fact)), None)
+        if record is not None:
+            fact = replace(fact, provider_event=record.notice.provider_event, way=record.notice.way)
+    if record is None:
+        return NoticeRecord(notice=fact, first_received_at=received_at, last_received_at=received_at)
+    if record.withdrawn is not None and received_at <= record.withdrawn.withdrawn_at:
+        return record  # a repeat of the withdrawn notice
+    if not record.is_active:
+        return replace(record, notice=fact, first_received_at=received_at, last_received_at=received_at)
+    is_earlier = (fact.reclaim_at or _NEVER) < (record.notice.reclaim_at or _NEVER)
+    if not is_earlier and record.first_received_at <= received_at <= record.last_received_at:
+        return record
+    return replace(
+        record,
+        notice=fact if is_earlier else record.notice,
+        first_received_at=min(record.first_received_at, received_at),
+        last_received_at=max(record.last_received_at, received_at),
+    )
+
+
+def is_same_notice(record: NoticeRecord, fact: spot.SpotNoticeReceived) -> bool:
+    """True for an active notice of the same kind from another source; a queue may send several events for one."""
+    known = record.notice
+    is_another_way = known.way != fact.way or fact.way == "queue"
+    return is_another_way and record.is_active and (known.provider_id, known.kind) == (fact.provider_id, fact.kind)
+
+
+def apply_withdrawal(record: NoticeRecord, fact: spot.SpotNoticeWithdrawn) -> NoticeRecord:
+    """The last withdrawal wins; a withdrawal that is older than the notice has no effect."""
+    known = record.withdrawn
+    is_old = known is not None and known.withdrawn_at >= fact.withdrawn_at
+    return record if is_old or fact.withdrawn_at <= record.last_received_at else replace(record, withdrawn=fact)
+
+
+def fold_demand_history(batch: Batch, fact: ScalingDemandSampled | ScalingForecastScored) -> None:
+    """Add a demand sample or the score of an hour; what is not newer changes nothing."""
+    if isinstance(fact, ScalingDemandSampled):
+        histories, now = batch.demand_history, dict(fact.gpu_counts)
+        for kind in sorted({*now, *histories.now}):  # a missing kind has no demand
+            before = histories.get(kind) or EMPTY_HISTORY
+            after = add_sample(before, fact.minute, now.get(kind, 0))
+            if after is not before:
+                histories.set(kind, after)
+        return
+    scores = batch.forecast_scores.get(fact.kind) or ()
+    if not scores or fact.score.hour > scores[-1].hour:
+        batch.forecast_scores.set(fact.kind, (*scores, fact.score)[-HOURS_COUNT_MAX:])
+
+
+def fold_abandoned_gang(batch: Batch, reason: DrainReason | ReleaseReason, planned_at: datetime) -> None:
+    """Count an abandoned gang, once per plan; late releases during its back-off do not count."""
+    if not isinstance(reason, GangAbandoned) or reason.defer_reason == GangBackoff.tag():
+        return
+    before = batch.gangs.get(reason.gang)
+    if before is None or planned_at > before.abandoned_at:
+        count = 1 if before is None else before.abandoned_count + 1
+        batch.gangs.set(reason.gang, GangRecord(abandoned_count=count, abandoned_at=planned_at))
+
+
+def fold_reported_demand(batch: Batch, fact: DemandReported, at: datetime, sequence: int) -> None:
+    """Keep the last valid report of each source; a report with unknown count changes nothing.
+
+    The last one by sequence in the stream. Anybody may publish reports with any date, so they do not advance the time
+    of the stream. Readers skip expired reports; above SOURCES_COUNT_MAX the one that expires first is removed.
+    """
+    if fact.count is None or violations_of(fact, at):
+        return
+    reports = batch.reported_demand
+    known = reports.now.get(fact.source)
+    if known is not None and known.sequence >= sequence:
+        return
+    reports.set(fact.source, ReportedDemandRecord(reported=fact, reported_at=at, sequence=sequence))
+    if len(reports.now) > SOURCES_COUNT_MAX:
+        reports.remove(min(reports.now, key=lambda source: (reports.now[source].reported.until, source)))
+
+
+_KNOWN_TYPES = frozenset(FACTS)
+
+
+def fold(state: ClusterState, recorded: Iterable[Recorded]) -> ClusterState:
+    """Return the state after these facts. Unknown fact types change nothing."""
+    batch = Batch(state)
+    folding = _Folding(batch)
+    for record in recorded:
+        if type(record.envelope.fact) in _KNOWN_TYPES:  # others are of a newer version, or of a test
+            folding.take(record)
+    return batch.state()
+
+
+class _Folding:
+    """Folds the facts of one batch."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._hour_ends_at: dict[str, datetime] = {}  # by domain: end of the current hour
+
+    def take(self, recorded: Recorded) -> None:
+        """Fold one fact. A new fact type fails type checking until it is handled here."""
+        fact, at = cast("AnyFact", recorded.envelope.fact), recorded.envelope.time
+        if isinstance(fact, PodFact):
+            self._advance("pod", at)
+            self._pod(fact, at)
+        elif isinstance(fact, NodeFact):
+            self._advance("node", at)
+            self._node(fact, at)
+        elif isinstance(fact, GpuFact):
+            self._advance("gpu", at)
+            self._gpu(fact)
+        elif isinstance(fact, JobFact):
+            self._job(fact, at, recorded.envelope.id)
+        elif isinstance(fact, ScalingFact):
+            self._advance("scaling", at)
+            self._scaling(fact, recorded.sequence)
+        elif isinstance(fact, SpotFact):
+            self._advance("spot", at)
+            self._spot(fact)
+        elif isinstance(fact, DemandFact):
+            fold_reported_demand(self._batch, fact, at, recorded.sequence)
+        elif isinstance(fact, PolicyFact):
+            self._advance("policy", at)
+            fold_directive(self._batch, fact)
+        elif isinstance(fact, CostFact):
+            self._advance("cost", at)
+            fold_cost(self._batch, fact, at)
+        elif not isinstance(fact, ShadowFact):  # shadow plans do not change the state
+            assert_never(fact)
+
+    def _advance(self, domain: str, at: datetime) -> None:
+        """Advance the time of the domain; prune when it enters a new hour.
+
+        Pruning happens here and not at the end of the batch, so that the state does not depend on batch boundaries.
+        Otherwise a recorded plan could not be recomputed.
+        """
+        newest = self._batch.newest.now.get(domain)
+        if newest is None or at > newest:
+            self._batch.newest.set(domain, at)
+            if newest is None:
+                return
+            hour_ends_at = self._hour_ends_at.get(domain) or hour_end(newest)
+            if at >= hour_ends_at:
+                prune(self._batch, domain, at)
+                hour_ends_at = hour_end(at)
+            self._hour_ends_at[domain] = hour_ends_at
+
+    def _ended(self, domain: str, at: datetime) -> None:
+        """Prune at once if the entity ended before the retention."""
+        newest = self._batch.newest.get(domain)
+        if newest is not None and is_past_retention(at, newest):
+            prune(self._batch, domain, newest)
+
+    # ---- pods
+
+    def _pod(self, fact: PodFact, at: datetime) -> None:
+        pods = self._batch.pods
+        match fact:
+            case pod.PodObserved():
+                if pods.observe(fact.pod_uid, fact) and is_workload(fact):
+                    self._busy(fact.node_name, fact.finished_at or at if is_finished(fact) else at)
+            case pod.PodGone():
+                known = pods.living.get(fact.pod_uid)
+                lost = fact if fact.job_id is not None and fact.phase != "succeeded" else None
+                if pods.end(fact.pod_uid, Tombstone(version_of(fact), at, lost=lost)):
+                    prune_pod(self._batch, fact.pod_uid, at)
+                    self._pod_left(known, fact.node_name, at)
+            case pod.PodListed():
+                for uid, absent in pods.list(fact.pod_uids, version_of(fact), fact.listed_at):
+                    pods.end(uid, Tombstone(version_of(fact), fact.listed_at))
+                    prune_pod(self._batch, uid, fact.listed_at)
+                    self._pod_left(absent, absent.node_name, fact.listed_at)
+            case pod.PodWatched():
+                pods.watch(version_of(fact), fact.watched_at)
+            case pod.PodBudgetObserved() | pod.PodBudgetGone() | pod.PodBudgetListed():
+                self._budget(fact, at)
+            case _:
+                assert_never(fact)
+
+    def _budget(self, fact: pod.PodBudgetObserved | pod.PodBudgetGone | pod.PodBudgetListed, at: datetime) -> None:
+        budgets = self._batch.budgets
+        match fact:
+            case pod.PodBudgetObserved():
+                budgets.observe(fact.budget_uid, fact)
+            case pod.PodBudgetGone():
+                if budgets.end(fact.budget_uid, Tombstone(version_of(fact), at)):
+                    self._ended("pod", at)
+            case pod.PodBudgetListed():
+                for uid, _ in budgets.list(fact.budget_uids, version_of(fact), fact.listed_at):
+                    budgets.end(uid, Tombstone(version_of(fact), fact.listed_at))
+                    self._ended("pod", fact.listed_at)
+            case _:
+                assert_never(fact)
+
+    def _pod_left(self, known: pod.PodObserved | None, node_name: str | None, at: datetime) -> None:
+        """Mark the node as used until now unless the pod was finished or no workload. Unknown pods count."""
+        if known is None or (is_workload(known) and not is_finished(known)):
+            self._busy(node_name, at)
+
+    def _busy(self, node_name: str | None, at: datetime) -> None:
+        if node_name is None:
+            return
+        known = self._batch.busy_until.get(node_name)
+        if known is None or at > known:
+            self._batch.busy_until.set(node_name, at)
+            if (newest := self._batch.newest.get("pod")) is not None and is_long_idle(at, newest):
+                self._batch.busy_until.remove(node_name)
+
+    # ---- nodes and instances
+
+    def _node(self, fact: NodeFact, at: datetime) -> None:
+        nodes = self._batch.nodes
+        match fact:
+            case node.NodeObserved():
+                if nodes.observe(fact.node_uid, fact):
+                    self._record_usable(fact, at)
+            case node.NodeGone():
+                known = nodes.living.get(fact.node_uid)
+                provider_id = fact.provider_id or (None if known is None else known.provider_id)
+                if nodes.end(fact.node_uid, Tombstone(version_of(fact), at, provider_id)):
+                    self._ended("node", at)
+                    self._forget_node(fact.node_uid, known, at)
+            case node.NodeListed():
+                for uid, absent in nodes.list(fact.node_uids, version_of(fact), fact.listed_at):
+                    nodes.end(uid, Tombstone(version_of(fact), fact.listed_at, absent.provider_id))
+                    self._ended("node", fact.listed_at)
+                    self._forget_node(uid, absent, fact.listed_at)
+            case node.NodeWatched():
+                nodes.watch(version_of(fact), fact.watched_at)
+            case node.NodeInstanceObserved():
+                self._instance(fact, at)
+            case node.NodeInstanceListed():
+                self._instances_listed(fact)
+            case _:
+                assert_never(fact)
+
+    def _record_usable(self, fact: node.NodeObserved, at: datetime) -> None:
+        """Record the most GPUs while ready, and since when there are fewer."""
+        known = self._batch.usable.get(fact.node_uid)
+        gpus = fact.allocatable.gpus  # a different partitioning is neither more nor less
+        is_less = fact.is_starting if known is None else gpus != known.gpus and gpus.gpus_fit_in(known.gpus)
+        if not fact.is_ready or is_less:
+            if fact.node_uid not in self._batch.unhealthy_since.now:
+                self._batch.unhealthy_since.set(fact.node_uid, at)
+            return
+        self._batch.unhealthy_since.remove(fact.node_uid)
+        if known is None or gpus != known.gpus:
+            self._batch.usable.set(fact.node_uid, Usable(gpus, at))
+
+    def _forget_node(self, node_uid: NodeUid, known: node.NodeObserved | None, at: datetime) -> None:
+        if (observed := observed_allocatable_of(known, at)) is not None:
+            self._batch.observed_allocatable.set(*observed)
+        self._batch.usable.remove(node_uid)
+        self._batch.unhealthy_since.remove(node_uid)
+
+    def _instance(self, fact: node.NodeInstanceObserved, at: datetime) -> None:
+        self._seen(fact.provider_id, at)
+        known = self._batch.instances.get(fact.provider_id)
+        if known is None or version_of(fact) > version_of(known):
+            self._batch.instances.set(fact.provider_id, fact)
+            if fact.state == "terminated" and fact.capacity_type is CapacityType.SPOT:
+                self._spot_ended(fact, fact.terminated_at or at)
+            self._ended("node", fact.terminated_at or at)
+
+    def _spot_ended(self, fact: node.NodeInstanceObserved, ended_at: datetime) -> None:
+        """Count the termination once; skip it if its retention is over, as a repeat would count again."""
+        newest = self._batch.newest.get("node")
+        if newest is not None and not is_past_retention(ended_at, newest):
+            place = place_of(fact.instance_type, fact.zone)
+            known = self._batch.spot_terminations.get(place)
+            self._batch.spot_terminations.set(place, with_end(known, ended_at, is_taken=fact.is_taken))
+
+    def _seen(self, provider_id: ProviderId, at: datetime) -> None:
+        seen_at = self._batch.instances_seen_at.get(provider_id)
+        if seen_at is None or at > seen_at:
+            self._batch.instances_seen_at.set(provider_id, at)
+
+    def _instances_listed(self, fact: node.NodeInstanceListed) -> None:
+        before = self._batch.instances_listed_at
+        if before is None or fact.listed_at > before:
+            self._batch.instances_listed_at = fact.listed_at
+        for provider_id in fact.provider_ids:
+            self._seen(provider_id, fact.listed_at)
+        newest = self._batch.newest.get("node")
+        if newest is not None and (before is None or hour(before) != hour(fact.listed_at)):
+            prune(self._batch, "node", newest)
+
+    # ---- telemetry
+
+    def _gpu(self, fact: GpuFact) -> None:
+        match fact:
+            case gpu.GpuNodeSummarised():
+                known = self._batch.telemetry.get(fact.node_uid)
+                if known is None or version_of(fact) > version_of(known):
+                    self._batch.telemetry.set(fact.node_uid, fact)
+                    self._batch.follow(known, fact)
+                    self._ended("gpu", fact.window_started_at)
+            case gpu.GpuNodeSampled():
+                pass  # decisions use summaries
+            case _:
+                assert_never(fact)
+
+    # ---- jobs
+
+    def _job(self, fact: JobFact, at: datetime, event_id: str) -> None:
+        # Facts that anybody may publish do not advance the time: a date in the future would prune everything.
+        if not isinstance(fact, job.JobRequested | job.JobCancelRequested):
+            self._advance("job", at)
+        if isinstance(fact, job.JobListed):
+            return  # used by the scheduler only
+        job_id = self._job_id(fact, event_id)
+        before = self._batch.jobs.get(job_id) or JobRecord()
+        after = apply_to_job(before, fact, at)
+        if after is not before:
+            self._batch.jobs.set(job_id, after)
+        if isinstance(fact, job.JobFinished):
+            self._ended("job", fact.finished_at)
+
+    @staticmethod
+    def _job_id(fact: OneJobFact, event_id: str) -> JobId:
+        if isinstance(fact, job.JobRequested):
+            return job_id_of(fact.job_id, event_id)
+        return job_id_of(fact.job_id, fact.request_id) if isinstance(fact, job.JobRejected) else fact.job_id
+
+    # ---- notices and offers
+
+    def _spot(self, fact: SpotFact) -> None:
+        match fact:
+            case spot.SpotNoticeReceived():
+                self._keep_notice(apply_notice(self._batch.notices.now, fact))
+            case spot.SpotNoticeWithdrawn():
+                known = self._batch.notices.get(fact.notice_id)
+                if known is not None:  # without a notice there is nothing to withdraw
+                    self._keep_notice(apply_withdrawal(known, fact))
+            case spot.SpotRebalanceRecommended():
+                known_at = self._batch.rebalance_recommended_at.get(fact.provider_id)
+                if known_at is None or fact.noticed_at > known_at:
+                    self._batch.rebalance_recommended_at.set(fact.provider_id, fact.noticed_at)
+                self._ended("spot", fact.noticed_at)
+            case spot.SpotOffersSampled():
+                known_offers = self._batch.offers
+                if known_offers is None or version_of(fact) > version_of(known_offers):
+                    self._batch.offers = fact
+            case _:
+                assert_never(fact)
+
+    def _keep_notice(self, record: NoticeRecord) -> None:
+        self._batch.notices.set(record.notice.notice_id, record)
+        self._ended("spot", notice_ended_at(record))
+
+    # ---- plans and their steps
+
+    def _scaling(self, fact: ScalingFact, sequence: int) -> None:
+        match fact:
+            case scaling.ScalingPlanMade():
+                self._plan_made(fact, sequence)
+            case scaling.ScalingDecisionsRestored():
+                self._batch.restored_at = self._batch.restored_at or fact.restored_at
+                for past in fact.past:
+                    self._decided(past.decision, past.plan_id, past.planned_at)
+            case scaling.ScalingNodeOrdered() | scaling.ScalingNodeLaunched() | scaling.ScalingLaunchRefused():
+                self._batch.orders.set(fact.action_id, apply_to_order(self._order(fact.action_id, fact.plan_id), fact))
+                if isinstance(fact, scaling.ScalingLaunchRefused):
+                    self._ended("scaling", fact.refused_at)
+            case scaling.ScalingDrainStarted() | scaling.ScalingPodEvicted() | scaling.ScalingNodeDrained():
+                self._batch.drains.set(fact.action_id, apply_to_drain(self._drain(fact.action_id, fact.plan_id), fact))
+            case scaling.ScalingCheckpointRequested() | scaling.ScalingNodeRemoved():
+                pass  # facts of pods and nodes show the result
+            case scaling.ScalingDrainCancelled():
+                drain = self._drain(fact.drain_action_id, fact.plan_id)
+                if drain.cancelled is None:
+                    self._batch.drains.set(fact.drain_action_id, replace(drain, cancelled=fact))
+                    self._ended("scaling", fact.cancelled_at)
+            case scaling.ScalingNodeTerminated():
+                self._terminated(fact)
+            case scaling.ScalingDemandSampled() | scaling.ScalingForecastScored():
+                fold_demand_history(self._batch, fact)
+            case _:
+                assert_never(fact)
+
+    def _order(self, action_id: ActionId, plan_id: PlanId) -> OrderRecord:
+        return self._batch.orders.get(action_id) or OrderRecord(action_id=action_id, plan_id=plan_id)
+
+    def _drain(self, action_id: ActionId, plan_id: PlanId) -> DrainRecord:
+        return self._batch.drains.get(action_id) or DrainRecord(action_id=action_id, plan_id=plan_id)
+
+    def _plan_made(self, fact: scaling.ScalingPlanMade, sequence: int) -> None:
+        if sequence > self._batch.last_plan_sequence:
+            self._batch.last_plan_sequence = sequence
+            self._batch.last_plan_at = fact.plan.as_of
+        for decision in fact.plan.decisions:
+            self._decided(decision, fact.plan_id, fact.plan.as_of)
+
+    def _decided(self, decision: AnyDecision, plan_id: PlanId, planned_at: datetime) -> None:
+        match decision:
+            case BuyNode():
+                order = self._order(decision.action_id, plan_id)
+                if order.decision is None:
+                    decided = replace(order, plan_id=plan_id, decision=decision, planned_at=planned_at)
+                    self._batch.orders.set(decision.action_id, decided)
+            case DrainNode() | ReleaseInstance():
+                drain = self._drain(decision.action_id, plan_id)
+                if drain.decision is None:
+                    self._batch.drains.set(decision.action_id, replace(drain, decision=decision, planned_at=planned_at))
+                    fold_abandoned_gang(self._batch, decision.reason, planned_at)
+            case CancelDrain():
+                drain = self._drain(decision.drain_action_id, plan_id)
+                if drain.cancel is None and drain.drained is None:  # the first of both in the stream wins
+                    self._batch.drains.set(decision.drain_action_id, replace(drain, cancel=decision))
+            case _:
+                assert_never(decision)
+
+    def _terminated(self, fact: scaling.ScalingNodeTerminated) -> None:
+        """Close the purchase and the removal of the instance; either may have aged out."""
+        order = None if fact.order_action_id is None else self._batch.orders.get(fact.order_action_id)
+        if order is not None and order.terminated is None:
+            self._batch.orders.set(order.action_id, replace(order, terminated=fact))
+        if fact.action_id != fact.order_action_id:
+            drain = self._drain(fact.action_id, fact.plan_id)
+            if drain.terminated is None:
+                self._batch.drains.set(fact.action_id, replace(drain, terminated=fact))
+        self._ended("scaling", fact.terminated_at)

@@ -1,0 +1,1 @@
+"""Limits of nodes, GPUs and spend, and what counts against them."""

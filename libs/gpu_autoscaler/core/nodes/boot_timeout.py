@@ -1,0 +1,55 @@
+"""What a bought node waited for when its time was over: the first step of its boot that never came. Read by scale-down
+and told by its reason, so that people know where to look."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.queries import counts_for_idleness
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.reasons.drain import BootStep, BootTimedOut
+from gpu_autoscaler.model.resources import GPU_RESOURCE, Resources
+from gpu_autoscaler.model.scheduling import is_startup
+
+
+def boot_timed_out(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> BootTimedOut:
+    """Return the reason for which a node goes that missed its deadline."""
+    planned_at = None if view.order is None else view.order.planned_at
+    step, detail = _missing_step(view)
+    return BootTimedOut(
+        booting_seconds=0.0 if planned_at is None else (as_of - planned_at).total_seconds(),
+        boot_seconds_max=policy.boot_seconds_max,
+        missing_step=step,
+        detail=detail,
+    )
+
+
+def _missing_step(view: NodeView) -> tuple[BootStep, str]:
+    """Return the step, and what is there instead of it."""
+    node = view.node
+    if node is None:
+        return "node", ""
+    if not node.is_ready:
+        return "kubelet", ""
+    decision = None if view.order is None else view.order.decision or view.order.ordered
+    if decision is not None and not decision.promised.gpus_fit_in(node.allocatable):
+        return "gpus", _told(node.allocatable, decision.promised)
+    starting = sorted(taint.key for taint in node.taints if is_startup(taint))
+    return ("startup_taint", ", ".join(starting)) if starting else ("kubelet", "")
+
+
+def has_workload_pods(view: NodeView, pods: Mapping[str, tuple[PodObserved, ...]]) -> bool:
+    """True for a node that is up, if not as it was bought, and that pods found all the same: services without GPUs, or
+    what some of its GPUs are enough for. It is emptied before it ends, as a sick one is."""
+    is_up = view.node is not None and view.node.is_ready
+    return is_up and any(map(counts_for_idleness, pods.get(view.name, ())))
+
+
+def _told(there: Resources, promised: Resources) -> str:
+    """`0 of 8 nvidia.com/gpu`, of each kind of which some are missing."""
+    counts = {GPU_RESOURCE: promised.gpu_count, **dict(promised.slices)}
+    have = {GPU_RESOURCE: there.gpu_count, **dict(there.slices)}
+    return ", ".join(
+        f"{have.get(name, 0)} of {count} {name}" for name, count in counts.items() if have.get(name, 0) < count
+    )

@@ -1,0 +1,1 @@
+"""One placement engine for scale-up, scale-down and scheduling."""

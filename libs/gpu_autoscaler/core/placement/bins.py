@@ -1,0 +1,169 @@
+"""Nodes as bins: what is there, what is coming, and what could be bought, in the terms of the placement engine."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness
+from gpu_autoscaler.core.policy.gpu_slices import sharing_labels, slices_of
+from gpu_autoscaler.core.policy.policy import NodePool
+from gpu_autoscaler.core.state.queries import is_workload
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.resources import Resources, Slices
+
+PodsByNode = Mapping[str, tuple[PodObserved, ...]]
+
+
+@cached_by_identity(2)
+def current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> tuple[Bin, ...]:
+    """Return a bin for each node on which work may be planned: usable ones, and ordered ones until their deadline.
+
+    A drain that is being cancelled gives its node back. Nodes under notice are no room, nor are those that leave, nor
+    foreign ones that never were usable: nobody knows whether they will be.
+    """
+    return tuple(_current_bins(views, pods))
+
+
+def _current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> Iterator[Bin]:
+    for view in views:
+        if view.notice is not None or not _stays(view):
+            continue
+        if view.is_usable:
+            yield node_bin(view, pods, BinReadiness.READY)
+        elif view.drain is not None or (view.is_booting and view.order is not None):
+            yield node_bin(view, pods, BinReadiness.COMING)
+
+
+def node_bin(view: NodeView, pods: PodsByNode, readiness: BinReadiness) -> Bin:
+    """The node's bin with what its pods leave free; the very same one while neither has changed."""
+    return _node_bin(view, pods.get(view.name, ()), readiness)
+
+
+@cached_by_identity(8192)
+def _node_bin(view: NodeView, bound: tuple[PodObserved, ...], readiness: BinReadiness) -> Bin:
+    return Bin(
+        key=bin_key(view),
+        name=view.name,
+        free=_free_resources(view, bound),
+        has_gpus=view.allocatable.has_gpus or view.gpu_model is not None,
+        readiness=readiness,
+        labels=view.labels if view.zone is None else {labels.ZONE: view.zone, **view.labels},
+        pods=bound,
+        taints=view.taints,
+        gpu_model=view.gpu_model,
+        gpu_memory_bytes=view.gpu_memory_bytes,
+        capacity_type=view.capacity_type,
+        expected_at=view.expected_at,
+    )
+
+
+def bin_key(view: NodeView) -> str:
+    """`node/<uid>` once it is registered, `action/<action id>` before."""
+    return f"action/{view.action_id}" if view.node_uid is None else f"node/{view.node_uid}"
+
+
+def free_resources(view: NodeView, pods: PodsByNode) -> Resources:
+    """Allocatable less what the pods there ask for.
+
+    An offer is promised after what DaemonSets take, so on a node that still boots only workloads are subtracted.
+    """
+    return _free_resources(view, pods.get(view.name, ()))
+
+
+def _free_resources(view: NodeView, bound: tuple[PodObserved, ...]) -> Resources:
+    return _less(view.allocatable, [pod for pod in bound if is_workload(pod)] if view.is_booting else bound)
+
+
+def requested_ratio(view: NodeView, pods: PodsByNode) -> float:
+    """Share of the node that its pods ask for: of its GPUs where it has any, else the larger of CPU and memory.
+
+    Source: cluster-autoscaler FAQ, "How does scale-down work?" (read 2026-11-21).
+    """
+    total, free = view.allocatable, free_resources(view, pods)
+    if total.has_gpus:
+        return max(1 - _count(free, name) / count for name, count in ((None, total.gpu_count), *total.slices) if count)
+    shares = (
+        (total.cpu_milli, free.cpu_milli),
+        (total.memory_bytes, free.memory_bytes),
+    )
+    return max((1 - left / whole for whole, left in shares if whole), default=1.0)
+
+
+def _count(amounts: Resources, kind: str | None) -> int:
+    """Slices of the kind; None: whole GPUs."""
+    return amounts.gpu_count if kind is None else dict(amounts.slices).get(kind, 0)
+
+
+def allocatable_for_work(view: NodeView, pods: PodsByNode) -> Resources:
+    """What the node has for work when there is none: allocatable less what its own pods take."""
+    return _less(view.allocatable, [pod for pod in pods.get(view.name, ()) if not is_workload(pod)])
+
+
+def _less(whole: Resources, pods: Sequence[PodObserved]) -> Resources:
+    cpu_milli = memory_bytes = gpu_count = ephemeral_storage_bytes = 0
+    slices: Counter[str] = Counter()
+    for pod in pods:  # added up by hand: this is the planning run's only loop over all pods that run
+        requests = pod.requests
+        cpu_milli += requests.cpu_milli
+        memory_bytes += requests.memory_bytes
+        gpu_count += requests.gpu_count
+        ephemeral_storage_bytes += requests.ephemeral_storage_bytes
+        if requests.slices:
+            slices.update(dict(requests.slices))
+    return whole - Resources(
+        cpu_milli=cpu_milli,
+        memory_bytes=memory_bytes,
+        gpu_count=gpu_count,
+        ephemeral_storage_bytes=ephemeral_storage_bytes,
+        pod_count=len(pods),
+        slices=tuple(sorted(slices.items())),
+    )
+
+
+def offered_bin(pool: NodePool, offer: Offer, action_id: ActionId) -> Bin:
+    """What a node of this offer would be, if it were bought now."""
+    marks = offer.marks_in(pool.name)
+    return Bin(
+        key=f"action/{action_id}",
+        name=action_id,
+        free=offer.cut_into(slices_in(pool, offer)),
+        has_gpus=offer.resources.gpu_count > 0,
+        readiness=BinReadiness.BOUGHT,
+        labels={
+            **dict(marks.labels),
+            **ordered_labels(pool, offer, action_id),
+            labels.INSTANCE_TYPE: offer.instance_type,
+            labels.ZONE: offer.zone,
+        },
+        taints=(*pool.taints, *(one for one in marks.taints if one not in pool.taints)),
+        gpu_model=offer.gpu_model,
+        gpu_memory_bytes=offer.gpu_memory_bytes,
+        capacity_type=offer.capacity_type,
+    )
+
+
+def slices_in(pool: NodePool, offer: Offer) -> Slices:
+    """What the pool cuts the GPUs of such a node into; none: they stay whole."""
+    return (slices_of(pool.sharing, offer) or ()) if pool.sharing is not None else ()
+
+
+def ordered_labels(pool: NodePool, offer: Offer, action_id: ActionId, project: str | None = None) -> dict[str, str]:
+    """Labels that the node must carry when it registers."""
+    ours = {
+        labels.ACTION_ID: action_id,
+        labels.POOL: pool.name,
+        labels.CAPACITY_TYPE: str(offer.capacity_type),
+    }
+    model = {} if offer.gpu_model is None else {labels.GPU_MODEL: offer.gpu_model}
+    payer = {} if project is None else {labels.PROJECT_ID: project}
+    shared = {} if pool.sharing is None else sharing_labels(pool.sharing, offer)
+    return {**pool.labels, **ours, **model, **payer, **shared}
+
+
+def _stays(view: NodeView) -> bool:
+    """False for a node that leaves, unless it is being called back."""
+    return view.drain is None or view.drain.cancel is not None

@@ -1,0 +1,190 @@
+"""Which bins are right for a shape: in everything but amounts, and with them.
+
+Bins are asked all at once: a condition is read once for each value that occurs, and bins that share the value share the
+answer. A list of offers has thousands of bins and a dozen zones, models and types.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from gpu_autoscaler.core.placement.label_matching import avoided, holds, tolerates
+from gpu_autoscaler.core.placement.resources import Bools, Ints, Kinds, has_columns, row
+from gpu_autoscaler.core.placement.shapes import Bin, Shape
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, NodeSelectorTerm, Taint
+
+V = TypeVar("V", bound=Hashable)
+
+# Of a list of offers, which stays for minutes; of bins, which are put together for each plan, there are never so many.
+_ANSWERS_COUNT_MAX = 1024
+
+
+class NodeRequirements(NamedTuple):
+    """Everything about a shape but its amounts: shapes that share it are accepted by the same bins."""
+
+    gpu_models: tuple[str, ...]
+    gpu_memory_bytes_min: int | None
+    demands: NodeDemands
+    is_spot_allowed: bool
+
+    @classmethod
+    def of(cls, shape: Shape) -> "NodeRequirements":
+        """What matters of the GPUs matters only to whoever asks for GPUs."""
+        models, memory = (shape.gpu_models, shape.gpu_memory_bytes_min) if shape.resources.has_gpus else ((), None)
+        return cls(models, memory, shape.demands, shape.is_spot_allowed)
+
+
+class _Column(Generic[V]):
+    """One mark of every bin: the values that occur, and which of them each bin has."""
+
+    def __init__(self, values: Iterable[V]) -> None:
+        numbers: dict[V, int] = {}
+        self._number_of = np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
+        self._values = tuple(numbers)
+
+    def where(self, is_right: Callable[[V], bool]) -> Bools:
+        """Return for each bin whether its value is right."""
+        answers: Bools = np.array([is_right(value) for value in self._values], dtype=np.bool_)
+        return answers[self._number_of]
+
+    def figures(self, figure: Callable[[V], int]) -> Ints:
+        """Return for each bin the figure of its value."""
+        figures: Ints = np.array([figure(value) for value in self._values], dtype=np.int64)
+        return figures[self._number_of]
+
+
+class NodeMatcher:
+    """The marks of some bins, to be asked by shape."""
+
+    def __init__(self, bins: Sequence[Bin]) -> None:
+        self._bins = bins
+        self._labels: dict[str, _Column[str | None]] = {}
+        self._requirements: dict[LabelRequirement, Bools] = {}
+        self._answers: dict[NodeRequirements, Bools] = {}
+
+    def by(self, shape: Shape) -> Bools:
+        """Return for each bin whether everything but the amount of free room is right.
+
+        Unknown is not enough: a node of unknown capacity type may be spot, one of unknown GPU memory may have too
+        little.
+        """
+        marks = NodeRequirements.of(shape)
+        answer = self._answers.get(marks)
+        if answer is None:
+            if len(self._answers) >= _ANSWERS_COUNT_MAX:
+                self._answers.clear()
+                self._requirements.clear()
+            answer = self._answers[marks] = self._ask(marks)
+        return answer
+
+    @cached_property
+    def has_taints_to_avoid(self) -> bool:
+        """True where some bin would rather not have pods that do not tolerate it."""
+        return any(taint.effect == "PreferNoSchedule" for entry in self._bins for taint in entry.taints)
+
+    def preferences(self, shape: Shape) -> tuple[Ints, Ints, Ints]:
+        """Return what the shape has against each bin: taints to be avoided, the place of its GPU model among those
+        liked, and, below zero, the weight of the preferences that it meets."""
+        preferences, tolerations = shape.preferences, shape.demands.tolerations
+        taints = self._taints.figures(lambda taints: len(avoided(tolerations, taints)))
+        ranks = {model: number for number, model in enumerate(preferences.gpu_models)}
+        models = self._models.figures(lambda model: ranks.get(model, len(ranks)) if model is not None else len(ranks))
+        weights = np.zeros(len(self._bins), dtype=np.int64)
+        for each in preferences.nodes:
+            weights -= np.where(self.meets(each.term), each.weight, 0)
+        return taints, models, weights
+
+    def meets(self, term: NodeSelectorTerm) -> Bools:
+        """Return for each bin whether all conditions of the term hold."""
+        return self._any_term_holds((term,))
+
+    def count_by_label(self, key: str, counts: Mapping[str, int]) -> Ints:
+        """Return for each bin the count of its value of the label, zero where there is none; below zero without it."""
+        return self._label(key).figures(lambda value: -1 if value is None else counts.get(value, 0))
+
+    @cached_property
+    def _models(self) -> _Column[str | None]:
+        return _Column(entry.gpu_model for entry in self._bins)
+
+    @cached_property
+    def _memories(self) -> _Column[int | None]:
+        return _Column(entry.gpu_memory_bytes for entry in self._bins)
+
+    @cached_property
+    def _capacity_types(self) -> _Column[CapacityType | None]:
+        return _Column(entry.capacity_type for entry in self._bins)
+
+    @cached_property
+    def _taints(self) -> _Column[tuple[Taint, ...]]:
+        return _Column(entry.taints for entry in self._bins)
+
+    def _ask(self, marks: NodeRequirements) -> Bools:
+        demands, least = marks.demands, marks.gpu_memory_bytes_min
+        right = self._taints.where(lambda taints: tolerates(demands.tolerations, taints))
+        if marks.gpu_models:
+            right &= self._models.where(lambda model: model in marks.gpu_models)
+        if least is not None:
+            right &= self._memories.where(lambda memory: memory is not None and memory >= least)
+        if not marks.is_spot_allowed:
+            right &= self._capacity_types.where(lambda each: each not in (CapacityType.SPOT, None))
+        for key, value in demands.node_selector:
+            right &= self._holds(LabelRequirement(key, "In", (value,)))
+        if demands.node_affinity:
+            right &= self._any_term_holds(demands.node_affinity)
+        return right
+
+    def _any_term_holds(self, terms: Iterable[NodeSelectorTerm]) -> Bools:
+        """Terms are alternatives; conditions of one hold together.
+
+        "A null or empty node selector term matches no objects" (Kubernetes API reference, NodeSelectorTerm).
+        """
+        found = np.zeros(len(self._bins), dtype=np.bool_)
+        for term in terms:
+            if term.requirements:
+                found |= np.logical_and.reduce([self._holds(each) for each in term.requirements])
+        return found
+
+    def _holds(self, requirement: LabelRequirement) -> Bools:
+        answer = self._requirements.get(requirement)
+        if answer is None:
+            answer = self._label(requirement.key).where(lambda value: holds(requirement, value))
+            self._requirements[requirement] = answer
+        return answer
+
+    def _label(self, key: str) -> _Column[str | None]:
+        column = self._labels.get(key)
+        if column is None:
+            column = self._labels[key] = _Column(entry.labels.get(key) for entry in self._bins)
+        return column
+
+
+def members_that_fit(shape: Shape, free: Ints, accepted: Bools, kinds: Kinds = ()) -> Ints:
+    """How many members each bin takes together; `free` is (bins, columns), with slices of these kinds."""
+    return np.where(accepted, members_by_amounts(shape.resources, free, kinds), 0)
+
+
+def members_by_amounts(asked: Resources, free: Ints, kinds: Kinds = ()) -> Ints:
+    """How many that ask for so much each bin has room for, whatever else they ask."""
+    if not has_columns(asked, kinds):
+        return np.zeros(free.shape[0], dtype=np.int64)
+    # A bin that is over-full in anything takes nobody, also of what it has left.
+    is_open: Bools = free[:, 0] >= 0
+    members: Ints | None = None
+    # Column by column: rooms have few bins and few amounts are asked for, so calls are what costs.
+    for column, need in enumerate(row(asked, kinds)):
+        amounts = free[:, column]
+        if column:
+            is_open &= amounts >= 0
+        if need:
+            fitting = amounts // need
+            members = fitting if members is None else np.minimum(members, fitting)
+    return is_open.astype(np.int64) if members is None else np.where(is_open, members, 0)
+
+
+def fits(shape: Shape, target: Bin) -> bool:
+    """True when one member of this shape has its place in the bin."""
+    return shape.resources.fits_in(target.free) and bool(NodeMatcher((target,)).by(shape)[0])

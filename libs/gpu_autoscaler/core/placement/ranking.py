@@ -1,0 +1,129 @@
+"""In which order nodes that take a pod are filled: the policies of `core/placement/gpu_packing.py`, over whole nodes at once.
+
+What is real comes before what is coming, and nodes whose GPUs nobody asks for come last, whatever the policy; equal
+scores fall to the smallest name. Nothing here is remembered from one calculation to the next.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.placement.gpu_packing import (
+    WHOLE,
+    PackingPolicy,
+    PodShares,
+    Popular,
+    Scores,
+    best_fit_scores,
+    least_loaded_scores,
+    packing_scores,
+)
+from gpu_autoscaler.core.placement.resources import CPU, FIRST_SLICE, GPU, MEMORY, Ints
+from gpu_autoscaler.core.placement.shapes import Bin, Shape
+from gpu_autoscaler.events.pod import PodObserved
+
+# The default is the gradient with the best fit among equals, which leaves fewer GPUs idle than the gradient alone
+# (`make bench CASE=V6`).
+BY_NAME: Mapping[str, PackingPolicy] = {
+    "fragmentation-gradient": PackingPolicy.LEAST_FRAGMENTS,
+    "best-fit": PackingPolicy.BEST_FIT,
+    "packing": PackingPolicy.PACKING,
+    "spreading": PackingPolicy.SPREADING,
+    "least-loaded": PackingPolicy.LEAST_LOADED,
+    "round-robin": PackingPolicy.ROUND_ROBIN,
+    "random": PackingPolicy.RANDOM,
+}
+# Policies under which a node that took a pod is the better for the next one, so that it is filled before others.
+_FILL_UP = frozenset({PackingPolicy.LEAST_FRAGMENTS, PackingPolicy.BEST_FIT, PackingPolicy.PACKING})
+DEFAULT_PLACEMENT = "fragmentation-gradient"
+# Shapes that make up this share of the pods; the rest is too rare to keep room for.
+_POPULAR_RATIO = 0.95
+
+
+class Ranking:
+    """One policy over the work of one cluster."""
+
+    def __init__(self, name: str, bins: tuple[Bin, ...], waiting: Iterable[Shape] = ()) -> None:
+        """`bins` hold the work that runs, `waiting` are the shapes that want room: fragments are measured by both."""
+        self.policy = BY_NAME[name]
+        self._bins = bins
+        self._waiting = tuple(waiting)
+        self._taken_count = 0  # what random and round-robin go on from
+
+    @property
+    def fills_up(self) -> bool:
+        """True where a node is filled before the next one is begun; else the order is asked for after each pod."""
+        return self.policy in _FILL_UP
+
+    @cached_property
+    def _scores(self) -> Scores:
+        counts = Counter(dict(_shapes_on(self._bins)))
+        counts.update((shape.resources.cpu_milli, shape.resources.gpu_count) for shape in self._waiting)
+        return Scores((), self.policy, _popular(counts))
+
+    def keys(
+        self, shape: Shape, free: Ints, gpus_count: Callable[[], Ints], names: Callable[[], Sequence[str]]
+    ) -> tuple[Ints, ...]:
+        """Sort keys of nodes with these free amounts, the least significant first; the smallest comes first.
+
+        `gpus_count` says how many GPUs each node has in all, `names` what it is called.
+        """
+        gpu_count, cpu_milli = shape.resources.gpu_count, shape.resources.cpu_milli
+        gpus, cpu = free[:, GPU], free[:, CPU]
+        after_milli = (gpus - gpu_count) * WHOLE
+        match self.policy:
+            case PackingPolicy.LEAST_FRAGMENTS:
+                now = self._scores.fragments_of_whole(cpu, gpus)
+                then = self._scores.fragments_of_whole(cpu - cpu_milli, gpus - gpu_count)
+                slices = free[:, FIRST_SLICE:].sum(axis=1)
+                return free[:, MEMORY], cpu, slices, gpus, -self._scores.in_steps(now - then)
+            case PackingPolicy.BEST_FIT:
+                return (-best_fit_scores(cpu - cpu_milli, after_milli),)
+            case PackingPolicy.PACKING:
+                asked = np.full(gpus.size, gpu_count, dtype=np.int64)
+                return (-packing_scores(gpus, gpus_count(), asked, np.full(gpus.size, WHOLE, dtype=np.int64)),)
+            case PackingPolicy.SPREADING:
+                return -cpu, -after_milli
+            case PackingPolicy.LEAST_LOADED:
+                return -cpu, -least_loaded_scores(after_milli, gpus_count())
+            case PackingPolicy.ROUND_ROBIN:
+                order = np.argsort(np.argsort(np.array(names())))
+                return ((order - self._taken_count) % max(order.size, 1),)
+            case _:
+                salt = self._taken_count
+                return (np.array([zlib.crc32(f"{salt}/{name}".encode()) for name in names()], dtype=np.int64),)
+
+    def taken(self, count: int) -> None:
+        """So many pods have got their node."""
+        self._taken_count += count
+
+
+def _popular(counts: Counter[tuple[int, int]]) -> Popular:
+    """The most common of these shapes, which are CPU in thousandths and GPUs, until they cover most of the pods."""
+    total, covered, kept = sum(counts.values()), 0, []
+    for (cpu_milli, gpu_count), count in sorted(counts.items(), key=lambda each: (-each[1], each[0])):
+        if covered >= _POPULAR_RATIO * total:
+            break
+        covered += count
+        kept.append((PodShares(cpu_milli=cpu_milli, memory_bytes=0, gpu_count=gpu_count), count))
+    return Popular(tuple(shape for shape, _ in kept), tuple(count for _, count in kept))
+
+
+@cached_by_identity(2)
+def _shapes_on(bins: tuple[Bin, ...]) -> tuple[tuple[tuple[int, int], int], ...]:
+    """How many pods of each shape run on the nodes."""
+    counts: Counter[tuple[int, int]] = Counter()
+    for entry in bins:
+        for shape, count in _shapes_of(entry.pods):
+            counts[shape] += count
+    return tuple(counts.items())
+
+
+@cached_by_identity(8192)
+def _shapes_of(pods: tuple[PodObserved, ...]) -> tuple[tuple[tuple[int, int], int], ...]:
+    """The same of one node, which changes with its pods alone."""
+    return tuple(Counter((pod.requests.cpu_milli, pod.requests.gpu_count) for pod in pods).items())

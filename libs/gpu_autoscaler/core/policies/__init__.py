@@ -1,1 +1,0 @@
-"""The parts of the policy, a module each. `core/policy.py` puts them together."""

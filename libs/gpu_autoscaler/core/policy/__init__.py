@@ -1,0 +1,1 @@
+"""The scaling policy: settings, pools, validation, and policies kept as documents."""

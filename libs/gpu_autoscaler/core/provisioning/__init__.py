@@ -1,0 +1,1 @@
+"""Which nodes to buy: offers, selection, gangs, batching, back-off."""

@@ -1,0 +1,546 @@
+"""Nodes being bought: each shows up as room and counts against the limits at once.
+
+A scratch pad of one step of `plan`. What a gang puts in can be taken out again, as long as nothing came after it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from gpu_autoscaler.core.demand.items import BillingScope, DemandItem, DemandSource, longest_scope
+from gpu_autoscaler.core.draft import Draft, Purchase
+from gpu_autoscaler.core.limits.limits import billing_scope_of, limit_usage_of
+from gpu_autoscaler.core.limits.spend import spend_caps
+from gpu_autoscaler.core.placement.bins import ordered_labels, slices_in
+from gpu_autoscaler.core.placement.engine import FreeCapacity
+from gpu_autoscaler.core.placement.pod_affinity import describe_rules
+from gpu_autoscaler.core.placement.preference_scores import PlannedPods
+from gpu_autoscaler.core.placement.resources import Bools, Ints
+from gpu_autoscaler.core.placement.shapes import Bin, Shape
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.batching import fully_packed_nodes
+from gpu_autoscaler.core.provisioning.fleet.problem import FleetNode
+from gpu_autoscaler.core.provisioning.offers import OfferCatalog, Offering
+from gpu_autoscaler.core.provisioning.preference_exchange import PreferenceExchange
+from gpu_autoscaler.core.provisioning.selection import OfferSelector
+from gpu_autoscaler.core.provisioning.topology_domains import MissingMembers
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.reasons.buy import (
+    BelowMinimum,
+    BuyReason,
+    DroppedPreference,
+    RejectedOffer,
+    RejectionCause,
+    ReplacesAtRiskNode,
+    UnmetDemand,
+)
+from gpu_autoscaler.model.reasons.defer import DeferReason, PodConstraintsViolated
+from gpu_autoscaler.model.resources import NO_RESOURCES, Resources
+
+# One node in the basket, and the decision that it becomes. Used by `core/provisioning/basket.py`.
+
+
+class Order(msgspec.Struct, kw_only=True):
+    """One node in the basket, and who counts on it."""
+
+    action_id: ActionId
+    offering: Offering
+    buyer: DemandItem
+    customer: BillingScope  # the buyer, for as long as the longest of all work that counts on the node
+    instead_of: RejectedOffer | None
+    dropped: tuple[DroppedPreference, ...]
+    # Keys of all items with a member here, in the order in which they came.
+    demand: dict[str, None] = msgspec.field(default_factory=dict)
+    needs: set[str] = msgspec.field(default_factory=set)
+
+    @property
+    def gang(self) -> str | None:
+        """The gang that it stands or falls with."""
+        return self.buyer.gang
+
+    @property
+    def transaction(self) -> str:
+        """Orders of one transaction are made together or not at all."""
+        return self.gang or self.action_id
+
+
+class PurchaseContext(NamedTuple):
+    """What a decision tells besides its order."""
+
+    nodes_count_before: int  # of ours, before anything was bought
+    offers_count: int  # that were considered
+
+
+def decision_of(order: Order, draft: Draft, policy: ScalingPolicy, counted: PurchaseContext) -> BuyNode:
+    """The purchase, with all that its executor needs."""
+    pool, offer = order.offering.pool, order.offering.offer
+    return BuyNode(
+        action_id=order.action_id,
+        pool=pool.name,
+        offer=offer,
+        labels=tuple(sorted(ordered_labels(pool, offer, order.action_id, order.buyer.project).items())),
+        taints=pool.taints,
+        startup_taints=pool.startup_taints,
+        deadline_at=draft.as_of + timedelta(seconds=policy.boot_seconds_max),
+        reason=_reason(order, draft, policy, counted),
+        gang=order.gang,
+        slices=slices_in(pool, offer),
+        work_seconds_max=order.customer.work_seconds_max,
+    )
+
+
+def _reason(order: Order, draft: Draft, policy: ScalingPolicy, counted: PurchaseContext) -> BuyReason:
+    if order.buyer.ahead is not None:
+        return order.buyer.ahead
+    if order.buyer.source is DemandSource.MINIMUM:
+        return BelowMinimum(nodes_count=counted.nodes_count_before, nodes_count_min=policy.nodes_count_min)
+    demand = tuple(order.demand)
+    leaves = order.buyer.leaves
+    if order.buyer.source is DemandSource.AT_RISK_POD and leaves is not None:
+        doomed = (view for view in draft.views if view.node_uid == leaves and view.notice is not None)
+        if (view := next(doomed, None)) is not None:
+            return ReplacesAtRiskNode(
+                node_uid=leaves, node_name=view.name, reclaim_at=view.reclaim_at, demand=demand,
+                instead_of=order.instead_of, dropped=order.dropped,
+            )  # fmt: skip
+    return UnmetDemand(
+        demand=demand,
+        offers_considered=counted.offers_count,
+        price_micro_usd_per_hour=order.offering.price_micro_usd_per_hour,
+        instead_of=order.instead_of,
+        dropped=order.dropped,
+    )
+
+
+# Which offer of less price was not taken, and why: what a person asks first of a purchase. Told in its
+# reason.
+
+_PRICE_UNKNOWN = -1
+
+
+class CheaperOfferings:
+    """Finds what has the least price for the load of a node. The same load is looked for once."""
+
+    def __init__(self, catalog: OfferCatalog) -> None:
+        self._catalog = catalog
+        self._found: dict[tuple[int, Shape, Resources], int | None] = {}
+
+    def than(self, taken: int, shape: Shape, load: Resources) -> int | None:
+        """Return the sale of least price below that of the one taken that would hold the load; work of this shape
+        is on it, and whether that may be on spot is not asked. None: there is none."""
+        asked = (taken, shape, load)
+        if asked not in self._found:
+            self._found[asked] = self._look(taken, shape, load)
+        return self._found[asked]
+
+    def _look(self, taken: int, shape: Shape, load: Resources) -> int | None:
+        catalog = self._catalog
+        prices = catalog.prices_micro_usd_per_hour
+        anywhere = msgspec.structs.replace(shape, resources=load, is_spot_allowed=True)
+        is_cheaper = (prices < prices[taken]) & (prices != _PRICE_UNKNOWN)
+        would_do = is_cheaper & (catalog.members_if_available(anywhere) > 0)
+        places = np.flatnonzero(would_do)
+        return int(places[prices[places].argmin()]) if places.size else None
+
+
+def rejected_offer(
+    cheaper: int,
+    taken: int,
+    shape: Shape,
+    priority: int,
+    catalog: OfferCatalog,
+    selector: OfferSelector,
+    *,
+    is_within_limits: bool,
+) -> RejectedOffer:
+    """Return why the cheaper sale was not taken for work of this shape; as things stand before the other is bought."""
+    offering = catalog.offerings[cheaper]
+    offer = offering.offer
+    if offer.capacity_type is CapacityType.SPOT and not shape.is_spot_allowed:
+        because = RejectionCause.SPOT_NOT_ALLOWED
+    elif catalog.unavailable_until(offer) is not None:
+        because = RejectionCause.UNAVAILABLE
+    elif not is_within_limits:
+        because = RejectionCause.LIMIT
+    else:
+        because = selector.why_rejected(cheaper, taken, priority)
+    return RejectedOffer(offer=offer.key, price_micro_usd_per_hour=offering.price_micro_usd_per_hour, because=because)
+
+
+# Fleets that are tried for fewer members where one for all would pass a limit; each try halves what is left to find.
+_TRIES_COUNT_MAX = 6
+# Fleets that are bought one after the other, each from the pools that the one before has not filled up.
+_ROUNDS_COUNT_MAX = 3
+_SECONDS_PER_HOUR = 3600.0
+
+
+class Basket:
+    """Buys within the limits: for all at once at the least price of the whole, or for one shape after the other."""
+
+    def __init__(self, draft: Draft, catalog: OfferCatalog, policy: ScalingPolicy) -> None:
+        self._draft = draft
+        self._catalog = catalog
+        self._policy = policy
+        self._usage = limit_usage_of(draft, policy)
+        self._has_spend_caps = bool(spend_caps(policy))
+        self._projects_limited = frozenset(part.name for part in policy.limits.projects)
+        self._selector = OfferSelector(catalog, draft.views, policy)
+        self._cheaper = CheaperOfferings(catalog)
+        self._excesses: dict[tuple[int, BillingScope], DeferReason | None] = {}  # while nothing more is counted
+        self._open: dict[BillingScope, Bools] = {}  # as above
+        self._closed: dict[BillingScope, DeferReason | None] = {}  # as above
+        for purchase in draft.purchases:
+            self._count(purchase.decision.pool, purchase.decision.offer, billing_scope_of(purchase.decision))
+        self._nodes_count_before = self._usage.nodes_count
+        self._orders: dict[str, Order] = {}  # by bin key, in the order of buying
+        self._exchange = PreferenceExchange(catalog, self._selector, draft.free_capacity)
+        self.free_capacity.add_new_domains(catalog.domains)
+
+    @property
+    def free_capacity(self) -> FreeCapacity:
+        """The room that purchases add to."""
+        return self._draft.free_capacity
+
+    @property
+    def nodes_count(self) -> int:
+        """Nodes of ours with those in the basket, as limits count them."""
+        return self._usage.nodes_count
+
+    def with_current_usage(self, reason: DeferReason) -> DeferReason:
+        """Return why something is not bought, as limits stand with what is in the basket."""
+        return self._usage.with_current_usage(reason)
+
+    def mark(self) -> int:
+        """A point to come back to with `rollback`."""
+        return len(self._orders)
+
+    def rollback(self, mark: int) -> None:
+        """Everything that was bought since the mark has not been; the room is the caller's to roll back."""
+        for key in list(self._orders)[mark:]:
+            self._cancel(key)
+
+    def buy_filled(self, want: MissingMembers) -> tuple[str, ...]:
+        """Buy for pods that are all alike those nodes of the cheapest fleet that more of them would make no better."""
+        return self._buy_once([want], is_filled_only=True)[0]
+
+    def buy_together(self, wants: Sequence[MissingMembers]) -> tuple[tuple[str, ...], ...]:
+        """Buy the cheapest fleet for the members of all wants at once, with its pods in their places.
+
+        Returns the keys of the bins for each want: none for one that no offer within limits takes, and where a limit
+        would be passed only as many as limits let for those that have waited longest. A gang gets all or nothing.
+        What one pool's limit leaves over is bought from the next, together again.
+        """
+        keys: list[tuple[str, ...]] = [()] * len(wants)
+        for _ in range(_ROUNDS_COUNT_MAX):
+            left = [
+                msgspec.structs.replace(want, sinces=want.sinces[len(had) :])
+                for want, had in zip(wants, keys, strict=True)
+            ]
+            more = self._buy_once(left) if any(want.count for want in left) else ()
+            if not any(more):
+                break
+            keys = [had + new for had, new in zip(keys, more, strict=True)]
+        return tuple(keys)
+
+    def _buy_once(
+        self, wants: Sequence[MissingMembers], *, is_filled_only: bool = False
+    ) -> tuple[tuple[str, ...], ...]:
+        """Buy one fleet."""
+        accepts = self._accepts(wants)
+        counts = [want.count if accepted.any() else 0 for want, accepted in zip(wants, accepts, strict=True)]
+        is_gang = any(want.item.gang is not None or want.item.member_count > 1 for want in wants)
+        fleet = () if is_gang and not all(counts) else self._fleet_within_limits(wants, counts, accepts)
+        fleet = self._with_preferences(fleet, wants, accepts)
+        if is_filled_only:
+            first = wants[0].item
+            fleet = fully_packed_nodes(
+                fleet, accepts[0], self._catalog.members(first.shape), self._selector.costs(first.priority)
+            )
+        keys: tuple[list[str], ...] = tuple([] for _ in wants)
+        bins: list[Bin] = []
+        planned_pods = PlannedPods(self.free_capacity)
+        for node in fleet:
+            items = [wants[each].item for each in node.pods]
+            taken = sum((item.shape.resources for item in items), start=NO_RESOURCES)
+            shapes = [item.shape for item in items]
+            dropped = self._exchange.dropped(node.offer, shapes, planned_pods)
+            entry = self._order(node.offer, items[0], taken, dropped)
+            self._serve(self._orders[entry.key], _joint_scope(items))
+            for shape in shapes:
+                planned_pods.add(shape, entry.labels)
+            bins.append(msgspec.structs.replace(entry, free=entry.free - taken))
+            for each in node.pods:
+                keys[each].append(entry.key)
+        self.free_capacity.put_all(bins)
+        return tuple(tuple(each) for each in keys)
+
+    def buy(self, buyer: DemandItem, members_count: int) -> tuple[int, DeferReason | None]:
+        """Put nodes for this many members in the basket, one by one, as far as limits let; return for how many, and why
+        no more.
+
+        A gang gets all or nothing, with nothing left in the basket.
+        """
+        covered, bought = 0, []
+        reason: DeferReason | None = None
+        members = self._catalog.members(buyer.shape)
+        place: int | None = None
+        while covered < members_count and reason is None:
+            missing = members_count - covered
+            # The best offer stays the best while it is filled whole and within limits.
+            goes_on = place is not None and members[place] <= missing and not buyer.shape.preferences.depends_on_pods
+            if place is None or not goes_on or self._excess(place, buyer.customer) is not None:
+                place, reason = self._choose(buyer, members, missing)
+            if place is not None:
+                entry = self._order_for(place, buyer)
+                self.free_capacity.put(entry)
+                bought.append(entry.key)
+                covered += min(int(members[place]), missing)
+        if reason is not None and buyer.member_count > 1:
+            for key in bought:
+                self._remove(key)
+            return 0, reason
+        return covered, reason
+
+    def buy_one_by_one(self, buyer: DemandItem, members_count: int) -> tuple[tuple[str, ...], DeferReason | None]:
+        """Buy for members whose rules about other pods make each node depend on the one before.
+
+        Returns the bins that took them, and why no more; a gang gets all or nothing.
+        """
+        placed: tuple[str, ...] = ()
+        bought: list[str] = []
+        reason: DeferReason | None = None
+        members = self._catalog.members(buyer.shape)
+        zones = [offering.node.labels.get(labels.ZONE) for offering in self._catalog.offerings]
+        mark = self.free_capacity.mark()
+        while len(placed) < members_count and reason is None:
+            is_open = self.free_capacity.open_zones(buyer.shape, zones)
+            place, reason = self._choose(buyer, np.where(is_open, members, 0), 1)
+            if place is None:
+                reason = (
+                    PodConstraintsViolated(rules=describe_rules(buyer.shape.pod_constraints))
+                    if members.any()
+                    else reason
+                )
+                break
+            entry = self._order_for(place, buyer)
+            self.free_capacity.put(entry)
+            bought.append(entry.key)
+            taken = self.free_capacity.place_on((entry.key,), buyer.shape, members_count - len(placed))
+            placed += taken
+            if not taken:
+                reason = PodConstraintsViolated(rules=describe_rules(buyer.shape.pod_constraints))
+                self._remove(bought.pop())
+        if reason is not None and buyer.member_count > 1:
+            self.free_capacity.rollback(mark)
+            for key in bought:
+                self._cancel(key)
+            return (), reason
+        return placed, reason
+
+    def assign(self, item: DemandItem, keys: tuple[str, ...]) -> None:
+        """Note that members of the item count on these bins; a gang's purchases need what it shares."""
+        orders = [self._orders[key] for key in dict.fromkeys(keys) if key in self._orders]
+        for order in orders:
+            order.demand[item.key] = None
+            self._serve(order, longest_scope(order.customer, item))
+        own = [order for order in orders if order.gang is not None and order.gang == item.gang]
+        shared = {order.transaction for order in orders} - {order.transaction for order in own}
+        for order in own:
+            order.needs |= shared
+
+    def _serve(self, order: Order, customer: BillingScope) -> None:
+        """The node is for this from now on."""
+        if customer != order.customer:
+            self._count(order.offering.pool.name, order.offering.offer, order.customer, -1)
+            self._count(order.offering.pool.name, order.offering.offer, customer)
+            order.customer = customer
+
+    def purchases(self) -> tuple[Purchase, ...]:
+        """What is in the basket, as decisions, in the order of buying."""
+        counted = PurchaseContext(
+            nodes_count_before=self._nodes_count_before, offers_count=len(self._catalog.offerings)
+        )
+        return tuple(
+            Purchase(
+                decision=decision_of(order, self._draft, self._policy, counted),
+                transaction=order.transaction,
+                needs=frozenset(order.needs),
+            )
+            for order in self._orders.values()
+        )
+
+    def _fleet_within_limits(
+        self, wants: Sequence[MissingMembers], counts: list[int], accepts: Bools
+    ) -> Sequence[FleetNode]:
+        """Return the nodes of the cheapest fleet for all; where limits are in the way, of one for those that have
+        waited longest: as many as a few tries find. Nothing for a gang that cannot have all."""
+        fleet = self._selector.fleet(wants, counts, accepts)
+        within_count = self._within_limits_count(wants, fleet)
+        if within_count == len(fleet):
+            return fleet
+        if any(want.item.gang is not None or want.item.member_count > 1 for want in wants):
+            return ()
+        waiting = sorted(
+            (since, number) for number, want in enumerate(wants) for since in want.sinces[: counts[number]]
+        )
+        best: Sequence[FleetNode] = ()
+        served_count, over_count = 0, len(waiting)
+        count = over_count * within_count // len(fleet)
+        for _ in range(_TRIES_COUNT_MAX):
+            if not served_count < count < over_count:
+                break
+            oldest = Counter(number for _, number in waiting[:count])
+            fleet = self._selector.fleet(wants, [oldest[number] for number in range(len(wants))], accepts)
+            if self._within_limits_count(wants, fleet) == len(fleet):
+                best, served_count = fleet, count
+            else:
+                over_count = count
+            count = (served_count + over_count) // 2
+        return best
+
+    def _with_preferences(
+        self, fleet: Sequence[FleetNode], wants: Sequence[MissingMembers], accepts: Bools
+    ) -> Sequence[FleetNode]:
+        """The fleet at the same cost as its pods like it; where that would pass a limit, in its own pools and zones."""
+        liked = self._exchange.exchanged(fleet, wants, accepts)
+        if liked is fleet or self._within_limits_count(wants, liked) == len(fleet):
+            return liked
+        return self._exchange.exchanged(fleet, wants, accepts, is_at_home=True)
+
+    def _accepts(self, wants: Sequence[MissingMembers]) -> Bools:
+        """For each want the sales that it is bought from, of those within limits."""
+        return self._selector.accepts(
+            wants, [self._within_limits(self._limit_scope(want.item.customer)) for want in wants]
+        )
+
+    def has_offering_within_limits(self, customer: BillingScope) -> bool:
+        """False where every sale would pass a limit: then nobody has to be asked what would be best."""
+        return bool(self._within_limits(self._limit_scope(customer)).any())
+
+    def _common_excess(self, customer: BillingScope) -> DeferReason | None:
+        """The limit that each sale would pass, where it is one for all; found once for as long as nothing is bought."""
+        asked = self._limit_scope(customer)
+        if asked not in self._closed:
+            excesses = [self._excess(place, asked) for place in range(len(self._catalog.offerings))]
+            is_one = bool(excesses) and all(each == excesses[0] for each in excesses)
+            self._closed[asked] = excesses[0] if is_one else None
+        return self._closed[asked]
+
+    def _within_limits(self, customer: BillingScope) -> Bools:
+        """The sales within limits, found once for as long as nothing is bought."""
+        if customer not in self._open:
+            offerings = range(len(self._catalog.offerings))
+            self._open[customer] = np.array([self._excess(place, customer) is None for place in offerings], np.bool_)
+        return self._open[customer]
+
+    def _within_limits_count(self, wants: Sequence[MissingMembers], fleet: Sequence[FleetNode]) -> int:
+        """Return how many nodes of the fleet may be bought before the first that passes a limit."""
+        counted: list[tuple[str, Offer, BillingScope]] = []
+        for node in fleet:
+            offering, customer = (
+                self._catalog.offerings[node.offer],
+                _joint_scope([wants[each].item for each in node.pods]),
+            )
+            if self._usage.excess(offering.pool.name, offering.offer, customer) is not None:
+                break
+            self._usage.add(offering.pool.name, offering.offer, customer)
+            counted.append((offering.pool.name, offering.offer, customer))
+        for pool, offer, customer in counted:
+            self._usage.add(pool, offer, customer, -1)
+        return len(counted)
+
+    def _choose(self, buyer: DemandItem, members: Ints, missing: int) -> tuple[int | None, DeferReason | None]:
+        """The best sale within limits for the members that are missing."""
+        if not members.any():
+            return None, self._catalog.why_no_offering(buyer.shape)
+        reason = self._common_excess(buyer.customer)
+        if reason is not None:
+            return None, reason
+        liked = self._exchange.keys(buyer.shape)
+        for place in self._selector.ranked(buyer, members, missing, liked).tolist():
+            excess = self._excess(place, buyer.customer)
+            if excess is None:
+                return place, None
+            reason = reason or excess
+        return None, reason
+
+    def _excess(self, place: int, customer: BillingScope) -> DeferReason | None:
+        """The limit that one more node of the sale would pass, found once for as long as nothing is bought."""
+        customer = self._limit_scope(customer)
+        asked = (place, customer)
+        if asked not in self._excesses:
+            offering = self._catalog.offerings[place]
+            self._excesses[asked] = self._usage.excess(offering.pool.name, offering.offer, customer)
+        return self._excesses[asked]
+
+    def _limit_scope(self, customer: BillingScope) -> BillingScope:
+        """With limits of money by time what takes as many hours is alike; without them all work of a project is.
+
+        Projects without limits of their own are alike as well.
+        """
+        if not self._has_spend_caps:
+            return BillingScope(customer.project if customer.project in self._projects_limited else None)
+        seconds = customer.work_seconds_max
+        if seconds is None:
+            return BillingScope(customer.project)
+        return BillingScope(customer.project, -(-seconds // _SECONDS_PER_HOUR) * _SECONDS_PER_HOUR)
+
+    def _count(self, pool: str, offer: Offer, customer: BillingScope, count: int = 1) -> None:
+        self._usage.add(pool, offer, customer, count)
+        self._selector.add(offer, count)
+        self._excesses.clear()
+        self._open.clear()
+        self._closed.clear()
+
+    def _order_for(self, place: int, buyer: DemandItem) -> Bin:
+        """Put one node in the basket, for a member of this buyer at least."""
+        dropped = self._exchange.dropped(place, (buyer.shape,), PlannedPods(self.free_capacity))
+        return self._order(place, buyer, buyer.shape.resources, dropped)
+
+    def _order(self, place: int, buyer: DemandItem, load: Resources, dropped: tuple[DroppedPreference, ...]) -> Bin:
+        """Put one node in the basket, for this load at least; the room is the caller's to add."""
+        action_id, offering = self._draft.next_action_id(), self._catalog.offerings[place]
+        node = msgspec.structs.replace(offering.node, key=f"action/{action_id}", name=action_id)
+        instead_of = self._rejected(place, buyer, load)
+        self._count(offering.pool.name, offering.offer, buyer.customer)
+        self._orders[node.key] = Order(
+            action_id=action_id,
+            offering=offering,
+            buyer=buyer,
+            customer=buyer.customer,
+            instead_of=instead_of,
+            dropped=dropped,
+        )
+        return node
+
+    def _rejected(self, place: int, buyer: DemandItem, load: Resources) -> RejectedOffer | None:
+        cheaper = self._cheaper.than(place, buyer.shape, load)
+        if cheaper is None:
+            return None
+        is_within = self._excess(cheaper, buyer.customer) is None
+        return rejected_offer(
+            cheaper, place, buyer.shape, buyer.priority, self._catalog, self._selector, is_within_limits=is_within
+        )
+
+    def _remove(self, key: str) -> None:
+        self.free_capacity.remove(key)
+        self._cancel(key)
+
+    def _cancel(self, key: str) -> None:
+        order = self._orders.pop(key)
+        self._count(order.offering.pool.name, order.offering.offer, order.customer, -1)
+
+
+def _joint_scope(items: Sequence[DemandItem]) -> BillingScope:
+    """Who buys a node for all of these: the first, for as long as the longest of them takes."""
+    customer = items[0].customer
+    for item in items[1:]:
+        customer = longest_scope(customer, item)
+    return customer

@@ -1,0 +1,74 @@
+"""The scale-up cooldown: after a purchase for waiting work the next one waits, unless it is urgent. Off by default.
+
+Urgent is work of high priority, work that loses its node to the cloud, and the rest of a gang that has nodes on order.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
+from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import ClusterState, OrderRecord
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.jobs import PRIORITY_NAMES
+from gpu_autoscaler.model.reasons.buy import UnmetDemand
+from gpu_autoscaler.model.reasons.defer_limits import Cooldown
+
+
+def scale_up_cooldown(
+    item: DemandItem, orders: Mapping[ActionId, OrderRecord], policy: ScalingPolicy, as_of: datetime
+) -> Cooldown | None:
+    """Return how long nothing is bought for the item because something was bought lately; None: it may be."""
+    seconds = policy.limits.scale_up_cooldown_seconds
+    if not seconds or item.priority >= PRIORITY_NAMES["high"] or item.source is DemandSource.AT_RISK_POD:
+        return None
+    last_at, gangs = _bought(orders)
+    if last_at is None or (item.gang is not None and item.gang in gangs):
+        return None
+    remaining_seconds = seconds - (as_of - last_at).total_seconds()
+    return Cooldown(remaining_seconds=remaining_seconds) if remaining_seconds > 0 else None
+
+
+@cached_by_identity(4)
+def _bought(orders: Mapping[ActionId, OrderRecord]) -> tuple[datetime | None, frozenset[str]]:
+    """When something was bought last for waiting work, and the gangs that nodes were bought for."""
+    bought = [
+        (order.planned_at, order.decision)
+        for order in orders.values()
+        if order.decision is not None
+        and order.planned_at is not None
+        and isinstance(order.decision.reason, UnmetDemand)
+    ]
+    gangs = frozenset(decision.gang for _, decision in bought if decision.gang is not None)
+    return max((at for at, _ in bought), default=None), gangs
+
+
+# Which kinds of node went by our choice a moment ago: none of those is bought again just to save money. What
+# was idle when it went may be wanted as the cheaper place of other work soon after. Work that waits does not
+# ask.
+
+
+def recently_removed_types(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Mapping[str, float]:
+    """Return the instance types of which a node was told to go within the cooldown, with the seconds that remain."""
+    remaining: dict[str, float] = {}
+    for record in state.drains.values():
+        drain = record.decision
+        if not isinstance(drain, DrainNode) or not drain.is_voluntary or record.planned_at is None:
+            continue
+        seconds = policy.scale_down_cooldown_seconds - (as_of - record.planned_at).total_seconds()
+        if seconds <= 0 or record.cancelled is not None or drain.provider_id is None:
+            continue
+        instance = state.instances.get(drain.provider_id)
+        node = state.nodes.get(drain.node_uid)
+        kind = instance.instance_type if instance is not None else None if node is None else node.instance_type
+        if kind is not None:
+            remaining[kind] = max(seconds, remaining.get(kind, 0.0))
+    return remaining
+
+
+def rebuy_cooldown(decisions: tuple[BuyNode, ...], gone: Mapping[str, float]) -> Cooldown | None:
+    """Return how long one of these kinds is not bought again; None: none of them went lately."""
+    seconds = max((gone.get(each.offer.instance_type, 0.0) for each in decisions), default=0.0)
+    return Cooldown(remaining_seconds=seconds) if seconds > 0 else None

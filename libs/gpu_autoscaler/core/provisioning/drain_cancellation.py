@@ -1,0 +1,107 @@
+"""Nodes that are drained by choice: whether a drain is canceled for work that came, or a new node bought."""
+
+import numpy as np
+
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.placement.bins import node_bin
+from gpu_autoscaler.core.placement.constraints import fits
+from gpu_autoscaler.core.placement.shapes import BinReadiness, Shape
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.lots import Lot
+from gpu_autoscaler.core.provisioning.offers import OfferCatalog
+from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
+from gpu_autoscaler.model.reasons.drain import DemandReturned
+
+_HOUR_SECONDS = 3600.0
+
+
+class CancelableDrains:
+    """Drains of one planning run that can be canceled, and those that are. Their nodes become capacity."""
+
+    def __init__(self, draft: Draft, catalog: OfferCatalog, policy: ScalingPolicy) -> None:
+        self._draft = draft
+        self._free_capacity = draft.free_capacity
+        self._catalog = catalog
+        self._policy = policy
+        self.canceled: list[CancelDrain] = []
+        drains = ((view, _cancelable_drain(view)) for view in draft.views if view.drain is not None)
+        self._drains = {drain.node_uid: (view, drain) for view, drain in drains if drain is not None}
+
+    def mark(self) -> int:
+        """Return a point to come back to with `rollback`."""
+        return len(self.canceled)
+
+    def rollback(self, mark: int) -> None:
+        """Undo every cancellation since the mark, except for the capacity, which the caller rolls back."""
+        del self.canceled[mark:]
+
+    def place(self, lot: Lot, count: int, *, at_any_price: bool = False) -> tuple[str, ...]:
+        """Cancel drains of nodes that take members of the lot, place at most `count` there and return the bin keys.
+
+        Only nodes that cost less than new ones would are used, unless `at_any_price`.
+        """
+        placed: tuple[str, ...] = ()
+        for view, drain in self._drains.values():
+            node = node_bin(view, self._draft.pods, BinReadiness.READY)
+            if len(placed) == count or node.key in self._free_capacity or not fits(lot.shape, node):
+                continue
+            mark = self._free_capacity.mark()
+            self._free_capacity.put(node)
+            here = self._free_capacity.place_most(lot.shape, count - len(placed))
+            if not here or not (at_any_price or self._is_cheaper_kept(view, lot.shape, len(here))):
+                self._free_capacity.rollback(mark)
+                continue
+            self._cancel(drain, lot)
+            placed += here
+        return placed
+
+    def keep_source_node(self, lot: Lot) -> None:
+        """Cancel the drain that moves these pods: they have no place besides the node that they were to leave."""
+        if lot.first.leaves not in self._drains:
+            return
+        view, drain = self._drains[lot.first.leaves]
+        node = node_bin(view, self._draft.pods, BinReadiness.READY)
+        if node.key not in self._free_capacity:
+            self._free_capacity.put(node)
+            self._cancel(drain, lot)
+
+    def _cancel(self, drain: DrainNode, lot: Lot) -> None:
+        self.canceled.append(
+            CancelDrain(
+                action_id=self._draft.next_action_id(),
+                drain_action_id=drain.action_id,
+                node_uid=drain.node_uid,
+                node_name=drain.node_name,
+                reason=DemandReturned(demand=tuple(item.key for item in lot.items)),
+            )
+        )
+
+    def _is_cheaper_kept(self, view: NodeView, shape: Shape, count: int) -> bool:
+        """True unless new nodes of one kind would serve this many members of the shape for less.
+
+        A new node is paid for while it boots. Over the policy's horizon that adds to its price. A node whose price is
+        unknown is kept.
+        """
+        catalog, policy = self._catalog, self._policy
+        members = catalog.members(shape)
+        sold = np.flatnonzero(members)
+        horizon_seconds = policy.removal.replacement_payback_hours * _HOUR_SECONDS
+        if view.price_micro_usd_per_hour is None or not sold.size or not horizon_seconds:
+            return True
+        overhead = policy.node_overhead_micro_usd_per_hour
+        nodes = -(-count // members[sold])
+        hourly = (catalog.prices_micro_usd_per_hour[sold] + overhead) * nodes
+        replaced = hourly * (1.0 + catalog.boot_seconds[sold] / horizon_seconds)
+        return bool(view.price_micro_usd_per_hour + overhead <= replaced.min())
+
+
+def _cancelable_drain(view: NodeView) -> DrainNode | None:
+    """Return the drain if it can still be canceled: the node is drained by our choice alone and is not empty yet."""
+    record, node = view.drain, view.node
+    if record is None or record.drained is not None or record.cancel is not None or view.notice is not None:
+        return None
+    if node is None or not node.is_ready or view.phase not in (NodePhase.CORDONED, NodePhase.DRAINING):
+        return None
+    return record.decision if isinstance(record.decision, DrainNode) and record.decision.is_voluntary else None

@@ -1,0 +1,119 @@
+"""Room that work on usable nodes is certain to give back soon: work that can wait for it is not bought for.
+
+Certain are the grace period of a pod that is told to go, and a job's time limit. How long other work takes is unknown,
+and nothing is gained by hoping. The waits that the policy allows are upper bounds, counted from when the work began to
+wait (CHECKLIST, Decisions, "waiting before scale-up").
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
+from gpu_autoscaler.core.demand.sources import job_spec
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.placement.bins import PodsByNode, node_bin
+from gpu_autoscaler.core.placement.engine import FreeCapacity
+from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness, Shape
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.queries import counts_for_idleness
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.model.ids import JobId, PodUid
+from gpu_autoscaler.model.jobs import PRIORITY_NAMES
+from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
+from gpu_autoscaler.model.resources import NO_RESOURCES
+
+
+class ExpectedCapacity:
+    """Room to come, each part of it for one waiting lot only. A scratch pad of one planning run."""
+
+    def __init__(self, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> None:
+        self._policy = policy
+        self._as_of = draft.as_of
+        longest = max(policy.pending_pod_timeout_seconds, policy.queued_timeout_seconds)
+        self._bins = tuple(_ending(draft, state, draft.as_of + timedelta(seconds=longest)))
+        self._free_capacity = FreeCapacity(self._bins)
+
+    def takes(self, item: DemandItem, shape: Shape, count: int) -> CapacityExpected | None:
+        """Return when so many members like the item have room again within the wait that is allowed; None: act now."""
+        wait = self._wait(item)
+        if not self._bins or wait is None:
+            return None
+        until = item.since + wait
+        mark = self._free_capacity.mark()
+        keys = self._free_capacity.place_most(shape, count)
+        found = [self._free_capacity[key] for key in keys]
+        last = max(found, key=lambda each: (each.expected_at or until, each.key), default=None)
+        if last is None or len(keys) < count or last.expected_at is None or last.expected_at > until:
+            self._free_capacity.rollback(mark)
+            return None
+        return CapacityExpected(node=last.name, expected_at=last.expected_at)
+
+    def _wait(self, item: DemandItem) -> timedelta | None:
+        """How long the item may wait; None: not at all."""
+        if item.priority >= PRIORITY_NAMES["high"]:
+            return None
+        if item.source is DemandSource.PENDING_POD:
+            return timedelta(seconds=self._policy.pending_pod_timeout_seconds)
+        if item.source is DemandSource.QUEUED_JOB:
+            return timedelta(seconds=self._policy.queued_timeout_seconds)
+        return None
+
+
+def certain_ends(pods: Mapping[PodUid, PodObserved], jobs: Mapping[JobId, JobRecord]) -> Iterator[datetime]:
+    """Yield the instants at which work ends that is certain to, whichever node it is on."""
+    state = ClusterState(jobs=jobs)
+    for pod in pods.values():
+        if pod.node_name is not None and (at := ends_at(pod, state)) is not None:
+            yield at
+
+
+def ends_at(pod: PodObserved, state: ClusterState) -> datetime | None:
+    """Return by when the pod is certain to have given its room back; None: nobody knows."""
+    if pod.deleting_since is not None:
+        return pod.deleting_since + timedelta(seconds=pod.grace_seconds)
+    spec = job_spec(state, pod.job_id)
+    if spec is None or pod.started_at is None:
+        return None
+    return pod.started_at + timedelta(seconds=spec.duration_seconds_max)
+
+
+def _ending(draft: Draft, state: ClusterState, until: datetime) -> Iterator[Bin]:
+    """What each usable node that stays gets back from now until then, as a bin that is there by the last of it."""
+    may_end = _may_end_by_node(draft.pods)
+    leaving = draft.leaving() if may_end else frozenset()
+    for view in draft.views if may_end else ():
+        if view.name not in may_end or not view.is_usable or view.notice is not None or view.drain is not None:
+            continue
+        if view.name in leaving:
+            continue
+        ends = ((pod, ends_at(pod, state)) for pod in may_end[view.name])
+        ending = [(pod, at) for pod, at in ends if at is not None and draft.as_of < at <= until]
+        if ending:
+            yield msgspec.structs.replace(
+                node_bin(view, draft.pods, BinReadiness.READY),
+                free=sum((pod.requests for pod, _ in ending), start=NO_RESOURCES),
+                readiness=BinReadiness.COMING,
+                expected_at=max(at for _, at in ending),
+            )
+
+
+@cached_by_identity(2)
+def _may_end_by_node(pods: PodsByNode) -> Mapping[str, tuple[PodObserved, ...]]:
+    """The pods of each node whose end may be certain; nodes without such pods are left out."""
+    found = ((name, _may_end(bound)) for name, bound in pods.items())
+    return {name: each for name, each in found if each}
+
+
+@cached_by_identity(8192)
+def _may_end(bound: tuple[PodObserved, ...]) -> tuple[PodObserved, ...]:
+    """Those that are told to go, or that run for a job."""
+    return tuple(
+        pod
+        for pod in bound
+        if (pod.deleting_since is not None or (pod.job_id is not None and pod.started_at is not None))
+        and counts_for_idleness(pod)
+    )

@@ -1,0 +1,1 @@
+"""The cheapest fleet for a set of shapes."""

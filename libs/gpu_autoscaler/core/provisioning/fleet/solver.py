@@ -1,0 +1,108 @@
+"""The choice of a fleet: the load of best worth for its cost is bought as often as pods last, then the next best."""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from gpu_autoscaler.core.placement.resources import Floats, Ints
+from gpu_autoscaler.core.provisioning.fleet.packing import NodeLoad, NodePacker
+from gpu_autoscaler.core.provisioning.fleet.pricing import shadow_prices, undominated_offers
+from gpu_autoscaler.core.provisioning.fleet.problem import Fleet, FleetNode, FleetProblem, usable_offers
+from gpu_autoscaler.core.provisioning.fleet.reduction import ClassAssigner, ReducedProblem
+
+# Rounds in which groups may be in each other's way; each leaves a small part of the one before.
+_ROUNDS_OF_GROUPS = 8
+# The share of the cost, from the worst loads up, that is taken apart and chosen for again.
+_SECOND_PASS_RATIO = 0.1
+
+Load = tuple[tuple[int, int], ...]  # (class, pods of it on one node)
+
+
+def cheapest_fleet(problem: FleetProblem) -> Fleet:
+    """Return nodes for all pods that any offer takes, at little more than the least cost.
+
+    Time grows with classes times offers, hardly with pods.
+    """
+    has_offer = usable_offers(problem).any(axis=1)
+    waiting = np.flatnonzero(has_offer & (problem.counts > 0))
+    nodes, by_class = _choose(problem, waiting)
+    return Fleet(
+        nodes=_with_second_pass(problem, nodes, by_class),
+        floor=sum(float(by_class[each]) * int(problem.counts[each]) for each in waiting),
+        unserved=tuple(int(each) for each in np.flatnonzero(~has_offer & (problem.counts > 0))),
+    )
+
+
+def _with_second_pass(problem: FleetProblem, nodes: list[FleetNode], by_class: Floats) -> tuple[FleetNode, ...]:
+    """Return the nodes, with the worst of them chosen anew where that is cheaper: last loads are what was left over."""
+
+    def value_ratio(node: FleetNode) -> float:
+        return sum(float(by_class[each]) for each in node.pods) / float(problem.cost[node.offer])
+
+    ranked = sorted(nodes, key=value_ratio, reverse=True)
+    cost = np.cumsum([problem.cost[node.offer] for node in reversed(ranked)])
+    kept_count = len(nodes) - int((cost <= _SECOND_PASS_RATIO * cost[-1]).sum()) if nodes else 0
+    kept, apart = ranked[:kept_count], ranked[kept_count:]
+    pods = np.array([each for node in apart for each in node.pods], dtype=np.int64)
+    counts = np.bincount(pods, minlength=problem.counts.size).astype(np.int64)
+    again, _ = _choose(replace(problem, counts=counts), np.flatnonzero(counts))
+    return (*kept, *(again if _cost(problem, again) < _cost(problem, apart) else apart))
+
+
+def _cost(problem: FleetProblem, nodes: list[FleetNode]) -> float:
+    return sum(float(problem.cost[node.offer]) for node in nodes)
+
+
+def _choose(problem: FleetProblem, waiting: Ints) -> tuple[list[FleetNode], Floats]:
+    """Return nodes for all pods of these classes, and what a pod of each is worth; every one has an offer."""
+    if not waiting.size:
+        return [], np.zeros(problem.counts.size)
+    reduced = ReducedProblem.of(problem, waiting)
+    kept = undominated_offers(reduced.problem)
+    reduced_class = replace(
+        reduced.problem,
+        accepts=reduced.problem.accepts[:, kept],
+        capacity=problem.capacity[kept],
+        cost=problem.cost[kept],
+    )
+    usable = usable_offers(reduced_class)
+    prices = shadow_prices(reduced_class, usable)
+    packers = [
+        NodePacker(reduced_class, prices, offer, np.flatnonzero(usable[:, offer]), reduced.is_grouped)
+        for offer in range(kept.size)
+    ]
+    assigner, nodes = ClassAssigner(reduced), []
+    # Pods whose groups were in each other's way are left over for the next round, in which fewer groups are left; in
+    # the last one each node takes one pod with a group, which is always possible.
+    for rounds_left in reversed(range(_ROUNDS_OF_GROUPS)):
+        left = assigner.left()
+        if not left.any():
+            break
+        for offer, load in _loads(packers, left, assigner.groups_count() if rounds_left else 1):
+            pods = assigner.fill(load)
+            if pods:
+                nodes.append(FleetNode(int(kept[offer]), pods))
+    return nodes, reduced.expanded(prices.by_class)
+
+
+def _loads(packers: list[NodePacker], left: Ints, grouped_max: int) -> Iterator[tuple[int, Load]]:
+    """Yield one load after the other until nothing is left. Worth only falls as pods run out, so old bests wait."""
+    heap: list[tuple[float, int, NodeLoad]] = []
+
+    def look_at(offer: int) -> None:
+        filling = packers[offer].fill(left, grouped_max)
+        if filling is not None:
+            heapq.heappush(heap, (-filling.value_ratio, offer, filling))
+
+    for offer in range(len(packers)):
+        look_at(offer)
+    while heap:
+        _, offer, filling = heapq.heappop(heap)
+        nodes_count = min(int(left[each]) // count for each, count in filling.pods)
+        for each, count in filling.pods:
+            left[each] -= count * nodes_count
+        for _ in range(nodes_count):
+            yield offer, filling.pods
+        look_at(offer)

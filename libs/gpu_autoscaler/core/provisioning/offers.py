@@ -1,0 +1,396 @@
+"""What can be bought: every offer in every pool that allows it, and why an offer cannot be had now.
+
+What the cloud refused lately is not asked for (`core/provisioning/unavailable_offers.py`).
+
+An offer is a promise; the latest usable node that came of it is what the next one is taken to be. So a node that comes
+smaller than promised, or without a label, is not bought again and again for work that it cannot take.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+import numpy as np
+
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.placement.bins import PodsByNode, allocatable_for_work, offered_bin
+from gpu_autoscaler.core.placement.constraints import NodeMatcher, members_by_amounts, members_that_fit
+from gpu_autoscaler.core.placement.resources import Bools, Floats, Ints, gpu_parts, kinds_of, rows
+from gpu_autoscaler.core.placement.shapes import Bin, Shape
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.policy.pools import pool_allows
+from gpu_autoscaler.core.provisioning.unavailable_offers import active_unavailability, scopes_of
+from gpu_autoscaler.core.state.interruption_history import ends_by_place, place_of, rate_of
+from gpu_autoscaler.core.state.node_shortfalls import ObservedAllocatable, shortfall
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.spot import SpotOffersSampled
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.format import instant
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.reasons.defer import DeferReason, NoOfferFits, OffersUnavailable, PriceUnknown, WatchStale
+from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.model.scheduling import NodeSelectorTerm
+
+# Capacity that is paid for a period, used or not (capacity blocks, reservations with an end): when it can be
+# bought. While the period is open a node of it costs nothing more, so what waits uses it first
+# (`core/provisioning/selection.py`); its end is a notice, before which its work has to move. Asked by the market.
+
+
+class ReservationPeriods:
+    """The periods of many offers, in their order."""
+
+    def __init__(self, offers: Iterable[Offer]) -> None:
+        offers = tuple(offers)
+        self._opens = np.array([_second(offer.paid_from, -np.inf) for offer in offers], dtype=np.float64)
+        self._closes = np.array([_second(offer.paid_until, np.inf) for offer in offers], dtype=np.float64)
+        self.has_end: Bools = np.isfinite(self._closes)
+        self.any = bool(self.has_end.any() or np.isfinite(self._opens).any())
+
+    def are_open(self, as_of: datetime, needed_seconds: Floats) -> Bools:
+        """Return for each offer whether its period is open, and stays so for longer than is needed to be of use."""
+        now = as_of.timestamp()
+        return (self._opens <= now) & (now + needed_seconds < self._closes)
+
+    def told(self, offers: Iterable[Offer], as_of: datetime) -> str | None:
+        """Return what to say where only closed periods are in the way; None: there is something else."""
+        closed = [offer for offer in offers if offer.paid_from is not None or offer.paid_until is not None]
+        if not closed:
+            return None
+        ahead = [offer for offer in closed if offer.paid_from is not None and offer.paid_from > as_of]
+        if not ahead:
+            return f"the paid period of {closed[0].key} is over, or nearly"
+        first = min(ahead, key=lambda offer: (offer.paid_from, offer.key))
+        assert first.paid_from is not None, "only offers with a beginning are ahead"  # noqa: S101 - as it says
+        return f"the paid period of {first.key} begins at {instant(first.paid_from)}"
+
+
+def _second(at: datetime | None, without: float) -> float:
+    return without if at is None else at.timestamp()
+
+
+# How old the prices of what is for sale are. Read by the market, by `gpu-autoscaler offers` and by the
+# metric. A price is as old as the word of its source, and of a list that nobody reads any more all prices
+# grow old.
+
+
+def priced_at(offer: Offer, told: SpotOffersSampled) -> datetime | None:
+    """Return when the price was heard of last, None where there is none."""
+    if offer.price_micro_usd_per_hour is None:
+        return None
+    return told.sampled_at if offer.priced_at is None else min(offer.priced_at, told.sampled_at)
+
+
+def oldest_seconds(told: SpotOffersSampled | None, as_of: datetime) -> float | None:
+    """Return the age of the oldest price, None where there is no price at all."""
+    if told is None:
+        return None
+    ages = [(as_of - at).total_seconds() for one in told.offers if (at := priced_at(one, told)) is not None]
+    return max(0.0, *ages) if ages else None
+
+
+def is_stale(offer: Offer, told: SpotOffersSampled, policy: ScalingPolicy, as_of: datetime) -> bool:
+    """True for a price that is older than the policy has it."""
+    at = priced_at(offer, told)
+    return at is not None and as_of - at > timedelta(seconds=policy.prices.age_seconds_max)
+
+
+def are_fresh(offers: Sequence[Offer], told: SpotOffersSampled, policy: ScalingPolicy, as_of: datetime) -> Bools:
+    """Return for each offer, in their order, whether its age does not stand against buying it."""
+    return np.array([not is_stale(one, told, policy, as_of) for one in offers], dtype=np.bool_)
+
+
+_UNKNOWN_PRICE = -1
+_ANY_NEW_HOST = ""  # no node is called that
+_WORDS_OF_PLACES = ("topology", "clique", "rack", "ultraserver", "placement-group")
+_AMOUNTS_COUNT_MAX = 1024  # kept while one plan is made
+_OF_ONE_NODE = frozenset({labels.HOSTNAME, labels.PROJECT_ID})  # labels that the next node of an offer has otherwise
+
+
+class Offering(msgspec.Struct, frozen=True, kw_only=True):
+    """One offer in one pool: a purchase that is possible in principle, whatever stands against it now."""
+
+    pool: NodePool
+    offer: Offer
+    node: Bin  # as a new node would be, but for its name
+
+    @property
+    def price_micro_usd_per_hour(self) -> int:
+        """Of a sale that is bought, or was nearly: what has no price is neither, and no price is not none to pay."""
+        price = self.offer.price_micro_usd_per_hour
+        assert price is not None, f"{self.offer.key} has no price, and is told of as if it had one"  # noqa: S101 - as it says
+        return price
+
+
+class _StaticCatalog:
+    """Every offer in every pool that allows it, in order of offer and pool, as promised."""
+
+    def __init__(self, offers: tuple[Offer, ...], pools: tuple[NodePool, ...]) -> None:
+        self.offerings = tuple(
+            Offering(pool=pool, offer=offer, node=offered_bin(pool, offer, ActionId("offered")))
+            for offer in sorted(offers, key=lambda offer: offer.key)
+            for pool in sorted(pools, key=lambda pool: pool.name)
+            if pool_allows(pool, offer)
+        )
+        self.places = {(offering.pool.name, offering.offer.key): place for place, offering in enumerate(self.offerings)}
+        self.matcher = NodeMatcher([offering.node for offering in self.offerings])
+        self.kinds = kinds_of(offering.node.free for offering in self.offerings)
+        self.capacity = rows((offering.node.free for offering in self.offerings), self.kinds)
+        self.prices_micro_usd_per_hour = np.array(
+            [_known_price(offering.offer) for offering in self.offerings], dtype=np.int64
+        )
+        self.pool_priorities = np.array([offering.pool.priority for offering in self.offerings], dtype=np.int64)
+        self.gpu_counts = np.array([offering.offer.resources.gpu_count for offering in self.offerings], dtype=np.int64)
+        self.boot_seconds = np.array([offering.offer.boot_seconds for offering in self.offerings], dtype=np.float64)
+        self.is_spot = self._is_of(CapacityType.SPOT)
+        self.is_on_demand = self._is_of(CapacityType.ON_DEMAND)
+        self.is_reserved = self._is_of(CapacityType.RESERVED)
+        self.rates_unless_known = np.array(
+            [rate_of(offering.offer, {}) for offering in self.offerings], dtype=np.float64
+        )
+        self.reservations = ReservationPeriods(offering.offer for offering in self.offerings)
+        zones = [offering.offer.zone for offering in self.offerings]
+        self.is_in_zone = {zone: np.array([each == zone for each in zones], np.bool_) for zone in sorted({*zones})}
+        self.spot_at: dict[str, list[int]] = {}  # by type and zone
+        for place in np.flatnonzero(self.is_spot).tolist():
+            offer = self.offerings[place].offer
+            self.spot_at.setdefault(place_of(offer.instance_type, offer.zone), []).append(place)
+
+    def _is_of(self, capacity_type: CapacityType) -> Bools:
+        return np.array([offering.offer.capacity_type is capacity_type for offering in self.offerings], dtype=np.bool_)
+
+
+_static_catalog = cached_by_identity(4)(_StaticCatalog)
+
+
+class OfferCatalog:
+    """All that is for sale at one instant, asked by shape. A sale is known by its place, in order of offer and pool."""
+
+    def __init__(self, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> None:
+        self._watch_seconds_max = policy.watch_age_seconds_max
+        self._offers = None if state.offers is None else state.offers.offers
+        static = _static_catalog(self._offers or (), policy.pools)
+        came = {
+            static.places[key]: _as_observed(static.offerings[static.places[key]].node, view, draft.pods)
+            for key, view in _latest_nodes(draft.views).items()
+            if key in static.places
+        }
+        came |= _with_shortfalls(static, came, state.observed_allocatable, draft.as_of)
+        self.offerings = static.offerings if not came else _with(static.offerings, came)
+        self.kinds = static.kinds  # of slices, in order of their columns
+        self.capacity = static.capacity
+        self.prices_micro_usd_per_hour = static.prices_micro_usd_per_hour
+        self.pool_priorities = static.pool_priorities
+        self.gpu_counts, self.boot_seconds = static.gpu_counts, static.boot_seconds
+        self.is_spot, self.is_on_demand, self.is_reserved = static.is_spot, static.is_on_demand, static.is_reserved
+        self.spot_at, self.is_in_zone = static.spot_at, static.is_in_zone
+        self.rates = _rates(static, state, draft.as_of)
+        self._promised_matcher = static.matcher
+        self._observed_at = np.array(list(came), dtype=np.int64)
+        self._observed_matcher = NodeMatcher(list(came.values()))
+        if came:
+            new = kinds_of(node.free for node in came.values())
+            self.kinds += tuple(kind for kind in new if kind not in self.kinds)
+            self.capacity = _widened(static.capacity, by=len(self.kinds) - len(static.kinds))
+            self.capacity[self._observed_at] = rows((node.free for node in came.values()), self.kinds)
+        self.has_gpus = gpu_parts(self.capacity) > 0
+        self._unavailable = active_unavailability(state, draft.as_of)
+        self._is_buyable = self.prices_micro_usd_per_hour != _UNKNOWN_PRICE
+        if self._unavailable:
+            is_open = [self.unavailable_until(offering.offer) is None for offering in self.offerings]
+            self._is_buyable &= np.array(is_open, dtype=np.bool_)
+        self._by_amounts: dict[Resources, Ints] = {}
+        self._stale = self._stale_prices(state, policy, draft.as_of)
+        self._reservations, self._as_of = static.reservations, draft.as_of
+        if static.reservations.any:
+            self._is_buyable &= static.reservations.are_open(
+                draft.as_of, self.boot_seconds + policy.reservation_drain_seconds
+            )
+
+    def _stale_prices(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> WatchStale | None:
+        """Bar what is not bought at so old a price; returns what to say of that, None where nothing is barred."""
+        if policy.prices.is_stale_price_allowed or state.offers is None or not self.offerings:
+            return None
+        is_fresh = are_fresh([offering.offer for offering in self.offerings], state.offers, policy, as_of)
+        self._is_buyable &= is_fresh
+        age_seconds = oldest_seconds(state.offers, as_of)
+        limit = policy.prices.age_seconds_max
+        return None if is_fresh.all() else WatchStale(source="prices", age_seconds=age_seconds, age_seconds_max=limit)
+
+    def members(self, shape: Shape) -> Ints:
+        """Return how many members of the shape a new node of each sale takes; none where it cannot be had now."""
+        is_buyable = self._is_buyable
+        if self._reservations.any and not shape.is_spot_allowed:
+            is_buyable = is_buyable & ~self._reservations.has_end  # what must not be interrupted outlives no period
+        members = self._by_amounts.get(shape.resources)  # of many shapes few ask for other amounts
+        if members is None:
+            if len(self._by_amounts) >= _AMOUNTS_COUNT_MAX:
+                self._by_amounts.clear()
+            members = members_by_amounts(shape.resources, self.capacity, self.kinds)
+            self._by_amounts[shape.resources] = members
+        return np.where(is_buyable & self._accepted_by(shape), members, 0)
+
+    @property
+    def has_taints_to_avoid(self) -> bool:
+        """True where some node for sale would rather not have pods that do not tolerate it."""
+        return self._promised_matcher.has_taints_to_avoid  # one that came has the taints that were promised
+
+    def preferences(self, shape: Shape) -> tuple[Ints, Ints, Ints]:
+        """Return what the shape has against a new node of each sale, as `Acceptance.likes` does."""
+        taints, models, nodes = self._promised_matcher.preferences(shape)
+        if self._observed_at.size:
+            for figures, came in zip((taints, models, nodes), self._observed_matcher.preferences(shape), strict=True):
+                figures[self._observed_at] = came
+        return taints, models, nodes
+
+    def meets(self, term: NodeSelectorTerm) -> Bools:
+        """Return for each sale whether a new node of it meets these conditions."""
+        met = self._promised_matcher.meets(term)
+        if self._observed_at.size:
+            met[self._observed_at] = self._observed_matcher.meets(term)
+        return met
+
+    def count_by_label(self, key: str, counts: Mapping[str, int]) -> Ints:
+        """Return for each sale the count of a new node's value of the label, as `Acceptance.by_label` does."""
+        found = self._promised_matcher.count_by_label(key, counts)
+        if self._observed_at.size:
+            found[self._observed_at] = self._observed_matcher.count_by_label(key, counts)
+        return found
+
+    def domains(self, shape: Shape, key: str) -> frozenset[str]:
+        """Return the values of a label of all nodes that could be bought for the shape now; a new host has no name."""
+        if key == labels.HOSTNAME:
+            return frozenset({_ANY_NEW_HOST})
+        if key == labels.ZONE:
+            takes = self.members(shape) > 0
+            return frozenset(zone for zone, is_there in self.is_in_zone.items() if (takes & is_there).any())
+        values = (self.offerings[place].node.labels.get(key) for place in np.flatnonzero(self.members(shape)))
+        return frozenset(value for value in values if value is not None)
+
+    def why_no_offering(self, shape: Shape) -> DeferReason:
+        """Return why no sale takes a member of this shape now; only for shapes for which that is so."""
+        if self._offers is None:  # no list of offers is not an empty list
+            return WatchStale(source="offers", age_seconds=None, age_seconds_max=self._watch_seconds_max)
+        fitting = [self.offerings[place].offer for place in np.flatnonzero(self.members_if_available(shape))]
+        refused = {offer.key: until for offer in fitting if (until := self.unavailable_until(offer)) is not None}
+        if refused:
+            return OffersUnavailable(offers=tuple(sorted(refused)), retry_at=min(refused.values()))
+        if (closed := self._reservations.told(fitting, self._as_of)) is not None:
+            return NoOfferFits(detail=closed)
+        if self._stale is not None and any(one.price_micro_usd_per_hour is not None for one in fitting):
+            return self._stale
+        if fitting:
+            return PriceUnknown(offers=tuple(sorted({offer.key for offer in fitting})))
+        return NoOfferFits(detail=self._missing_property(shape))
+
+    def members_if_available(self, shape: Shape) -> Ints:
+        """Return how many members a new node of each sale would take, whether or not it can be had now."""
+        return members_that_fit(shape, self.capacity, self._accepted_by(shape), self.kinds)
+
+    def _accepted_by(self, shape: Shape) -> Bools:
+        accepted = self._promised_matcher.by(shape)
+        if self._observed_at.size:
+            accepted = accepted.copy()
+            accepted[self._observed_at] = self._observed_matcher.by(shape)
+        return accepted
+
+    def unavailable_until(self, offer: Offer) -> Instant | None:
+        """Return when the offer may be asked for again; None: now."""
+        found = (self._unavailable[scope].until for scope in scopes_of(offer) if scope in self._unavailable)
+        return max(found, default=None)
+
+    def _missing_property(self, shape: Shape) -> str:
+        """Say what no offer has: the first thing that, taken alone, rules all of them out."""
+        if not self.offerings:
+            return "no pool allows any offer"
+        wanted, models = shape.resources.gpu_count, shape.gpu_models
+        if wanted:
+            of_model = f" of model {' or '.join(models)}" if models else ""
+            offers = [offering.offer for offering in self.offerings if not models or offering.offer.gpu_model in models]
+            most = max((offer.resources.gpu_count for offer in offers), default=0)
+            if most < wanted:
+                return f"no offer has {wanted} GPUs{of_model} on one node (most: {most})"
+        missing = sorted(name for name, _ in shape.resources.slices if name not in self.kinds)
+        if missing:
+            return f"no pool cuts GPUs into {' or '.join(missing)}"
+        if not self._accepted_by(shape).any():
+            return "no offer has the labels, taints, GPU memory and capacity type that this asks for"
+        return "no offer that is otherwise right has this much CPU, memory, disk and GPUs on one node"
+
+
+def _rates(static: _StaticCatalog, state: ClusterState, as_of: datetime) -> Floats:
+    """Return for each sale the share of such nodes that the cloud takes."""
+    ends = ends_by_place(state, as_of)
+    rates = static.rates_unless_known.copy()
+    for place in ends.keys() & static.spot_at.keys():
+        for offering in static.spot_at[place]:
+            rates[offering] = rate_of(static.offerings[offering].offer, ends)
+    return rates
+
+
+def _widened(capacity: Ints, *, by: int) -> Ints:
+    """A copy with so many columns more, of nothing. `np.pad` takes ten times as long."""
+    rows_count, columns_count = capacity.shape
+    wider = np.zeros((rows_count, columns_count + by), dtype=capacity.dtype)
+    wider[:, :columns_count] = capacity
+    return wider
+
+
+def _known_price(offer: Offer) -> int:
+    return _UNKNOWN_PRICE if offer.price_micro_usd_per_hour is None else offer.price_micro_usd_per_hour
+
+
+@cached_by_identity(2)
+def _latest_nodes(views: tuple[NodeView, ...]) -> dict[tuple[str, str], NodeView]:
+    """The node that became usable last, by pool and offer."""
+    latest: dict[tuple[str, str], NodeView] = {}
+    usable = (view for view in views if view.is_usable and view.usable_since is not None and view.order is not None)
+    for view in sorted(usable, key=lambda view: (view.usable_since, view.name)):
+        decision = None if view.order is None else view.order.decision
+        if decision is not None:
+            latest[decision.pool, decision.offer.key] = view
+    return latest
+
+
+def _with_shortfalls(
+    static: _StaticCatalog, came: Mapping[int, Bin], went: Mapping[str, ObservedAllocatable], as_of: datetime
+) -> dict[int, Bin]:
+    """Offers of which no node is there that could speak for them, and whose last one had less than was promised."""
+    found: dict[int, Bin] = {}
+    for (pool, offer), place in static.places.items() if went else ():
+        node = static.offerings[place].node
+        least = None if place in came else shortfall(node.free, went, f"{pool}/{offer}", as_of)
+        if least is not None:
+            found[place] = msgspec.structs.replace(node, free=least)
+    return found
+
+
+def _with(offerings: tuple[Offering, ...], came: Mapping[int, Bin]) -> tuple[Offering, ...]:
+    changed = list(offerings)
+    for place, node in came.items():
+        changed[place] = msgspec.structs.replace(offerings[place], node=node)
+    return tuple(changed)
+
+
+def _as_observed(promised: Bin, came: NodeView, pods: PodsByNode) -> Bin:
+    """The node that a purchase makes: the promise, with the amounts and labels of the node that came of it.
+
+    Taints are taken from the promise: those that a node has besides are for a while, or for that node alone.
+    """
+    own = {key: value for key, value in came.labels.items() if key in promised.labels or not _is_of_one_node(key)}
+    zone = promised.labels[labels.ZONE]  # where it is, it cannot come otherwise
+    return msgspec.structs.replace(promised, free=allocatable_for_work(came, pods), labels={**own, labels.ZONE: zone})
+
+
+def _is_of_one_node(key: str) -> bool:
+    """True for labels that the next node of the offer has otherwise: its name, and where in the building it stands.
+
+    Cliques of NVLink, racks and blocks go by `nvidia.com/gpu.clique`, `topology.k8s.aws/network-node-layer-1`,
+    `cloud.google.com/gce-topology-block` and the like (documentation of NVIDIA, EKS and GKE, read 2026-11-21).
+    """
+    if key in (labels.ZONE, labels.REGION):
+        return False
+    return key in _OF_ONE_NODE or any(word in key for word in _WORDS_OF_PLACES)

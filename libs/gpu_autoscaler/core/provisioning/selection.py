@@ -1,0 +1,337 @@
+"""What is chosen of all that could be bought: least expected cost, within the order that the policy gives.
+
+Paid reservations come first, then the pools of highest priority; of what is left, spot as far as the policy's mix wants
+it and the cloud seldom takes it, spread so that one storm takes at most a share. Used by the basket, which knows limits
+and what is bought already.
+
+The expected cost of a node an hour is its price and overhead; the price of the time in which it boots and nobody works;
+and of the work done again after an interruption, by how often nodes of that type are taken in that zone. The last two
+happen once in a node's life, and count for more the higher the priority of the work that waits.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from gpu_autoscaler.core.demand.items import DemandItem
+from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.placement.resources import Bools, Floats, Ints, rows
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.fleet.problem import FleetNode, FleetProblem
+from gpu_autoscaler.core.provisioning.fleet.solver import cheapest_fleet
+from gpu_autoscaler.core.provisioning.offers import OfferCatalog
+from gpu_autoscaler.core.provisioning.topology_domains import MissingMembers, anti_affinity_groups
+from gpu_autoscaler.core.state.interruption_history import place_of
+from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.reasons.buy import RejectionCause
+
+_HOUR_SECONDS = 3600.0
+# Costs are compared for one member in whole numbers; this keeps the remainder of the division.
+_COST_PRECISION = 1_000_000
+# Fleets of which what is too much in one place is chosen again elsewhere; what is left then stays where it is.
+_SPREADS_COUNT_MAX = 3
+
+
+class OfferSelector:
+    """Chooses among sales. Counts the GPUs that are ours by place and capacity type, with those being bought."""
+
+    def __init__(self, catalog: OfferCatalog, views: tuple[NodeView, ...], policy: ScalingPolicy) -> None:
+        self._catalog = catalog
+        self._policy = policy
+        self._gpus = _counted(views).copy()  # by capacity type, place of spot, and all under ""
+        self._costs: dict[int, Ints] = {}
+        rules = policy.spot
+        self._is_risky = catalog.rates > rules.interruption_ratio_max
+        self._calm_ratios = np.where(
+            self._is_risky, rules.interruption_ratio_max / np.maximum(catalog.rates, 1e-9), 1.0
+        )
+
+    def add(self, offer: Offer, count: int = 1) -> None:
+        """Count this many nodes of the offer more; a negative count takes them back."""
+        for name in _counted_as(offer):
+            self._gpus[name] += count * offer.resources.gpu_count
+
+    def costs(self, priority: int) -> Ints:
+        """Return what a node of each sale is expected to cost, in micro-dollars an hour, above zero."""
+        known = self._costs.get(priority)
+        if known is None:
+            catalog, rules = self._catalog, self._policy.spot
+            lost_seconds = catalog.boot_seconds + rules.lost_work_seconds
+            once_seconds = catalog.boot_seconds + catalog.rates * lost_seconds
+            weight = (1.0 + priority / PRIORITY_DEFAULT) / (_HOUR_SECONDS * rules.node_lifetime_hours)
+            # What is reserved is paid whether or not it is used.
+            prices = np.where(catalog.is_reserved, 0, catalog.prices_micro_usd_per_hour)
+            costs = np.rint(prices * (1.0 + once_seconds * weight)).astype(np.int64)
+            known = np.maximum(costs + self._policy.node_overhead_micro_usd_per_hour, 1)
+            self._costs[priority] = known
+        return known
+
+    # ---- for one shape
+
+    def ranked(self, buyer: DemandItem, members: Ints, missing: int, liked: Sequence[Ints] = ()) -> Ints:
+        """Return the sales that take a member, the best first: of least cost for each member that it would serve.
+
+        Of equal cost the order is that of the sort keys `liked`, of which the first counts least.
+        """
+        each = self._cost_of_each(buyer, members, missing)
+        preferred = self._without_full_pools(
+            members > 0, each, is_gang=buyer.member_count > 1 or buyer.gang is not None
+        )
+        best_first = self._in_order(buyer, members > 0, preferred, each, liked)
+        if best_first.size and self._has_too_much_on_demand([self._catalog.offerings[best_first[0]].offer]):
+            best_first = self._in_order(buyer, members > 0, self._with_its_share_of_spot(preferred), each, liked)
+        return best_first
+
+    def _in_order(
+        self, buyer: DemandItem, accepted: Bools, preferred: Bools, each: Ints, liked: Sequence[Ints]
+    ) -> Ints:
+        catalog, costs = self._catalog, self.costs(buyer.priority)
+        places = np.flatnonzero(accepted)
+        has_gpus_for_nobody = catalog.has_gpus & (not buyer.shape.resources.has_gpus)
+        keys = (*liked, costs, each, ~preferred, -catalog.pool_priorities, ~catalog.is_reserved, has_gpus_for_nobody)
+        return places[np.lexsort((places, *(key[places] for key in keys)))]
+
+    def _cost_of_each(self, buyer: DemandItem, members: Ints, missing: int) -> Ints:
+        served = np.minimum(np.maximum(members, 1), missing)
+        return self.costs(buyer.priority) * _COST_PRECISION // served
+
+    # ---- for many at once
+
+    def accepts(self, wants: Sequence[MissingMembers], is_open: Sequence[Bools]) -> Bools:
+        """Return for each want the sales that it is bought from: those within limits that come first."""
+        catalog = self._catalog
+        accepts = np.zeros((len(wants), len(catalog.offerings)), dtype=np.bool_)
+        for number, want in enumerate(wants):
+            accepted = (catalog.members(want.item.shape) > 0) & is_open[number]
+            if (accepted & catalog.is_reserved).any():
+                accepted &= catalog.is_reserved
+            if accepted.any():
+                accepts[number] = accepted & (catalog.pool_priorities == catalog.pool_priorities[accepted].max())
+        return accepts
+
+    def fleet(self, wants: Sequence[MissingMembers], counts: list[int], accepts: Bools) -> Sequence[FleetNode]:
+        """Return the nodes that cost least for so many members of each want, in the policy's mix and spread as it says.
+
+        A gang is not spread: what loses one member loses all.
+        """
+        is_gang = any(want.item.gang is not None or want.item.member_count > 1 for want in wants)
+        if is_gang:
+            accepts = self._all_without_full_pools(wants, counts, accepts, is_gang=True)
+        nodes = list(self._cheapest(wants, counts, accepts))
+        if self._has_too_much_on_demand(self._catalog.offerings[node.offer].offer for node in nodes):
+            shares = np.array([self._with_its_share_of_spot(each) for each in accepts], dtype=np.bool_)
+            if (shares != accepts).any():
+                accepts = shares
+                nodes = list(self._cheapest(wants, counts, accepts))
+        for _ in range(0 if is_gang else _SPREADS_COUNT_MAX):
+            kept, apart = self._within_shares(nodes)
+            if not apart:
+                break
+            left = Counter(each for node in apart for each in node.pods)
+            more = self._elsewhere(wants, [left[number] for number in range(len(wants))], accepts, kept)
+            nodes = [*kept, *more]
+            if Counter(node.offer for node in more) == Counter(node.offer for node in apart):
+                break
+        return nodes
+
+    def _elsewhere(
+        self, wants: Sequence[MissingMembers], counts: list[int], accepts: Bools, kept: Iterable[FleetNode]
+    ) -> Sequence[FleetNode]:
+        """The cheapest for these, without the places that the nodes kept have filled."""
+        offers = [self._catalog.offerings[node.offer].offer for node in kept]
+        for offer in offers:
+            self.add(offer)
+        eased = self._all_without_full_pools(wants, counts, accepts, is_gang=False)
+        for offer in offers:
+            self.add(offer, -1)
+        return self._cheapest(wants, counts, eased)
+
+    def _all_without_full_pools(
+        self, wants: Sequence[MissingMembers], counts: list[int], accepts: Bools, *, is_gang: bool
+    ) -> Bools:
+        eased = accepts.copy()
+        for number, count in enumerate(counts):
+            if count:
+                item = wants[number].item
+                each = self._cost_of_each(item, self._catalog.members(item.shape), count)
+                eased[number] = self._without_full_pools(accepts[number], each, is_gang=is_gang)
+        return eased
+
+    def _cheapest(self, wants: Sequence[MissingMembers], counts: list[int], accepts: Bools) -> Sequence[FleetNode]:
+        """The nodes that cost least for so many members of each want.
+
+        Work that asks for no GPU rides on nodes that are bought for their GPUs, but none of them is bought for it alone
+        where there is another: GPUs would be paid for nobody.
+        """
+        fleet = self._solved(wants, counts, accepts)
+        has_gpus = self._catalog.has_gpus
+        asks_gpus = [want.item.shape.resources.has_gpus for want in wants]
+        idle = [node for node in fleet if has_gpus[node.offer] and not any(asks_gpus[each] for each in node.pods)]
+        without_gpus = accepts & ~has_gpus
+        if not idle or not all(without_gpus[each].any() for node in idle for each in node.pods):
+            return fleet
+        again = Counter(each for node in idle for each in node.pods)
+        others = self._solved(wants, [again[each] for each in range(len(wants))], without_gpus)
+        return [*(node for node in fleet if node not in idle), *others]
+
+    def _solved(self, wants: Sequence[MissingMembers], counts: list[int], accepts: Bools) -> tuple[FleetNode, ...]:
+        """The nodes of the fleet chooser, for wants of which any member is asked for; their numbers are ours."""
+        asked = [number for number, count in enumerate(counts) if count]
+        if not asked:
+            return ()
+        problem = FleetProblem(
+            requests=rows((wants[number].item.shape.resources for number in asked), self._catalog.kinds),
+            counts=np.array([counts[number] for number in asked], dtype=np.int64),
+            groups=np.array(
+                anti_affinity_groups([wants[number].item.shape.pod_constraints for number in asked]), dtype=np.int64
+            ),
+            accepts=accepts[asked],
+            capacity=self._catalog.capacity,
+            cost=self.costs(wants[0].item.priority).astype(np.float64),  # all wait with one priority
+        )
+        nodes = cheapest_fleet(problem).nodes
+        return tuple(FleetNode(offer=node.offer, pods=tuple(asked[each] for each in node.pods)) for node in nodes)
+
+    # ---- why a dearer one was taken
+
+    def why_rejected(self, cheaper: int, taken: int, priority: int) -> RejectionCause:
+        """Return why the second sale is bought though the first has less price, is right and within limits."""
+        catalog, costs = self._catalog, self.costs(priority)
+        if catalog.is_reserved[taken] and not catalog.is_reserved[cheaper]:
+            return RejectionCause.RESERVED_FIRST
+        if catalog.pool_priorities[cheaper] < catalog.pool_priorities[taken]:
+            return RejectionCause.POOL_PRIORITY
+        if self._is_full()[cheaper]:
+            return RejectionCause.INTERRUPTION_RATE if self._is_risky[cheaper] else RejectionCause.STORM_SHARE
+        return RejectionCause.EXPECTED_COST if costs[taken] <= costs[cheaper] else RejectionCause.FLEET_COST
+
+    # ---- the policy's mix
+
+    def _has_too_much_on_demand(self, more: Iterable[Offer]) -> bool:
+        """True when on-demand would have more than its share, and what is missing of the reserved one."""
+        gpus = self._gpus + _gpus_of(more)
+        if not gpus[CapacityType.ON_DEMAND]:
+            return False
+        mix = self._policy.spot.mix
+        reserved_missing = max(0.0, mix.reserved_ratio * gpus[""] - gpus[CapacityType.RESERVED])
+        return gpus[CapacityType.ON_DEMAND] > mix.on_demand_ratio * gpus[""] + reserved_missing
+
+    def _with_its_share_of_spot(self, accepted: Bools) -> Bools:
+        """Return the sales without on-demand, where spot that is cheaper and seldom taken would do."""
+        catalog = self._catalog
+        on_demand = accepted & catalog.is_on_demand
+        if not on_demand.any():
+            return accepted
+        dearest = catalog.prices_micro_usd_per_hour[on_demand].min()
+        calm = accepted & catalog.is_spot & ~self._is_risky & (catalog.prices_micro_usd_per_hour < dearest)
+        return accepted & ~on_demand if calm.any() else accepted
+
+    # ---- storms
+
+    def _without_full_pools(self, accepted: Bools, each: Ints, *, is_gang: bool) -> Bools:
+        """Return the sales without places that have their share of spot already, as far as others are left.
+
+        `each` is the cost for one member. A calm place is left only for one that costs little more, never for on-demand
+        at its price, and by a gang not at all; one where much is taken is left for spot elsewhere at any price, and for
+        on-demand in a storm.
+        """
+        full = accepted & self._is_full()
+        if is_gang:
+            full &= self._is_risky
+        left = accepted & ~full
+        if not full.any() or not left.any():
+            return accepted
+        near = each[left].min() / (1.0 + self._policy.spot.capacity_pool_extra_cost_ratio_max)
+        eased: Bools = left | (full & ~self._is_risky & (each < near))
+        if not (left & ~self._catalog.is_on_demand).any():  # on-demand is the answer to a storm alone
+            eased |= full & (self._catalog.rates <= self._policy.spot.on_demand_fallback_ratio_min)
+        return eased
+
+    def _is_full(self) -> Bools:
+        """True for spot in places that one more node would give more than their share."""
+        catalog = self._catalog
+        has = np.zeros(len(catalog.offerings), dtype=np.int64)
+        for place, offerings in catalog.spot_at.items():
+            if self._gpus[place]:
+                has[offerings] = self._gpus[place]
+        more = catalog.gpu_counts
+        full: Bools = catalog.is_spot & (more > 0) & (has + more > self._shares(self._gpus[""] + more))
+        return full
+
+    def _shares(self, gpu_counts: Ints) -> Floats:
+        """How many of so many GPUs may be spot where each sale is: the fewer, the more are taken there."""
+        rules = self._policy.spot
+        whole = np.maximum(rules.capacity_pool_gpu_ratio_max * gpu_counts, float(rules.capacity_pool_gpu_count_min))
+        shares: Floats = self._calm_ratios * whole
+        return shares
+
+    def _within_shares(self, nodes: Sequence[FleetNode]) -> tuple[list[FleetNode], list[FleetNode]]:
+        """Split the nodes, in their order, into those within the share of their place, and those beyond."""
+        offers = [self._catalog.offerings[node.offer].offer for node in nodes]
+        gpu_count = self._gpus[""] + sum(offer.resources.gpu_count for offer in offers)
+        shares = self._shares(np.full(len(self._catalog.offerings), gpu_count, dtype=np.int64))
+        gpus = self._gpus.copy()
+        kept: list[FleetNode] = []
+        apart: list[FleetNode] = []
+        for node, offer in zip(nodes, offers, strict=True):
+            place = place_of(offer.instance_type, offer.zone)
+            more = offer.resources.gpu_count
+            is_spot = offer.capacity_type is CapacityType.SPOT
+            if is_spot and more and gpus[place] + more > shares[node.offer]:
+                apart.append(node)
+                continue
+            if is_spot:
+                gpus[place] += more
+            kept.append(node)
+        return kept, apart
+
+    def spot_shares(self, offers: Iterable[Offer]) -> "SpotShares":
+        """What may be exchanged of a fleet of these offers, so that no place of spot has more than its share."""
+        gpus = self._gpus + _gpus_of(offers)
+        shares = self._shares(np.full(len(self._catalog.offerings), gpus[""], dtype=np.int64))
+        return SpotShares(self._catalog, gpus, shares)
+
+
+class SpotShares:
+    """GPUs by place of spot while nodes of a fleet are exchanged."""
+
+    def __init__(self, catalog: OfferCatalog, gpus: Counter[str], shares: Floats) -> None:
+        self._catalog = catalog
+        self._gpus = gpus
+        self._shares = shares
+
+    def moves(self, place: int, other: int) -> bool:
+        """True where the node may be of the other sale, of which it is from now on."""
+        before, after = self._catalog.offerings[place].offer, self._catalog.offerings[other].offer
+        if after.capacity_type is CapacityType.SPOT:
+            name, count = place_of(after.instance_type, after.zone), after.resources.gpu_count
+            if count and self._gpus[name] + count > self._shares[other]:
+                return False
+        self._gpus.subtract(_gpus_of([before]))
+        self._gpus.update(_gpus_of([after]))
+        return True
+
+
+@cached_by_identity(2)
+def _counted(views: tuple[NodeView, ...]) -> Counter[str]:
+    """GPUs that we bought and that count, by what they count as."""
+    decisions = (view.order.decision for view in views if view.is_ours and view.is_counted and view.order is not None)
+    return _gpus_of(decision.offer for decision in decisions if decision is not None)
+
+
+def _counted_as(offer: Offer) -> tuple[str, ...]:
+    """Everything that a node of this offer counts as: all, its capacity type, and the place that a storm may take."""
+    if offer.capacity_type is CapacityType.SPOT:
+        return "", offer.capacity_type, place_of(offer.instance_type, offer.zone)
+    return "", offer.capacity_type
+
+
+def _gpus_of(offers: Iterable[Offer]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for offer in offers:
+        for name in _counted_as(offer):
+            found[name] += offer.resources.gpu_count
+    return found

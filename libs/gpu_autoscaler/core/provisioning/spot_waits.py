@@ -1,0 +1,86 @@
+"""Work that is spared spot because it was interrupted too often, and work that waits for spot because it can."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+import numpy as np
+
+from gpu_autoscaler.core.demand.items import DemandItem
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.provisioning.offers import OfferCatalog
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord
+from gpu_autoscaler.model.jobs import PRIORITY_NAMES
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons.defer_waits import SpotAwaited
+
+_PRECISION = 1_000_000
+
+
+def exclude_interrupted_from_spot(
+    demand: tuple[DemandItem, ...], state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> tuple[DemandItem, ...]:
+    """Return the demand: jobs that lost their place often, or before their last retry, are to be on no spot."""
+    jobs = state.jobs
+    return tuple(
+        _without_spot(item)
+        if item.job_id is not None and is_spot_excluded(jobs.get(item.job_id), policy, as_of)
+        else item
+        for item in demand
+    )
+
+
+def is_spot_excluded(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bool:
+    """True for a job that was interrupted as often as the policy leaves it to spot.
+
+    For a while after its last loss only, and where any pool has something else: spot is better than no place at all.
+    """
+    if job is None or job.preempted is None:
+        return False
+    if job.preempted.attempt < min(policy.spot.interruptions_count_max, policy.job_retries_count_max):
+        return False
+    waited_seconds = (as_of - job.preempted.preempted_at).total_seconds()
+    return waited_seconds < policy.spot.on_demand_wait_seconds and any(map(_allows_other_than_spot, policy.pools))
+
+
+def must_leave_spot(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bool:
+    """True for a job whose next attempt is to be on no spot though its Job would take it: it is held, and let go anew.
+
+    What must not be interrupted at all says so in its Job from the beginning.
+    """
+    if job is None or job.queued is None:
+        return False
+    return job.queued.spec.is_preemptible and is_spot_excluded(job, policy, as_of)
+
+
+def _allows_other_than_spot(pool: NodePool) -> bool:
+    return pool.capacity_types != (CapacityType.SPOT,)
+
+
+def _without_spot(item: DemandItem) -> DemandItem:
+    return msgspec.structs.replace(item, shape=msgspec.structs.replace(item.shape, is_spot_allowed=False))
+
+
+def spot_wait(item: DemandItem, catalog: OfferCatalog, policy: ScalingPolicy, as_of: datetime) -> SpotAwaited | None:
+    """Return until when work of low priority waits for spot rather than taking what is much dearer; None: it does not.
+
+    Only where spot would do and was refused, and only in a pool that does not come after the one of what is dearer.
+    """
+    rules, shape = policy.spot, item.shape
+    until = item.since + timedelta(seconds=rules.low_priority_wait_seconds)
+    if not shape.is_spot_allowed or item.priority > PRIORITY_NAMES["low"] or as_of >= until:
+        return None
+    members = catalog.members_if_available(shape)
+    has_price = catalog.prices_micro_usd_per_hour > 0
+    now = catalog.members(shape) > 0
+    spot = (members > 0) & catalog.is_spot & has_price
+    if not now.any() or (now & ~catalog.is_on_demand).any() or not spot.any():
+        return None
+    if catalog.pool_priorities[now].max() > catalog.pool_priorities[spot].max():
+        return None
+    each = catalog.prices_micro_usd_per_hour * _PRECISION // np.maximum(members, 1)
+    saving_ratio = 1.0 - int(each[spot].min()) / max(int(each[now].min()), 1)
+    if saving_ratio < rules.wait_saving_ratio_min:
+        return None
+    offers = {catalog.offerings[place].offer for place in np.flatnonzero(spot).tolist()}
+    refused = sorted(offer.key for offer in offers if offer.capacity_type is CapacityType.SPOT)
+    return SpotAwaited(offers=tuple(refused), saving_ratio=saving_ratio, until=until)

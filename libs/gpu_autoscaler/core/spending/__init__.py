@@ -1,1 +1,0 @@
-"""Money that was spent, that is claimed, and that is left."""

@@ -1,0 +1,15 @@
+"""Hours since 1970, by which the state counts ages and events."""
+
+from datetime import UTC, datetime
+
+_SECONDS_PER_HOUR = 3600
+
+
+def hour(at: datetime) -> int:
+    """Return whole hours since 1970."""
+    return int(at.timestamp()) // _SECONDS_PER_HOUR
+
+
+def hour_end(at: datetime) -> datetime:
+    """Return the end of the hour of this instant."""
+    return datetime.fromtimestamp((hour(at) + 1) * _SECONDS_PER_HOUR, UTC)

@@ -1,0 +1,240 @@
+"""The state of the cluster. Every field holds facts of one stream only.
+
+Phases of nodes and states of jobs are computed when read (`core/nodes/views.py`, `core/state/queries.py`), so the state
+does not depend on the order in which streams arrive. Structs are frozen; `fold` replaces mappings and never changes
+them in place. Readers must not change them.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gpu_autoscaler.core.state.demand_history import DemandHistory
+from gpu_autoscaler.core.state.node_shortfalls import ObservedAllocatable
+from gpu_autoscaler.core.state.telemetry_history import NodeTelemetryHistory
+from gpu_autoscaler.events.demand import DemandReported
+from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.job import (
+    JobCancelRequested,
+    JobEstimated,
+    JobEstimateScored,
+    JobFinished,
+    JobPlaced,
+    JobPreempted,
+    JobQueued,
+    JobRejected,
+    JobRequested,
+    JobStarted,
+)
+from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
+from gpu_autoscaler.events.pod import PodBudgetObserved, PodGone, PodObserved
+from gpu_autoscaler.events.policy import (
+    PolicyChanged,
+    PolicyDirectiveGiven,
+    PolicyDirectiveLifted,
+    PolicyDocumentsAccepted,
+)
+from gpu_autoscaler.events.scaling import (
+    ScalingDrainCancelled,
+    ScalingDrainStarted,
+    ScalingLaunchRefused,
+    ScalingNodeDrained,
+    ScalingNodeLaunched,
+    ScalingNodeOrdered,
+    ScalingNodeTerminated,
+    ScalingPodEvicted,
+)
+from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn, SpotOffersSampled
+from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.forecasts import Score
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.resources import Resources
+
+Version = tuple[int, int]  # (epoch, version), comparable
+
+
+class Tombstone(msgspec.Struct, frozen=True, gc=False):
+    """A deleted entity. No observation up to this version restores it."""
+
+    version: Version
+    gone_at: Instant
+    provider_id: ProviderId | None = None  # of a node: its instance
+    lost: PodGone | None = None  # of a pod of a job, deleted before it succeeded
+
+
+class Usable(msgspec.Struct, frozen=True, gc=False):
+    """The most GPUs that a node had while ready, and since when. It tells a lost node from one that never came up."""
+
+    gpus: Resources  # GPUs and GPU slices only
+    since: Instant
+
+
+class Synced(msgspec.Struct, frozen=True, gc=False):
+    """The last list of a source and its freshness. None in its place: never listed, so nothing is known to be absent."""
+
+    version: Version  # of the last list
+    seen_at: Instant  # of the last list or bookmark
+
+
+class JobRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """All facts about one job."""
+
+    requested: JobRequested | None = None
+    requested_at: Instant | None = None
+    queued: JobQueued | None = None
+    rejected: JobRejected | None = None
+    rejected_at: Instant | None = None
+    cancel_requested: JobCancelRequested | None = None
+    placed: JobPlaced | None = None  # of the highest attempt
+    preempted: JobPreempted | None = None  # of the highest attempt
+    started: JobStarted | None = None  # of the highest version
+    estimated: JobEstimated | None = None  # the first one
+    scored: JobEstimateScored | None = None  # the first one
+    finished: JobFinished | None = None  # the first one
+    unknown_since: Instant | None = None  # first time that neither a request nor an acceptance was known
+
+
+class OrderRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A purchase from decision to confirmation. `decision` is None only if the plan has aged out."""
+
+    action_id: ActionId
+    plan_id: PlanId
+    decision: BuyNode | None = None
+    planned_at: Instant | None = None
+    ordered: ScalingNodeOrdered | None = None
+    launched: ScalingNodeLaunched | None = None
+    refused: ScalingLaunchRefused | None = None
+    terminated: ScalingNodeTerminated | None = None
+
+
+class DrainRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A removal from decision to confirmation: of a node (DrainNode) or of an instance (ReleaseInstance)."""
+
+    action_id: ActionId
+    plan_id: PlanId
+    decision: DrainNode | ReleaseInstance | None = None
+    planned_at: Instant | None = None
+    started: ScalingDrainStarted | None = None
+    evicted: Mapping[PodUid, ScalingPodEvicted] = {}
+    drained: ScalingNodeDrained | None = None
+    cancel: CancelDrain | None = None  # decided, not yet executed
+    cancelled: ScalingDrainCancelled | None = None
+    terminated: ScalingNodeTerminated | None = None
+
+
+class SpotTerminations(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Spot instances of one type and zone that ended within one hour."""
+
+    count: int = 0
+    taken_count: int = 0  # of these by the cloud
+
+
+class NoticeRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A notice with its earliest deadline."""
+
+    notice: SpotNoticeReceived  # the one with the earliest deadline
+    first_received_at: Instant
+    last_received_at: Instant
+    withdrawn: SpotNoticeWithdrawn | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """True unless the cloud withdrew the notice and has not repeated it since."""
+        return self.withdrawn is None or self.last_received_at > self.withdrawn.withdrawn_at
+
+
+class ReportedDemandRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Capacity that a source requests for work to come."""
+
+    reported: DemandReported
+    reported_at: Instant  # event time, set by the source
+    sequence: int = 0  # sequence in the stream
+
+
+class DirectiveRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A directive, and its withdrawal."""
+
+    given: PolicyDirectiveGiven
+    lifted: PolicyDirectiveLifted | None = None
+
+
+class Charge(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Up to when the ledger has charged an instance."""
+
+    until_at: Instant  # end of the last charged span
+    reported_at: Instant  # event time of the last span
+    gaps: tuple[tuple[Instant, Instant], ...] = ()  # spans before that that have not arrived yet
+    is_corrected: bool = False  # a refund arrived: the instance is charged to its end
+
+
+class JobSpent(msgspec.Struct, frozen=True, gc=False):
+    """Cost allocated to the members of a job so far, over all attempts."""
+
+    micro_usd: int
+    last_at: Instant
+
+
+class GangRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A gang whose nodes were released because it could not be completed."""
+
+    abandoned_count: int  # consecutive plans that abandoned it
+    abandoned_at: Instant  # by the last of them
+
+
+class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
+    """The folded facts. Empty at the start."""
+
+    # POD
+    pods: Mapping[PodUid, PodObserved] = {}
+    pods_gone: Mapping[int, Mapping[PodUid, Tombstone]] = {}  # by hour since 1970; `core/state/tables.py` reads it
+    pods_synced: Synced | None = None
+    budgets: Mapping[str, PodBudgetObserved] = {}
+    budgets_gone: Mapping[int, Mapping[str, Tombstone]] = {}  # by hour since 1970
+    budgets_synced: Synced | None = None
+    busy_until: Mapping[str, Instant] = {}  # by node name: last time that a workload pod was seen
+    # NODE
+    nodes: Mapping[NodeUid, NodeObserved] = {}
+    nodes_gone: Mapping[int, Mapping[NodeUid, Tombstone]] = {}  # by hour since 1970
+    nodes_synced: Synced | None = None
+    instances: Mapping[ProviderId, NodeInstanceObserved] = {}
+    instances_seen_at: Mapping[ProviderId, Instant] = {}  # last fact or list with the instance
+    instances_listed_at: Instant | None = None
+    usable: Mapping[NodeUid, Usable] = {}
+    observed_allocatable: Mapping[str, ObservedAllocatable] = {}  # by pool and offer: of its last removed node
+    unhealthy_since: Mapping[NodeUid, Instant] = {}  # not ready, or with fewer GPUs than before
+    spot_terminations: Mapping[str, Mapping[int, SpotTerminations]] = {}  # by type and zone, then by hour since 1970
+    # GPU
+    telemetry: Mapping[NodeUid, GpuNodeSummarised] = {}  # the latest window of each node
+    telemetry_history: Mapping[NodeUid, NodeTelemetryHistory] = {}  # of uninterrupted windows
+    # SPOT
+    notices: Mapping[str, NoticeRecord] = {}  # by notice id
+    offers: SpotOffersSampled | None = None
+    rebalance_recommended_at: Mapping[ProviderId, Instant] = {}  # last rebalance recommendation
+    # JOB
+    jobs: Mapping[JobId, JobRecord] = {}
+    # DEMAND
+    reported_demand: Mapping[str, ReportedDemandRecord] = {}  # by source: the last report with a count
+    # POLICY
+    directives: Mapping[str, DirectiveRecord] = {}  # by key: the last one
+    policy_changed: PolicyChanged | None = None  # the last one
+    policy_documents: PolicyDocumentsAccepted | None = None  # the last ones, see `core/policy/documents.py`
+    # SCALING
+    orders: Mapping[ActionId, OrderRecord] = {}
+    drains: Mapping[ActionId, DrainRecord] = {}
+    gangs: Mapping[str, GangRecord] = {}  # by key of the gang: job/<id> or group/<namespace>/<name>
+    last_plan_sequence: int = 0
+    last_plan_at: Instant | None = None
+    demand_history: Mapping[str, DemandHistory] = {}  # by GPU model, or any
+    forecast_scores: Mapping[str, tuple[Score, ...]] = {}  # by GPU model, or any; oldest hour first
+    restored_at: Instant | None = None  # when decisions of a lost stream were restored
+    # COST
+    spent: Mapping[str, Mapping[str, int]] = {}  # by UTC day or month, then by owner: micro-dollars
+    charges: Mapping[ProviderId, Charge] = {}
+    spent_by_job: Mapping[JobId, JobSpent] = {}
+    ledger_reported_at: Instant | None = None  # None: earlier charges are unknown
+    # Newest instant of each domain: ages are measured within a stream, never by a clock.
+    newest: Mapping[str, Instant] = {}
+
+
+EMPTY_STATE = ClusterState()

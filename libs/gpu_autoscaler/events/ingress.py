@@ -1,0 +1,104 @@
+"""Decodes a stored message: a CloudEvent, or, on a public subject, a bare body whose envelope is derived.
+
+Every reader of the streams (effects, projections, replays) decodes here, so that all see the same fact.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from difflib import get_close_matches
+from functools import lru_cache
+
+import msgspec
+
+from gpu_autoscaler.events.catalog import CATALOGUE, Catalogue
+from gpu_autoscaler.events.demand import DemandReported
+from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, UNREADABLE, Envelope
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.model.errors import InvalidFact, UnknownType
+from gpu_autoscaler.model.ids import FactId, derive_id
+
+# Facts that programs may publish without a CloudEvent envelope: the subject gives the type.
+PUBLIC: tuple[type[Fact], ...] = (JobRequested, DemandReported)
+PUBLIC_SOURCE = "/public"
+
+_BARE = {fact.subject_root(): fact for fact in PUBLIC}
+_BARE_DECODERS = {subject: msgspec.json.Decoder(fact) for subject, fact in _BARE.items()}
+
+
+class _EnvelopeFields(msgspec.Struct, frozen=True, gc=False):
+    """The fields that distinguish an event from a bare body: no public fact has them."""
+
+    specversion: msgspec.Raw = msgspec.Raw()
+    data: msgspec.Raw = msgspec.Raw()
+
+
+_envelope_fields_decoder = msgspec.json.Decoder(_EnvelopeFields)
+
+
+def read(
+    subject: str,
+    payload: bytes,
+    *,
+    message_id: str | None,
+    arrived_at: Callable[[], datetime],
+    catalogue: Catalogue = CATALOGUE,
+) -> Envelope:
+    """Return the fact of a message with its envelope. `arrived_at` (cluster time) dates a message without a time.
+
+    Raises UnknownType for an unknown type or subject; InvalidFact, naming the field, for an invalid fact and for one
+    that was published on another fact's subject.
+    """
+    plain = catalogue.plain.get(subject)
+    if plain is not None and subject not in _BARE:  # nearly all messages
+        envelope = catalogue.decode_on(subject, payload, arrived_at=arrived_at)
+        if type(envelope.fact) is plain:
+            return envelope
+    root = _root(subject)
+    if root not in catalogue.subject_roots:
+        raise UnknownType(_unknown_subject(subject, catalogue))
+    if subject in _BARE and _is_bare(payload):
+        return _derived_envelope(subject, payload, message_id, arrived_at())
+    envelope = catalogue.decode_on(root, payload, arrived_at=arrived_at)
+    if envelope.fact.subject() != subject:
+        raise InvalidFact(
+            f"event {envelope.id!r} of type {envelope.type!r} was published on {subject!r}; "
+            f"its subject is {envelope.fact.subject()!r}"
+        )
+    return envelope
+
+
+@lru_cache(maxsize=4096)  # few subjects carry nearly all messages
+def _root(subject: str) -> str:
+    domain, _, rest = subject.partition(".")
+    return f"{domain}.{rest.partition('.')[0]}"
+
+
+def _unknown_subject(subject: str, catalogue: Catalogue) -> str:
+    nearest = get_close_matches(subject, sorted(catalogue.subject_roots), n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"unknown subject {subject!r}{hint}"
+
+
+def _is_bare(payload: bytes) -> bool:
+    try:
+        fields = _envelope_fields_decoder.decode(payload)
+    except UNREADABLE as exc:
+        raise InvalidFact(f"neither a CloudEvent nor a bare body: {exc}") from exc
+    return not bytes(fields.specversion) and not bytes(fields.data)
+
+
+def _derived_envelope(subject: str, payload: bytes, message_id: str | None, arrived_at: datetime) -> Envelope:
+    """Return the envelope of a bare body. Its id is the Nats-Msg-Id, otherwise a hash of the content."""
+    try:
+        fact = _BARE_DECODERS[subject].decode(payload)
+    except UNREADABLE as exc:
+        raise InvalidFact(f"invalid body on {subject}: {exc}") from exc
+    if message_id is not None and len(message_id) > EVENT_ID_LENGTH_MAX:
+        raise InvalidFact(f"Nats-Msg-Id has {len(message_id)} characters; at most {EVENT_ID_LENGTH_MAX} are allowed")
+    return Envelope(
+        id=FactId(message_id or derive_id(subject, payload.hex())),
+        source=PUBLIC_SOURCE,
+        time=arrived_at,
+        fact=fact,
+    )

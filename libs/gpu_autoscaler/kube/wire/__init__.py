@@ -1,0 +1,1 @@
+"""Kubernetes objects as they are on the wire."""

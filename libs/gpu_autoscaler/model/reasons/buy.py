@@ -1,0 +1,195 @@
+"""Why a node is bought."""
+
+import enum
+
+import msgspec
+
+from gpu_autoscaler.model.directives import Attribution
+from gpu_autoscaler.model.format import capitalized, counted, instant, listed, percent, price, subject_name
+from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.reasons.base import Reason
+
+
+class RejectionCause(enum.StrEnum):
+    """Why the cheapest offer was not selected."""
+
+    UNAVAILABLE = "unavailable"
+    SPOT_NOT_ALLOWED = "spot_not_allowed"
+    LIMIT = "limit"
+    RESERVED_FIRST = "reserved_first"
+    POOL_PRIORITY = "pool_priority"
+    INTERRUPTION_RATE = "interruption_rate"
+    STORM_SHARE = "storm_share"
+    EXPECTED_COST = "expected_cost"
+    FLEET_COST = "fleet_cost"
+
+    def clause(self) -> str:
+        """The cause in words."""
+        return _REJECTION_CLAUSES[self]
+
+
+_REJECTION_CLAUSES = {
+    RejectionCause.UNAVAILABLE: "the cloud had no capacity for it lately",
+    RejectionCause.SPOT_NOT_ALLOWED: "this work must not run on spot",
+    RejectionCause.LIMIT: "it would exceed a limit",
+    RejectionCause.RESERVED_FIRST: "reserved capacity is already paid for",
+    RejectionCause.POOL_PRIORITY: "its pool has a lower priority",
+    RejectionCause.INTERRUPTION_RATE: "its interruption rate is too high",
+    RejectionCause.STORM_SHARE: "too many GPUs would depend on one spot capacity pool",
+    RejectionCause.EXPECTED_COST: "its boot time and expected interruptions make it more expensive",
+    RejectionCause.FLEET_COST: "the selected offers are cheaper for the whole purchase",
+}
+
+
+class RejectedOffer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The cheapest offer that fits the same work, and why it was not selected."""
+
+    offer: str
+    price_micro_usd_per_hour: int
+    because: RejectionCause
+
+    def sentence(self) -> str:
+        """Return which offer was not selected, and why."""
+        at = price(self.price_micro_usd_per_hour)
+        return f"The cheaper offer {self.offer} at {at} was not selected: {self.because.clause()}."
+
+
+class DroppedPreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A preference of the work that the purchase does not satisfy, and the offer that would."""
+
+    preference: str  # in words
+    kept_by: str | None = None  # the cheapest offer that satisfies it by itself; None: no available offer does
+    price_micro_usd_per_hour: int = 0  # of that offer
+
+    def sentence(self) -> str:
+        """Return which preference is not satisfied, and by what it could be."""
+        if self.kept_by is None:
+            return f"Preference not satisfied: {self.preference} (no available offer satisfies it)."
+        offer = f"{self.kept_by} at {price(self.price_micro_usd_per_hour)}"
+        return f"Preference not satisfied: {self.preference} ({offer} would satisfy it)."
+
+
+class UnmetDemand(Reason, frozen=True, kw_only=True, tag="unmet_demand"):
+    """Work waits, and no running, booting or ordered node has capacity for it."""
+
+    demand: tuple[str, ...]  # keys of the demand items that this node is for, e.g. job/<id>, pod/<uid>
+    offers_considered: int
+    price_micro_usd_per_hour: int
+    instead_of: RejectedOffer | None = None  # None: no offer that fits is cheaper
+    dropped: tuple[DroppedPreference, ...] = ()  # preferences of the work that are not satisfied
+
+    def sentence(self) -> str:
+        work = listed([subject_name(key) for key in self.demand]) or "the waiting work"
+        selected = f"selected from {counted(self.offers_considered, 'offer')} at {price(self.price_micro_usd_per_hour)}"
+        why = f"No running, booting or ordered node has capacity for {work}; {selected}."
+        return why + _alternatives(self.instead_of, self.dropped)
+
+    def remedy(self) -> None:
+        return None
+
+
+class ReplacesAtRiskNode(Reason, frozen=True, kw_only=True, tag="replaces_at_risk_node"):
+    """A node with work on it is about to be removed; this node takes over its work."""
+
+    node_uid: NodeUid
+    node_name: str
+    reclaim_at: Instant | None
+    demand: tuple[str, ...] = ()
+    instead_of: RejectedOffer | None = None  # as for unmet demand
+    dropped: tuple[DroppedPreference, ...] = ()  # as for unmet demand
+
+    def sentence(self) -> str:
+        when = "soon" if self.reclaim_at is None else f"at {instant(self.reclaim_at)}"
+        why = f"Node {self.node_name} will be removed {when}, and its pods need capacity elsewhere."
+        return why + _alternatives(self.instead_of, self.dropped)
+
+    def remedy(self) -> None:
+        return None
+
+
+class BelowMinimum(Reason, frozen=True, kw_only=True, tag="below_minimum"):
+    """There are fewer nodes than the policy's minimum."""
+
+    nodes_count: int
+    nodes_count_min: int
+
+    def sentence(self) -> str:
+        least = counted(self.nodes_count_min, "node")
+        return f"The policy requires at least {least} (now: {self.nodes_count})."
+
+    def remedy(self) -> str:
+        return "To run fewer nodes, lower nodes_count_min or the scheduled limit that is active."
+
+
+class ReplacesNodes(Reason, frozen=True, kw_only=True, tag="replaces_nodes"):
+    """Nodes are to be removed voluntarily and their pods fit nowhere else; this node is ready before they drain."""
+
+    cause: str  # as disruption budgets name it: underused, drifted, expired, unhealthy
+    node_uids: tuple[NodeUid, ...]
+    node_names: tuple[str, ...]
+    demand: tuple[str, ...]  # keys of the pods that are to move, pod/<uid>
+
+    def sentence(self) -> str:
+        nodes = f"{counted(len(self.node_names), 'node')} ({listed(self.node_names)}; {self.cause})"
+        return f"Replaces {nodes}: {counted(len(self.demand), 'pod')} there would fit nowhere else."
+
+    def remedy(self) -> None:
+        return None
+
+
+class CapacityBuffer(Reason, frozen=True, kw_only=True, tag="capacity_buffer"):
+    """No work waits yet, but headroom or the forecast requires free GPUs."""
+
+    demand: tuple[str, ...]  # headroom/<name>, or forecast/<GPU model, or any>
+    free_gpu_count: int  # free or on their way, after waiting work is served
+    wanted_gpu_count: int
+
+    def sentence(self) -> str:
+        wanted = counted(self.wanted_gpu_count, "GPU")
+        purpose = listed([subject_name(key) for key in self.demand])
+        return f"{capitalized(purpose)}: {wanted} must be free ({self.free_gpu_count} free or ordered)."
+
+    def remedy(self) -> str:
+        return "To keep fewer GPUs free, lower free_gpu_count of the headroom, or forecast.ahead_ratio."
+
+
+class BelowOverride(Reason, frozen=True, kw_only=True, tag="below_override"):
+    """There are fewer nodes or GPUs than a temporary override requires."""
+
+    demand: tuple[str, ...]  # override/<scope>
+    attribution: Attribution
+    unit: str  # node or GPU
+    count: int  # there or on their way, and staying
+    count_min: int
+
+    def sentence(self) -> str:
+        least = f"at least {counted(self.count_min, self.unit)} {self.attribution.scope()}"
+        return f"An override requires {least} (now: {self.count}), set {self.attribution.text()}."
+
+    def remedy(self) -> str:
+        return self.attribution.remedy()
+
+
+class UtilizationHigh(Reason, frozen=True, kw_only=True, tag="utilization_high"):
+    """GPU utilization is above the policy's threshold, and utilization_trigger is direct."""
+
+    utilization_ratio: float
+    utilization_ratio_max: float
+
+    def sentence(self) -> str:
+        used, most = percent(self.utilization_ratio), percent(self.utilization_ratio_max)
+        return f"GPU utilization is {used}, above {most}, and the policy buys a node for that alone."
+
+    def remedy(self) -> str:
+        return "To buy for waiting work only, set utilization_trigger to gated."
+
+
+def _alternatives(instead_of: RejectedOffer | None, dropped: tuple[DroppedPreference, ...]) -> str:
+    parts = (*(() if instead_of is None else (instead_of,)), *dropped)
+    return "".join(f" {part.sentence()}" for part in parts)
+
+
+BuyReason = (
+    UnmetDemand | ReplacesAtRiskNode | ReplacesNodes | BelowMinimum | CapacityBuffer | BelowOverride | UtilizationHigh
+)

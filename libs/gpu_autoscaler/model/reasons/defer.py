@@ -1,0 +1,326 @@
+"""Why an action is deferred: offers, the work itself, what keeps a node, and data that is missing or uncertain.
+
+Limits are in `defer_limits.py`, waits for a better purchase in `defer_waits.py`.
+"""
+
+from typing import Literal
+
+from gpu_autoscaler.model.format import counted, duration, instant, listed, percent, subject_name
+from gpu_autoscaler.model.ids import PodUid
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.reasons.base import Reason
+from gpu_autoscaler.model.reasons.defer_limits import LimitReason
+from gpu_autoscaler.model.reasons.defer_waits import WaitReason
+
+TelemetryFault = Literal["silent", "frozen", "corrupt", "all_zero"]
+
+# ---- offers
+
+
+class NoOfferFits(Reason, frozen=True, kw_only=True, tag="no_offer_fits"):
+    """No offer can hold this, however many are bought."""
+
+    detail: str  # what no offer has, in words: "no offer has 16 GPUs of model T4 on one node (most: 4)"
+
+    def sentence(self) -> str:
+        return f"No offer satisfies the request: {self.detail}."
+
+    def remedy(self) -> str:
+        return (
+            "Request less, or allow an instance type, zone or capacity type that satisfies it in a pool of the policy."
+        )
+
+
+class PodConstraintsViolated(Reason, frozen=True, kw_only=True, tag="pod_constraints_violated"):
+    """Offers would fit, but every one of them violates a pod affinity, anti-affinity or spread constraint."""
+
+    rules: tuple[str, ...]  # those of the pod, in words: "even over topology.kubernetes.io/zone within 1"
+
+    def sentence(self) -> str:
+        return f"Every offer violates a pod affinity or spread constraint: {listed(self.rules)}."
+
+    def remedy(self) -> str:
+        return f"Relax the constraint ({listed(self.rules)}), or allow zones in a pool where nodes satisfy it."
+
+
+class OffersUnavailable(Reason, frozen=True, kw_only=True, tag="offers_unavailable"):
+    """Offers fit, but the cloud had no capacity for them lately."""
+
+    offers: tuple[str, ...]
+    retry_at: Instant
+
+    def sentence(self) -> str:
+        retry = instant(self.retry_at)
+        return f"The cloud has no capacity for {listed(self.offers)}; the next attempt is after {retry}."
+
+    def remedy(self) -> str:
+        return "Wait, or allow more zones, instance types or capacity types in a pool of the policy."
+
+
+class PriceUnknown(Reason, frozen=True, kw_only=True, tag="price_unknown"):
+    """Offers fit, but none of them has a price; an unknown price is not zero."""
+
+    offers: tuple[str, ...]
+
+    def sentence(self) -> str:
+        return f"The price of {listed(self.offers)} is unknown, and offers without a price are not bought."
+
+    def remedy(self) -> str:
+        return f"Add the price of {listed(self.offers)} to the provider's price file; see gpu-autoscaler doctor."
+
+
+# ---- the work itself
+
+
+class VolumeNotReady(Reason, frozen=True, kw_only=True, tag="volume_not_ready"):
+    """A volume of the pod is missing or not bound; no node helps before it is ready."""
+
+    detail: str  # in words: "claim default/data does not exist"
+
+    def sentence(self) -> str:
+        return f"A volume of the pod is not ready: {self.detail}."
+
+    def remedy(self) -> str:
+        return f"Create or bind the volume ({self.detail}); no node helps before."
+
+
+class DeviceClaimsUnsupported(Reason, frozen=True, kw_only=True, tag="device_claims_unsupported"):
+    """The device claims of the pod are missing or cannot be evaluated; nothing is bought on a guess."""
+
+    detail: str  # in words: "request gpus has alternatives"
+
+    def sentence(self) -> str:
+        return f"The device claims of the pod cannot be evaluated: {self.detail}."
+
+    def remedy(self) -> str:
+        return (
+            "Claim a number of GPUs by attributes that are known before a node exists: product, memory or MIG profile."
+        )
+
+
+class NoDomainFits(Reason, frozen=True, kw_only=True, tag="no_domain_fits"):
+    """All members must share a topology domain, and no domain has capacity for all of them."""
+
+    topology_key: str  # label of nodes whose value they share
+    domains_count: int  # that were tried, each with what could be bought there
+    members_count: int
+
+    def sentence(self) -> str:
+        tried, members = counted(self.domains_count, "domain"), counted(self.members_count, "member")
+        return f"All {members} must share one {self.topology_key}, and none of {tried} has capacity for all of them."
+
+    def remedy(self) -> str:
+        return f"Wait until one {self.topology_key} has capacity for all members, or require a wider topology."
+
+
+class GroupIncomplete(Reason, frozen=True, kw_only=True, tag="group_incomplete"):
+    """The pod group needs more pods to start than exist; nothing is bought for a part of it."""
+
+    group: str  # group/<namespace>/<name>
+    members_present: int
+    members_count_min: int
+
+    def sentence(self) -> str:
+        there = f"{self.members_present} of the {counted(self.members_count_min, 'pod')}"
+        return f"Only {there} that {subject_name(self.group)} needs exist; a gang starts whole or not at all."
+
+    def remedy(self) -> str:
+        missing = counted(self.members_count_min - self.members_present, "pod")
+        return f"Create the other {missing} of {subject_name(self.group)}, or lower the group's minimum."
+
+
+# ---- what keeps a node
+
+
+class NotYetIdle(Reason, frozen=True, kw_only=True, tag="not_yet_idle"):
+    """Empty, but not for long enough."""
+
+    idle_seconds: float
+    idle_seconds_max: float
+
+    def sentence(self) -> str:
+        limit = duration(self.idle_seconds_max)
+        return f"The node has been empty for {duration(self.idle_seconds)}; an idle node is removed after {limit}."
+
+    def remedy(self) -> str:
+        left = duration(max(0.0, self.idle_seconds_max - self.idle_seconds))
+        return f"No action is needed: the node is removed in {left} unless a pod uses it."
+
+
+class PodProtected(Reason, frozen=True, kw_only=True, tag="pod_protected"):
+    """A pod that must not be disrupted keeps the node."""
+
+    pod_uid: PodUid
+    pod: str  # namespace/name
+    protection: str  # the annotation, PodDisruptionBudget or rule that protects it
+
+    def sentence(self) -> str:
+        return f"Pod {self.pod} must not be disrupted: {self.protection}."
+
+    def remedy(self) -> str:
+        return f"Wait until pod {self.pod} ends, or remove its protection ({self.protection})."
+
+
+class NodeProtected(Reason, frozen=True, kw_only=True, tag="node_protected"):
+    """The node itself is annotated as one that must stay."""
+
+    protection: str  # the annotation that protects it
+
+    def sentence(self) -> str:
+        return f"The node must not be disrupted: {self.protection}."
+
+    def remedy(self) -> str:
+        return f"Remove the protection from the node ({self.protection})."
+
+
+class PodsFitNowhere(Reason, frozen=True, kw_only=True, tag="pods_fit_nowhere"):
+    """Pods of the node fit on no other node."""
+
+    pods: tuple[PodUid, ...]
+
+    def sentence(self) -> str:
+        return f"{counted(len(self.pods), 'pod')} of the node fit on no other node."
+
+    def remedy(self) -> str:
+        return f"Wait until other nodes have capacity for {counted(len(self.pods), 'pod')} of the node."
+
+
+class SavingTooSmall(Reason, frozen=True, kw_only=True, tag="saving_too_small"):
+    """Moving the pods would save less than the policy requires."""
+
+    saving_ratio: float
+    saving_ratio_min: float
+
+    def sentence(self) -> str:
+        least = percent(self.saving_ratio_min)
+        return f"Moving the pods would save {percent(self.saving_ratio)} of the node's price, less than {least}."
+
+    def remedy(self) -> str:
+        return "To consolidate for smaller savings, lower consolidation_saving_ratio_min."
+
+
+class TooManyUnhealthy(Reason, frozen=True, kw_only=True, tag="too_many_unhealthy"):
+    """So many nodes look unhealthy that the monitoring, or a common cause, is more likely: none is removed."""
+
+    unhealthy_count: int
+    nodes_count: int
+    unhealthy_ratio_max: float
+
+    def sentence(self) -> str:
+        unhealthy = f"{self.unhealthy_count} of {counted(self.nodes_count, 'node')}"
+        limit = percent(self.unhealthy_ratio_max)
+        return f"{unhealthy} look unhealthy, more than {limit}: none is removed until the cause is known."
+
+    def remedy(self) -> str:
+        limit = percent(self.unhealthy_ratio_max)
+        return f"Inspect the nodes and their monitoring; to remove them, raise removal.unhealthy_ratio_max ({limit})."
+
+
+class KeptAsBuffer(Reason, frozen=True, kw_only=True, tag="kept_as_buffer"):
+    """Empty, but its GPUs are kept free for headroom or the forecast."""
+
+    kept_for: str  # headroom/<name>, or forecast/<GPU model, or any>
+
+    def sentence(self) -> str:
+        return f"The GPUs of the node are kept free for {subject_name(self.kept_for)}."
+
+    def remedy(self) -> str:
+        return "To keep fewer GPUs free, lower free_gpu_count of the headroom, or forecast.soon_ratio."
+
+
+# ---- data that is missing or uncertain
+
+
+class WatchStale(Reason, frozen=True, kw_only=True, tag="watch_stale"):
+    """A failed or old list is not an empty cluster: nothing is decided until it is read again."""
+
+    source: str  # pods, nodes, instances, offers, prices, ledger
+    age_seconds: float | None  # None: never read
+    age_seconds_max: float
+
+    def sentence(self) -> str:
+        limit = duration(self.age_seconds_max)
+        if self.age_seconds is None:
+            return f"The list of {self.source} has not been read yet; nothing is decided without it."
+        return f"The list of {self.source} is {duration(self.age_seconds)} old (limit: {limit})."
+
+    def remedy(self) -> str:
+        return f"Check the logs of the service that reads {self.source}; for cloud access run gpu-autoscaler doctor."
+
+
+class TelemetryUnreliable(Reason, frozen=True, kw_only=True, tag="telemetry_unreliable"):
+    """GPU utilization is unknown: nothing is decided by it."""
+
+    fault: TelemetryFault
+    nodes_count: int  # with this fault
+    gpu_nodes_count: int
+
+    def sentence(self) -> str:
+        nodes = f"{self.nodes_count} of {counted(self.gpu_nodes_count, 'node')} with GPUs"
+        return f"GPU utilization is unknown: {nodes} {_FAULTS[self.fault]}. Nothing is decided by utilization."
+
+    def remedy(self) -> str:
+        return "Check the DCGM exporter on these nodes."
+
+
+_FAULTS: dict[TelemetryFault, str] = {
+    "silent": "report nothing",
+    "frozen": "repeat the same values",
+    "corrupt": "report impossible values",
+    "all_zero": "report zero although pods hold their GPUs",
+}
+
+
+class UtilizationUnconfirmed(Reason, frozen=True, kw_only=True, tag="utilization_unconfirmed"):
+    """GPU utilization is high, but no work waits and no forecast confirms it: utilization alone buys no node."""
+
+    utilization_ratio: float
+    utilization_ratio_max: float
+
+    def sentence(self) -> str:
+        used, most = percent(self.utilization_ratio), percent(self.utilization_ratio_max)
+        return f"GPU utilization is {used}, above {most}, but no work waits and no forecast confirms more demand."
+
+    def remedy(self) -> str:
+        return "To buy on utilization alone, set utilization_trigger to direct."
+
+
+class ForecastUncertain(Reason, frozen=True, kw_only=True, tag="forecast_uncertain"):
+    """The forecast expects more demand than there is capacity for, but its confidence is too low to act on."""
+
+    confidence_ratio: float | None  # None: too few of its hours are scored
+    confidence_ratio_min: float
+
+    def sentence(self) -> str:
+        least = percent(self.confidence_ratio_min)
+        if self.confidence_ratio is None:
+            return f"The forecast has too few scored hours to reach the confidence threshold of {least}."
+        return f"Forecast confidence {percent(self.confidence_ratio)} is below the threshold of {least}."
+
+    def remedy(self) -> str:
+        return "Wait until more hours are scored, or lower forecast.confidence_ratio_min."
+
+
+DeferReason = (
+    NoOfferFits
+    | PodConstraintsViolated
+    | OffersUnavailable
+    | PriceUnknown
+    | VolumeNotReady
+    | DeviceClaimsUnsupported
+    | NoDomainFits
+    | GroupIncomplete
+    | NotYetIdle
+    | PodProtected
+    | NodeProtected
+    | PodsFitNowhere
+    | SavingTooSmall
+    | TooManyUnhealthy
+    | KeptAsBuffer
+    | WatchStale
+    | TelemetryUnreliable
+    | UtilizationUnconfirmed
+    | ForecastUncertain
+    | LimitReason
+    | WaitReason
+)

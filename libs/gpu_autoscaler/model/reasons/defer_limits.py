@@ -1,0 +1,242 @@
+"""Why an action is deferred: limits, spend budgets, cool-downs, directives and disruption budgets."""
+
+from typing import Literal
+
+from gpu_autoscaler.model.directives import Attribution
+from gpu_autoscaler.model.format import counted, duration, instant, money, price, subject_name
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.reasons.base import Reason
+
+SpendPeriod = Literal["day", "month"]
+
+_PERIOD_NAMES = {"day": "daily", "month": "monthly"}
+_SPEND_FIELDS = {"day": "day_micro_usd_max", "month": "month_micro_usd_max"}
+
+# ---- limits
+
+
+class NodesLimit(Reason, frozen=True, kw_only=True, tag="nodes_limit"):
+    """The limit of nodes is reached, counting orders in flight."""
+
+    nodes_count: int
+    nodes_count_max: int
+    owner: str = "cluster"  # whose limit it is: cluster, pool/<name>, zone/<name> or project/<name>
+
+    def sentence(self) -> str:
+        limit = counted(self.nodes_count_max, "node")
+        return (
+            f"Another node would exceed the limit of {limit}{_of(self.owner)} (now: {self.nodes_count}, with orders)."
+        )
+
+    def remedy(self) -> str:
+        return f"Raise nodes_count_max ({self.nodes_count_max}){_of(self.owner)}, or wait until a node is removed."
+
+
+class GpusLimit(Reason, frozen=True, kw_only=True, tag="gpus_limit"):
+    """The limit of GPUs is reached, counting orders in flight."""
+
+    gpu_count: int
+    gpu_count_max: int
+    owner: str = "cluster"  # as for nodes
+
+    def sentence(self) -> str:
+        limit = counted(self.gpu_count_max, "GPU")
+        return f"More GPUs would exceed the limit of {limit}{_of(self.owner)} (now: {self.gpu_count}, with orders)."
+
+    def remedy(self) -> str:
+        return f"Raise gpu_count_max ({self.gpu_count_max}){_of(self.owner)}, or wait until GPUs are removed."
+
+
+class MinimumReached(Reason, frozen=True, kw_only=True, tag="minimum_reached"):
+    """Without the node there would be fewer nodes than the policy's minimum."""
+
+    nodes_count: int
+    nodes_count_min: int
+
+    def sentence(self) -> str:
+        least = counted(self.nodes_count_min, "node")
+        return f"Without the node there would be fewer than the minimum of {least} (now: {self.nodes_count})."
+
+    def remedy(self) -> str:
+        return f"Lower nodes_count_min ({self.nodes_count_min}) or the scheduled limit that is active."
+
+
+class HourlyPriceLimit(Reason, frozen=True, kw_only=True, tag="hourly_price_limit"):
+    """The purchase would exceed the limit of the fleet's price per hour."""
+
+    price_micro_usd_per_hour: int
+    price_micro_usd_per_hour_max: int
+
+    def sentence(self) -> str:
+        limit = price(self.price_micro_usd_per_hour_max)
+        return f"Another {price(self.price_micro_usd_per_hour)} would exceed the fleet's price limit of {limit}."
+
+    def remedy(self) -> str:
+        limit = price(self.price_micro_usd_per_hour_max)
+        return f"Raise price_micro_usd_per_hour_max ({limit}), or wait until a node is removed."
+
+
+# ---- spend budgets
+
+
+class SpendLimit(Reason, frozen=True, kw_only=True, tag="spend_limit"):
+    """With all that is spent and reserved, the purchase could exceed a spend budget before its period ends."""
+
+    owner: str  # whose budget it is: cluster, pool/<name>, zone/<name> or project/<name>
+    period: SpendPeriod
+    spent_micro_usd: int  # charged, and elapsed but not charged yet
+    reserved_micro_usd: int  # for what runs, is ordered, or is bought by this plan
+    needed_micro_usd: int
+    limit_micro_usd: int
+    until: Instant  # the period's end
+
+    def sentence(self) -> str:
+        left = max(0, self.limit_micro_usd - self.spent_micro_usd - self.reserved_micro_usd)
+        budget = spend_budget(self.owner, self.period, self.limit_micro_usd)
+        return (
+            f"The purchase may cost {money(self.needed_micro_usd)} until {instant(self.until)}, but {money(left)} of "
+            f"{budget} are left ({money(self.spent_micro_usd)} spent, {money(self.reserved_micro_usd)} reserved)."
+        )
+
+    def remedy(self) -> str:
+        raised = raise_spend_budget(self.owner, self.period, self.limit_micro_usd)
+        return f"{raised} The next {self.period} starts at {instant(self.until)}."
+
+
+class SpendEnforcementBlocked(Reason, frozen=True, kw_only=True, tag="spend_enforcement_blocked"):
+    """The node will exceed a hard spend budget, and stays because its work is protected."""
+
+    owner: str  # as for `SpendLimit`
+    period: SpendPeriod
+    left_micro_usd: int
+    limit_micro_usd: int
+    until: Instant
+    protection: str  # in words: "pod ml/train-0: annotation ..."
+
+    def sentence(self) -> str:
+        budget = spend_budget(self.owner, self.period, self.limit_micro_usd)
+        left = f"{money(self.left_micro_usd)} left"
+        return f"The node will exceed {budget} ({left}), but its work is protected: {self.protection}."
+
+    def remedy(self) -> str:
+        raised = raise_spend_budget(self.owner, self.period, self.limit_micro_usd)
+        return f"{raised} To let the node be removed, remove the protection ({self.protection})."
+
+
+def spend_budget(owner: str, period: SpendPeriod, limit_micro_usd: int) -> str:
+    """`the daily spend budget of $10.00 of pool training`."""
+    return f"the {_PERIOD_NAMES[period]} spend budget of {money(limit_micro_usd)} of {subject_name(owner)}"
+
+
+def raise_spend_budget(owner: str, period: SpendPeriod, limit_micro_usd: int) -> str:
+    """How to get more spend: `Raise day_micro_usd_max ($10.00) of pool training.`"""
+    return f"Raise {_SPEND_FIELDS[period]} ({money(limit_micro_usd)}) of {subject_name(owner)}."
+
+
+# ---- cool-downs, directives
+
+
+class Cooldown(Reason, frozen=True, kw_only=True, tag="cooldown"):
+    """Too soon after the last action of this direction."""
+
+    remaining_seconds: float
+
+    def sentence(self) -> str:
+        return f"The cool-down after the last change of this kind lasts another {duration(self.remaining_seconds)}."
+
+    def remedy(self) -> str:
+        return f"No action is needed: the action follows in {duration(self.remaining_seconds)} if it is still due."
+
+
+class Frozen(Reason, frozen=True, kw_only=True, tag="frozen"):
+    """The policy or a temporary freeze suspends all purchases and voluntary removals."""
+
+    attribution: Attribution | None = None  # None: the policy
+
+    def sentence(self) -> str:
+        if self.attribution is None:
+            return "The policy is frozen: nothing is bought or removed voluntarily."
+        return f"Scaling was frozen {self.attribution.text()}: nothing is bought or removed voluntarily."
+
+    def remedy(self) -> str:
+        return "Set is_frozen to false in the policy." if self.attribution is None else self.attribution.remedy()
+
+
+class PoolPaused(Reason, frozen=True, kw_only=True, tag="pool_paused"):
+    """A pause suspends purchases and voluntary removals of the pool."""
+
+    pool: str
+    attribution: Attribution
+
+    def sentence(self) -> str:
+        return f"Pool {self.pool} was paused {self.attribution.text()}."
+
+    def remedy(self) -> str:
+        return self.attribution.remedy()
+
+
+class OverrideReached(Reason, frozen=True, kw_only=True, tag="override_reached"):
+    """A temporary override allows no more nodes or GPUs than there are."""
+
+    attribution: Attribution
+    unit: str  # node or GPU
+    count: int
+    count_max: int
+
+    def sentence(self) -> str:
+        most = f"at most {counted(self.count_max, self.unit)} {self.attribution.scope()}"
+        return f"An override allows {most} (now: {self.count}), set {self.attribution.text()}."
+
+    def remedy(self) -> str:
+        return self.attribution.remedy()
+
+
+class KeptByOverride(Reason, frozen=True, kw_only=True, tag="kept_by_override"):
+    """Without the node there would be fewer nodes or GPUs than a temporary override requires."""
+
+    attribution: Attribution
+    unit: str  # node or GPU
+    count: int
+    count_min: int
+
+    def sentence(self) -> str:
+        least = f"at least {counted(self.count_min, self.unit)} {self.attribution.scope()}"
+        return f"An override requires {least} (now: {self.count}), set {self.attribution.text()}."
+
+    def remedy(self) -> str:
+        return self.attribution.remedy()
+
+
+class DisruptionBudgetReached(Reason, frozen=True, kw_only=True, tag="disruption_budget_reached"):
+    """As many nodes as the disruption budgets allow are being removed already."""
+
+    disrupting_count: int
+    disrupting_count_max: int
+
+    def sentence(self) -> str:
+        most = self.disrupting_count_max
+        removing = f"{counted(self.disrupting_count, 'node')} {'is' if self.disrupting_count == 1 else 'are'}"
+        return f"{removing} being removed already, and the disruption budgets allow {most} at a time."
+
+    def remedy(self) -> str:
+        return "Wait until a removal has finished, or raise disruption_ratio_max or the entry of removal.budgets."
+
+
+LimitReason = (
+    NodesLimit
+    | GpusLimit
+    | HourlyPriceLimit
+    | SpendLimit
+    | SpendEnforcementBlocked
+    | Cooldown
+    | Frozen
+    | PoolPaused
+    | OverrideReached
+    | KeptByOverride
+    | DisruptionBudgetReached
+    | MinimumReached
+)
+
+
+def _of(owner: str) -> str:
+    return "" if owner == "cluster" else f" of {subject_name(owner)}"

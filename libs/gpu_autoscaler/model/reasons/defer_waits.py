@@ -1,0 +1,153 @@
+"""Why work waits although capacity could be bought for it: a later or another purchase is better."""
+
+from gpu_autoscaler.model.format import counted, duration, instant, listed, percent, subject_name
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.reasons.base import Reason
+
+
+class CapacityExpected(Reason, frozen=True, kw_only=True, tag="capacity_expected"):
+    """A node that is ordered or booting, or capacity about to be free, will take this."""
+
+    node: str  # node name, or action id of the order
+    expected_at: Instant | None
+
+    def sentence(self) -> str:
+        when = "soon" if self.expected_at is None else f"about {instant(self.expected_at)}"
+        return f"Capacity on node {self.node} is expected {when}."
+
+    def remedy(self) -> str:
+        return f"No action is needed: node {self.node} takes the work."
+
+
+class BatchWindowOpen(Reason, frozen=True, kw_only=True, tag="batch_window_open"):
+    """More work is arriving; one purchase for all of it costs less, so the first of it waits briefly."""
+
+    members_count: int  # that wait so far
+    until: Instant  # at the latest
+
+    def sentence(self) -> str:
+        waiting = counted(self.members_count, "member")
+        return (
+            f"More work is arriving: {waiting} so far {'waits' if self.members_count == 1 else 'wait'} until "
+            f"{instant(self.until)} at the latest, as one purchase for all of it costs less."
+        )
+
+    def remedy(self) -> str:
+        return (
+            "No action is needed: a node is bought once no more work arrives; batching.wait_seconds_max is the limit."
+        )
+
+
+class GangIncomplete(Reason, frozen=True, kw_only=True, tag="gang_incomplete"):
+    """Not every member of the gang has capacity; part of a gang is never bought."""
+
+    job_id: JobId
+    members_placed: int
+    members_count: int
+
+    def sentence(self) -> str:
+        placed = f"{self.members_placed} of {counted(self.members_count, 'member')}"
+        have = "has" if self.members_placed == 1 else "have"
+        return f"Only {placed} of job {self.job_id} {have} capacity; a gang starts whole or not at all."
+
+    def remedy(self) -> str:
+        missing = counted(self.members_count - self.members_placed, "member")
+        return f"Wait until there is capacity for the other {missing} as well, or submit the job with fewer members."
+
+
+class GangPending(Reason, frozen=True, kw_only=True, tag="gang_pending"):
+    """The job starts without this elastic member, and its gang has no capacity yet."""
+
+    job_id: JobId
+
+    def sentence(self) -> str:
+        return f"Elastic members wait for the gang of job {self.job_id}, which has no capacity yet."
+
+    def remedy(self) -> str:
+        return f"No action is needed: elastic members follow once the gang of job {self.job_id} has capacity."
+
+
+class GangTimedOut(Reason, frozen=True, kw_only=True, tag="gang_timed_out"):
+    """Not all nodes of the gang were usable in time; those that exist are released."""
+
+    gang: str  # job/<id> or group/<namespace>/<name>
+    bought_seconds: float  # since the first of them was bought
+    complete_seconds_max: float
+
+    def sentence(self) -> str:
+        since, limit = duration(self.bought_seconds), duration(self.complete_seconds_max)
+        return f"Not all nodes of {subject_name(self.gang)} are usable {since} after the purchase (limit: {limit})."
+
+    def remedy(self) -> str:
+        return (
+            f"If nodes boot slower than that, raise gangs.complete_seconds_max ({duration(self.complete_seconds_max)})."
+        )
+
+
+class GangBackoff(Reason, frozen=True, kw_only=True, tag="gang_backoff"):
+    """Nodes for the gang were released because the others could not be obtained; the next attempt waits."""
+
+    gang: str
+    abandoned_count: int  # consecutive attempts that ended so
+    retry_at: Instant
+
+    def sentence(self) -> str:
+        times = "once" if self.abandoned_count == 1 else f"{self.abandoned_count} times in a row"
+        return (
+            f"The nodes of {subject_name(self.gang)} could not all be obtained ({times}) and were released; the next "
+            f"attempt is at {instant(self.retry_at)}."
+        )
+
+    def remedy(self) -> str:
+        return (
+            f"No action is needed: the next attempt is at {instant(self.retry_at)}; gangs.wait_seconds_max limits it."
+        )
+
+
+class SpotAwaited(Reason, frozen=True, kw_only=True, tag="spot_awaited"):
+    """Only capacity much more expensive than spot is available, and the work is not urgent."""
+
+    offers: tuple[str, ...]  # spot offers that fit and are unavailable
+    saving_ratio: float  # of the cheapest of them against the cheapest available offer, per member
+    until: Instant
+
+    def sentence(self) -> str:
+        return (
+            f"Spot offers ({listed(self.offers)}) cost {percent(self.saving_ratio)} less than the available offers but "
+            f"are unavailable; work of low priority waits for them until {instant(self.until)}."
+        )
+
+    def remedy(self) -> str:
+        return "To start sooner, raise the priority of the work, or lower spot.low_priority_wait_seconds."
+
+
+class SpotExcluded(Reason, frozen=True, kw_only=True, tag="spot_excluded"):
+    """The job was interrupted as often as the policy allows on spot; it waits for its pods to stop, then for other
+    capacity."""
+
+    interruptions_count: int
+    pods_remaining_count: int  # pods of the job that still exist and must stop first
+    until: Instant  # spot is allowed again from then on
+
+    def sentence(self) -> str:
+        pods = counted(self.pods_remaining_count, "pod")
+        return (
+            f"Spot is excluded until {instant(self.until)} after {counted(self.interruptions_count, 'interruption')}; "
+            f"{pods} of the last attempt must stop first."
+        )
+
+    def remedy(self) -> str:
+        return "No action is needed: once its pods have stopped, the job starts on capacity that is not spot."
+
+
+WaitReason = (
+    CapacityExpected
+    | BatchWindowOpen
+    | GangIncomplete
+    | GangPending
+    | GangTimedOut
+    | GangBackoff
+    | SpotAwaited
+    | SpotExcluded
+)

@@ -1,0 +1,88 @@
+"""Which facts do the streams hold? Reads them in order, up to the last one stored. Used by `replay/` and `why`."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from gpu_autoscaler.bus.protocol import Bus, Message
+from gpu_autoscaler.bus.streams import subject_filter
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.model.errors import InvalidFact
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.decode import decode_message
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded fact and the time at which its stream stored it."""
+
+    at: Instant  # cluster time by the broker's clock
+    recorded: Recorded
+
+
+class History:
+    """The streams of one broker. `clock` dates facts without a time of their own by their arrival."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+
+    async def read(
+        self,
+        stream: str,
+        facts: Sequence[type[Fact]],
+        *,
+        after: int = 0,
+        last: int | None = None,
+        aside: frozenset[tuple[str, int]] = frozenset(),
+    ) -> AsyncIterator[list[Recorded]]:
+        """Yield batches of facts of these types with `after` < sequence <= `last` (None: the current last).
+
+        Omits dead letters given in `aside`. Ends early if the rest has expired. Raises TransientError if the broker is
+        unreachable.
+        """
+        async for batch in self.stored(stream, facts, after=after, last=last, aside=aside):
+            yield [stored.recorded for stored in batch]
+
+    async def stored(
+        self,
+        stream: str,
+        facts: Sequence[type[Fact]],
+        *,
+        after: int = 0,
+        last: int | None = None,
+        aside: frozenset[tuple[str, int]] = frozenset(),
+    ) -> AsyncIterator[list[Stored]]:
+        """Yield like `read`, with the time at which the stream stored each fact."""
+        if last is None:
+            last = await self._bus.last_sequence(stream)
+        if last <= after:
+            return
+        subjects = [subject_filter(fact) for fact in facts]
+        projection = await self._bus.projection(stream, subjects=subjects, after_sequence=after)
+        try:
+            if await projection.lag_count() == 0:
+                return
+            async for batch in projection:
+                yield [
+                    Stored(at=self._clock.at(message.stored_at), recorded=recorded)
+                    for message in batch
+                    if message.sequence <= last
+                    and (stream, message.sequence) not in aside
+                    and (recorded := self._recorded(message)) is not None
+                ]
+                if batch[-1].sequence >= last or await projection.lag_count() == 0:
+                    return
+        finally:
+            await projection.close()
+
+    async def is_from_the_beginning(self, stream: str) -> bool:
+        """Return False if the first facts of the stream have expired."""
+        return await self._bus.message_at(stream, 1) is not None or await self._bus.last_sequence(stream) == 0
+
+    def _recorded(self, message: Message) -> Recorded | None:
+        try:
+            return decode_message(message, self._clock)
+        except InvalidFact:
+            return None  # a dead letter; a cut names only the newest of them

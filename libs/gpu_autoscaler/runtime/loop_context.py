@@ -1,0 +1,219 @@
+"""What the loops of one service share: bus, clock, publisher, limits, state and dead letters."""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+
+import msgspec
+
+from gpu_autoscaler.bus.dead_letters import DeadLetters
+from gpu_autoscaler.bus.protocol import Ack, Bus, Message
+from gpu_autoscaler.events.envelope import Envelope, Recorded
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.model.errors import ConfigError, InvalidFact, PermanentError, TransientError, UnknownType
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.decode import decode_message
+from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler.runtime.lease import Lease
+from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.observer import Observer
+from gpu_autoscaler.runtime.poison_messages import PoisonMessage
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.publisher import Publisher, as_outcome
+from gpu_autoscaler.runtime.retry import Backoff, pause
+from gpu_autoscaler.runtime.service import Outcome, Outputs, Service
+from gpu_autoscaler.runtime.urgency import BatchWindow, Urgency
+
+LEASE_POLL_SECONDS = 0.05
+READERS = "readers"  # the name under which a message that is no valid fact is set aside, whoever reads it first
+
+
+class FoldProgress:
+    """How far the state is folded: written by the fold loops, awaited by handlers that need a fact in the state."""
+
+    def __init__(self, view: StateView, folds: tuple[type[Fact], ...]) -> None:
+        self._view = view
+        self._folds = frozenset(folds)
+        self._advanced = asyncio.Event()
+        self._behind = {fact.stream() for fact in folds}
+        self.caught_up = asyncio.Event()
+        if not self._behind:
+            self.caught_up.set()
+
+    def mark_advanced(self) -> None:
+        """Wake those who wait: the state changed."""
+        self._advanced.set()
+        self._advanced = asyncio.Event()
+
+    def mark_caught_up(self, stream: str) -> None:
+        """Record that every stored fact of this stream is folded."""
+        self._behind.discard(stream)
+        if not self._behind:
+            self.caught_up.set()
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        """Streams not caught up since the start, sorted."""
+        return tuple(sorted(self._behind))
+
+    async def wait_for_fact(self, recorded: Recorded, seconds_max: float) -> None:
+        """Return when the state holds the fact; at once for facts that are not folded. Raises TransientError."""
+        if type(recorded.fact) in self._folds and not await self.wait_for(
+            recorded.stream, recorded.sequence, seconds_max
+        ):
+            raise TransientError(
+                f"state has not reached {recorded.stream} #{recorded.sequence} yet; the fact is retried"
+            )
+
+    async def wait_for(self, stream: str, sequence: int, seconds_max: float) -> bool:
+        """Wait until the state holds this sequence; False after `seconds_max` of wall time."""
+        deadline = time.monotonic() + seconds_max
+        while self._view.last_sequence(stream) < sequence:
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self._advanced.wait()
+            except TimeoutError:
+                return False
+        return True
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limit of every wait, queue and retry of the runtime. Seconds are wall time. Source: our own."""
+
+    in_hand_count_max: int = 16  # messages of a consumer that are fetched and not finished
+    fetch_seconds_max: float = 1.0
+    effect_seconds_max: float = 120.0  # one call of a handler
+    heartbeat_seconds: float = 1.0  # well below the broker's ack_wait
+    lag_seconds: float = 5.0  # between two checks of how far a projection is behind
+    # Longer than a read takes to notice by itself that its connection or its consumer is lost, and to recover.
+    stall_seconds_max: float = 30.0
+    stream_watch_seconds: float = 3.0  # between two checks that the streams are still the same
+    max_deliveries_poll_seconds: float = 60.0  # between two reads of the broker's MAX_DELIVERIES advisories
+    fold_seconds_max: float = 5.0  # until the projection holds a fact that is to be handled, or our own plan
+    bug_tries_count_max: int = 5
+    batch_window: BatchWindow = BatchWindow()
+    tick_failures_count_max: int = 3  # in a row, before the process reports not ready
+    shutdown_seconds_max: float = 10.0
+    backoff: Backoff = Backoff()
+    # Of a loop that an external error interrupted: the longest wait before a recovered broker is noticed.
+    interruption: Backoff = Backoff(seconds_max=1.0)
+
+
+class LoopContext:
+    """Created by the runner, passed to each loop."""
+
+    def __init__(
+        self,
+        service: Service,
+        bus: Bus,
+        *,
+        view: StateView,
+        clock: Clock,
+        metrics: Metrics,
+        readiness: Readiness,
+        instance: str,
+        limits: Limits,
+    ) -> None:
+        self.service = service.name
+        self.bus = bus
+        self.view = view
+        self.clock = clock
+        self.metrics = metrics
+        self.readiness = readiness
+        self.limits = limits
+        self.lease: Lease | None = getattr(service, "lease", None)
+        self.stop = asyncio.Event()
+        self.config_error: ConfigError | None = None  # the broker no longer matches the declaration: the runner ends
+        self.dead_letters = DeadLetters(bus)
+        self.fold_progress = FoldProgress(view, service.folds)
+        self.urgency = Urgency(limits.batch_window)
+        self.urgent_event = asyncio.Event()  # set by every urgent fact
+        self.observer = Observer(metrics, view)
+        self._publisher = Publisher(
+            bus, clock, metrics, service=service.name, instance=instance, publishes=service.publishes
+        )
+
+    def decode(self, message: Message) -> Recorded:
+        """Return the fact of a message with its stream and sequence. Raises InvalidFact, UnknownType."""
+        return decode_message(message, self.clock)
+
+    async def publish(self, outputs: Outputs, cause: Envelope | None = None) -> tuple[Ack, ...]:
+        """Store the facts of a handler's result. Raises what `Bus.publish` raises.
+
+        A deleted stream ends the process, whose next start creates it; until then the call fails with TransientError,
+        so that no message is blamed for it.
+        """
+        outcome = as_outcome(outputs)
+        try:
+            acks = await self._publisher.publish(outcome, cause)
+        except ConfigError as exc:
+            self.config_error = exc
+            raise TransientError(str(exc)) from exc
+        for fact, ack in zip(outcome.facts, acks, strict=True):
+            if not ack.is_duplicate:
+                self.observer.published(fact)
+        return acks
+
+    def record_urgent(self, count: int) -> None:
+        """Record `count` urgent facts that were folded together, and wake the tick loop."""
+        self.urgency.record(count, self.clock.monotonic_seconds())
+        self.urgent_event.set()
+
+    async def wait_until_caught_up(self) -> bool:
+        """Wait until the state is up to date, as handlers require; False when stopped before."""
+        await self.wait_for_any(self.fold_progress.caught_up, None)
+        return not self.stop.is_set()
+
+    async def wait_until_leading(self) -> bool:
+        """Wait until this process holds the lease of its service; False when stopped before."""
+        while self.lease is not None and not self.lease.is_held:
+            if await pause(self.stop, LEASE_POLL_SECONDS):
+                return False
+        return not self.stop.is_set()
+
+    async def wait_for_any(self, event: asyncio.Event, seconds: float | None) -> None:
+        """Wait for the event, the timeout or `stop`, whichever comes first."""
+        waits = [asyncio.create_task(event.wait()), asyncio.create_task(self.stop.wait())]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def with_timeout(self, call: Awaitable[Outputs]) -> Outcome:
+        """Return the result of a handler. Raises TransientError when it exceeds `effect_seconds_max`."""
+        limit = asyncio.timeout(self.limits.effect_seconds_max)
+        try:
+            async with limit:
+                return as_outcome(await call)
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise
+            raise TransientError(
+                f"a handler of {self.service} exceeded {self.limits.effect_seconds_max:g} s and is retried"
+            ) from exc
+
+    async def set_aside(self, message: Message, error: Exception, *, delivered_count: int) -> None:
+        """Store the message as a dead letter with its reason. Raises TransientError while the broker is away."""
+        reason = str(error) if isinstance(error, PermanentError) else f"bug in {self.service}: {error!r}"
+        await self.dead_letters.set_aside(
+            message,
+            # One letter for a message that no service can read, whichever comes upon it first.
+            service=READERS if isinstance(error, InvalidFact) else self.service,
+            reason=reason,
+            error_kind=type(error).__name__,
+            delivered_count=delivered_count,
+            at=self.clock.now(),
+        )
+        self.metrics.dead_letters.labels(message.stream.lower(), dead_letter_reason(error)).inc()
+
+
+def dead_letter_reason(error: Exception) -> str:
+    """Return the value of the metric label `reason` for a message that was set aside."""
+    if isinstance(error, UnknownType):
+        return "unknown_type"
+    if isinstance(error, InvalidFact):
+        return "invalid_fact"
+    if isinstance(error, PoisonMessage):
+        return "poison_message"
+    return "permanent_error" if isinstance(error, PermanentError) else "bug"

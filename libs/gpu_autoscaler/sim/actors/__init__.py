@@ -1,0 +1,1 @@
+"""Who acts in a simulated world: users, services, operators, policies."""

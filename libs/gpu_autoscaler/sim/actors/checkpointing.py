@@ -1,0 +1,88 @@
+"""Checkpointing work: how often it saves, how long a save takes, and how it reacts to a drain.
+
+Jobs of one workload type checkpoint, all others restart from zero. A checkpoint holds the progress at its start; work
+continues during the write. The durations are fixtures; real frameworks checkpoint every few minutes to every few hours.
+"""
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.kube.wire import core
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.sim.cluster.controllers import Workloads, is_ready
+from gpu_autoscaler.sim.cluster.objects import Entry
+from gpu_autoscaler.sim.cluster.scheduler import FINISHED
+
+CHECKPOINTING_WORKLOAD = "training"
+SAVED_EVERY_SECONDS = 1800.0
+SAVE_SECONDS = 20.0
+
+
+class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Checkpoint settings of the work of a scenario."""
+
+    every_seconds: float = SAVED_EVERY_SECONDS
+    write_seconds_min: float = SAVE_SECONDS
+    write_seconds_max: float = SAVE_SECONDS
+    saves_on_request: bool = True  # saves when the annotation requests it
+    annotates: bool = False  # annotates its pod when it has saved, as `can_save` of the core reads it
+    saves_at_end: bool = True  # saves on termination if the grace period is long enough
+
+    def write_seconds(self, job_id: str) -> float:
+        """Return the duration of each save of this job, log-uniformly distributed over jobs."""
+        share = random.Random(f"write/{job_id}").random()
+        return float(self.write_seconds_min * (self.write_seconds_max / self.write_seconds_min) ** share)
+
+
+# In runs with faults half of the training jobs checkpoint, each with its own duration.
+FAULT_RUN_CHECKPOINTS = CheckpointSettings(write_seconds_min=5.0, write_seconds_max=90.0, annotates=True)
+
+
+def checkpoint_write_seconds(pod: core.Pod) -> float | None:
+    """Return the duration of a save of the pod's job in a run with faults; None: it does not checkpoint."""
+    job_id = pod.metadata.labels.get(labels.JOB_ID, "")
+    trains = pod.metadata.labels.get(labels.WORKLOAD_TYPE) == CHECKPOINTING_WORKLOAD
+    takes_part = trains and random.Random(f"saves/{job_id}").random() < 0.5
+    return FAULT_RUN_CHECKPOINTS.write_seconds(job_id) if takes_part else None
+
+
+class CheckpointingPods:
+    """Pods that annotate their checkpoints: an empty value first, then the end of each requested save."""
+
+    def __init__(self, workloads: Workloads, write_seconds: Callable[[core.Pod], float | None]) -> None:
+        """`write_seconds`: the duration of a save of the pod; None: it does not checkpoint."""
+        self._workloads = workloads
+        self._cluster = workloads.cluster
+        self._write_seconds = write_seconds
+        self._announced: set[str] = set()
+        self._requested: set[tuple[str, str]] = set()  # pod uid and deadline
+        self._cluster.listen(self._on_change)
+
+    def _on_change(self, plural: str, entry: Entry) -> None:
+        pod = entry.object
+        if plural != PODS.plural or entry.is_deleted or not isinstance(pod, core.Pod) or not is_ready(pod):
+            return
+        seconds = self._write_seconds(pod)
+        if seconds is None:
+            return
+        annotations, uid = pod.metadata.annotations, pod.metadata.uid
+        if labels.CHECKPOINTED_AT not in annotations and uid not in self._announced:
+            self._announced.add(uid)
+            self._workloads.loop.call_later(0.0, partial(self._annotate, pod, is_saved=False))
+        request = (uid, annotations.get(labels.CHECKPOINT_REQUESTED, ""))
+        if request[1] and request not in self._requested:
+            self._requested.add(request)
+            self._workloads.loop.call_later(seconds, partial(self._annotate, pod, is_saved=True))
+
+    def _annotate(self, before: core.Pod, *, is_saved: bool) -> None:
+        pod = self._cluster.current(PODS, before)
+        if pod is None or pod.status.phase in FINISHED or pod.spec.node_name in self._workloads.kubelet_dead_since:
+            return
+        checkpoint = {labels.CHECKPOINTED_AT: self._cluster.now().isoformat() if is_saved else ""}
+        annotations = {**pod.metadata.annotations, **checkpoint}
+        self._cluster.put(PODS, replace(pod, metadata=replace(pod.metadata, annotations=annotations)))

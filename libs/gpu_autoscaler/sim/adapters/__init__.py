@@ -1,0 +1,1 @@
+"""The adapters of a simulated run: bus, Kubernetes API, provider, store, snapshots."""

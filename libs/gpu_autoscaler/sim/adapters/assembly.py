@@ -1,0 +1,90 @@
+"""Builds the adapters through which each process reaches the simulation."""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+
+from gpu_autoscaler.core.policy.documents import effective_policy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.events.scaling import ScalingLaunchRefused
+from gpu_autoscaler.kube.protocol import Cluster
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.sim.adapters.bundle import AdapterBundle, Roles, TickInputs
+from gpu_autoscaler.sim.adapters.interruption_queue import InterruptionQueue, SimInterruptionQueue
+from gpu_autoscaler.sim.adapters.kube_api import SimKube, WatchFaults
+from gpu_autoscaler.sim.adapters.provider import SimExporters, SimMetadata, SimProvider, SimStore, StoreFaults
+from gpu_autoscaler.sim.adapters.snapshots import SimStreams
+from gpu_autoscaler.sim.adapters.store import Tables
+from gpu_autoscaler.sim.cluster.cloud import Cloud
+from gpu_autoscaler.sim.cluster.controllers import Workloads
+from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
+from gpu_autoscaler.sim.invariants.observer import Observer
+from gpu_autoscaler.sim.process_pool import BoundTickInputs
+from gpu_autoscaler.sim.service_process import Process
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFactory:
+    """The simulation as its processes reach it."""
+
+    identity: Cluster
+    workloads: Workloads
+    replica_sets: ReplicaSets
+    cloud: Cloud
+    observer: Observer
+    tables: Tables = field(default_factory=Tables)
+    store_faults: StoreFaults = field(default_factory=StoreFaults)
+    watch_faults: WatchFaults = field(default_factory=WatchFaults)
+    interruption_queue: InterruptionQueue | None = None  # None: the cloud has no queue, and metadata responds
+
+    def bundle(self, process: Process, policy: ScalingPolicy, *, on_refused_plan: Callable[[], None]) -> AdapterBundle:
+        """Return the adapters of this process."""
+        boundary = process.boundary
+        is_closed = self.interruption_queue is not None and self.interruption_queue.is_metadata_closed
+        return AdapterBundle(
+            view=process.view,
+            policy=policy,
+            clock=process.clock,
+            cluster=self.identity,
+            kube=SimKube(
+                boundary,
+                process.clock,
+                self.identity,
+                self.workloads,
+                self.replica_sets,
+                self.watch_faults,
+                self.observer,
+            ),
+            provider=SimProvider(
+                boundary, self.cloud, self.observer, lambda: process.view.last_sequence(ScalingLaunchRefused.stream())
+            ),
+            store=SimStore(boundary, self.tables, self.store_faults),
+            metadata=lambda address: SimMetadata(boundary, self.cloud, address, is_closed=is_closed),
+            interruption_queue=None
+            if self.interruption_queue is None or not self.interruption_queue.is_open
+            else SimInterruptionQueue(boundary, self.interruption_queue),
+            exporters=SimExporters(boundary, self.cloud),
+            streams=SimStreams(boundary, process.bus),
+            seed=process.seed,
+            on_refused_plan=on_refused_plan,
+        )
+
+
+def tick_inputs_of_roles(
+    roles: Roles, policy: Callable[[], ScalingPolicy], *, skips_ticks: bool
+) -> Mapping[str, BoundTickInputs | None]:
+    """Return the tick inputs of each role; None for roles whose every tick is called.
+
+    `policy` returns the active policy file: every live process was started with it.
+    """
+    return {
+        name: partial(_role_inputs, role.tick_inputs, policy) if skips_ticks and role.tick_inputs is not None else None
+        for name, role in roles.items()
+    }
+
+
+def _role_inputs(
+    tick_inputs: TickInputs, policy: Callable[[], ScalingPolicy], view: StateView, now: datetime
+) -> Hashable:
+    return tick_inputs(view, effective_policy(policy(), view.state.policy_documents), now)

@@ -1,0 +1,135 @@
+"""The bus of a run: the memory broker's rules (order, ids, fences, redelivery), with facts kept decoded.
+
+Encoding and decoding each fact would take most of a run's time and change nothing; with `is_coded` it is done, so that
+a test can prove that.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from gpu_autoscaler.bus.memory_broker import MemoryBroker, MemoryConsumer
+from gpu_autoscaler.bus.protocol import Ack, Message, Publication, StreamSpan
+from gpu_autoscaler.bus.streams import ConsumerSpec, streams
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.ingress import read
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.sim.virtual_time import VirtualLoop
+
+Cursors = Mapping[str, int]
+
+
+class DeadLetter:
+    """A dead-lettered message and its error."""
+
+    __slots__ = ("at_sequence", "error", "recorded", "service")
+
+    def __init__(self, recorded: Recorded, service: str, error: Exception) -> None:
+        self.recorded = recorded
+        self.service = service
+        self.error = error
+
+
+class SimBus:
+    """All published facts in order, and their listeners."""
+
+    def __init__(self, loop: VirtualLoop, *, is_coded: bool = False) -> None:
+        self.facts: dict[str, list[Recorded]] = {spec.name: [] for spec in streams()}
+        self.lost: list[dict[str, list[Recorded]]] = []  # streams before each loss of the broker
+        self.order: list[Recorded] = []  # over all streams, lost ones included
+        self.dead_letters: list[DeadLetter] = []
+        self.is_away = False
+        self._loop = loop
+        self._is_coded = is_coded
+        self._broker = self._new_broker()
+        self._listeners: list[Callable[[Recorded], None]] = []
+        self._folded: dict[frozenset[type[Fact]], tuple[dict[str, int], ClusterState]] = {}
+
+    def _new_broker(self) -> MemoryBroker:
+        broker = MemoryBroker()
+        for spec in streams():
+            broker.make_stream(spec, self._loop.now())
+        return broker
+
+    def lose_streams(self) -> None:
+        """Lose every stream and consumer; new streams of the same names are created."""
+        self.lost.append(self.facts)
+        self.facts = {name: [] for name in self.facts}
+        self._broker = self._new_broker()
+        self._folded.clear()
+
+    def all_facts(self, stream: str) -> Iterator[Recorded]:
+        """Yield every fact ever published to this stream, before losses included."""
+        for facts in (*self.lost, self.facts):
+            yield from facts[stream]
+
+    def listen(self, listener: Callable[[Recorded], None]) -> None:
+        """Call the listener for each stored fact."""
+        self._listeners.append(listener)
+
+    def publish(self, envelope: Envelope, *, expected_last_sequence: int | None = None) -> Ack:
+        """Store the fact. Raises StalePlan, and TransientError while the broker is unavailable."""
+        if self.is_away:
+            raise TransientError("the broker is unavailable")
+        fact = envelope.fact
+        ack = self._broker.stream(fact.stream()).store(
+            Publication(
+                subject=fact.subject(),
+                payload=b"",
+                message_id=envelope.id,
+                expected_last_subject_sequence=expected_last_sequence,
+            ),
+            self._loop.now(),
+        )
+        if not ack.is_duplicate:
+            stored = self._through_the_codec(envelope) if self._is_coded else envelope
+            recorded = Recorded(envelope=stored, stream=ack.stream, sequence=ack.sequence)
+            self.facts[ack.stream].append(recorded)
+            self.order.append(recorded)
+            for listener in tuple(self._listeners):
+                listener(recorded)
+        return ack
+
+    def consumer(self, spec: ConsumerSpec) -> MemoryConsumer:
+        """Return the durable consumer; create it if missing."""
+        self._broker.make_consumer(spec)
+        return self._broker.consumers[spec.stream, spec.durable]
+
+    def span(self, stream: str) -> StreamSpan:
+        """Return the identity of the stream and the sequences that it retains."""
+        return self._broker.stream(stream).span(self._loop.now())
+
+    def message_at(self, stream: str, sequence: int) -> Message | None:
+        """Return the message at this sequence, as the broker dates it."""
+        return self._broker.stream(stream).at(sequence, self._loop.now())
+
+    def at(self, stream: str, sequence: int) -> Recorded:
+        """Return the fact at this sequence."""
+        return self.facts[stream][sequence - 1]
+
+    def since(self, cursors: Cursors, folds: Collection[type[Fact]]) -> list[Recorded]:
+        """Return facts of these types after the cursors, stream by stream."""
+        return [
+            recorded
+            for stream in sorted({fact.stream() for fact in folds})
+            for recorded in self.facts[stream][cursors.get(stream, 0) :]
+            if type(recorded.fact) in folds
+        ]
+
+    def folded(self, folds: Iterable[type[Fact]]) -> tuple[Cursors, ClusterState]:
+        """Return the fold of all facts, from which a service starts. Cached from one start to the next."""
+        wanted = frozenset(folds)
+        cursors, state = self._folded.get(wanted, ({}, EMPTY_STATE))
+        reached = dict(cursors)
+        for stream in sorted({fact.stream() for fact in wanted}):
+            facts = self.facts[stream]
+            new_facts = [recorded for recorded in facts[reached.get(stream, 0) :] if type(recorded.fact) in wanted]
+            state = fold(state, new_facts) if new_facts else state
+            reached[stream] = len(facts)
+        self._folded[wanted] = (reached, state)
+        return reached, state
+
+    @staticmethod
+    def _through_the_codec(envelope: Envelope) -> Envelope:
+        return read(envelope.fact.subject(), encode(envelope), message_id=envelope.id, arrived_at=lambda: envelope.time)

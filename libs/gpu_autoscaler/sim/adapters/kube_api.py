@@ -1,0 +1,326 @@
+"""Kubernetes as one process reaches it: `KubeApi` over the simulated cluster, delayed, stale, broken or lost by faults."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from gpu_autoscaler.kube.protocol import (
+    JOBS,
+    NODES,
+    PODS,
+    Bookmark,
+    Changed,
+    Cluster,
+    Conflict,
+    Deleted,
+    Eviction,
+    Kind,
+    Listed,
+    NotFound,
+    Patch,
+    WatchItem,
+)
+from gpu_autoscaler.kube.wire import core
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.sim.adapters.call_boundary import CallBoundary
+from gpu_autoscaler.sim.cluster.controllers import GARBAGE_COLLECTED_SECONDS, Workloads
+from gpu_autoscaler.sim.cluster.objects import Entry, Kubernetes, selected
+from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
+from gpu_autoscaler.sim.invariants.observer import Observer
+from gpu_autoscaler.simcluster.patch import merge
+
+ObjectT = TypeVar("ObjectT", bound=core.Object)
+
+BOOKMARK_SECONDS = 60.0  # the API server's own interval (KEP-956, read 2026-11-21)
+STALE_SECONDS = 20.0  # entries of the history that a stale list lacks at most
+CALL_SECONDS, RETRIED_SECONDS = (
+    5.0,
+    5.0,
+)  # while the API server is unavailable: timeout of a call, wait between two lists
+BROKEN_SECONDS = (1.0, 60.0)  # until a broken watch is noticed and reopened
+
+
+class WatchFaults:
+    """Active faults of the watches of a run; set by the fault schedule."""
+
+    def __init__(self) -> None:
+        self.breaks_count = 0  # a watch that sees it change breaks, and resumes where it stopped
+        self.losses_count = 0  # a watch that sees it change lists again, as the history is lost
+        self.is_away = False  # the API server is unavailable
+
+
+class SimKube:
+    """A KubeApi."""
+
+    def __init__(
+        self, boundary: CallBoundary, clock: Clock, cluster: Cluster, workloads: Workloads, replica_sets: ReplicaSets, watch_faults: WatchFaults,
+        observer: Observer,
+    ) -> None:  # fmt: skip
+        self._boundary = boundary
+        self._clock = clock
+        self._identity = cluster
+        self._workloads = workloads
+        self._replica_sets = replica_sets
+        self._watch_faults = watch_faults
+        self._observer = observer
+
+    @property
+    def _cluster(self) -> Kubernetes:
+        return self._workloads.cluster
+
+    # ---- reading
+
+    async def watch(self, kind: Kind[Any], *, label_selector: str = "") -> AsyncIterator[WatchItem]:
+        """List, then watch forever."""
+        cluster, boundary = self._cluster, self._boundary
+        if not cluster.has(kind):
+            yield Listed(kind=kind, objects=(), version=cluster.version, seen_at=self._clock.now())
+            await asyncio.Event().wait()  # the kind has no objects
+        history = cluster.history[kind.plural]
+        signal = _ChangeSignal(cluster, kind.plural, boundary)
+        at = await self._listed_count(len(history))
+        while True:
+            seen_at = self._clock.now()
+            shown = cluster.as_of(kind, at) if at < len(history) else tuple(cluster.all(kind))
+            version = cluster.version if at == len(history) else _version_of(history, at)
+            yield Listed(
+                kind=kind, objects=tuple(selected(list(shown), label_selector)), version=version, seen_at=seen_at
+            )
+            seen_breaks, seen_losses = self._watch_faults.breaks_count, self._watch_faults.losses_count
+            while seen_losses == self._watch_faults.losses_count:
+                if seen_breaks != self._watch_faults.breaks_count:
+                    seen_breaks = self._watch_faults.breaks_count
+                    await boundary.sleep(boundary.faults.seconds("watch_broken", *BROKEN_SECONDS))
+                while at < len(history):
+                    entry = history[at]
+                    at += 1
+                    if label_selector in entry.object.metadata.labels or not label_selector:
+                        yield _item(kind, entry, self._clock)
+                        await boundary.continue_if_alive()
+                has_changed = await signal.changed_within(BOOKMARK_SECONDS)
+                if self._watch_faults.is_away:
+                    await self._until_available()
+                elif not has_changed:
+                    yield Bookmark(kind=kind, version=cluster.version, seen_at=self._clock.now())
+            await boundary.sleep(boundary.faults.seconds("watch_history_lost", *BROKEN_SECONDS))
+            at = await self._listed_count(len(history))
+
+    async def _listed_count(self, newest: int) -> int:
+        """Return how many entries of the history a list shows: all, unless the API server is stale."""
+        await self._boundary.continue_if_alive()
+        await self._until_available()
+        if not newest or not self._boundary.faults.strikes("list_stale", self._boundary.role):
+            return newest
+        return max(0, newest - int(self._boundary.faults.seconds("list_stale", 1, STALE_SECONDS)))
+
+    async def _before_call(self) -> None:
+        """Make a call. Raises TransientError where it does not arrive."""
+        await self._boundary.before_call("kube_call_failed")
+        if self._watch_faults.is_away:
+            await self._boundary.sleep(CALL_SECONDS)
+            raise TransientError("the API server is unavailable")
+
+    async def _until_available(self) -> None:
+        """Wait while the API server is unavailable."""
+        while self._watch_faults.is_away:
+            await self._boundary.sleep(RETRIED_SECONDS)
+
+    async def cluster(self) -> Cluster:
+        """Return the identity of the cluster."""
+        await self._before_call()
+        return self._identity
+
+    async def get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
+        """Return the object. Raises NotFound."""
+        await self._before_call()
+        return self._get(kind, namespace, name)
+
+    async def serves(self, kind: Kind[Any]) -> bool:
+        """True where the kind is installed."""
+        await self._before_call()
+        return self._cluster.has(kind)
+
+    async def pods_on(self, node_name: str) -> Sequence[core.Pod]:
+        """Return the pods bound to this node."""
+        await self._before_call()
+        return [pod for pod in self._cluster.all(PODS) if pod.spec.node_name == node_name]
+
+    async def nodes_labelled(self, label_selector: str) -> Sequence[core.Node]:
+        """Return the nodes with this label."""
+        await self._before_call()
+        key, _, value = label_selector.partition("=")
+        return [node for node in self._cluster.all(NODES) if node.metadata.labels.get(key) == value]
+
+    async def volumes_on(self, node_name: str) -> Sequence[str]:  # noqa: ARG002 - nothing is attached in this world
+        """Return the volumes that are attached to this node."""
+        await self._before_call()
+        return ()
+
+    # ---- writing
+
+    async def patch_node(self, name: str, patch: Mapping[str, Any]) -> core.Node:
+        """Apply a merge patch to the node: its `unschedulable`, or its finalizers."""
+        await self._before_call()
+        node = self._get(NODES, "", name)
+        self._check_uid(node, patch)
+        if (finalizers := patch.get("metadata", {}).get("finalizers")) is not None:
+            return await self._patch_finalizers(node, tuple(finalizers), patch["metadata"]["resourceVersion"])
+        is_cordoned = bool((patch.get("spec") or {}).get("unschedulable"))
+        if is_cordoned != node.spec.unschedulable:
+            node = self._cluster.put(NODES, replace(node, spec=replace(node.spec, unschedulable=is_cordoned)))
+        await self._boundary.after_call("kube_answer_lost")
+        return node
+
+    async def _patch_finalizers(self, node: core.Node, finalizers: tuple[str, ...], version: str) -> core.Node:
+        """Patch finalizers at the resource version that was read. Removing the last finalizer of a deleted node removes
+        it.
+        """
+        if version != node.metadata.resource_version:
+            raise Conflict(f"patch nodes {node.metadata.name}: it has changed")
+        kept = self._cluster.put(NODES, replace(node, metadata=replace(node.metadata, finalizers=finalizers)))
+        if kept.metadata.deletion_timestamp is not None and not finalizers:
+            self._cluster.remove(NODES, kept)
+        await self._boundary.after_call("kube_answer_lost")
+        return kept
+
+    async def delete_node(self, node: core.Node) -> bool:
+        """Delete the node if it is unchanged; its pods are garbage-collected."""
+        await self._before_call()
+        known = self._cluster.current(NODES, node)
+        is_same = known is not None and known.metadata.resource_version == node.metadata.resource_version
+        if known is not None and is_same:
+            self._observer.node_deleted(known)
+            self._cluster.delete(NODES, known)
+            self._workloads.loop.call_later(GARBAGE_COLLECTED_SECONDS, self._workloads.remove_node, known.metadata.name)
+        await self._boundary.after_call("kube_answer_lost")
+        return is_same
+
+    async def annotate_pod(self, pod: core.Pod, annotations: Mapping[str, str]) -> bool:
+        """Set annotations; False where the pod is gone."""
+        await self._before_call()
+        known = self._cluster.current(PODS, pod)
+        if known is not None:
+            told = {**known.metadata.annotations, **annotations}
+            if told != known.metadata.annotations:
+                self._cluster.put(PODS, replace(known, metadata=replace(known.metadata, annotations=told)))
+        await self._boundary.after_call("kube_answer_lost")
+        return known is not None
+
+    async def evict_pod(self, pod: core.Pod) -> Eviction:
+        """Evict the pod."""
+        await self._before_call()
+        known = self._cluster.current(PODS, pod)
+        if known is None:
+            return Eviction(answer="gone")
+        self._observer.pod_disrupted(known, is_forced=False)
+        answer = self._replica_sets.evict(known)
+        await self._boundary.after_call("kube_answer_lost")
+        return answer
+
+    async def delete_pod(self, pod: core.Pod, *, grace_seconds: int) -> bool:
+        """Delete the pod regardless of its budgets."""
+        await self._before_call()
+        known = self._cluster.current(PODS, pod)
+        if known is not None:
+            self._observer.pod_disrupted(known, is_forced=True)
+            self._workloads.disrupt(known, grace_seconds=max(1, grace_seconds))
+        await self._boundary.after_call("kube_answer_lost")
+        return known is not None
+
+    async def make(self, kind: Kind[ObjectT], namespace: str, manifest: Mapping[str, Any]) -> ObjectT:
+        """Create the object. Raises Conflict, NotFound."""
+        await self._before_call()
+        name = manifest["metadata"]["name"]
+        if not self._cluster.has(kind):
+            raise NotFound(f"create {kind.plural} {namespace}/{name}: {kind.crd} is not installed")
+        if self._cluster.find(kind, namespace, name) is not None:
+            raise Conflict(f"create {kind.plural} {namespace}/{name}: it exists")
+        created: Any = self._create(kind, namespace, manifest)
+        await self._boundary.after_call("kube_answer_lost")
+        item: ObjectT = created
+        return item
+
+    async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
+        """Apply a merge patch to a Job; other kinds are not supported. Raises NotFound, Conflict."""
+        await self._before_call()
+        assert isinstance(patch, Mapping), "only other job kinds are changed by JSON patch"  # noqa: S101 - our bug
+        job: Any = self._get(kind, namespace, name)
+        self._check_uid(job, patch)
+        manifest = merge(self._workloads.works[job.metadata.uid].manifest, msgspec.to_builtins(patch))
+        changed: Any = self._workloads.patch_job(job, manifest)
+        await self._boundary.after_call("kube_answer_lost")
+        item: ObjectT = changed
+        return item
+
+    async def remove(self, kind: Kind[Any], item: core.Object, *, is_last: bool = False) -> bool:  # noqa: ARG002 - pods go with it
+        """Delete the Job and its pods in the background."""
+        await self._before_call()
+        known = self._cluster.current(kind, item)
+        if known is not None:
+            self._workloads.delete_job(known)
+        await self._boundary.after_call("kube_answer_lost")
+        return known is not None
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def _create(self, kind: Kind[Any], namespace: str, manifest: Mapping[str, Any]) -> core.Object:
+        """Create a Job, whose pods follow, or a plain object."""
+        if kind is JOBS:
+            return self._workloads.create_job(namespace, manifest)
+        owners = msgspec.convert(manifest["metadata"]["ownerReferences"], tuple[core.OwnerReference, ...])
+        metadata = self._cluster.metadata(namespace, manifest["metadata"]["name"], owner_references=owners)
+        created: core.Object = self._cluster.put(kind, kind.type(metadata=metadata))
+        return created
+
+    def _get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
+        found = self._cluster.find(kind, namespace, name) if self._cluster.has(kind) else None
+        if found is None:
+            raise NotFound(f"{kind.plural} {namespace}/{name} not found")
+        return found
+
+    @staticmethod
+    def _check_uid(item: core.Object, patch: Mapping[str, Any]) -> None:
+        uid = (patch.get("metadata") or {}).get("uid")
+        if uid is not None and uid != item.metadata.uid:
+            raise Conflict(f"{item.metadata.name} is another object: uid {item.metadata.uid}, not {uid}")
+
+
+class _ChangeSignal:
+    """Signals changes of a kind."""
+
+    def __init__(self, cluster: Kubernetes, plural: str, boundary: CallBoundary) -> None:
+        self._plural = plural
+        self._boundary = boundary
+        self._waiting: asyncio.Future[bool] | None = None
+        cluster.listen(self._on_change)
+
+    async def changed_within(self, seconds: float) -> bool:
+        """Wait for a change; False if none came in time."""
+        self._waiting = self._boundary.loop.create_future()
+        timer = self._boundary.loop.call_later(seconds, self._answer, False)
+        has_changed = await self._waiting
+        timer.cancel()
+        await self._boundary.continue_if_alive()
+        return has_changed
+
+    def _on_change(self, plural: str, _: Entry) -> None:
+        if plural == self._plural:
+            self._answer(True)
+
+    def _answer(self, has_changed: bool) -> None:  # noqa: FBT001 - a callback's argument
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(has_changed)
+
+
+def _item(kind: Kind[Any], entry: Entry, clock: Clock) -> WatchItem:
+    created = Deleted if entry.is_deleted else Changed
+    return created(kind=kind, object=entry.object, seen_at=clock.now())
+
+
+def _version_of(history: Sequence[Entry], count: int) -> int:
+    return history[count - 1].object.version if count else 1

@@ -1,0 +1,232 @@
+"""A store in memory: the contract of the real ones, without threads or files."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from gpu_autoscaler.core.state.ledger import period_name, spent_in
+from gpu_autoscaler.events.cost import CostAccrued, Spent
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
+from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.store.protocol import (
+    PAGE_COUNT_MAX,
+    Acceptance,
+    JobOutcome,
+    JobRow,
+    LastCharge,
+    Page,
+    PlanRow,
+    RequestRow,
+    SnapshotRow,
+    place_of,
+)
+
+T = TypeVar("T")
+_SpanKey = tuple[ProviderId, datetime]
+
+
+class Tables:
+    """Data on disk: outlives every process."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[JobId, JobRow] = {}
+        self.plans: dict[PlanId, PlanRow] = {}
+        self.ledger: dict[_SpanKey, CostAccrued] = {}
+        self.unconfirmed: dict[_SpanKey, CostAccrued] = {}
+        self.charges: dict[ProviderId, LastCharge] = {}
+        self.spent: dict[JobId, int] = {}
+        self.periods: dict[tuple[str, str], int] = {}
+        self.requests: dict[str, RequestRow] = {}
+        self.snapshots: dict[int, tuple[SnapshotRow, bytes]] = {}
+        self.snapshots_count = 0  # kept so far, forgotten ones included
+
+
+class MemoryStore:
+    """A Store; instances over the same tables see each other's writes."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def accept_job(self, spec: JobSpec, *, request_digest: str, accepted_at: datetime) -> Acceptance:
+        """See Store."""
+        await self._reached()
+        known = self._tables.jobs.get(spec.job_id)
+        if known is not None:
+            return "same" if known.request_digest == request_digest else "conflict"
+        self._tables.jobs[spec.job_id] = JobRow(spec=spec, request_digest=request_digest, accepted_at=accepted_at)
+        return "accepted"
+
+    async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:
+        """See Store."""
+        await self._reached()
+        row = self._tables.jobs.get(job_id)
+        if row is not None and row.outcome is None:
+            self._tables.jobs[job_id] = replace(row, outcome=outcome, finished_at=finished_at)
+        return row is not None
+
+    async def job(self, job_id: JobId) -> JobRow | None:
+        """See Store."""
+        await self._reached()
+        return self._tables.jobs.get(job_id)
+
+    async def jobs(
+        self, *, project_id: str | None = None, cursor: str | None = None, count_max: int = 100
+    ) -> Page[JobRow]:
+        """See Store."""
+        await self._reached()
+        rows = list(self._tables.jobs.values())
+        return _page(rows, [project_id in (None, row.spec.project_id) for row in rows], cursor, count_max)
+
+    async def unfinished_jobs(self) -> Sequence[JobRow]:
+        """See Store."""
+        await self._reached()
+        return [row for row in self._tables.jobs.values() if row.outcome is None]
+
+    async def record_plan(self, fact: ScalingPlanMade, *, made_at: datetime) -> bool:
+        """See Store."""
+        await self._reached()
+        if fact.plan_id in self._tables.plans:
+            return False
+        self._tables.plans[fact.plan_id] = PlanRow(fact=fact, made_at=made_at)
+        return True
+
+    async def plan(self, plan_id: PlanId) -> PlanRow | None:
+        """See Store."""
+        await self._reached()
+        return self._tables.plans.get(plan_id)
+
+    async def plans(self, *, cursor: str | None = None, count_max: int = 100) -> Page[PlanRow]:
+        """See Store."""
+        await self._reached()
+        rows = list(self._tables.plans.values())
+        return _page(rows, [True] * len(rows), cursor, count_max)
+
+    async def charge(self, spans: Sequence[CostAccrued]) -> int:
+        """See Store."""
+        await self._reached()
+        msgspec.json.encode(spans)  # refuse what cannot be encoded before anything is stored
+        return sum(self._charge(span) for span in spans)
+
+    def _charge(self, span: CostAccrued) -> int:
+        tables, key = self._tables, (span.provider_id, span.from_at)
+        if key in tables.ledger:
+            return 0
+        tables.ledger[key] = tables.unconfirmed[key] = span
+        before = tables.charges.get(span.provider_id)
+        tables.charges[span.provider_id] = LastCharge(
+            last=span,
+            from_at=span.from_at if before is None else before.from_at,
+            total_micro_usd=span.total_micro_usd + (0 if before is None else before.total_micro_usd),
+        )
+        for share in span.shares:
+            if share.job_id is not None:
+                tables.spent[share.job_id] = tables.spent.get(share.job_id, 0) + share.allocated_micro_usd
+        for period, owner, amount in spent_in(span):
+            tables.periods[period, owner] = tables.periods.get((period, owner), 0) + amount
+        return 1
+
+    async def ledger(
+        self, *, provider_id: ProviderId | None = None, cursor: str | None = None, count_max: int = 100
+    ) -> Page[CostAccrued]:
+        """See Store."""
+        await self._reached()
+        rows = list(self._tables.ledger.values())
+        return _page(rows, [provider_id in (None, row.provider_id) for row in rows], cursor, count_max)
+
+    async def last_charges(self) -> Mapping[ProviderId, LastCharge]:
+        """See Store."""
+        await self._reached()
+        return dict(self._tables.charges)
+
+    async def confirm_charge(self, span: CostAccrued) -> None:
+        """See Store."""
+        await self._reached()
+        self._tables.unconfirmed.pop((span.provider_id, span.from_at), None)
+
+    async def unconfirmed_charges(self, count_max: int) -> Sequence[CostAccrued]:
+        """See Store."""
+        await self._reached()
+        return list(self._tables.unconfirmed.values())[:count_max]
+
+    async def spent_by_job(self) -> Mapping[JobId, int]:
+        """See Store."""
+        await self._reached()
+        return dict(self._tables.spent)
+
+    async def spent_by_period(self, since: datetime) -> Sequence[Spent]:
+        """See Store."""
+        await self._reached()
+        oldest = period_name("day", since)
+        rows = sorted(self._tables.periods.items())
+        return [
+            Spent(period=period, owner=owner, micro_usd=amount)
+            for (period, owner), amount in rows
+            if period >= oldest[: len(period)]
+        ]
+
+    async def begin_request(self, key: str, *, request_digest: str, begun_at: datetime) -> RequestRow | None:
+        """See Store."""
+        await self._reached()
+        known = self._tables.requests.get(key)
+        if known is None:
+            self._tables.requests[key] = RequestRow(request_digest=request_digest, begun_at=begun_at)
+        return known
+
+    async def answer_request(self, key: str, *, status: int, answer: bytes) -> None:
+        """See Store."""
+        await self._reached()
+        row = self._tables.requests.get(key)
+        if row is not None:
+            self._tables.requests[key] = replace(row, status=status, answer=answer)
+
+    async def forget_requests(self, before: datetime) -> int:
+        """See Store."""
+        await self._reached()
+        old = [key for key, row in self._tables.requests.items() if row.begun_at < before]
+        for key in old:
+            del self._tables.requests[key]
+        return len(old)
+
+    async def save_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+        """See Store."""
+        await self._reached()
+        self._tables.snapshots_count += 1
+        number = self._tables.snapshots_count
+        self._tables.snapshots[number] = (SnapshotRow(number=number, kept_at=kept_at, label=label), body)
+
+    async def snapshots(self) -> Sequence[SnapshotRow]:
+        """See Store."""
+        await self._reached()
+        return [row for row, _ in reversed(self._tables.snapshots.values())]
+
+    async def snapshot_body(self, number: int) -> bytes | None:
+        """See Store."""
+        await self._reached()
+        kept = self._tables.snapshots.get(number)
+        return None if kept is None else kept[1]
+
+    async def delete_snapshots(self, numbers: Sequence[int]) -> None:
+        """See Store."""
+        await self._reached()
+        for number in numbers:
+            self._tables.snapshots.pop(number, None)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def _reached(self) -> None:
+        """Check that the store can be reached; subclasses fail here."""
+
+
+def _page(rows: Sequence[T], is_wanted: Sequence[bool], cursor: str | None, count_max: int) -> Page[T]:
+    """Return the newest wanted rows before the cursor: the position, from 1, of the last row of the former page."""
+    count = max(1, min(count_max, PAGE_COUNT_MAX))
+    end = len(rows) if cursor is None else min(len(rows), place_of(cursor) - 1)
+    places = [place for place in range(end, 0, -1) if is_wanted[place - 1]]
+    given = places[:count]
+    next_cursor = str(given[-1]) if len(places) > count else None
+    return Page(rows=tuple(rows[place - 1] for place in given), next_cursor=next_cursor)

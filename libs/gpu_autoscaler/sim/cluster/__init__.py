@@ -1,0 +1,1 @@
+"""The simulated cluster: objects, controllers, scheduler, volumes, cloud."""

@@ -1,0 +1,172 @@
+"""The simulated kube-scheduler: capacity, readiness, taints, selectors, required anti-affinity, topology spread,
+preferred hosts.
+
+Independent of the core's placement, which is thereby tested. Source: Kubernetes documentation, "Assigning Pods to
+Nodes", "Pod Topology Spread Constraints" (read 2026-11-21).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from gpu_autoscaler.kube.translate.common import amounts, condition
+from gpu_autoscaler.kube.translate.pod import pod_requests
+from gpu_autoscaler.kube.wire import core
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.resources import Resources
+
+FINISHED = ("Succeeded", "Failed")
+
+
+def choose_node(
+    pod: core.Pod,
+    nodes: Iterable[core.Node],
+    free: Mapping[str, Resources],
+    preferred: frozenset[str],
+    reaches: Callable[[core.Pod, core.Node], bool],
+) -> core.Node | None:
+    """Return the node for the pod: a preferred one, else the fullest; None if no node fits or `reaches` its volumes."""
+    requests = pod_requests(pod)
+    fitting = [
+        node
+        for node in nodes
+        if is_open(node)
+        and requests.fits_in(free[node.metadata.name])
+        and accepts(pod.spec, node)
+        and reaches(pod, node)
+    ]
+    return min(fitting, key=lambda node: _rank(node, free, preferred), default=None)
+
+
+def free_capacity(nodes: Iterable[core.Node], pods: Iterable[core.Pod]) -> dict[str, Resources]:
+    """Return the free capacity of each node by name."""
+    free = {node.metadata.name: amounts(node.status.allocatable, of=node.metadata.name) for node in nodes}
+    for pod in pods:
+        host = pod.spec.node_name
+        if host in free and pod.status.phase not in FINISHED:
+            free[host] -= pod_requests(pod)
+    return free
+
+
+def is_open(node: core.Node) -> bool:
+    """True for a node that is ready and accepts new pods."""
+    ready = condition(node.status.conditions, "Ready")
+    is_ready = ready is not None and ready.status == "True"
+    return is_ready and not node.spec.unschedulable and node.metadata.deletion_timestamp is None
+
+
+def accepts(spec: core.PodSpec, node: core.Node) -> bool:
+    """True if the pod's selectors match the node and it tolerates the node's taints."""
+    node_labels = node.metadata.labels
+    if any(node_labels.get(key) != value for key, value in spec.node_selector.items()):
+        return False
+    required = spec.affinity.node_affinity.required if spec.affinity and spec.affinity.node_affinity else None
+    if required is not None and not any(
+        term.match_expressions and all(_holds(expression, node_labels) for expression in term.match_expressions)
+        for term in required.node_selector_terms
+    ):
+        return False
+    return all(
+        taint.effect == "PreferNoSchedule" or any(_tolerates(expression, taint) for expression in spec.tolerations)
+        for taint in node.spec.taints
+    )
+
+
+def preferred_hosts(template_spec: Mapping[str, object]) -> frozenset[str]:
+    """Return the host names that a Job's template prefers."""
+    affinity = template_spec.get("affinity")
+    node_affinity = affinity.get("nodeAffinity", {}) if isinstance(affinity, dict) else {}
+    return frozenset(
+        host
+        for term in node_affinity.get("preferredDuringSchedulingIgnoredDuringExecution", ())
+        for expression in term["preference"]["matchExpressions"]
+        if expression["key"] == labels.HOSTNAME
+        for host in expression["values"]
+    )
+
+
+def _rank(node: core.Node, free: Mapping[str, Resources], preferred: frozenset[str]) -> tuple[bool, int, int, str]:
+    name = node.metadata.name
+    return name not in preferred, free[name].gpu_count, free[name].cpu_milli, name
+
+
+def _holds(requirement: core.Requirement, node_labels: Mapping[str, str]) -> bool:
+    value = node_labels.get(requirement.key)
+    match requirement.operator:
+        case "In":
+            return value in requirement.values
+        case "NotIn":
+            return value not in requirement.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt":
+            return value is not None and value.isdigit() and int(value) > int(requirement.values[0])
+        case "Lt":
+            return value is not None and value.isdigit() and int(value) < int(requirement.values[0])
+        case other:
+            raise ValueError(f"unknown operator: {other!r}")
+
+
+def _tolerates(toleration: core.WireToleration, taint: core.WireTaint) -> bool:
+    if toleration.effect not in ("", taint.effect):
+        return False
+    if toleration.operator == "Exists":
+        return toleration.key in ("", taint.key)
+    return (toleration.key, toleration.value) == (taint.key, taint.value)
+
+
+# Required rules between pods: anti-affinity and topology spread.
+
+
+def has_pod_rules(spec: core.PodSpec) -> bool:
+    """True for a pod with required rules about other pods."""
+    return bool(_anti_affinity(spec) or spec.topology_spread_constraints)
+
+
+def allowed_nodes(pod: core.Pod, nodes: Sequence[core.Node], pods: Iterable[core.Pod]) -> list[core.Node]:
+    """Return the nodes that the pod's rules about other pods allow."""
+    where = {node.metadata.name: node.metadata.labels for node in nodes}
+    placed = [
+        (other, where[other.spec.node_name])
+        for other in pods
+        if other.spec.node_name in where and other.metadata.namespace == pod.metadata.namespace
+    ]
+    candidates = list(nodes)
+    for term in _anti_affinity(pod.spec):
+        occupied = {
+            node_labels.get(term.topology_key) for other, node_labels in placed if _selects(term.label_selector, other)
+        }
+        candidates = [node for node in candidates if node.metadata.labels.get(term.topology_key) not in occupied]
+    for rule in pod.spec.topology_spread_constraints:
+        if rule.when_unsatisfiable == "DoNotSchedule":
+            candidates = _evenly_spread(candidates, rule, nodes, placed)
+    return candidates
+
+
+def _evenly_spread(
+    candidates: list[core.Node],
+    rule: core.TopologySpreadConstraint,
+    nodes: Sequence[core.Node],
+    placed: list[tuple[core.Pod, dict[str, str]]],
+) -> list[core.Node]:
+    key = rule.topology_key
+    counts: Counter[str] = Counter({node.metadata.labels[key]: 0 for node in nodes if key in node.metadata.labels})
+    counts.update(
+        node_labels[key] for other, node_labels in placed if key in node_labels and _selects(rule.label_selector, other)
+    )
+    least = min(counts.values(), default=0)
+    return [
+        node
+        for node in candidates
+        if key in node.metadata.labels and counts[node.metadata.labels[key]] + 1 - least <= rule.max_skew
+    ]
+
+
+def _anti_affinity(spec: core.PodSpec) -> tuple[core.PodAffinityTerm, ...]:
+    rules = None if spec.affinity is None else spec.affinity.pod_anti_affinity
+    return () if rules is None else rules.required
+
+
+def _selects(selector: core.LabelSelector | None, pod: core.Pod) -> bool:
+    return selector is not None and selector.match_labels.items() <= pod.metadata.labels.items()

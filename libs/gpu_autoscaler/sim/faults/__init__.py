@@ -1,0 +1,1 @@
+"""Faults: what can go wrong, and when it does."""

@@ -1,0 +1,27 @@
+"""The interface through which adapters report the actions of processes."""
+
+from typing import Protocol
+
+from gpu_autoscaler.kube.wire import core
+from gpu_autoscaler.providers.protocol import Order
+from gpu_autoscaler.sim.cluster.cloud import Machine
+
+
+class Observer(Protocol):
+    """Observes the actions of processes on the simulation."""
+
+    def launch_requested(self, order: Order, reported_up_to: int) -> None:
+        """A process that knows its own stream up to this sequence is about to launch a machine."""
+        ...
+
+    def pod_disrupted(self, pod: core.Pod, *, is_forced: bool) -> None:
+        """A process evicts the pod, or deletes it regardless of its budgets."""
+        ...
+
+    def machine_terminated(self, machine: Machine) -> None:
+        """A process terminates a running machine."""
+        ...
+
+    def node_deleted(self, node: core.Node) -> None:
+        """A process deletes a node object."""
+        ...

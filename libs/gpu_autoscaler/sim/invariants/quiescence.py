@@ -1,0 +1,293 @@
+"""Quiescence: after the faults end the system must come to rest. Checks at rest what holds only then."""
+
+from collections import Counter
+from datetime import timedelta
+from typing import Protocol
+
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.cost import CostBudgetCrossed
+from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
+from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
+from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS
+from gpu_autoscaler.model.reasons.defer import NoDomainFits, NoOfferFits
+from gpu_autoscaler.model.reasons.defer_limits import GpusLimit, HourlyPriceLimit, NodesLimit, SpendLimit
+from gpu_autoscaler.sim.actors.policies import Policies
+from gpu_autoscaler.sim.adapters.bus import SimBus
+from gpu_autoscaler.sim.adapters.store import Tables
+from gpu_autoscaler.sim.cluster.cloud import Cloud
+from gpu_autoscaler.sim.cluster.controllers import Workloads
+from gpu_autoscaler.sim.cluster.objects import Kubernetes
+from gpu_autoscaler.sim.invariants.liveness import servable
+from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor
+from gpu_autoscaler.sim.virtual_time import VirtualLoop
+
+QUIESCENCE_SECONDS_MAX = 12 * 3600.0
+REST_SECONDS = 300.0  # at rest this long: delayed facts have arrived
+# Deferrals that can last as long as the policy is unchanged.
+_LIMIT_REASONS = (HourlyPriceLimit, GpusLimit, SpendLimit, NodesLimit, NoOfferFits, NoDomainFits)
+STUCK_SECONDS = 1800.0  # longer than a boot, a cooldown and a deadline together
+RECOMPUTED_PLANS_COUNT = 3
+REPEATED_COUNT = 300  # at most, the latest of each stream
+REPEATED_AGE_MAX = timedelta(hours=1)  # within the life of tombstones, beyond any redelivery
+BUDGET_MARKS_RATIO = (0.8, 1.0)
+
+
+class JudgedRun(Protocol):
+    """Parts of the run that are judged."""
+
+    loop: VirtualLoop
+    bus: SimBus
+    tables: Tables
+    policies: Policies
+    cluster: Kubernetes
+    workloads: Workloads
+    cloud: Cloud
+    monitor: InvariantMonitor
+
+
+class Quiescence:
+    """Waits for rest, then judges the end state once."""
+
+    def __init__(self, run: JudgedRun) -> None:
+        self._run = run
+        self._began_at: float | None = None
+        self._rest_since: float | None = None
+        self._moved: tuple[int, int] = (0, 0)
+        self._moved_at = 0.0
+
+    def is_over(self) -> bool:
+        """True once the run is at rest, has had the maximum time, or is stuck."""
+        now = self._run.loop.time()
+        if self._began_at is None:
+            self._began_at = now
+        moved = (self._run.cloud.version, len(self._run.cluster.history[PODS.plural]))
+        if moved != self._moved:
+            self._moved, self._moved_at = moved, now
+        if self._open_issues():
+            self._rest_since = None
+            if now - self._moved_at > STUCK_SECONDS and (stuck := servable(self._run)):
+                self._run.monitor.report("quiescence", f"nothing changes any more, but job {stuck[0]} could be served")
+                return True
+        elif self._rest_since is None:
+            self._rest_since = now
+        is_quiet = self._rest_since is not None and now - self._rest_since >= REST_SECONDS
+        return is_quiet or now - self._began_at > QUIESCENCE_SECONDS_MAX
+
+    def judge(self) -> None:
+        """Report everything that violates an invariant."""
+        for what in self._open_issues():
+            self._run.monitor.report("quiescence", what)
+        self._judge_jobs()
+        self._judge_repeated_requests()
+        self._judge_orders()
+        self._judge_bill()
+        self._judge_plans()
+        self._judge_repeats()
+
+    def _open_issues(self) -> list[str]:
+        run = self._run
+        limited = self._limited_jobs()
+        issues = [
+            f"job {row.spec.job_id} has no final state"
+            for row in run.tables.jobs.values()
+            if row.outcome is None and row.spec.job_id not in limited
+        ]
+        machines = [machine for machine in run.cloud.machines if machine.state != "terminated"]
+        minimum_count = self._minimum_count()
+        missing_count = minimum_count - len(machines)
+        if missing_count < 0 or (missing_count > 0 and "cluster" not in self._limited_subjects()):
+            names = ", ".join(f"{machine.node_name} ({machine.state})" for machine in machines)
+            issues.append(f"{len(machines)} machines without work, the minimum is {minimum_count}: {names}")
+        machine_names = {machine.node_name for machine in machines}
+        issues += [
+            f"node {node.metadata.name} has no machine"
+            for node in run.cluster.all(NODES)
+            if run.cloud.of_node(node.metadata.name) is not None and node.metadata.name not in machine_names
+        ]
+        issues += [
+            f"node {node.metadata.name} is cordoned without a drain"
+            for node in run.cluster.all(NODES)
+            if node.spec.unschedulable
+        ]
+        charged = run.tables.charges
+        issues += [
+            f"{machine.provider_id} is not charged to its end"
+            for machine in run.cloud.machines
+            if machine.terminated_at is not None
+            and (machine.provider_id not in charged or charged[machine.provider_id].last.to_at < machine.terminated_at)
+        ]
+        return issues
+
+    def _minimum_count(self) -> int:
+        """Return the minimum size of a cluster without work."""
+        policy = self._run.policies.now
+        return max(policy.nodes_count_min, sum(pool.nodes_count_min for pool in policy.pools))
+
+    def _limited_jobs(self) -> set[str]:
+        """Return jobs that a limit keeps from ever starting, in a cluster at its minimum size."""
+        run = self._run
+        standing_count = sum(1 for machine in run.cloud.machines if machine.state != "terminated")
+        if standing_count > self._minimum_count():
+            return set()
+        return {subject.removeprefix("job/") for subject in self._limited_subjects()}
+
+    def _limited_subjects(self) -> set[str]:
+        """Return the subjects that the last plan defers for a limit; `cluster` is the minimum number of nodes."""
+        plans = self._run.bus.facts["SCALING"]
+        last = next((recorded.fact for recorded in reversed(plans) if isinstance(recorded.fact, ScalingPlanMade)), None)
+        deferred = () if last is None else last.plan.deferred
+        return {deferral.subject for deferral in deferred if isinstance(deferral.reason, _LIMIT_REASONS)}
+
+    # ---- no accepted job is lost; each ends in exactly one final state
+
+    def _judge_jobs(self) -> None:
+        report, run = self._run.monitor.report, self._run
+        ends: dict[str, str] = {}
+        queued: set[str] = set()
+        answered: set[str] = {letter.recorded.envelope.id for letter in run.bus.dead_letters}
+        for recorded in run.bus.all_facts("JOB"):
+            fact = recorded.fact
+            if isinstance(fact, JobQueued):
+                queued.add(fact.job_id)
+            elif isinstance(fact, JobRejected):
+                answered.add(fact.request_id)
+        # The first end in each generation of streams counts; after a loss an end may be published again.
+        for facts in (*run.bus.lost, run.bus.facts):
+            finished = (recorded.fact for recorded in reversed(facts["JOB"]) if isinstance(recorded.fact, JobFinished))
+            ends |= {fact.job_id: fact.outcome for fact in finished}
+        for recorded in run.bus.facts["JOB"]:  # requests without a response at a loss were never accepted
+            fact, request_id = recorded.fact, recorded.envelope.id
+            if isinstance(fact, JobRequested) and request_id not in answered and str(fact.job_id) not in queued:
+                report("no job is lost", f"request {request_id} has neither been accepted nor rejected")
+        for row in run.tables.jobs.values():
+            job_id = row.spec.job_id
+            published_outcome = ends.get(job_id)
+            if job_id not in queued or published_outcome != row.outcome:
+                report(
+                    "no job is lost",
+                    f"job {job_id} is {row.outcome} in the store, but {published_outcome} in the stream",
+                )
+            if row.outcome == "completed" and job_id not in run.workloads.completed:
+                report("no job is lost", f"job {job_id} is reported as completed, but did not complete")
+        remaining_jobs = [
+            job.metadata.name for job in run.cluster.all(JOBS) if ends.get(job.metadata.name) == "cancelled"
+        ]
+        if remaining_jobs:
+            report("no job is lost", f"cancelled, and still in Kubernetes: {', '.join(remaining_jobs)}")
+
+    def _judge_repeated_requests(self) -> None:
+        """A repeated request of an accepted job is not rejected."""
+        run = self._run
+        requests: dict[str, JobRequested] = {}
+        accepted: dict[str, JobRequested] = {}
+        queued: set[str] = set()
+        for recorded in run.bus.all_facts("JOB"):
+            fact = recorded.fact
+            if isinstance(fact, JobRequested):
+                requests[recorded.envelope.id] = fact
+            elif isinstance(fact, JobQueued) and fact.job_id not in queued:
+                queued.add(fact.job_id)
+                cause = requests.get(recorded.envelope.causation_id or "")
+                if cause is not None:
+                    accepted[fact.job_id] = cause
+            elif isinstance(fact, JobRejected):
+                request = requests.get(fact.request_id)
+                if request is not None and request == accepted.get(request.job_id or ""):
+                    run.monitor.report(
+                        "no job is lost", f"{request.job_id} was accepted, but its repeated request was rejected"
+                    )
+
+    # ---- no order is forgotten
+
+    def _judge_orders(self) -> None:
+        state = self._state()
+        launched = Counter(machine.order.action_id for machine in self._run.cloud.machines)
+        for recorded in self._run.bus.facts["SCALING"]:
+            if isinstance(recorded.fact, ScalingNodeOrdered):
+                order = state.orders.get(recorded.fact.action_id)
+                if order is not None and not (order.launched or order.refused or order.terminated):
+                    self._run.monitor.report("quiescence", f"order {order.action_id} was placed, but never resolved")
+        doubles = [action_id for action_id, count in launched.items() if count > 1]
+        if doubles:
+            self._run.monitor.report("one launch per action", f"bought twice: {', '.join(doubles)}")
+
+    # ---- the ledger equals the invoice, to the micro-dollar
+
+    def _judge_bill(self) -> None:
+        report = self._run.monitor.report
+        charged: Counter[str] = Counter()
+        for span in self._run.tables.ledger.values():
+            charged[span.provider_id] += span.total_micro_usd
+            allocated = sum(share.allocated_micro_usd for share in span.shares)
+            used = sum(share.used_micro_usd or 0 for share in span.shares)
+            if allocated + span.idle_micro_usd != span.total_micro_usd:
+                report(
+                    "the ledger equals the invoice",
+                    f"shares and idle cost of {span.provider_id} from {span.from_at} do not sum to its total",
+                )
+            if used > allocated:
+                report("the ledger equals the invoice", f"{span.provider_id} has more used than allocated cost")
+        for machine in self._run.cloud.machines:
+            if machine.terminated_at is not None and charged[machine.provider_id] != machine.cost_micro_usd():
+                report(
+                    "the ledger equals the invoice",
+                    f"{machine.provider_id} cost {machine.cost_micro_usd()}, but was charged {charged[machine.provider_id]}",
+                )
+
+        self._judge_budget_marks()
+
+    def _judge_budget_marks(self) -> None:
+        """Each job budget that was crossed was announced."""
+        run = self._run
+        announced = {
+            (recorded.fact.scope_id, recorded.fact.mark_ratio)
+            for recorded in run.bus.all_facts("COST")
+            if isinstance(recorded.fact, CostBudgetCrossed)
+        }
+        for job_id, spent in run.tables.spent.items():
+            row = run.tables.jobs.get(job_id)
+            limit = None if row is None else row.spec.budget_limit_micro_usd
+            for mark in BUDGET_MARKS_RATIO if limit else ():
+                if spent >= (limit or 0) * mark and (job_id, mark) not in announced:
+                    what = f"job {job_id} has spent {spent} of {limit}, but {mark:.0%} was not announced"
+                    run.monitor.report("the ledger equals the invoice", what)
+
+    # ---- every recorded plan can be recomputed
+
+    def _judge_plans(self) -> None:
+        for streams in (*self._run.bus.lost, self._run.bus.facts):
+            plans_made = [
+                recorded.fact for recorded in streams["SCALING"] if isinstance(recorded.fact, ScalingPlanMade)
+            ]
+            step = max(1, len(plans_made) // RECOMPUTED_PLANS_COUNT)
+            for fact in plans_made[step - 1 :: step]:
+                state = EMPTY_STATE
+                for stream, sequence in fact.cut.last_sequences:
+                    state = fold(state, streams[stream][:sequence])
+                recomputed = plan(state, self._run.policies.by_digest[fact.policy_digest], fact.plan.as_of)
+                if recomputed != fact.plan:
+                    self._run.monitor.report("plans are recomputable", f"plan {fact.plan_id} differs when recomputed")
+
+    def _judge_repeats(self) -> None:
+        """Facts published again change nothing, even in reverse order.
+
+        Older facts may be about objects whose tombstones have expired.
+        """
+        state = self._state()
+        for stream, facts in self._run.bus.facts.items():
+            last = facts[-REPEATED_COUNT:]
+            repeated = [
+                recorded for recorded in last if last[-1].envelope.time - recorded.envelope.time < REPEATED_AGE_MAX
+            ]
+            if fold(state, reversed(repeated)) != state:
+                self._run.monitor.report(
+                    "repeated facts change nothing", f"repeating the last facts of {stream} changes the state"
+                )
+
+    def _state(self) -> ClusterState:
+        state = EMPTY_STATE
+        for facts in self._run.bus.facts.values():
+            state = fold(state, facts)
+        return state

@@ -1,0 +1,1 @@
+"""Baselines that the scores compare with."""

@@ -1,0 +1,196 @@
+"""The observable state of cluster and cloud for a baseline, without knowledge of the future."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpu_autoscaler.kube.protocol import BUDGETS, NODES, PODS
+from gpu_autoscaler.kube.translate.common import amounts, condition
+from gpu_autoscaler.kube.translate.pod import pod_requests
+from gpu_autoscaler.kube.wire import core
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine, labels_of
+from gpu_autoscaler.sim.cluster.controllers import controller_of, is_waiting
+from gpu_autoscaler.sim.cluster.objects import Kubernetes
+from gpu_autoscaler.sim.cluster.scheduler import FINISHED, accepts, is_open
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedMachine:
+    """A bought machine that has not ended."""
+
+    token: str
+    offer: Offer
+    launched_seconds: float
+    node: core.Node | None  # None: not registered, or removed
+    is_usable: bool  # ready with all GPUs, possibly cordoned
+    has_notice: bool
+    is_draining: bool
+
+
+class Slot:
+    """Capacity for simulated placement: of a node that is running, booting or could be bought."""
+
+    __slots__ = ("free", "name", "node", "offer")
+
+    def __init__(self, name: str, node: core.Node, free: Resources, offer: Offer) -> None:
+        self.name = name
+        self.node = node
+        self.free = free
+        self.offer = offer
+
+    def takes(self, pod: core.Pod, requests: Resources) -> bool:
+        """True if the pod fits and accepts the node."""
+        return requests.fits_in(self.free) and accepts(pod.spec, self.node)
+
+    def put(self, requests: Resources) -> None:
+        """Reduce the free capacity."""
+        self.free -= requests
+
+
+class Observation:
+    """Everything observable. Results are cached until something changes."""
+
+    def __init__(self, cluster: Kubernetes, cloud: Cloud, orders: Mapping[str, Machine]) -> None:
+        """`orders`: bought machines by token."""
+        self.draining: set[str] = set()  # tokens
+        self.refused_at: dict[str, float] = {}  # time of the last refusal, by offer key
+        self.now_seconds = 0.0
+        self._cluster = cluster
+        self._cloud = cloud
+        self._orders = orders
+        self._requests: dict[str, Resources] = {}  # by pod uid
+        self._cached_version: tuple[int, int, int] | None = None  # version of the cached values below
+        self._machines: list[OwnedMachine] = []
+        self._pods_by_node: dict[str, list[core.Pod]] = {}
+        self._slots: list[tuple[OwnedMachine, Slot]] = []
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """Changes with everything observable."""
+        return self._cluster.version, self._cloud.version, len(self.draining)
+
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """Return available offers with a known price."""
+        return tuple(offer for offer in self._cloud.offers if offer.price_micro_usd_per_hour is not None)
+
+    def pending(self) -> list[core.Pod]:
+        """Return pods marked unschedulable, oldest first."""
+        return [pod for pod in self._cluster.all(PODS) if is_waiting(pod) and _is_unschedulable(pod)]
+
+    def machines(self) -> list[OwnedMachine]:
+        """Return running and booting machines, in order of purchase."""
+        self._refresh()
+        return self._machines
+
+    def node(self, name: str) -> core.Node | None:
+        """Return the node of this name."""
+        return self._cluster.find(NODES, "", name)
+
+    def pods_by_node(self) -> dict[str, list[core.Pod]]:
+        """Return bound pods that have not ended, by node name."""
+        self._refresh()
+        return self._pods_by_node
+
+    def _refresh(self) -> None:
+        """Refresh the cache."""
+        if self._cached_version == self.version:
+            return
+        self._cached_version = self.version
+        self._machines = [
+            self._owned_machine(token, machine) for token, machine in self._orders.items() if machine.is_alive
+        ]
+        self._pods_by_node = self._bind_map()
+        self._slots = [(machines, slot) for machines in self._machines if (slot := self._slot(machines)) is not None]
+
+    def _bind_map(self) -> dict[str, list[core.Pod]]:
+        pods_by_node: dict[str, list[core.Pod]] = {}
+        for pod in self._cluster.all(PODS):
+            if pod.spec.node_name is not None and pod.status.phase not in FINISHED:
+                pods_by_node.setdefault(pod.spec.node_name, []).append(pod)
+        return pods_by_node
+
+    def requests(self, pod: core.Pod) -> Resources:
+        """Return the pod's requests."""
+        pods_by_node = self._requests.get(pod.metadata.uid)
+        if pods_by_node is None:
+            pods_by_node = self._requests[pod.metadata.uid] = pod_requests(pod)
+        return pods_by_node
+
+    def is_blocked(self, pod: core.Pod) -> bool:
+        """True if a budget of the pod allows no eviction now."""
+        budgets = (
+            budget
+            for budget in self._cluster.all(BUDGETS)
+            if budget.metadata.namespace == pod.metadata.namespace
+            and budget.spec.selector is not None
+            and budget.spec.selector.match_labels.items() <= pod.metadata.labels.items()
+        )
+        return any(budget.status.disruptions_allowed <= 0 for budget in budgets)
+
+    # ---- simulated placement
+
+    def slots(self, *, without: frozenset[str] = frozenset(), include_booting: bool = True) -> list[Slot]:
+        """Return the slots of nodes that accept pods, booting ones included with `coming`, without these tokens."""
+        self._refresh()
+        return [
+            Slot(slot.name, slot.node, slot.free, slot.offer)
+            for machines, slot in self._slots
+            if machines.token not in without and (include_booting or machines.is_usable)
+        ]
+
+    def _slot(self, machines: OwnedMachine) -> Slot | None:
+        """Return the free capacity of a machine; None if it accepts no pods."""
+        if machines.is_draining or machines.has_notice:
+            return None
+        if not machines.is_usable or machines.node is None:
+            return self.slot_of_offer(machines.offer, machines.token)
+        if not is_open(machines.node):
+            return None
+        return self._slot_of_node(machines, machines.node, self._pods_by_node.get(machines.node.metadata.name, []))
+
+    @staticmethod
+    def slot_of_offer(offer: Offer, token: str = "") -> Slot:
+        """Return an empty node of this offer."""
+        metadata = core.Metadata(name=token, uid=token, labels=labels_of(offer, token))
+        return Slot(token, core.Node(metadata=metadata), offer.resources, offer)
+
+    def _slot_of_node(self, machines: OwnedMachine, node: core.Node, pods: list[core.Pod]) -> Slot:
+        free = amounts(node.status.allocatable, of=node.metadata.name)
+        for pod in pods:
+            free -= self.requests(pod)
+        return Slot(machines.token, node, free, machines.offer)
+
+    def _owned_machine(self, token: str, machine: Machine) -> OwnedMachine:
+        node = self._cluster.find(NODES, "", machine.node_name)
+        is_usable = False
+        if node is not None:
+            ready = condition(node.status.conditions, "Ready")
+            gpu_count = amounts(node.status.allocatable, of=node.metadata.name).gpu_count
+            is_ready = ready is not None and ready.status == "True"
+            is_usable = is_ready and gpu_count >= machine.offer.resources.gpu_count
+        return OwnedMachine(
+            token=token,
+            offer=machine.offer,
+            launched_seconds=self.now_seconds - (self._cluster.now() - machine.launched_at).total_seconds(),
+            node=node,
+            is_usable=is_usable,
+            has_notice=machine.notice is not None,
+            is_draining=token in self.draining,
+        )
+
+
+def is_protected(pod: core.Pod) -> bool:
+    """True for a pod protected by annotation or without a controller."""
+    annotations = pod.metadata.annotations
+    is_annotated = (
+        annotations.get(labels.SAFE_TO_EVICT) == "false" or annotations.get(labels.KARPENTER_DO_NOT_DISRUPT) == "true"
+    )
+    return is_annotated or controller_of(pod) is None
+
+
+def _is_unschedulable(pod: core.Pod) -> bool:
+    scheduled = condition(pod.status.conditions, "PodScheduled")
+    return scheduled is not None and scheduled.status == "False"

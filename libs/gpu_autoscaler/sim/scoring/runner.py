@@ -1,0 +1,194 @@
+"""Runs one system in one scenario and returns its score: our real services, or a baseline.
+
+All systems use the same simulated scheduler, controllers, kubelets and cloud, through the same adapters.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpu_autoscaler.core.intake.admission import UNKNOWN_SUPPLY, admit
+from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
+from gpu_autoscaler.events.envelope import Envelope
+from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.kube.protocol import Cluster
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.model.ids import FactId, derive_id
+from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.sim.actors.checkpointing import CHECKPOINTING_WORKLOAD, CheckpointingPods
+from gpu_autoscaler.sim.actors.policies import Policies
+from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, tick_inputs_of_roles
+from gpu_autoscaler.sim.adapters.bundle import Roles
+from gpu_autoscaler.sim.adapters.bus import SimBus
+from gpu_autoscaler.sim.adapters.store import Tables
+from gpu_autoscaler.sim.cluster.cloud import Cloud
+from gpu_autoscaler.sim.cluster.controllers import Workloads
+from gpu_autoscaler.sim.cluster.objects import Kubernetes
+from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
+from gpu_autoscaler.sim.faults.injection import Faults
+from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor, InvariantViolation
+from gpu_autoscaler.sim.process_pool import ProcessPool
+from gpu_autoscaler.sim.scoring.baselines.actuator import Actuator
+from gpu_autoscaler.sim.scoring.baselines.protocol import Baseline
+from gpu_autoscaler.sim.scoring.metrics import MetricsCollector, Score
+from gpu_autoscaler.sim.scoring.scenario import Scenario, ScenarioPlayer, SubmitJob
+from gpu_autoscaler.sim.service_process import BUG, Process
+from gpu_autoscaler.sim.virtual_time import ORIGIN, VirtualLoop
+
+OURS = "gpu-autoscaler"
+WITHOUT_SAVE_REQUESTS = "without checkpoint requests"  # our system, with checkpoint requests ignored by the work
+NAMESPACE = "default"
+HOURS_AFTER_MAX = 24.0  # from the last arrival; jobs still running then are unfinished
+# The default policy with limits that never bind: limits are not compared.
+POLICY = ScalingPolicy(nodes_count_max=1000, queue_count_max=100_000, pools=DEFAULT_POLICY.pools)
+
+Manifest = Callable[[JobSpec], dict[str, Any]]  # the suspended Kubernetes Job of a job
+
+
+class ScoringRun:
+    """The simulation of one scenario, without a system under test."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.loop = VirtualLoop()
+        self.faults = Faults(scenario.seed, kinds=())
+        self.faults.clock = self.loop.time
+        self.identity = Cluster(installation=derive_id("installation", scenario.name), epoch=int(ORIGIN.timestamp()))
+        self.cluster = Kubernetes(self.loop.now)
+        self.workloads = Workloads(self.cluster, self.loop, self._rng("workloads"))
+        self.replica_sets = ReplicaSets(self.workloads)
+        self.cloud = Cloud(self.workloads, self._rng("cloud"), scenario.offers)
+        self.metrics = MetricsCollector(self.workloads, self.cloud, scenario.checkpoints)
+        if scenario.checkpoints.annotates:
+            self.checkpointing_pods = CheckpointingPods(self.workloads, self.metrics.write_seconds)
+        self._player = ScenarioPlayer(scenario, self.loop, self.replica_sets, self.cloud)
+
+    def play(self, submit_job: SubmitJob, is_over: Callable[[], bool] = bool) -> None:
+        """Play the scenario until its last job has ended, `is_over` returns True, or the time limit is reached."""
+
+        def submit(request: JobRequested) -> None:
+            self.metrics.job_requested(request)
+            submit_job(request)
+
+        self._player.begin(submit)
+        min_seconds, max_seconds = self.scenario.hours * 3600.0, (self.scenario.hours + HOURS_AFTER_MAX) * 3600.0
+        while self.loop.time() < min_seconds or (not self.metrics.is_over() and self.loop.time() < max_seconds):
+            self.loop.call_later(60.0, self.loop.stop)
+            self.loop.run_forever()
+            if is_over():
+                return
+
+    def close(self) -> None:
+        """Close the loop."""
+        self.loop.set_exception_handler(lambda *_: None)
+        self.loop.call_later(0.0, self.loop.stop)
+        self.loop.run_forever()
+        self.loop.close()
+        asyncio.set_event_loop(None)
+
+    def _rng(self, of: str) -> random.Random:
+        return random.Random(f"{self.scenario.seed}/{of}")
+
+
+def score_without_save_requests(scenario: Scenario, roles: Roles) -> Score:
+    """Return our score where the work is drained under a notice without a checkpoint request."""
+    scenario_without_requests = replace(
+        scenario, checkpoints=replace(scenario.checkpoints, saves_on_request=False, annotates=False)
+    )
+    return replace(score_ours(scenario_without_requests, roles), system=WITHOUT_SAVE_REQUESTS)
+
+
+def score_ours(scenario: Scenario, roles: Roles, policy: ScalingPolicy = POLICY) -> Score:
+    """Return the score of our services, composed from `roles`."""
+    run = ScoringRun(scenario)
+    asyncio.set_event_loop(run.loop)
+    policies = Policies(policy, when_changed=lambda: None)
+    tables = Tables()
+    monitor = InvariantMonitor(run.loop, run.workloads, run.cloud, policies, tables.jobs, calm_since=lambda *_: 0.0)
+    bus = SimBus(run.loop)
+    bus.listen(monitor.on_fact)
+    adapter_factory = AdapterFactory(run.identity, run.workloads, run.replica_sets, run.cloud, monitor, tables)
+
+    def compose(process: Process) -> Any:  # noqa: ANN401 - a Service of any kind
+        refused = "the plan check refused a plan"
+        bundle = adapter_factory.bundle(process, policy, on_refused_plan=lambda: monitor.report("plan check", refused))
+        return roles[process.role].compose(bundle)
+
+    def submit(request: JobRequested) -> None:
+        fact_id = FactId(request.condition() or derive_id("user", request.job_name))
+        bus.publish(Envelope(id=fact_id, source="/users", time=run.loop.now(), fact=request))
+
+    process_pool = ProcessPool(
+        run.loop, run.faults, bus, tick_inputs_of_roles(roles, lambda: policy, skips_ticks=True), compose,
+        lambda role, error: monitor.report(BUG, f"{role}: {error!r}"),
+    )  # fmt: skip
+    try:
+        process_pool.begin()
+        run.play(submit)
+        violations = _by_invariant(monitor.violations)
+        return run.metrics.score(
+            world=scenario.name, system=OURS, began_at=ORIGIN, hours=scenario.hours, violations=violations
+        )
+    finally:
+        process_pool.close()
+        run.close()
+
+
+def _by_invariant(violations: Sequence[InvariantViolation]) -> tuple[str, ...]:
+    """Return each violated invariant with its first violation. The run continues, as its figures are needed too."""
+    first: dict[str, InvariantViolation] = {}
+    for violation in violations:
+        first.setdefault(violation.invariant, violation)
+    counts = Counter(violation.invariant for violation in violations)
+    return tuple(f"{violation}; {counts[invariant]} violations" for invariant, violation in first.items())
+
+
+def score_baseline(scenario: Scenario, baseline: Baseline, manifest: Manifest) -> Score:
+    """Return the score of the baseline."""
+    run = ScoringRun(scenario)
+    run_baseline(run, baseline, manifest)
+    return run.metrics.score(world=scenario.name, system=baseline.name, began_at=ORIGIN, hours=scenario.hours)
+
+
+def run_baseline(run: ScoringRun, baseline: Baseline, manifest: Manifest) -> None:
+    """Run the baseline in the scenario. Jobs are created directly in Kubernetes, as without our system."""
+    asyncio.set_event_loop(run.loop)
+    actuator = Actuator(run.loop, run.faults, run.identity, run.workloads, run.replica_sets, run.cloud)
+
+    def submit(request: JobRequested) -> None:
+        spec = spec_of(request, run.loop)
+        run.workloads.create_job(NAMESPACE, unmanaged(manifest(spec), spec))
+
+    try:
+        actuator.begin(baseline)
+        run.play(submit, actuator.has_failed)
+    finally:
+        actuator.close()
+        run.close()
+
+
+def spec_of(request: JobRequested, loop: VirtualLoop) -> JobSpec:
+    """Return the accepted job. Raises ConfigError for an invalid job of a scenario."""
+    now = loop.now()
+    spec = admit(request, event_id=request.job_name, at=now, now=now, policy=POLICY, supply=UNKNOWN_SUPPLY)
+    if not isinstance(spec, JobSpec):
+        raise ConfigError(str(request.job_id), [f"{violation.field}: {violation.reason}" for violation in spec])
+    return spec
+
+
+def unmanaged(manifest: dict[str, Any], spec: JobSpec) -> dict[str, Any]:
+    """Return the Job as without our system: not suspended, with the job's priority, and protected by annotations if its
+    work would restart from zero (as the documents of cluster-autoscaler and Karpenter advise).
+    """
+    template: Mapping[str, Any] = manifest["spec"]["template"]
+    metadata: dict[str, Any] = dict(template["metadata"])
+    if spec.workload_type != CHECKPOINTING_WORKLOAD:
+        protection = {labels.SAFE_TO_EVICT: "false", labels.KARPENTER_DO_NOT_DISRUPT: "true"}
+        metadata["annotations"] = {**metadata.get("annotations", {}), **protection}
+    template = {"metadata": metadata, "spec": {**template["spec"], "priority": spec.priority}}
+    return {**manifest, "spec": {**manifest["spec"], "suspend": False, "template": template}}

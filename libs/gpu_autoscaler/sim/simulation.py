@@ -1,0 +1,366 @@
+"""One run: a simulated cluster and cloud, the services, faults and an invariant monitor, all from one seed."""
+
+import asyncio
+import gc
+import hashlib
+import itertools
+import math
+import random
+from datetime import timedelta
+
+import msgspec
+
+from gpu_autoscaler.core.demand.history_samples import ANY_KIND
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
+from gpu_autoscaler.events.scaling import ScalingDemandSampled
+from gpu_autoscaler.kube.protocol import Cluster
+from gpu_autoscaler.model.ids import FactId, derive_id
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.snapshots import Snapshots
+from gpu_autoscaler.sim.actors import large_clusters
+from gpu_autoscaler.sim.actors.checkpointing import CheckpointingPods, checkpoint_write_seconds
+from gpu_autoscaler.sim.actors.operators import Operators
+from gpu_autoscaler.sim.actors.policies import sharing_of
+from gpu_autoscaler.sim.actors.policy_objects import PolicyObjects, policies_of
+from gpu_autoscaler.sim.actors.services import Services
+from gpu_autoscaler.sim.actors.users import DemandReporters, Users
+from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, tick_inputs_of_roles
+from gpu_autoscaler.sim.adapters.bundle import Roles
+from gpu_autoscaler.sim.adapters.bus import SimBus
+from gpu_autoscaler.sim.adapters.interruption_queue import InterruptionQueue
+from gpu_autoscaler.sim.adapters.snapshots import SnapshotDiffers
+from gpu_autoscaler.sim.adapters.store import Tables
+from gpu_autoscaler.sim.cluster.cloud import Cloud, offers_for
+from gpu_autoscaler.sim.cluster.controllers import Workloads
+from gpu_autoscaler.sim.cluster.objects import Kubernetes
+from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
+from gpu_autoscaler.sim.cluster.volumes import VolumeController, has_volumes
+from gpu_autoscaler.sim.faults.injection import Faults, Occurrence
+from gpu_autoscaler.sim.faults.schedule import FaultSchedule
+from gpu_autoscaler.sim.invariants.liveness import LivenessInvariant
+from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor
+from gpu_autoscaler.sim.invariants.quiescence import Quiescence
+from gpu_autoscaler.sim.invariants.reason_coverage import ReasonCoverage
+from gpu_autoscaler.sim.invariants.recovery import RecoveryInvariant
+from gpu_autoscaler.sim.invariants.spend import JobBudgetsInvariant
+from gpu_autoscaler.sim.process_pool import ProcessPool
+from gpu_autoscaler.sim.service_process import BUG, Process
+from gpu_autoscaler.sim.virtual_time import ORIGIN, VirtualLoop
+
+# Demand history of the day before, for large clusters with a forecast: on a first day nothing could be
+# forecast.
+
+HISTORY_HOURS = 4  # from midnight on
+STEPS = (-9, 0, 0, 10)  # change per minute
+GPU_COUNT_MAX = 40
+_MINUTES_A_DAY = 24 * 60
+
+
+def publish_demand_history(bus: SimBus, rng: random.Random) -> None:
+    """Publish the demand samples of the previous day's first hours."""
+    first = int(ORIGIN.timestamp()) // 60 - _MINUTES_A_DAY
+    level = GPU_COUNT_MAX // 4
+    for minute in range(first, first + HISTORY_HOURS * 60):
+        level = min(max(level + rng.choice(STEPS), 0), GPU_COUNT_MAX)
+        fact = ScalingDemandSampled(minute=minute, gpu_counts=((ANY_KIND, level),))
+        bus.publish(Envelope(id=FactId(fact.condition() or ""), source="/yesterday", time=ORIGIN, fact=fact))
+
+
+HOURS = 4.0
+POLICY_READERS = ("scaler", "scheduler")  # roles that read the policy
+LAST_FACTS_COUNT = 25
+SIGNS_OF_LIFE = ("_watched", "_listed")
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs of a run: equal settings and equal code give an equal run."""
+
+    seed: int
+    hours: float = HOURS
+    kinds: tuple[str, ...] | None = None  # of faults; None: chosen by the seed
+    only: tuple[Occurrence, ...] | None = None  # the only faults that strike; None: all that occur
+    faults_times: float = 1.0  # multiplies the frequency of every fault
+    jobs_per_hour: float | None = None  # None: chosen by the seed
+    ends_at_hours: float | None = None  # work still open then is not judged; None: the run ends at quiescence
+    skips_ticks: bool = True  # skip ticks whose inputs did not change; the facts are the same either way
+    is_coded: bool = False  # encode and decode each fact on its way
+    is_large: bool = False  # use the profiles of `actors/large_clusters.py`, whose hours count
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of a run."""
+
+    seed: int
+    cluster_hours: float  # with work and faults; the time to quiescence is not included
+    facts_count: int
+    plans_count: int
+    nodes_mean: float
+    pods_count: int  # created in all
+    digest: str  # of all facts, in order
+    faults: dict[str, int]
+    happened: tuple[Occurrence, ...]
+    reasons: dict[str, int]
+    violations: tuple[str, ...]  # empty: no invariant was violated
+    invariant: str = ""  # the first violated invariant
+    ended_at_hours: float = 0.0  # with the time to quiescence
+    last_facts: tuple[str, ...] = ()
+    cpu_seconds: float = 0.0  # measured by the caller
+
+    @property
+    def pods_per_hour(self) -> float:
+        """Pods created per hour."""
+        return self.pods_count / self.cluster_hours if self.cluster_hours else 0.0
+
+    @property
+    def faults_per_hour(self) -> float:
+        """Faults that struck per hour."""
+        return sum(self.faults.values()) / self.cluster_hours if self.cluster_hours else 0.0
+
+
+class Simulation:
+    """All parts of one run."""
+
+    _node_seconds = 0.0
+
+    def __init__(self, setting: Setting, roles: Roles) -> None:
+        self.setting, self._roles = setting, roles
+        self.loop = VirtualLoop()
+        kinds = large_clusters.kinds_of(setting.seed) if setting.is_large and setting.kinds is None else setting.kinds
+        self.faults = Faults(setting.seed, kinds=kinds, only=setting.only, times=setting.faults_times)
+        self.faults.clock = self.loop.time
+        self.bus = SimBus(self.loop, is_coded=setting.is_coded)
+        self.cluster = Kubernetes(self.loop.now)
+        self.workloads = Workloads(self.cluster, self.loop, self._rng("workloads"))
+        self._replica_sets = ReplicaSets(self.workloads)
+        self._checkpointing_pods = CheckpointingPods(self.workloads, checkpoint_write_seconds)
+        sharing = sharing_of(setting.seed)
+        self.cloud = Cloud(self.workloads, self._rng("cloud"), offers_for(sharing))
+        self.cloud.has_launch_groups = self.faults.strikes("launched_together")
+        self.cloud.leaves_node = lambda: self.faults.strikes("node_left_behind")
+        self.interruption_queue = InterruptionQueue(self.loop, self.faults, self.cloud)
+        policies = large_clusters.policies_of if setting.is_large else policies_of
+        self.policies = policies(setting.seed, lambda: self.process_pool.restart(POLICY_READERS))
+        self.tables = Tables()
+        self.monitor = self._new_monitor()
+        self.identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
+        self._adapter_factory = AdapterFactory(
+            self.identity,
+            self.workloads,
+            self._replica_sets,
+            self.cloud,
+            self.monitor,
+            self.tables,
+            interruption_queue=self.interruption_queue,
+        )
+        self.store_faults, self.watch_faults = self._adapter_factory.store_faults, self._adapter_factory.watch_faults
+        tick_inputs = tick_inputs_of_roles(roles, lambda: self.policies.file, skips_ticks=setting.skips_ticks)
+        self.process_pool = ProcessPool(
+            self.loop, self.faults, self.bus, tick_inputs, self._compose, self._on_bug, snapshots=self._snapshots
+        )
+        self.users = Users(
+            self.loop,
+            self.bus,
+            self.faults,
+            self._rng("users"),
+            jobs_per_hour=large_clusters.JOBS_PER_HOUR
+            if setting.is_large and not setting.jobs_per_hour
+            else setting.jobs_per_hour,
+            wants_fractions=sharing is not None,
+        )
+        storage = VolumeController(self.workloads, self._rng("storage")) if has_volumes(setting.seed) else None
+        self.services = Services(
+            self.loop,
+            self._replica_sets,
+            self._rng("serving"),
+            self._rng("company"),
+            preferences_rng=self._rng("likes"),
+            storage=storage,
+        )
+        self._demand_reporters = DemandReporters(self.loop, self.bus, self._rng("askers"))
+        self._operators = Operators(self.workloads, self._replica_sets, self.cloud, self.faults, self._rng("operators"))
+        self.reason_coverage = ReasonCoverage(self.loop, self._scheduler_state, lambda: self.policies.now)
+        self.bus.listen(self.reason_coverage.on_fact)
+        self._add_recovery_invariant()
+        self.policy_objects = PolicyObjects(self.loop, self.bus, self.policies, self.faults)
+        self._liveness = LivenessInvariant(self, self.monitor.report)
+        self._job_budgets = JobBudgetsInvariant(
+            self.loop, self.cluster, self.tables, self.monitor.report, calm_since=self.faults.disturbed_until
+        )
+        self.fault_schedule = FaultSchedule(self, self._rng("trouble"))
+        self._quiescence = Quiescence(self)
+
+    def run(self) -> Result:
+        """Run the hours with faults, then continue without faults until quiescence."""
+        asyncio.set_event_loop(self.loop)
+        try:
+            if self.setting.is_large and self.policies.now.forecast.is_on:
+                publish_demand_history(self.bus, self._rng("yesterday"))
+            self.policy_objects.publish()
+            self.process_pool.begin()
+            self.users.begin()
+            self.services.begin()
+            self._demand_reporters.begin()
+            self.reason_coverage.begin()
+            self._operators.begin()
+            self._liveness.begin()
+            self._job_budgets.begin()
+            self.fault_schedule.begin()
+            self._advance(min(self.setting.hours, self._ends_at_hours) * 3600.0)
+            hours_seconds = self.loop.time()
+            self.fault_schedule.end()
+            self.users.stop()
+            self.services.stop()
+            self._demand_reporters.stop()
+            while self._continues() and not self._quiescence.is_over():
+                self._advance(60.0)
+            if self._continues():
+                self._quiescence.judge()
+            return self._result(hours_seconds)
+        finally:
+            self._close()
+
+    # ---- parts
+
+    def _new_monitor(self) -> InvariantMonitor:
+        monitor = InvariantMonitor(
+            self.loop,
+            self.workloads,
+            self.cloud,
+            self.policies,
+            self.tables.jobs,
+            calm_since=self.faults.disturbed_until,
+        )
+        self.bus.listen(monitor.on_fact)
+        self.interruption_queue.deleted_listeners.append(monitor.message_deleted)
+        return monitor
+
+    def _add_recovery_invariant(self) -> None:
+        recovery = RecoveryInvariant(
+            self.loop,
+            self.bus,
+            self.faults,
+            self.tables,
+            self.policies,
+            self.workloads,
+            self.cloud,
+            self.monitor.report,
+        )
+        recovery.process_pool = self.process_pool
+        self.monitor.lost_listeners.append(recovery.streams_lost)
+
+    def _rng(self, of: str) -> random.Random:
+        return random.Random(f"{self.setting.seed}/{of}")
+
+    def _scheduler_state(self) -> ClusterState | None:
+        process = self.process_pool.processes.get("scheduler")
+        return None if process is None else process.view.state
+
+    def _compose(self, process: Process) -> Service:
+        bundle = self._adapter_factory.bundle(process, self.policies.file, on_refused_plan=self._on_refused_plan)
+        return self._roles[process.role].compose(bundle)
+
+    def _snapshots(self, process: Process) -> tuple[Snapshots | None, bool]:
+        role = self._roles[process.role]
+        if role.snapshots is None:
+            return None, False
+        bundle = self._adapter_factory.bundle(process, self.policies.file, on_refused_plan=self._on_refused_plan)
+        return role.snapshots(bundle), role.keeps_snapshots
+
+    def _on_bug(self, role: str, error: Exception) -> None:
+        invariant = "plans are recomputable" if isinstance(error, SnapshotDiffers) else BUG
+        self.monitor.report(invariant, f"{role}: {error!r}")
+
+    def _on_refused_plan(self) -> None:
+        self.monitor.report("plan check", "the plan check refused a plan")
+
+    @property
+    def _ends_at_hours(self) -> float:
+        return math.inf if self.setting.ends_at_hours is None else self.setting.ends_at_hours
+
+    def _continues(self) -> bool:
+        return not self.monitor.violations and self.loop.time() < self._ends_at_hours * 3600.0
+
+    def _advance(self, seconds: float) -> None:
+        if self.monitor.violations:
+            return
+        self._node_seconds += seconds * sum(machine.is_alive for machine in self.cloud.machines)
+        timer = self.loop.call_later(seconds, self.loop.stop)
+        self.loop.run_forever()
+        timer.cancel()
+
+    def _close(self) -> None:
+        self.process_pool.close()
+        self.loop.set_exception_handler(lambda *_: None)
+        self.loop.call_later(0.0, self.loop.stop)
+        self.loop.run_forever()
+        self.loop.close()
+        asyncio.set_event_loop(None)
+
+    # ---- result
+
+    def _result(self, seconds: float) -> Result:
+        digest = hashlib.blake2b(digest_size=16)
+        for recorded in self.bus.order:
+            digest.update(encode(recorded.envelope))
+        violations = self.monitor.violations
+        return Result(
+            seed=self.setting.seed,
+            cluster_hours=seconds / 3600.0,
+            facts_count=len(self.bus.order),
+            plans_count=self.reason_coverage.plans_count,
+            nodes_mean=self._mean_nodes(seconds),
+            pods_count=self._pods_count(seconds),
+            digest=digest.hexdigest(),
+            faults=dict(sorted(self.faults.counts.items())),
+            happened=tuple(self.faults.happened),
+            reasons=dict(sorted(self.reason_coverage.reasons.items())),
+            violations=tuple(map(str, violations)),
+            invariant=violations[0].invariant if violations else "",
+            ended_at_hours=self.loop.time() / 3600.0,
+            last_facts=self._last_facts() if violations else (),
+        )
+
+    def _last_facts(self) -> tuple[str, ...]:
+        """Return the most recent facts, without signs of life and telemetry."""
+        shown = (
+            recorded
+            for recorded in reversed(self.bus.order)
+            if recorded.stream != "GPU" and not recorded.envelope.type.partition(".v")[0].endswith(SIGNS_OF_LIFE)
+        )
+        return tuple(map(_fact_line, reversed(list(itertools.islice(shown, LAST_FACTS_COUNT)))))
+
+    def _mean_nodes(self, seconds: float) -> float:
+        end = ORIGIN + timedelta(seconds=seconds)
+        lifetimes = (
+            min(machine.terminated_at or end, end) - machine.launched_at
+            for machine in self.cloud.machines
+            if machine.launched_at < end
+        )
+        return sum(lifetime.total_seconds() for lifetime in lifetimes) / seconds if seconds else 0.0
+
+    def _pods_count(self, seconds: float) -> int:
+        end = ORIGIN + timedelta(seconds=seconds)
+        created = (entry.object.metadata for entry in self.cluster.history["pods"])
+        return len({pod.uid for pod in created if pod.creation_timestamp is not None and pod.creation_timestamp <= end})
+
+
+def run(setting: Setting, roles: Roles) -> Result:
+    """Return the result of one run.
+
+    Garbage collection is off during the run: there is hardly any garbage, and collection takes a tenth of the time.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        return Simulation(setting, roles).run()
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _fact_line(recorded: Recorded) -> str:
+    envelope = recorded.envelope
+    cause = f" caused by {envelope.causation_id}" if envelope.causation_id else ""
+    about = envelope.fact.entity() or ""
+    return f"{envelope.time.isoformat()} {recorded.stream} #{recorded.sequence} {envelope.type} {about}{cause}"

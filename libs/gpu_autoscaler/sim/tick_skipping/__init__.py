@@ -1,0 +1,1 @@
+"""Skips ticks that cannot change anything, and proves it by differential runs."""

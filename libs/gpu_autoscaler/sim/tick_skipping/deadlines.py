@@ -1,0 +1,411 @@
+"""Instants at which the core's comparisons with `as_of` change, as long as no new fact arrives.
+
+They mirror the core's comparisons; a new one must be added here. A superfluous instant costs one tick; a missing one is
+found by differential runs (`differential.py`).
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+
+from gpu_autoscaler.core.disruption.drift import expires_at
+from gpu_autoscaler.core.disruption.eligibility import expected_end, reason_to_wait
+from gpu_autoscaler.core.disruption.emptiness import idle_seconds_allowed
+from gpu_autoscaler.core.disruption.gpu_health import is_suspect
+from gpu_autoscaler.core.disruption.protection import protected_until
+from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX
+from gpu_autoscaler.core.nodes.views import NodeView, node_views
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.expected_capacity import certain_ends as ends_of_work
+from gpu_autoscaler.core.provisioning.gangs import retried_at
+from gpu_autoscaler.core.provisioning.unavailable_offers import unavailable_scopes
+from gpu_autoscaler.core.state.node_shortfalls import REMEMBERED_SECONDS, ObservedAllocatable
+from gpu_autoscaler.core.state.queries import counts_for_idleness, is_waiting
+from gpu_autoscaler.core.state.state import (
+    ClusterState,
+    DirectiveRecord,
+    DrainRecord,
+    GangRecord,
+    JobRecord,
+    OrderRecord,
+    ReportedDemandRecord,
+    Usable,
+)
+from gpu_autoscaler.core.state.telemetry_history import (
+    GAP_SECONDS_MAX,
+    GpuTelemetryHistory,
+    NodeTelemetryHistory,
+    since_at_most,
+)
+from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
+from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.events.spot import SpotOffersSampled
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PodUid, ProviderId
+from gpu_autoscaler.model.reasons.buy import ReplacesNodes
+
+Deadlines = tuple[list[datetime], ...]  # each list sorted
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+_FIRST = datetime.min.replace(tzinfo=UTC)
+_LAST = _NEVER - timedelta(days=1)  # durations can be added to it
+_AFTER = timedelta(microseconds=1)
+
+
+def next_deadline(certain_ends: Deadlines, now: datetime) -> datetime:
+    """Return the next instant. An instant equal to now is still ahead: some comparisons change right after it."""
+    deadlines = _NEVER
+    for deadline in certain_ends:
+        place = bisect_left(deadline, now)
+        if place < len(deadline) and deadline[place] < deadlines:
+            deadlines = deadline[place]
+    return max(deadlines, now + _AFTER)
+
+
+def schedule_deadlines(state: ClusterState, policy: ScalingPolicy) -> Deadlines:
+    """Return the deadlines of the schedule: late orders, expired hints, and the end of spot back-offs."""
+    return (
+        _deadlines(state.orders),
+        _hinted_until(policy, state.rebalance_recommended_at),
+        _reported_until(state.reported_demand),
+        _spot_backoffs(policy, state.jobs),
+    )
+
+
+def plan_deadlines(state: ClusterState, policy: ScalingPolicy, now: datetime) -> Deadlines:
+    """Return the deadlines of a plan, without those of telemetry."""
+    return (
+        *schedule_deadlines(state, policy),
+        _idle(policy, node_views(state, now), state.usable),
+        _orders(policy, state.orders, state.instances),
+        _removals(policy, state.drains),
+        _renewals(policy, state.nodes, state.usable, state.unhealthy_since),
+        _directive_ends(state.directives),
+        _periods(policy, state.offers),
+        _gangs(policy, state.gangs, state.orders),
+        _waits(policy, state.pods, state.jobs),
+        _bursts(policy, state.pods, state.jobs),
+        _moves(policy, state.pods, state.jobs, state.nodes),
+        _shortfalls_expire(state.observed_allocatable),
+        _utilization_cooldowns(policy, state.orders),
+    )
+
+
+def telemetry_deadlines(state: ClusterState, policy: ScalingPolicy) -> Deadlines:
+    """Return the deadlines at which telemetry may change a plan or end a job."""
+    return (
+        _silent(policy, state.usable, state.telemetry_history),
+        _underused(policy, state.telemetry_history),
+        _evidence(policy, state.telemetry_history),
+    )
+
+
+def instances_missing(state: ClusterState) -> frozenset[str]:
+    """Return the instances missing from the cloud's lists for longer than lists may lag."""
+    if state.instances_listed_at is None:
+        return frozenset()
+    return _missing_instances(state.instances_seen_at, state.orders, state.instances_listed_at)
+
+
+class PolicySchedules:
+    """The schedules of a policy. They start and end at whole minutes."""
+
+    def __init__(self, policy: ScalingPolicy) -> None:
+        self._policy = policy
+        self._last: tuple[int, object] = (-1, None)  # the last minute and its result
+
+    def at(self, now: datetime) -> object:
+        """Return the schedules active in this minute; with a forecast every minute differs."""
+        minute = int(now.timestamp()) // 60
+        if self._last[0] != minute:
+            self._last = (minute, self._active(now.replace(second=0, microsecond=0), minute))
+        return self._last[1]
+
+    def _active(self, now: datetime, minute: int) -> object:
+        policy = self._policy
+        return (
+            minute if policy.forecast.is_on else None,
+            tuple(deadline.is_active(now, timedelta(seconds=deadline.lead_seconds)) for deadline in policy.headrooms),
+            tuple(
+                deadline.is_active(now, timedelta(seconds=deadline.lead_seconds))
+                for deadline in policy.scheduled_limits
+            ),
+            tuple(deadline.is_active(now) for deadline in policy.scheduled_limits),
+            tuple(
+                deadline.is_active(now)
+                for deadline in policy.removal.disruption_budgets
+                if not any(deadline.violations())
+            ),
+        )
+
+
+schedules_of = cached_by_identity(8)(PolicySchedules)
+
+
+# ---- of plans and of the queue
+
+
+@cached_by_identity(8)
+def _deadlines(orders: Mapping[ActionId, OrderRecord]) -> list[datetime]:
+    """Return the deadlines of orders."""
+    said = (order.decision or order.ordered for order in orders.values() if order.terminated is None)
+    return sorted(deadline.deadline_at for deadline in said if deadline is not None)
+
+
+@cached_by_identity(8)
+def _hinted_until(policy: ScalingPolicy, hints: Mapping[ProviderId, datetime]) -> list[datetime]:
+    return sorted(at + timedelta(seconds=policy.spot.rebalance_avoid_seconds) for at in hints.values())
+
+
+@cached_by_identity(8)
+def _reported_until(wishes: Mapping[str, ReportedDemandRecord]) -> list[datetime]:
+    return sorted(record.reported.until for record in wishes.values())
+
+
+@cached_by_identity(8)
+def _spot_backoffs(policy: ScalingPolicy, jobs: Mapping[JobId, JobRecord]) -> list[datetime]:
+    """Return when interrupted jobs may run on spot again."""
+    waits = timedelta(seconds=policy.spot.on_demand_wait_seconds)
+    lost = (job.preempted for job in jobs.values() if job.finished is None)
+    return sorted(deadline.preempted_at + waits for deadline in lost if deadline is not None)
+
+
+# ---- of plans only
+
+
+@cached_by_identity(8)
+def _idle(policy: ScalingPolicy, views: tuple[NodeView, ...], usables: Mapping[NodeUid, Usable]) -> list[datetime]:
+    """Return when empty nodes reach their idle time, and nodes the minimum age of a voluntary removal."""
+    minimum_age = timedelta(seconds=policy.scale_down_cooldown_seconds)
+    return_age = timedelta(seconds=max(policy.spot.return_to_spot_seconds_min, policy.scale_down_cooldown_seconds))
+    deadlines = [usable.since + after for usable in usables.values() for after in (minimum_age, return_age)]
+    for view in views:
+        if view.empty_since is not None:
+            idle_seconds = {policy.idle_seconds_max, idle_seconds_allowed(view, policy)}
+            deadlines += [view.empty_since + timedelta(seconds=seconds) for seconds in idle_seconds]
+    return sorted(deadlines)
+
+
+@cached_by_identity(8)
+def _orders(
+    policy: ScalingPolicy,
+    orders: Mapping[ActionId, OrderRecord],
+    instances: Mapping[ProviderId, NodeInstanceObserved],
+) -> list[datetime]:
+    """Return when refusals end, the next purchase is allowed, and a node may be replaced again."""
+    cooldown = timedelta(seconds=policy.limits.scale_up_cooldown_seconds)
+    retry_after = timedelta(seconds=policy.removal.replacement_cooldown_seconds)
+    deadlines = [refusal.until for refusal in unavailable_scopes(orders, instances).values()]
+    for order in orders.values():
+        if order.planned_at is None:
+            continue
+        if cooldown:
+            deadlines.append(order.planned_at + cooldown)
+        if order.decision is not None and isinstance(order.decision.reason, ReplacesNodes):
+            deadlines.append(order.planned_at + retry_after)
+    return sorted(deadlines)
+
+
+@cached_by_identity(8)
+def _removals(policy: ScalingPolicy, drains: Mapping[ActionId, DrainRecord]) -> list[datetime]:
+    """Return when a canceled drain may be retried, and when the scale-down cool-down ends."""
+    retry_after, forgotten_after = (
+        timedelta(seconds=policy.removal.drain_retry_seconds),
+        timedelta(seconds=policy.scale_down_cooldown_seconds),
+    )
+    deadlines = [
+        deadline.cancelled.cancelled_at + retry_after for deadline in drains.values() if deadline.cancelled is not None
+    ]
+    return sorted(
+        [
+            *deadlines,
+            *(deadline.planned_at + forgotten_after for deadline in drains.values() if deadline.planned_at is not None),
+        ]
+    )
+
+
+@cached_by_identity(8)
+def _renewals(
+    policy: ScalingPolicy,
+    nodes: Mapping[NodeUid, NodeObserved],
+    usables: Mapping[NodeUid, Usable],
+    unhealthy_since: Mapping[NodeUid, datetime],
+) -> list[datetime]:
+    """Return when a node is due for replacement: by age, health or price."""
+    rules = policy.removal
+    deadlines = [since + timedelta(seconds=rules.unhealthy_seconds_max) for since in unhealthy_since.values()]
+    for node in nodes.values():
+        due_at = expires_at(node.name, node.created_at, policy)
+        if due_at is not None:
+            deadlines += [due_at, due_at + timedelta(seconds=rules.expire_grace_seconds)]
+    minimum_age = timedelta(seconds=max(rules.replacement_payback_hours * 3600.0, policy.scale_down_cooldown_seconds))
+    return sorted([*deadlines, *(usable.since + minimum_age for usable in usables.values())])
+
+
+@cached_by_identity(8)
+def _directive_ends(directives: Mapping[str, DirectiveRecord]) -> list[datetime]:
+    """Return when directives end."""
+    return sorted(record.given.until for record in directives.values())
+
+
+@cached_by_identity(8)
+def _periods(policy: ScalingPolicy, sampled: SpotOffersSampled | None) -> list[datetime]:
+    """Return when paid periods start, and when they are too near their end for purchases."""
+    deadlines: list[datetime] = []
+    for offer in () if sampled is None else sampled.offers:
+        if offer.paid_from is not None:
+            deadlines.append(offer.paid_from)
+        if offer.paid_until is not None:
+            deadlines.append(
+                offer.paid_until - timedelta(seconds=policy.reservation_drain_seconds + offer.boot_seconds)
+            )
+    return sorted(deadlines)
+
+
+@cached_by_identity(8)
+def _gangs(
+    policy: ScalingPolicy, gangs: Mapping[str, GangRecord], orders: Mapping[ActionId, OrderRecord]
+) -> list[datetime]:
+    """Return when gangs are retried or time out."""
+    complete_seconds = timedelta(seconds=policy.gangs.complete_seconds_max)
+    bought = (order for order in orders.values() if order.decision is not None and order.decision.gang is not None)
+    over = (order.planned_at + complete_seconds for order in bought if order.planned_at is not None)
+    return sorted([*over, *(retried_at(record, policy.gangs) for record in gangs.values())])
+
+
+@cached_by_identity(8)
+def _waits(
+    policy: ScalingPolicy, pods: Mapping[PodUid, PodObserved], jobs: Mapping[JobId, JobRecord]
+) -> list[datetime]:
+    """Return when work with a known end ends, when that end is near enough to wait for, and when waits for spot end."""
+    waiting = [pod.unschedulable_since or pod.created_at for pod in pods.values() if pod.node_name is None]
+    waiting += [job.queued.queued_at for job in jobs.values() if job.queued is not None and is_waiting(job)]
+    if not waiting:
+        return []
+    longest = timedelta(seconds=max(policy.pending_pod_timeout_seconds, policy.queued_timeout_seconds))
+    deadlines = [at - before for at in ends_of_work(pods, jobs) for before in (longest, timedelta()) if longest]
+    for_spot = timedelta(seconds=policy.spot.low_priority_wait_seconds)
+    return sorted([*deadlines, *(since + for_spot for since in waiting if for_spot)])
+
+
+@cached_by_identity(8)
+def _bursts(
+    policy: ScalingPolicy, pods: Mapping[PodUid, PodObserved], jobs: Mapping[JobId, JobRecord]
+) -> list[datetime]:
+    """Return when a burst is over, and when its first members have waited long enough."""
+    if not policy.batching.wait_seconds_max:
+        return []
+    arrivals = [pod.created_at for pod in pods.values() if pod.node_name is None]
+    arrivals += [job.queued.queued_at for job in jobs.values() if job.queued is not None and is_waiting(job)]
+    quiet, longest = policy.batching.quiet_seconds, policy.batching.wait_seconds_max
+    waits = [timedelta(seconds=seconds) for seconds in (-quiet, quiet, longest, longest + quiet)]
+    return sorted(at + deadline for at in arrivals for deadline in waits)
+
+
+@cached_by_identity(8)
+def _moves(
+    policy: ScalingPolicy,
+    pods: Mapping[PodUid, PodObserved],
+    jobs: Mapping[JobId, JobRecord],
+    nodes: Mapping[NodeUid, NodeObserved],
+) -> list[datetime]:
+    """Return when a pod has run long enough to be moved, when its end is too near to move it, and when protections
+    expire.
+    """
+    rules = policy.removal.protection
+    minimum_run, remaining = timedelta(seconds=rules.run_seconds_min), timedelta(seconds=rules.ending_soon_seconds)
+    deadlines: list[datetime | None] = [
+        protected_until(dict(node.annotations), node.created_at) for node in nodes.values() if node.annotations
+    ]
+    for pod in pods.values():
+        if pod.node_name is None or not counts_for_idleness(pod):
+            continue
+        if pod.annotations:
+            deadlines.append(protected_until(dict(pod.annotations), pod.started_at or pod.created_at))
+        job = None if pod.job_id is None else jobs.get(pod.job_id)
+        if reason_to_wait(pod, job, rules, policy.job_retries_count_max, _LAST) is not None:
+            continue  # never movable
+        ends_at = expected_end(pod, job)
+        deadlines.append(None if pod.started_at is None else pod.started_at + minimum_run)
+        deadlines += [] if ends_at is None else [ends_at, ends_at - remaining]
+    return sorted(at for at in deadlines if at is not None)
+
+
+@cached_by_identity(8)
+def _shortfalls_expire(arrivals: Mapping[str, ObservedAllocatable]) -> list[datetime]:
+    """Return when observed shortfalls of an offer expire."""
+    return sorted(deadline.gone_at + timedelta(seconds=REMEMBERED_SECONDS) for deadline in arrivals.values())
+
+
+@cached_by_identity(8)
+def _utilization_cooldowns(policy: ScalingPolicy, orders: Mapping[ActionId, OrderRecord]) -> list[datetime]:
+    """Return when high utilization may trigger the next purchase, if it triggers any."""
+    if policy.utilization_trigger != "direct":
+        return []
+    retry_after = timedelta(seconds=policy.utilization.cooldown_seconds)
+    return sorted(order.planned_at + retry_after for order in orders.values() if order.planned_at is not None)
+
+
+# ---- of telemetry
+
+
+@cached_by_identity(8)
+def _silent(
+    policy: ScalingPolicy, usables: Mapping[NodeUid, Usable], trails: Mapping[NodeUid, NodeTelemetryHistory]
+) -> list[datetime]:
+    """Return when nodes without telemetry count as silent."""
+    silent = timedelta(seconds=policy.utilization.telemetry_age_seconds_max)
+    deadlines = [usable.since + silent for usable in usables.values()]
+    return sorted([*deadlines, *(trail.seen_until + silent for trail in trails.values())])
+
+
+@cached_by_identity(8)
+def _underused(policy: ScalingPolicy, trails: Mapping[NodeUid, NodeTelemetryHistory]) -> list[datetime]:
+    """Return when nodes and jobs have been underused long enough."""
+    rules, idle = policy.utilization, policy.idle_jobs
+    lows = (since_at_most(trail.utilization, rules.low_ratio * 100) for trail in trails.values())
+    deadlines = [since + timedelta(seconds=rules.low_seconds) for since in lows if since is not None]
+    if idle.is_on:
+        gpus = (gpu for trail in trails.values() for gpu in trail.gpus if gpu.pod is not None)
+        sinces = (since_at_most(gpu.utilization, idle.busy_ratio_max * 100) for gpu in gpus)
+        deadlines += [since + timedelta(seconds=idle.idle_seconds) for since in sinces if since is not None]
+    return sorted(deadlines)
+
+
+@cached_by_identity(8)
+def _evidence(policy: ScalingPolicy, trails: Mapping[NodeUid, NodeTelemetryHistory]) -> list[datetime]:
+    """Return when evidence of a GPU fault is sufficient, or out of date."""
+    rules = policy.removal.gpu_health
+    deadlines: list[datetime] = []
+    for trail in trails.values():
+        if is_suspect(trail, rules):
+            deadlines.append(trail.seen_until + timedelta(seconds=GAP_SECONDS_MAX))
+            sinces = (since for gpu in trail.gpus for since in _error_times(gpu))
+            deadlines += [since + timedelta(seconds=rules.evidence_seconds) for since in sinces]
+    return sorted(deadlines)
+
+
+def _error_times(gpu: GpuTelemetryHistory) -> Iterator[datetime]:
+    yield from (since for _, since in gpu.xids)
+    yield from (since for _, since in gpu.negated_celsius)
+    yield from (since for since in (gpu.row_remap_failed_since, gpu.double_bit_since) if since is not None)
+
+
+# ---- instances
+
+
+@cached_by_identity(8)
+def _missing_instances(
+    seen: Mapping[ProviderId, datetime], orders: Mapping[ActionId, OrderRecord], listed_at: datetime
+) -> frozenset[str]:
+    since = listed_at - timedelta(seconds=INSTANCE_MISSING_SECONDS_MAX)
+    missing = {provider_id for provider_id, seen_at in seen.items() if seen_at < since}
+    return frozenset(
+        missing.union(provider_id for provider_id, at in _launched(orders) if at < since and provider_id not in seen)
+    )
+
+
+@cached_by_identity(8)
+def _launched(orders: Mapping[ActionId, OrderRecord]) -> tuple[tuple[ProviderId, datetime], ...]:
+    launches = (order.launched for order in orders.values())
+    return tuple((launched.provider_id, launched.launched_at) for launched in launches if launched is not None)

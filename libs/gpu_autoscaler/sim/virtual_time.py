@@ -1,0 +1,151 @@
+"""Virtual time: an event loop that never waits. When nothing is ready it jumps to the next timer.
+
+Services run unchanged (`gather`, `timeout`, semaphores). Callbacks of one instant run in the order in which they were
+scheduled, so equal seeds give equal runs.
+"""
+
+import asyncio
+import heapq
+import selectors
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from gpu_autoscaler.runtime.clock import Clock
+
+SAME_INSTANT_SECONDS = 1e-9  # the clock resolution differs between machines
+T = TypeVar("T")
+ORIGIN = datetime(2026, 1, 5, tzinfo=UTC)  # a Monday; every run starts here
+
+
+class _Jump(selectors.BaseSelector):
+    """A selector that advances the loop's time instead of waiting for sockets."""
+
+    def __init__(self) -> None:
+        self.passed_seconds = 0.0
+        self._keys: dict[Any, selectors.SelectorKey] = {}
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:  # noqa: ANN401 - as inherited
+        key = self._keys[fileobj] = selectors.SelectorKey(fileobj, 0, events, data)
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:  # noqa: ANN401 - as inherited
+        return self._keys.pop(fileobj)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("deadlock: the simulation waits, but no timer is set")
+        if timeout > 0:
+            self.passed_seconds += timeout
+        return []
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._keys
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An asyncio loop whose hours take only as long as the work in them."""
+
+    def __init__(self, origin: datetime = ORIGIN) -> None:
+        """`origin`: the instant at which time starts."""
+        self._jump = _Jump()
+        super().__init__(self._jump)
+        self._ready: deque[asyncio.Handle]
+        self._stopping: bool
+        self._origin = origin
+        # Timers of the same instant fire in the order in which they were set; asyncio's own heap does not guarantee an
+        # order.
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_count = 0
+        self._now = (0.0, origin)  # cache of the last result of now()
+        # Killed processes are retained until the end: a collected coroutine would run its `finally` at any time.
+        self.graveyard: list[object] = []
+
+    def _make_self_pipe(self) -> None:
+        """Skip the sockets: no thread wakes this loop, and sockets would have to be closed."""
+        self._ssock = self._csock = None
+
+    def _close_self_pipe(self) -> None:
+        """Nothing to close."""
+
+    def __del__(self) -> None:
+        """Nothing to release."""
+
+    def call_at(  # type: ignore[override]  # typed by position in typeshed, which a plain signature cannot say again
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,  # noqa: ANN401 - whatever the callback takes
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Schedule like asyncio, with a defined order of equal instants."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_count += 1
+        heapq.heappush(self._timers, (when, self._timers_count, timer))
+        return timer
+
+    def _run_once(self) -> None:
+        """Run one iteration like asyncio. Where nothing is ready, jump to the next timer instead of waiting.
+
+        Timers that are due now run after the callbacks that were ready before.
+        """
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not ready and not self._stopping:
+            if not timers:
+                raise RuntimeError("deadlock: the simulation waits, but no timer is set")
+            self._jump.passed_seconds = max(self._jump.passed_seconds, timers[0][0])
+        due = self._jump.passed_seconds + SAME_INSTANT_SECONDS
+        while timers and timers[0][0] < due:
+            timer = heapq.heappop(timers)[2]
+            if not timer.cancelled():
+                ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()  # noqa: SLF001 - as asyncio's own `_run_once` does
+
+    def run_in_executor(  # type: ignore[override]  # typed by position in typeshed
+        self,
+        executor: object,  # noqa: ARG002 - as asyncio has it
+        func: Callable[..., T],
+        *args: Any,  # noqa: ANN401 - whatever it takes
+    ) -> asyncio.Future[T]:
+        """Run the function at once: work that live services hand to a thread takes no time here."""
+        done: asyncio.Future[T] = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as exc:  # noqa: BLE001 - raised where it is awaited
+            done.set_exception(exc)
+        return done
+
+    def time(self) -> float:
+        """Seconds since the run began."""
+        return self._jump.passed_seconds
+
+    def now(self) -> datetime:
+        """The instant by the simulation's clock."""
+        seconds = self._jump.passed_seconds
+        if self._now[0] != seconds:
+            self._now = (seconds, self._origin + timedelta(seconds=seconds))
+        return self._now[1]
+
+
+class VirtualClock(Clock):
+    """The clock of one process, off by `skew_seconds`."""
+
+    def __init__(self, loop: VirtualLoop, skew_seconds: float = 0.0) -> None:
+        self._loop = loop
+        self._skew = timedelta(seconds=skew_seconds)
+        super().__init__(1.0, ORIGIN)
+
+    def wall_now(self) -> datetime:  # type: ignore[override]  # there is no wall here
+        """The instant by this process's clock."""
+        return self._loop.now() + self._skew
+
+    def monotonic_seconds(self) -> float:  # type: ignore[override]  # as above
+        """Seconds since the run began."""
+        return self._loop.time()

@@ -1,0 +1,26 @@
+"""The declaration of the announcer."""
+
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.kube.event_recorder import EventWriter
+from gpu_autoscaler.runtime.process import ProcessContext
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler_services.announcer.service import Announcer
+from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, Process, Right, ServiceSpec
+from gpu_autoscaler_services.wiring import follow_policy, open_bus, open_kube, policy_file
+
+
+async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+    """Compose the service."""
+    policies = policy_file(context)
+    kube, _ = await open_kube(context)
+    service = Announcer(context.view, policies.now, EventWriter(kube))
+    await follow_policy(context, policies, service.use_policy)
+    return service, await open_bus(context, Announcer)
+
+
+SPEC = ServiceSpec(
+    service=Announcer,
+    compose=compose,
+    processes=(Process(name="announcer", uses=("policy", "kube"), condition="real_cluster"),),
+    rights=(CLUSTER_IDENTITY, Right(verbs=("create", "get", "patch"), resource="events")),
+)

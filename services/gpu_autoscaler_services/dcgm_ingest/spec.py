@@ -1,0 +1,27 @@
+"""The declaration of the DCGM ingest."""
+
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.dcgm.scrape import Scraper
+from gpu_autoscaler.runtime.process import ProcessContext
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
+from gpu_autoscaler_services.service_spec import Process, ServiceSpec
+from gpu_autoscaler_services.wiring import open_bus
+
+
+async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+    """Compose the service."""
+    sensing = context.settings.sensing
+    scraper = Scraper()
+    context.closing.push_async_callback(scraper.close)
+    service = DcgmIngest(
+        context.view,
+        scraper,
+        dcgm_url=sensing.dcgm_url,
+        scrape_seconds=sensing.dcgm_scrape_seconds,
+        on_up=context.metrics.dcgm_up.set,
+    )
+    return service, await open_bus(context, DcgmIngest)
+
+
+SPEC = ServiceSpec(service=DcgmIngest, compose=compose, processes=(Process(name="dcgm-ingest"),))

@@ -1,0 +1,13 @@
+"""Handlers of the REST API. `ROUTES` are all routes in the order of the OpenAPI document."""
+
+from gpu_autoscaler_services.gateway.api import demand, directives, events, jobs, offers, shadow, views
+
+ROUTES = (
+    *jobs.ROUTES,
+    *demand.ROUTES,
+    *directives.ROUTES,
+    *views.ROUTES,
+    *offers.ROUTES,
+    *shadow.ROUTES,
+    *events.ROUTES,
+)

@@ -1,0 +1,78 @@
+"""Reported demand over REST: report it, and list active reports.
+
+A report is accepted (202) when the stream has acknowledged it. A report replaces the previous one of its source, so
+repeating it is harmless and needs no Idempotency-Key.
+"""
+
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+
+from gpu_autoscaler.core.intake.reported_demand import violations_of
+from gpu_autoscaler.events.demand import DemandReported
+from gpu_autoscaler_services.gateway import schema
+from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, read_body
+from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.read_model import READ_MODEL
+from gpu_autoscaler_services.gateway.routes import Route, answer
+
+_DEMAND = "/api/v1/demand"
+
+
+async def report_demand_handler(request: web.Request) -> web.Response:
+    """Accept a demand report."""
+    model = request.app[READ_MODEL]
+    report = await read_body(request, DemandReported)
+    if violations := violations_of(report, model.clock.now()):
+        detail = "invalid demand report: correct the fields listed in violations"
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, violations=violations)
+    await model.publish(report)
+    return answer(request, _demand(report, ""), status=HTTPStatus.ACCEPTED)
+
+
+async def list_demand_handler(request: web.Request) -> web.Response:
+    """List active demand reports by source."""
+    model = request.app[READ_MODEL]
+    as_of, planned = model.clock.now(), model.status_view().planned
+    items = []
+    for source, record in sorted(model.view.state.reported_demand.items()):
+        if as_of < record.reported.until:
+            reasons = [planned[key] for key in planned if key.startswith(f"demand/{source}/")]
+            items.append(_demand(record.reported, reasons[0].sentence() if reasons else ""))
+    return answer(request, schema.DemandList(as_of=as_of, items=tuple(items)))
+
+
+def _demand(report: DemandReported, message: str) -> schema.Demand:
+    return schema.Demand(
+        source=report.source,
+        shape=msgspec.to_builtins(report.shape),
+        count=report.count,
+        until=report.until,
+        priority=report.priority,
+        preemptible=report.preemptible,
+        note=report.note,
+        message=message,
+    )
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path=_DEMAND,
+        handler=report_demand_handler,
+        summary="Report demand, so that capacity is free for work that is about to arrive",
+        tag="demand",
+        answers={HTTPStatus.ACCEPTED: schema.Demand},
+        problems=(*BODY_PROBLEMS, HTTPStatus.SERVICE_UNAVAILABLE),
+        body=DemandReported,
+    ),
+    Route(
+        method="GET",
+        path=_DEMAND,
+        handler=list_demand_handler,
+        summary="List active demand reports",
+        tag="demand",
+        answers={HTTPStatus.OK: schema.DemandList},
+    ),
+)

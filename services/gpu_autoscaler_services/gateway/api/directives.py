@@ -1,0 +1,128 @@
+"""Directives over REST: freeze, pause a pool, override limits, and end a directive early.
+
+A directive is accepted (202) when the stream has acknowledged it. It replaces the previous one of its key, so repeating
+it is harmless and needs no Idempotency-Key.
+"""
+
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+
+from gpu_autoscaler.core.intake.directives import active_facts, violations_of
+from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
+from gpu_autoscaler.model.directives import AnyDirective
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler_services.gateway import schema
+from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, read_body
+from gpu_autoscaler_services.gateway.auth import CALLER
+from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
+from gpu_autoscaler_services.gateway.routes import Route, answer, read_query
+
+LOCAL_USER = "a user on the gateway's machine"  # without tokens the gateway listens on loopback only
+_DIRECTIVES = "/api/v1/directives"
+_ONE = f"{_DIRECTIVES}/{{key}}"
+
+
+class DirectiveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A directive with its reason and end."""
+
+    directive: AnyDirective
+    reason: str
+    until: Instant
+    given_by: str = ""  # shown to people; an authenticated caller's name replaces it
+
+
+class LiftQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the directive ends, and who ends it."""
+
+    reason: str = ""
+    lifted_by: str = ""
+
+
+async def give_directive_handler(request: web.Request) -> web.Response:
+    """Accept a directive."""
+    model = request.app[READ_MODEL]
+    body = await read_body(request, DirectiveRequest)
+    given = PolicyDirectiveGiven(
+        directive=body.directive,
+        reason=body.reason.strip(),
+        given_by=request.get(CALLER) or body.given_by.strip() or LOCAL_USER,
+        given_at=model.clock.now(),
+        until=body.until,
+    )
+    if violations := violations_of(given, [pool.name for pool in model.policy.pools]):
+        detail = "invalid directive: correct the fields listed in violations"
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, violations=violations)
+    await model.publish(given)
+    return answer(request, directive_of(given), status=HTTPStatus.ACCEPTED)
+
+
+async def list_directives_handler(request: web.Request) -> web.Response:
+    """List active directives by key."""
+    model = request.app[READ_MODEL]
+    return answer(request, schema.DirectiveList(as_of=model.clock.now(), items=active_directives(model)))
+
+
+async def lift_directive_handler(request: web.Request) -> web.Response:
+    """End a directive early; the policy applies again."""
+    model, query = request.app[READ_MODEL], read_query(request, LiftQuery)
+    key = request.match_info["key"]
+    directives = {directive.key: directive for directive in active_directives(model)}
+    if key not in directives:
+        active = f"active: {', '.join(directives)}" if directives else "there are none"
+        raise Problem(HTTPStatus.NOT_FOUND, f"no active directive {key!r}; {active}")
+    lifted_by = request.get(CALLER) or query.lifted_by.strip() or LOCAL_USER
+    fact = PolicyDirectiveLifted(key=key, lifted_by=lifted_by, lifted_at=model.clock.now(), reason=query.reason)
+    await model.publish(fact)
+    return answer(request, directives[key], status=HTTPStatus.ACCEPTED)
+
+
+def active_directives(model: ReadModel) -> tuple[schema.Directive, ...]:
+    """Return active directives, ordered by key."""
+    return tuple(directive_of(fact) for fact in active_facts(model.view.state.directives.values(), model.clock.now()))
+
+
+def directive_of(given: PolicyDirectiveGiven) -> schema.Directive:
+    """Return a directive as it is shown."""
+    return schema.Directive(
+        key=given.directive.key,
+        directive=msgspec.to_builtins(given.directive),
+        reason=given.reason,
+        given_by=given.given_by,
+        given_at=given.given_at,
+        until=given.until,
+    )
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path=_DIRECTIVES,
+        handler=give_directive_handler,
+        summary="Override the policy temporarily: freeze, pause a pool, or set a minimum or maximum of nodes or GPUs",
+        tag="directives",
+        answers={HTTPStatus.ACCEPTED: schema.Directive},
+        problems=(*BODY_PROBLEMS, HTTPStatus.SERVICE_UNAVAILABLE),
+        body=DirectiveRequest,
+    ),
+    Route(
+        method="GET",
+        path=_DIRECTIVES,
+        handler=list_directives_handler,
+        summary="List active directives: who set each, why, and until when",
+        tag="directives",
+        answers={HTTPStatus.OK: schema.DirectiveList},
+    ),
+    Route(
+        method="DELETE",
+        path=_ONE,
+        handler=lift_directive_handler,
+        summary="End a directive early",
+        tag="directives",
+        answers={HTTPStatus.ACCEPTED: schema.Directive},
+        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE),
+        query=LiftQuery,
+    ),
+)

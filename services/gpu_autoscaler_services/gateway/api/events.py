@@ -1,0 +1,167 @@
+"""Facts as they arrive: Server-Sent Events of any subject filter, resumable without a gap.
+
+The id of an event is its own position followed by the positions read in the other streams of the filter:
+`SCALING:12,JOB:40`. Sent back as Last-Event-ID, it resumes all of them from the streams.
+Source: HTML Living Standard, "Server-sent events" (read 2026-11-21).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from http import HTTPStatus
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.events import envelope as envelopes
+from gpu_autoscaler.model.jobs import Violation
+from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
+from gpu_autoscaler_services.gateway.recent_facts import Entry, Listener, Tail
+from gpu_autoscaler_services.gateway.routes import Route, read_query
+from gpu_autoscaler_services.gateway.subjects import SubjectFilter
+
+HEARTBEAT_SECONDS = 15.0  # proxies close connections that are silent for a minute; wall time
+RECONNECT_MILLISECONDS = 2000
+WRITE_SECONDS_MAX = 30.0  # without progress for this long the client is considered gone
+LISTENERS_COUNT_MAX = 200
+BUFFER_COUNT_MAX = 1000
+
+Positions = dict[str, int]
+
+
+class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Query of events."""
+
+    subject: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(description="Subject filter with NATS wildcards, e.g. scaling.>; repeatable. Default: all."),
+    ] = ()
+    last_event_id: Annotated[
+        str, msgspec.Meta(description="Resume position, for clients that cannot send the header.")
+    ] = ""
+
+
+async def events_handler(request: web.Request) -> web.StreamResponse:
+    """Send matching facts until the client disconnects, falls behind, or the gateway stops."""
+    query = read_query(request, EventsQuery)
+    tail = request.app[READ_MODEL].tail
+    subjects = SubjectFilter(query.subject)
+    streams = subjects.streams(tail.streams)
+    if not streams:
+        violation = Violation("subject", f"matches no stream; streams are: {', '.join(tail.streams)}")
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "the subject filter matches no stream", violations=(violation,))
+    requested = read_last_event_id(request.headers.get("Last-Event-ID", "") or query.last_event_id)
+    if tail.listeners_count >= LISTENERS_COUNT_MAX:
+        detail = f"the gateway serves at most {LISTENERS_COUNT_MAX} event streams; use one stream with several subjects"
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=HEARTBEAT_SECONDS)
+    listener = tail.listen(subjects, BUFFER_COUNT_MAX)
+    try:
+        return await _send(request, listener, await _start_positions(request.app[READ_MODEL], streams, requested))
+    finally:
+        tail.forget(listener)
+
+
+async def _start_positions(model: ReadModel, streams: Sequence[str], requested: Positions) -> Positions:
+    """Return the start in each stream. A position beyond the end belongs to a deleted stream and is ignored."""
+    positions = {}
+    for stream in streams:
+        current = model.tail.position(stream)
+        after = requested.get(stream, current)
+        is_ahead = after > current and after > await model.bus.last_sequence(stream)
+        positions[stream] = current if is_ahead else after
+    return positions
+
+
+async def _send(request: web.Request, listener: Listener, positions: Positions) -> web.StreamResponse:
+    read_model = request.app[READ_MODEL]
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-store",
+            "X-Accel-Buffering": "no",  # else nginx buffers events
+        }
+    )
+    await response.prepare(request)
+    try:
+        await _write(response, f"retry: {RECONNECT_MILLISECONDS}\n\n")
+        async for entry in _missed(read_model.bus, read_model.tail, listener.subjects, positions):
+            await _write(response, _event(entry, positions))
+        while True:
+            try:
+                live = await listener.next(HEARTBEAT_SECONDS)
+            except TimeoutError:
+                await _write(response, ": heartbeat\n\n")
+                continue
+            if live is None:
+                reason = msgspec.json.encode({"reason": listener.closed_because}).decode()
+                await _write(response, f"event: closed\ndata: {reason}\n\n")
+                break
+            if live.recorded.sequence > positions.get(live.recorded.stream, 0):
+                await _write(response, _event(live, positions))
+    except (ConnectionError, TimeoutError):
+        pass  # the client disconnected or stalled; it resumes with Last-Event-ID
+    return response
+
+
+async def _missed(bus: Bus, tail: Tail, subjects: SubjectFilter, positions: Positions) -> AsyncIterator[Entry]:
+    """Yield entries recorded since the client's positions, up to where the listener started."""
+    for stream, after in sorted(positions.items()):
+        until = tail.position(stream)
+        if after >= until:
+            continue
+        projection = await bus.projection(stream, after_sequence=after)
+        try:
+            if await projection.lag_count() == 0:
+                continue  # the rest has expired; nothing will arrive
+            async for batch in projection:
+                for message in batch:
+                    entry = tail.entry(message) if subjects.matches(message.subject) else None
+                    if entry is not None and message.sequence <= until:
+                        yield entry
+                if batch and batch[-1].sequence >= until:
+                    break
+        finally:
+            await projection.close()
+
+
+def _event(entry: Entry, positions: Positions) -> str:
+    stream = entry.recorded.stream
+    positions[stream] = entry.recorded.sequence
+    others = (f"{name}:{sequence}" for name, sequence in sorted(positions.items()) if name != stream)
+    payload = envelopes.encode(entry.recorded.envelope).decode()
+    return f"id: {','.join((entry.position, *others))}\ndata: {payload}\n\n"
+
+
+async def _write(response: web.StreamResponse, text: str) -> None:
+    async with asyncio.timeout(WRITE_SECONDS_MAX):
+        await response.write(text.encode())
+
+
+def read_last_event_id(text: str) -> Positions:
+    """Parse an event id such as `SCALING:12,JOB:40`. Raises a 422 for anything else."""
+    positions = {}
+    for part in filter(None, text.split(",")):
+        stream, _, sequence = part.strip().partition(":")
+        if not stream or not sequence.isascii() or not sequence.isdigit():
+            violation = Violation("Last-Event-ID", f"{part!r} is not STREAM:SEQUENCE")
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid Last-Event-ID", violations=(violation,))
+        positions[stream] = int(sequence)
+    return positions
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/api/v1/events",
+        handler=events_handler,
+        summary="Stream facts as Server-Sent Events with CloudEvents in structured JSON",
+        tag="facts",
+        answers={HTTPStatus.OK: str},
+        problems=(HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE),
+        query=EventsQuery,
+        headers={"Last-Event-ID": "Resume after this event: the id of the last event received"},
+        media_type="text/event-stream",
+    ),
+)

@@ -1,0 +1,116 @@
+"""Pages of jobs. Jobs that have not ended come from memory, all others from the store."""
+
+import base64
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Annotated
+
+import msgspec
+
+from gpu_autoscaler.core.state.queries import job_states
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Violation
+from gpu_autoscaler.store.protocol import JobRow
+from gpu_autoscaler_services.gateway import estimates, schema
+from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.read_model import ReadModel
+
+PAGE_COUNT_DEFAULT = 100
+PAGE_COUNT_MAX = 500
+PAGES_READ_MAX = 10  # of the store per answer; a rare state may need further requests
+
+
+class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Query of the job list."""
+
+    state: Annotated[
+        tuple[JobState, ...], msgspec.Meta(description="Only jobs in this state; repeatable. Default: all.")
+    ] = ()
+    project_id: Annotated[str | None, msgspec.Meta(description="Only jobs of this project.")] = None
+    limit: Annotated[
+        int, msgspec.Meta(ge=1, le=PAGE_COUNT_MAX, description="Maximum page size; a page may hold fewer.")
+    ] = PAGE_COUNT_DEFAULT
+    cursor: Annotated[str | None, msgspec.Meta(description="`next_cursor` of the previous page.")] = None
+
+
+async def job_page(query: JobsQuery, model: ReadModel) -> schema.JobPage:
+    """Return the page for the query."""
+    scene = estimates.Scene.of(model.view.state, model.policy, model.clock.now())
+    if not query.state or FINAL_STATES.intersection(query.state):
+        specs, cursor = await _stored(query, model, scene.state)
+    else:
+        specs, cursor = _active(query, scene.state)
+    status_view = model.status_view()
+    items = tuple(estimates.job(spec, status, scene, status_view) for spec, status in specs)
+    return schema.JobPage(items=items, next_cursor=cursor)
+
+
+Page = tuple[list[tuple[JobSpec, JobState]], str | None]
+
+
+def _active(query: JobsQuery, state: ClusterState) -> Page:
+    """Return jobs from memory, which holds every job that has not ended. The cursor names the last one shown."""
+    states = job_states(state)
+    active = [
+        (record.queued.spec, states[job_id])
+        for job_id, record in state.jobs.items()
+        if record.queued is not None
+        and states.get(job_id) in query.state
+        and query.project_id in {None, record.queued.spec.project_id}
+    ]
+    active.sort(key=lambda item: (item[0].requested_at, item[0].job_id), reverse=True)
+    if query.cursor is not None:
+        after = _read_cursor(query.cursor)
+        active = [item for item in active if _mark(item[0]) < after]
+    page = active[: query.limit]
+    has_more = len(active) > len(page)
+    return page, _cursor(_mark(page[-1][0])) if has_more else None
+
+
+async def _stored(query: JobsQuery, model: ReadModel, state: ClusterState) -> Page:
+    items: list[tuple[JobSpec, JobState]] = []
+    states = job_states(state)
+    cursor = None if query.cursor is None else _read_cursor(query.cursor)
+    for _ in range(PAGES_READ_MAX):
+        try:
+            page = await model.store.jobs(
+                project_id=query.project_id, cursor=cursor, count_max=query.limit - len(items)
+            )
+        except ValueError as error:
+            raise _bad_cursor() from error
+        for row in page.rows:
+            status = _status(row, states)
+            if not query.state or status in query.state:
+                items.append((row.spec, status))
+        cursor = page.next_cursor
+        if cursor is None or len(items) >= query.limit:
+            break
+    return items, None if cursor is None else _cursor(cursor)
+
+
+def _status(row: JobRow, states: Mapping[JobId, JobState]) -> JobState:
+    if row.outcome is not None:
+        return JobState(row.outcome)
+    return states.get(row.spec.job_id, JobState.PENDING)
+
+
+def _mark(spec: JobSpec) -> str:
+    """Return a sort key of the job list: instant of the request, then id."""
+    return f"{int(spec.requested_at.timestamp() * 1_000_000):020d}/{spec.job_id}"
+
+
+def _cursor(mark: str) -> str:
+    return base64.urlsafe_b64encode(mark.encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> str:
+    try:
+        return base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+    except ValueError as error:
+        raise _bad_cursor() from error
+
+
+def _bad_cursor() -> Problem:
+    violation = Violation("cursor", "is not a cursor of this gateway; start again without one")
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid cursor", violations=(violation,))

@@ -1,0 +1,258 @@
+"""Jobs over REST: submit, list, show, cancel.
+
+A job is accepted (202) when the stream has acknowledged the request and the row is committed, in this order. A crash in
+between leaves a request on the stream, which the scheduler turns into the same row. The client, without an answer,
+retries and finds the job (docs/decisions.md#job-acceptance).
+"""
+
+import uuid
+from http import HTTPStatus
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from gpu_autoscaler.core.intake.admission import admit, job_id_of, supply
+from gpu_autoscaler.core.queueing.job_budgets import budget_violation
+from gpu_autoscaler.core.state.queries import job_state, queue
+from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Violation
+from gpu_autoscaler.runtime.decode import decode_message
+from gpu_autoscaler.runtime.digests import request_digest
+from gpu_autoscaler.runtime.documents import validation_errors
+from gpu_autoscaler.runtime.metrics import package_version
+from gpu_autoscaler.store.protocol import JobRow
+from gpu_autoscaler_services.gateway import estimates, schema
+from gpu_autoscaler_services.gateway.api.job_pages import JobsQuery, job_page
+from gpu_autoscaler_services.gateway.auth import CALLER
+from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
+from gpu_autoscaler_services.gateway.routes import JSON, Route, answer, is_text, read_query
+
+QUEUE_RETRY_SECONDS = 30.0  # a queue of 1,000 jobs changes slowly
+KEY_LENGTH_MAX = 255
+OTHER_BODY = "was used for a different request; choose a new one, or repeat the original request"
+
+F = TypeVar("F", bound=msgspec.Struct)
+
+_KEY = "Idempotency-Key"
+_JOBS = "/api/v1/gpu/jobs"
+_ONE = f"{_JOBS}/{{job_id}}"
+
+
+async def submit_handler(request: web.Request) -> web.Response:
+    """Accept a job."""
+    model = request.app[READ_MODEL]
+    job = await read_body(request, JobRequested)
+    key = request.headers.get(_KEY)
+    if key is not None and (not 0 < len(key) <= KEY_LENGTH_MAX or not is_text(key)):
+        violation = Violation(_KEY, f"must be 1 to {KEY_LENGTH_MAX} characters of UTF-8")
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"invalid header {_KEY}", violations=(violation,))
+    event_id = str(uuid.uuid4()) if key is None else f"idempotency-key/{key}"
+    job = msgspec.structs.replace(job, job_id=job_id_of(job.job_id, event_id))
+    spec = _admit(job, event_id, model)
+    digest = request_digest(job)
+    if key is None:
+        return await _accept(request, job, spec, digest)
+    claim = await model.store.begin_request(key, request_digest=digest, begun_at=model.clock.now())
+    if claim is not None and claim.request_digest != digest:
+        raise Problem(HTTPStatus.CONFLICT, f"{_KEY} {key!r} {OTHER_BODY}")
+    if claim is not None and claim.status is not None and claim.answer is not None:
+        return _accepted_response(claim.answer, spec.job_id)
+    response = await _accept(request, job, spec, digest)
+    await model.store.answer_request(key, status=response.status, answer=_body(response))
+    return response
+
+
+# Errors of request bodies.
+BODY_PROBLEMS = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+)
+
+
+async def read_body(request: web.Request, kind: type[F]) -> F:
+    """Return the body as a struct. Raises a 422 that names every unknown, missing and mistyped field."""
+    if request.content_type != JSON:
+        detail = f"unsupported content type {request.content_type!r}; send JSON with `Content-Type: {JSON}`"
+        raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail)
+    try:
+        document = msgspec.json.decode(await request.read())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not valid JSON: {error}") from error
+    if errors := validation_errors(document, kind):
+        named = (text.partition(": ") for text in errors)
+        raise _invalid(tuple(Violation(field, _of_version(reason)) for field, _, reason in named))
+    return msgspec.convert(document, kind)
+
+
+def _of_version(reason: str) -> str:
+    """Add this gateway's version to the error of an unknown name, which may belong to a later version."""
+    return f"{reason} (this gateway is {package_version()})" if reason.startswith("unknown ") else reason
+
+
+def _invalid(violations: tuple[Violation, ...]) -> Problem:
+    return Problem(
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "invalid job request: correct the fields listed in violations",
+        violations=violations,
+    )
+
+
+def _admit(job: JobRequested, event_id: str, model: ReadModel) -> JobSpec:
+    admitted = admit(
+        job,
+        event_id=event_id,
+        at=(now := model.clock.now()),
+        now=now,
+        policy=model.policy,
+        supply=supply(model.view.state, model.policy),
+    )
+    if isinstance(admitted, JobSpec):
+        return admitted
+    raise _invalid(admitted)
+
+
+async def _accept(request: web.Request, job: JobRequested, spec: JobSpec, digest: str) -> web.Response:
+    """Publish, commit, answer. A repeated request gets the answer of the first one."""
+    model = request.app[READ_MODEL]
+    row = await model.store.job(spec.job_id)
+    if row is None:
+        if (violation := budget_violation(spec, model.view.state)) is not None:
+            raise _invalid((violation,))
+        waiting_count = len(queue(model.view.state))
+        if waiting_count >= model.policy.queue_count_max:
+            raise Problem(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"queue full: {waiting_count} jobs wait, the maximum of the policy; retry later",
+                retry_after_seconds=QUEUE_RETRY_SECONDS,
+            )
+        await _publish_once(job, digest, model)
+        acceptance = await model.store.accept_job(spec, request_digest=digest, accepted_at=model.clock.now())
+        is_conflict = acceptance == "conflict"
+    else:
+        spec, is_conflict = row.spec, row.request_digest != digest
+    if is_conflict:
+        raise Problem(HTTPStatus.CONFLICT, f"job_id {spec.job_id!r} {OTHER_BODY}")
+    scene = estimates.Scene.of(model.view.state, model.policy, model.clock.now())
+    return _accepted_response(msgspec.json.encode(estimates.job(spec, JobState.PENDING, scene)), spec.job_id)
+
+
+async def _publish_once(job: JobRequested, digest: str, model: ReadModel) -> None:
+    """Publish the request. If two requests race for one id, the stream keeps the first and the other is refused."""
+    ack = await model.publish(job)
+    if not ack.is_duplicate:
+        return
+    first = await model.bus.message_at(ack.stream, ack.sequence)
+    if first is None:
+        return
+    recorded = decode_message(first, model.clock)
+    if not isinstance(recorded.fact, JobRequested) or request_digest(recorded.fact) != digest:
+        raise Problem(HTTPStatus.CONFLICT, f"job_id {job.job_id!r} {OTHER_BODY}")
+
+
+def _accepted_response(body: bytes, job_id: JobId) -> web.Response:
+    return web.Response(
+        status=HTTPStatus.ACCEPTED, body=body, content_type=JSON, headers={"Location": f"{_JOBS}/{job_id}"}
+    )
+
+
+def _body(response: web.Response) -> bytes:
+    assert isinstance(response.body, bytes), "an accepted job is answered with bytes"  # noqa: S101 - a bug of ours
+    return response.body
+
+
+async def list_handler(request: web.Request) -> web.Response:
+    """List jobs, newest first."""
+    return answer(request, await job_page(read_query(request, JobsQuery), request.app[READ_MODEL]))
+
+
+async def show_handler(request: web.Request) -> web.Response:
+    """Show one job."""
+    row, status = await _find(request)
+    model = request.app[READ_MODEL]
+    scene = estimates.Scene.of(model.view.state, model.policy, model.clock.now())
+    return answer(request, estimates.job(row.spec, status, scene, model.status_view()))
+
+
+async def cancel_handler(request: web.Request) -> web.Response:
+    """Request a job's cancellation. Repeating it changes nothing; a job that completed or failed is a conflict."""
+    model = request.app[READ_MODEL]
+    row, status = await _find(request)
+    if status in FINAL_STATES and status is not JobState.CANCELLED:
+        raise Problem(HTTPStatus.CONFLICT, f"job {row.spec.job_id!r} is already {status} and cannot be cancelled")
+    if status is not JobState.CANCELLED:
+        caller = request.get(CALLER, "")
+        await model.publish(JobCancelRequested(job_id=row.spec.job_id, requested_by=caller))
+    scene = estimates.Scene.of(model.view.state, model.policy, model.clock.now())
+    return answer(request, estimates.job(row.spec, status, scene), status=HTTPStatus.ACCEPTED)
+
+
+async def _find(request: web.Request) -> tuple[JobRow, JobState]:
+    """Return the job named by the path, with its state from the stream, else from the store."""
+    model = request.app[READ_MODEL]
+    job_id = JobId(request.match_info["job_id"])
+    row = await model.store.job(job_id)
+    state = job_state(model.view.state, job_id)
+    if row is None:
+        record = model.view.state.jobs.get(job_id)
+        if record is None or record.queued is None:
+            raise Problem(HTTPStatus.NOT_FOUND, f"job {job_id!r} not found; list jobs with `GET {_JOBS}`")
+        row = JobRow(spec=record.queued.spec, request_digest="", accepted_at=record.queued.queued_at)
+    stored = JobState.PENDING if row.outcome is None else JobState(row.outcome)
+    return row, stored if state is None else state
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path=_JOBS,
+        aliases=("/jobs",),
+        handler=submit_handler,
+        summary="Submit a job",
+        tag="jobs",
+        answers={HTTPStatus.ACCEPTED: schema.Job},
+        problems=(
+            *BODY_PROBLEMS,
+            HTTPStatus.CONFLICT,
+            HTTPStatus.TOO_MANY_REQUESTS,
+            HTTPStatus.SERVICE_UNAVAILABLE,
+        ),
+        body=JobRequested,
+        headers={_KEY: "Requests with the same key and body submit one job and get the same answer, for one day"},
+    ),
+    Route(
+        method="GET",
+        path=_JOBS,
+        aliases=("/jobs",),
+        handler=list_handler,
+        summary="List jobs, newest first",
+        tag="jobs",
+        answers={HTTPStatus.OK: schema.JobPage},
+        problems=(HTTPStatus.UNPROCESSABLE_ENTITY,),
+        query=JobsQuery,
+    ),
+    Route(
+        method="GET",
+        path=_ONE,
+        aliases=("/jobs/{job_id}",),
+        handler=show_handler,
+        summary="Show a job",
+        tag="jobs",
+        answers={HTTPStatus.OK: schema.Job},
+        problems=(HTTPStatus.NOT_FOUND,),
+    ),
+    Route(
+        method="DELETE",
+        path=_ONE,
+        aliases=("/jobs/{job_id}",),
+        handler=cancel_handler,
+        summary="Cancel a job",
+        tag="jobs",
+        answers={HTTPStatus.ACCEPTED: schema.Job},
+        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
+    ),
+)

@@ -1,0 +1,297 @@
+"""Views over REST: status, nodes, plans, facts, cost, why."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+
+from gpu_autoscaler.core.explain import story
+from gpu_autoscaler.core.explain.names import Namer, names_in_state, reason_sentence
+from gpu_autoscaler.core.explain.status import StatusView, job_line, node_line, pod_line
+from gpu_autoscaler.events import envelope as envelopes
+from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.cost import CostAccrued
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.job import JobListed
+from gpu_autoscaler.events.node import NodeInstanceListed, NodeListed, NodeWatched
+from gpu_autoscaler.events.pod import PodBudgetListed, PodListed, PodWatched
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model import decisions
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.replay.history import History
+from gpu_autoscaler.runtime.lease import holder_of
+from gpu_autoscaler_services.gateway import schema, status_views
+from gpu_autoscaler_services.gateway.api.directives import active_directives
+from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.read_model import PLANS, READ_MODEL, ReadModel
+from gpu_autoscaler_services.gateway.recent_facts import RING_COUNT_MAX, Entry
+from gpu_autoscaler_services.gateway.routes import Route, answer, read_query
+from gpu_autoscaler_services.gateway.subjects import SubjectFilter
+
+LIMIT_DEFAULT = 50
+ACTIVE_SECONDS_MAX = 0.5  # wall time that the status waits for the broker's lease record
+HOUR_SECONDS = 3600
+ADDING_RETRY_SECONDS = 2.0  # reading a month of charges takes seconds to a minute
+
+Limit = Annotated[int, msgspec.Meta(ge=1, le=RING_COUNT_MAX, description="Maximum number, newest first.")]
+
+
+class PlansQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Query of plans."""
+
+    limit: Limit = LIMIT_DEFAULT
+
+
+class FactsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Query of facts."""
+
+    subject: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(description="Subject filter with NATS wildcards, e.g. scaling.>; repeatable. Default: all."),
+    ] = ()
+    limit: Limit = LIMIT_DEFAULT
+
+
+class CostQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Query of costs."""
+
+    span_seconds: Annotated[
+        int,
+        msgspec.Meta(ge=60, le=30 * 24 * HOUR_SECONDS, multiple_of=60, description="Seconds of cluster time per span."),
+    ] = HOUR_SECONDS
+
+
+async def status_handler(request: web.Request) -> web.Response:
+    """Show the cluster in numbers."""
+    model = request.app[READ_MODEL]
+    return answer(
+        request,
+        status_views.status(
+            model.view.state,
+            model.view.cut,
+            model.clock.now(),
+            clock_factor=model.clock.factor,
+            is_broker_connected=model.bus.is_connected,
+            active_scaler=await _active_scaler(model),
+            directives=active_directives(model),
+        ),
+    )
+
+
+async def _active_scaler(model: ReadModel) -> str | None:
+    """Return the holder of the scaler's lease; None if unknown, which does not fail the status."""
+    try:
+        async with asyncio.timeout(ACTIVE_SECONDS_MAX):
+            return await holder_of(model.bus, "scaler")
+    except (TransientError, PermanentError, TimeoutError):
+        return None
+
+
+async def nodes_handler(request: web.Request) -> web.Response:
+    """List nodes that are not gone."""
+    model = request.app[READ_MODEL]
+    as_of = model.clock.now()
+    return answer(request, schema.NodeList(as_of=as_of, items=status_views.nodes(model.view.state, as_of)))
+
+
+async def plans_handler(request: web.Request) -> web.Response:
+    """List the newest plans."""
+    query = read_query(request, PlansQuery)
+    model = request.app[READ_MODEL]
+    names = names_in_state(model.view.state)
+    plans = tuple(_plan(entry, names) for entry in model.tail.recent(PLANS, query.limit))
+    return answer(request, schema.PlanList(items=plans))
+
+
+async def plan_handler(request: web.Request) -> web.Response:
+    """Show a plan."""
+    plan_id = request.match_info["plan_id"]
+    model = request.app[READ_MODEL]
+    names = names_in_state(model.view.state)
+    for entry in model.tail.recent(PLANS, RING_COUNT_MAX):
+        plan = _plan(entry, names)
+        if plan.plan_id == plan_id:
+            return answer(request, plan)
+    raise Problem(
+        HTTPStatus.NOT_FOUND,
+        f"plan {plan_id!r} is not among the newest {RING_COUNT_MAX}; older ones are in the stream SCALING",
+    )
+
+
+def _plan(entry: Entry, names: Namer) -> schema.Plan:
+    fact = entry.recorded.fact
+    assert isinstance(fact, ScalingPlanMade), f"{entry.position} is on the subject of plans"  # noqa: S101 - a bug of ours
+    return schema.Plan(
+        plan_id=fact.plan_id,
+        sequence=entry.recorded.sequence,
+        as_of=fact.plan.as_of,
+        decisions=tuple(
+            schema.Decision(
+                decision=str(decision.__struct_config__.tag),
+                action_id=decision.action_id,
+                subject=_subject(decision),
+                reason=decision.reason.tag(),
+                sentence=reason_sentence(decision.reason, names),
+            )
+            for decision in fact.plan.decisions
+        ),
+        deferred=tuple(
+            schema.Deferred(
+                step=action.step,
+                subject=action.subject,
+                reason=action.reason.tag(),
+                sentence=reason_sentence(action.reason, names),
+            )
+            for action in fact.plan.deferred
+        ),
+        cut=dict(fact.cut.last_sequences),
+        policy_digest=fact.policy_digest,
+        core_digest=fact.core_digest,
+    )
+
+
+def _subject(decision: decisions.AnyDecision) -> str:
+    match decision:
+        case decisions.BuyNode():
+            return decision.offer.key
+        case decisions.DrainNode() | decisions.CancelDrain():
+            return decision.node_name
+        case decisions.ReleaseInstance():
+            return decision.provider_id or f"order {decision.order_action_id}"
+
+
+async def facts_handler(request: web.Request) -> web.Response:
+    """List the newest matching facts."""
+    query = read_query(request, FactsQuery)
+    entries = request.app[READ_MODEL].tail.recent(SubjectFilter(query.subject), query.limit)
+    return answer(
+        request,
+        schema.FactList(
+            items=tuple(
+                schema.RecordedFact(
+                    position=entry.position,
+                    subject=entry.subject,
+                    event=msgspec.json.decode(envelopes.encode(entry.recorded.envelope)),
+                )
+                for entry in entries
+            )
+        ),
+    )
+
+
+async def cost_handler(request: web.Request) -> web.Response:
+    """Show spend by time and by project."""
+    query, model = read_query(request, CostQuery), request.app[READ_MODEL]
+    if not model.tail.has_read(CostAccrued.stream()):
+        detail = "charges are still being read and the sum would be incomplete; retry in a few seconds"
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=ADDING_RETRY_SECONDS)
+    return answer(request, model.ledger.cost(query.span_seconds))
+
+
+async def why_handler(request: web.Request) -> web.Response:
+    """Explain a node, pod or job from all facts that the streams still hold."""
+    kind, name = request.match_info["kind"], request.match_info["name"]
+    explain_kind = _EXPLAIN.get(kind)
+    if explain_kind is None:
+        raise Problem(HTTPStatus.NOT_FOUND, f"unknown kind {kind!r}; use one of {', '.join(_EXPLAIN)}")
+    model = request.app[READ_MODEL]
+    history = History(model.bus, model.clock)
+    async with model.one_explanation_at_a_time:
+        recorded: list[Recorded] = []
+        for stream in sorted({fact.stream() for fact in _EXPLANATORY}):
+            facts = [fact for fact in _EXPLANATORY if fact.stream() == stream]
+            async for batch in history.read(stream, facts):
+                recorded += batch
+        sentences = await asyncio.to_thread(explain_kind, recorded, name)
+    if not sentences:
+        raise Problem(
+            HTTPStatus.NOT_FOUND, f"no {kind} with name or id {name!r} in the recorded facts; they may have expired"
+        )
+    now = await asyncio.to_thread(_LINE[kind], name, model.status_view())
+    return answer(request, schema.Why(kind=kind, name=name, now=now, sentences=sentences))
+
+
+_LINE: Mapping[str, Callable[[str, StatusView], str]] = {"node": node_line, "pod": pod_line, "job": job_line}
+_EXPLAIN: Mapping[str, Callable[[Sequence[Recorded], str], tuple[str, ...]]] = {
+    "node": story.why_node,
+    "pod": story.why_pod,
+    "job": story.why_job,
+}
+# Without telemetry, charges and heartbeats, which are most facts and explain nothing.
+_EXPLANATORY = tuple(
+    fact
+    for fact in FACTS
+    if fact.domain() in {"job", "pod", "node", "spot", "demand", "scaling"}
+    and fact not in {JobListed, PodListed, PodWatched, PodBudgetListed, NodeListed, NodeWatched, NodeInstanceListed}
+)
+_INVALID_QUERY = (HTTPStatus.UNPROCESSABLE_ENTITY,)
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/api/v1/status",
+        handler=status_handler,
+        summary="Show the cluster in numbers",
+        tag="cluster",
+        answers={HTTPStatus.OK: schema.Status},
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/nodes",
+        handler=nodes_handler,
+        summary="List nodes, from order to termination",
+        tag="cluster",
+        answers={HTTPStatus.OK: schema.NodeList},
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/plans",
+        handler=plans_handler,
+        summary="List the newest plans: decisions and deferred actions, with reasons",
+        tag="decisions",
+        answers={HTTPStatus.OK: schema.PlanList},
+        problems=_INVALID_QUERY,
+        query=PlansQuery,
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/plans/{plan_id}",
+        handler=plan_handler,
+        summary="Show a plan",
+        tag="decisions",
+        answers={HTTPStatus.OK: schema.Plan},
+        problems=(HTTPStatus.NOT_FOUND,),
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/facts",
+        handler=facts_handler,
+        summary="List the newest facts",
+        tag="facts",
+        answers={HTTPStatus.OK: schema.FactList},
+        problems=_INVALID_QUERY,
+        query=FactsQuery,
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/cost",
+        handler=cost_handler,
+        summary="Show spend by time and by project",
+        tag="spend",
+        answers={HTTPStatus.OK: schema.Cost},
+        problems=(*_INVALID_QUERY, HTTPStatus.SERVICE_UNAVAILABLE),
+        query=CostQuery,
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/why/{kind}/{name}",
+        handler=why_handler,
+        summary="Explain a node, pod or job back to its first cause",
+        tag="decisions",
+        answers={HTTPStatus.OK: schema.Why},
+        problems=(HTTPStatus.NOT_FOUND,),
+    ),
+)

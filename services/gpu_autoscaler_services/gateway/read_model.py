@@ -1,0 +1,84 @@
+"""State and connections shared by the handlers, under one key of the app."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from gpu_autoscaler.bus.protocol import Ack, Bus
+from gpu_autoscaler.core.explain.status import StatusView
+from gpu_autoscaler.core.policy.documents import effective_policy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.publisher import Publisher
+from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler_services.gateway.ledger import Ledger
+from gpu_autoscaler_services.gateway.recent_facts import Tail
+from gpu_autoscaler_services.gateway.subjects import SubjectFilter
+
+PLANS = SubjectFilter([ScalingPlanMade.subject_root()])
+PUBLISH_SECONDS_MAX = 10.0  # wall time; clients and proxies give up after 30 s
+
+
+@dataclass(kw_only=True)
+class ReadModel:
+    """Collaborators of the handlers, created by the wiring."""
+
+    view: StateView
+    tail: Tail
+    ledger: Ledger
+    store: Store
+    bus: Bus
+    publisher: Publisher
+    policy_file: ScalingPolicy
+    clock: Clock
+    # An explanation reads whole streams: one at a time, so that other requests are not delayed.
+    one_explanation_at_a_time: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    def use_policy(self, policy: ScalingPolicy) -> None:
+        """Use this policy file from now on."""
+        self.policy_file = policy
+
+    @property
+    def policy(self) -> ScalingPolicy:
+        """Return the effective policy: the file, merged with the AutoscalingPolicy objects."""
+        return effective_policy(self.policy_file, self.view.state.policy_documents)
+
+    def status_view(self) -> StatusView:
+        """Return the status view of the state and the latest published plan."""
+        latest = [entry.recorded.fact for entry in self.tail.recent(PLANS, 1)]
+        plans = [fact.plan for fact in latest if isinstance(fact, ScalingPlanMade)]
+        return StatusView.of(self.view.state, self.policy, self.clock.now(), plans[0] if plans else None)
+
+    async def publish(self, fact: Fact) -> Ack:
+        """Publish a fact and wait for the acknowledgment. Raises TransientError after a short time-out.
+
+        A fact may be stored in spite of a time-out, so clients retry with an Idempotency-Key.
+        """
+        unreachable = "the broker does not answer; retry with the same Idempotency-Key, so that the request counts once"
+        if not self.bus.is_connected:
+            raise TransientError(unreachable)
+        try:
+            async with asyncio.timeout(PUBLISH_SECONDS_MAX):
+                (ack,) = await self.publisher.publish((fact,))
+        except TimeoutError as error:
+            raise TransientError(unreachable) from error
+        return ack
+
+
+READ_MODEL: web.AppKey[ReadModel] = web.AppKey("read_model", ReadModel)
+
+# Sent with every response: browsers load content from this gateway only (CSP Level 3).
+SECURITY_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}

@@ -1,0 +1,180 @@
+"""The newest facts of every stream in memory, for lists of recent facts and for event streams.
+
+One `Tail` per process reads each stream once, whatever the number of listeners. It has no effects, so it is a
+projection. Each stream has a bounded ring, so that frequent telemetry does not displace rare decisions.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+import structlog
+
+from gpu_autoscaler.bus.protocol import Bus, Message
+from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.model.errors import InvalidFact, TransientError
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.decode import decode_message
+from gpu_autoscaler_services.gateway.subjects import SubjectFilter
+
+STREAMS = tuple(sorted({fact.stream() for fact in FACTS}))
+RING_COUNT_MAX = 500  # facts kept per stream
+RECONNECT_SECONDS = 1.0  # wall time between attempts to open an unreadable stream
+
+Observe = Callable[[Recorded], None]
+
+log = structlog.get_logger()
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded fact with its subject and storage time."""
+
+    recorded: Recorded
+    subject: str
+    stored_at: datetime
+
+    @property
+    def position(self) -> str:
+        """Return the position in the record: `SCALING:12`."""
+        return f"{self.recorded.stream}:{self.recorded.sequence}"
+
+
+class Listener:
+    """One who listens. A queue that overflows ends the listening: a slow reader never holds up the others."""
+
+    def __init__(self, subjects: SubjectFilter, buffer_count_max: int) -> None:
+        self.subjects = subjects
+        self.closed_because: str | None = None
+        self._queue: asyncio.Queue[Entry | None] = asyncio.Queue()
+        self._buffer_count_max = buffer_count_max
+
+    def offer(self, entry: Entry) -> None:
+        """Queue a matching entry; close if too many are queued."""
+        if self.closed_because is not None or not self.subjects.matches(entry.subject):
+            return
+        if self._queue.qsize() >= self._buffer_count_max:
+            self.close(f"{self._buffer_count_max} facts unread; resume with Last-Event-ID and a narrower filter")
+        else:
+            self._queue.put_nowait(entry)
+
+    def close(self, reason: str) -> None:
+        """Stop queueing; queued entries are still returned, then `next` returns None."""
+        if self.closed_because is None:
+            self.closed_because = reason
+            self._queue.put_nowait(None)
+
+    async def next(self, wait_seconds_max: float) -> Entry | None:
+        """Return the next entry; None at the end. Raises TimeoutError after `wait_seconds_max` of wall time."""
+        return await asyncio.wait_for(self._queue.get(), wait_seconds_max)
+
+
+class Tail:
+    """Follows all streams and passes entries to listeners."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        *,
+        streams: Sequence[str] = STREAMS,
+        observers: Mapping[str, Observe] | None = None,
+        ring_count_max: int = RING_COUNT_MAX,
+    ) -> None:
+        """`observers`, by stream, are called with every fact of the stream from its beginning."""
+        self.streams = tuple(streams)
+        self._bus = bus
+        self._clock = clock
+        self._observers = dict(observers or {})
+        self._ring_count_max = ring_count_max
+        self._rings: dict[str, deque[Entry]] = {stream: deque(maxlen=ring_count_max) for stream in streams}
+        self._positions = dict.fromkeys(streams, 0)
+        self._read: set[str] = set()  # streams read up to their end at the start
+        self._listeners: set[Listener] = set()
+
+    async def run(self) -> None:
+        """Follow every stream until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for stream in self.streams:
+                group.create_task(self._follow(stream), name=f"tail {stream}")
+
+    def position(self, stream: str) -> int:
+        """Return the last sequence read of the stream; 0: none yet."""
+        return self._positions[stream]
+
+    def has_read(self, stream: str) -> bool:
+        """Return True once the stream was read up to its end at the start."""
+        return stream in self._read
+
+    def recent(self, subjects: SubjectFilter, count_max: int) -> list[Entry]:
+        """Return the newest matching entries, newest first."""
+        newest_first = heapq.merge(
+            *(reversed(ring) for ring in self._rings.values()), key=lambda entry: entry.stored_at, reverse=True
+        )
+        matching = (entry for entry in newest_first if subjects.matches(entry.subject))
+        return [entry for entry, _ in zip(matching, range(count_max), strict=False)]
+
+    def listen(self, subjects: SubjectFilter, buffer_count_max: int) -> Listener:
+        """Return a new listener; remove it with `forget`."""
+        listener = Listener(subjects, buffer_count_max)
+        self._listeners.add(listener)
+        return listener
+
+    def forget(self, listener: Listener) -> None:
+        """Remove a listener."""
+        self._listeners.discard(listener)
+
+    @property
+    def listeners_count(self) -> int:
+        """Return the number of listeners."""
+        return len(self._listeners)
+
+    def close(self, reason: str) -> None:
+        """Close every listener."""
+        for listener in self._listeners:
+            listener.close(reason)
+
+    def entry(self, message: Message) -> Entry | None:
+        """Return the message as an entry; None if it is not a valid fact, which its effect consumer dead-letters."""
+        try:
+            recorded = decode_message(message, self._clock)
+        except InvalidFact:
+            return None
+        return Entry(recorded=recorded, subject=message.subject, stored_at=message.stored_at)
+
+    async def _follow(self, stream: str) -> None:
+        while True:
+            try:
+                last = await self._bus.last_sequence(stream)
+                start = 0 if stream in self._observers else max(0, last - self._ring_count_max)
+                after = self._positions[stream] or start
+                projection = await self._bus.projection(stream, after_sequence=after)
+                try:
+                    if await projection.lag_count() == 0:
+                        self._read.add(stream)
+                    async for batch in projection:
+                        self._take(batch)
+                        if self._positions[stream] >= last:
+                            self._read.add(stream)
+                finally:
+                    await projection.close()
+            except TransientError as error:
+                log.warning("stream unreadable, recent facts are stale", stream=stream, error=str(error))
+            except Exception:
+                # A bug in one stream must not stop the others, nor this one for good.
+                log.exception("tail failed, restarting", stream=stream)
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    def _take(self, batch: Sequence[Message]) -> None:
+        for message in batch:
+            entry = self.entry(message)
+            self._positions[message.stream] = message.sequence
+            if entry is not None:
+                self._rings[message.stream].append(entry)
+                if (observe := self._observers.get(message.stream)) is not None:
+                    observe(entry.recorded)
+                for listener in self._listeners:
+                    listener.offer(entry)

@@ -1,0 +1,271 @@
+"""Types of every JSON answer, which are the schemas of the OpenAPI document.
+
+Field names of jobs are contracts (docs/decisions.md#job-fields). None means unknown or not yet, never zero.
+"""
+
+from typing import Any
+
+import msgspec
+
+from gpu_autoscaler.model.jobs import JobState
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.offers import CapacityType
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job with its state and estimates."""
+
+    job_id: str
+    status: JobState
+    queue_position: int | None  # 1 is first; None: not waiting
+    estimated_start_time: Instant | None  # None: unknown
+    estimated_cost_usd: float | None  # for the recent run time of jobs of this name, else for the time limit
+    created_at: Instant
+    job_name: str
+    project_id: str
+    priority: int
+    gpu_type: str | None  # alternatives separated by commas, in order of preference
+    gpu_count: int  # per member
+    members: int
+    preemptible: bool
+    min_members: int | None = None  # members sufficient to start and continue; None: all
+    attempt: int = 0  # number of placements
+    node_names: tuple[str, ...] = ()
+    started_at: Instant | None = None
+    finished_at: Instant | None = None
+    message: str = ""  # why the job waits, or why it ended
+    estimated_start_earliest: Instant | None = None  # 10th percentile
+    estimated_start_latest: Instant | None = None  # 90th percentile
+    estimated_cost_usd_max: float | None = None  # for the job time limit
+    estimate_basis: str = ""  # basis of the estimate, or why there is none
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of jobs, newest first."""
+
+    items: tuple[Job, ...]
+    next_cursor: str | None  # None: last page
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """Demand reported by a source."""
+
+    source: str
+    shape: dict[str, Any]  # per member, as reported
+    count: int | None  # None: unknown to the source now; the previous report stays active
+    until: Instant
+    priority: str | int
+    preemptible: bool
+    note: str
+    message: str  # why capacity is missing; empty: it is free, or not planned yet
+
+
+class DemandList(msgspec.Struct, frozen=True, kw_only=True):
+    """Active demand reports."""
+
+    as_of: Instant
+    items: tuple[Demand, ...]
+
+
+class Directive(msgspec.Struct, frozen=True, kw_only=True):
+    """A temporary override of the policy."""
+
+    key: str  # freeze, pause/<pool>, override/<scope>
+    directive: dict[str, Any]  # as requested
+    reason: str
+    given_by: str
+    given_at: Instant
+    until: Instant
+
+
+class DirectiveList(msgspec.Struct, frozen=True, kw_only=True):
+    """Active directives."""
+
+    as_of: Instant
+    items: tuple[Directive, ...]
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """An interruption notice of the cloud."""
+
+    kind: str
+    reclaim_at: Instant | None
+    received_at: Instant
+
+
+class NodePod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod on a node."""
+
+    pod: str  # namespace/name
+    gpu_count: int
+    job_id: str | None
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A node, from order to termination."""
+
+    name: str  # of the Kubernetes node; before it exists, the id of the action that ordered it
+    phase: str
+    pool: str | None
+    instance_type: str | None
+    zone: str | None
+    capacity_type: CapacityType | None
+    gpu_model: str | None
+    gpu_count: int
+    gpu_busy_count: int
+    gpu_utilization_ratio: float | None  # mean of the last minute; None: no telemetry
+    price_micro_usd_per_hour: int | None
+    node_uid: str | None = None
+    action_id: str | None = None
+    provider_id: str | None = None
+    since: Instant | None = None  # ordered, launched or created: the first known
+    usable_by: Instant | None = None  # boot deadline: a booting node not usable by then is released
+    notice: Notice | None = None
+    pods: tuple[NodePod, ...] = ()
+    reason: str = ""  # why it was bought
+
+
+class NodeList(msgspec.Struct, frozen=True, kw_only=True):
+    """All nodes that are not gone."""
+
+    as_of: Instant
+    items: tuple[Node, ...]
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision of a plan."""
+
+    decision: str  # buy_node, drain_node, cancel_drain, release_instance
+    action_id: str
+    subject: str  # the offer or the node
+    reason: str  # the reason's tag
+    sentence: str
+
+
+class Deferred(msgspec.Struct, frozen=True, kw_only=True):
+    """An action that a plan deferred."""
+
+    step: str
+    subject: str
+    reason: str
+    sentence: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan with its decisions and deferred actions."""
+
+    plan_id: str
+    sequence: int
+    as_of: Instant
+    decisions: tuple[Decision, ...]
+    deferred: tuple[Deferred, ...]
+    cut: dict[str, int]
+    policy_digest: str
+    core_digest: str
+
+
+class ShadowSide(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of the two policies decides about a subject."""
+
+    outcome: str  # buy_node, drain_node, cancel_drain, release_instance, deferred, nothing
+    reason: str  # the reason's tag; empty: none
+    sentence: str
+
+
+class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A subject about which the shadow policy and the active policy decide differently."""
+
+    subject: str
+    name: str  # the subject's display name
+    since_at: Instant
+    until_at: Instant | None  # None: current
+    real: ShadowSide
+    shadow: ShadowSide
+
+
+class Shadow(msgspec.Struct, frozen=True, kw_only=True):
+    """Differences of the shadow policy on the real state; it is never executed."""
+
+    as_of: Instant
+    changed_at: Instant | None  # last change; None: no shadow plan was published
+    policy_digest: str | None  # of the shadow policy
+    real_policy_digest: str | None  # of the policy that it is compared with
+    is_compared_with_scaler: bool | None  # the scaler's last plan used the compared policy; None: unknown
+    now: tuple[ShadowDifference, ...]  # current; empty: both policies decide the same
+    earlier: tuple[ShadowDifference, ...]  # past, newest first
+
+
+class PlanList(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest plans, newest first."""
+
+    items: tuple[Plan, ...]
+
+
+class RecordedFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded fact."""
+
+    position: str  # stream:sequence
+    subject: str
+    event: dict[str, Any]  # CloudEvent in structured JSON
+
+
+class FactList(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest facts, newest first."""
+
+    items: tuple[RecordedFact, ...]
+
+
+class CostSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Spend in one span; allocated and idle sum to the bill."""
+
+    from_at: Instant
+    allocated_micro_usd: int
+    idle_micro_usd: int
+
+
+class ProjectCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Spend of one project over all spans."""
+
+    project_id: str | None  # None: pods that belong to no job
+    allocated_micro_usd: int
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Spend by time and by project."""
+
+    span_seconds: int
+    allocated_micro_usd: int
+    idle_micro_usd: int
+    spans: tuple[CostSpan, ...]  # oldest first
+    projects: tuple[ProjectCost, ...]  # most expensive first
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster in numbers."""
+
+    as_of: Instant
+    clock_factor: float
+    is_broker_connected: bool
+    active_scaler: str | None  # holder of the lease; None: none, or unknown
+    nodes_by_phase: dict[str, int]
+    nodes_by_capacity_type: dict[str, int]
+    gpu_count: int  # of usable nodes
+    gpu_busy_count: int
+    gpu_booting_count: int
+    jobs_by_status: dict[str, int]
+    pods_unschedulable_count: int
+    notices_count: int
+    price_micro_usd_per_hour: int  # of all billed instances with a known price
+    price_unknown_count: int  # instances without a known price
+    last_plan_at: Instant | None
+    directives: tuple[Directive, ...]  # active freezes, pauses, overrides
+    cut: dict[str, int]  # last sequence of each stream included in this answer
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an object waits or exists, and its history back to the first cause."""
+
+    kind: str
+    name: str
+    now: str  # what would let it start, or why it exists; empty: it is gone
+    sentences: tuple[str, ...]

@@ -1,0 +1,319 @@
+// Panels of the page. Pure functions from an answer of the gateway to elements.
+
+import { clockTime, count, duration, h, s, short, shortTime, usd } from "./format.js";
+
+const NODES_DENSE = 24; // with more nodes, cards are small
+const BOOTING = new Set(["planned", "ordered", "launched", "registered"]);
+const LEAVING = new Set(["cordoned", "draining", "drained", "terminating", "gone", "failed", "lost"]);
+const WAITING = ["pending", "queued", "provisioning", "preempted"];
+const JOB_TONE = { running: "work", provisioning: "boot", preempted: "danger", failed: "danger", completed: "good" };
+
+const sum = (record, names) => names.reduce((total, name) => total + (record[name] || 0), 0);
+
+export function summary(status) {
+  const nodes = Object.values(status.nodes_by_phase).reduce((total, number) => total + number, 0);
+  const booting = sum(status.nodes_by_phase, [...BOOTING]);
+  const kinds = Object.entries(status.nodes_by_capacity_type).map(([kind, number]) => `${number} ${kind}`);
+  const waiting = sum(status.jobs_by_status, WAITING);
+  const running = status.jobs_by_status.running || 0;
+  const ended = sum(status.jobs_by_status, ["completed", "failed", "cancelled"]);
+  const share = status.gpu_count ? Math.round((100 * status.gpu_busy_count) / status.gpu_count) : 0;
+  const meter = h("span");
+  meter.style.width = `${share}%`;
+  return [
+    tile("Nodes", [String(nodes)], [kinds.join(", ") || "none yet", booting ? `, ${booting} booting` : ""].join("")),
+    tile(
+      "GPUs busy",
+      [`${status.gpu_busy_count} `, h("small", {}, `of ${status.gpu_count}`)],
+      status.gpu_booting_count ? `${count(status.gpu_booting_count, "more GPU")} booting` : status.gpu_count ? `${share} % of usable GPUs` : "no GPUs yet",
+      h("dd", { class: "meter", "aria-hidden": "true" }, meter),
+    ),
+    tile("Jobs waiting", [String(waiting)], waitingDetail(status, waiting)),
+    tile("Jobs running", [String(running)], `${ended} ended`),
+    tile(
+      "Current price",
+      [`${usd(status.price_micro_usd_per_hour)} `, h("small", {}, "per hour")],
+      status.price_unknown_count ? `${count(status.price_unknown_count, "instance")} without a known price` : "all prices known",
+    ),
+  ];
+}
+
+function waitingDetail(status, waiting) {
+  const coming = status.jobs_by_status.provisioning || 0;
+  if (status.pods_unschedulable_count) return count(status.pods_unschedulable_count, "unschedulable pod");
+  if (coming) return `${coming} with nodes booting`;
+  return waiting ? "in the queue" : "queue empty";
+}
+
+function tile(label, figure, detail, meter = null) {
+  return h(
+    "div",
+    { class: "tile" },
+    h("dt", {}, label),
+    h("dd", { class: "figure" }, ...figure),
+    meter,
+    h("dd", { class: "detail" }, detail),
+  );
+}
+
+/** Active directives: who, why, and the time left. */
+export function directives(items, now) {
+  return items.map((row) =>
+    h(
+      "li",
+      {},
+      h("span", { class: "chip boot" }, row.directive.directive),
+      h("span", {}, h("b", {}, describeDirective(row.directive)), ` by ${row.given_by}: ${row.reason}`),
+      h("span", { class: "note" }, `${duration((new Date(row.until) - now) / 1000)} left, until ${shortTime(row.until)}`),
+    ),
+  );
+}
+
+function describeDirective(directive) {
+  if (directive.directive === "freeze") return "Purchases and voluntary removals suspended";
+  if (directive.directive === "pause") return `Pool ${directive.pool} paused`;
+  const bounds = [["node", directive.nodes_count_min, directive.nodes_count_max], ["GPU", directive.gpu_count_min, directive.gpu_count_max]]
+    .filter(([, least, most]) => (least ?? most ?? null) !== null)
+    .map(([unit, least, most]) => {
+      if (least === most) return count(least, unit);
+      return [["at least", least], ["at most", most]].filter(([, number]) => (number ?? null) !== null).map(([prefix, number]) => `${prefix} ${count(number, unit)}`).join(", ");
+    });
+  const scope = [directive.pool && `of pool ${directive.pool}`, directive.gpu_model].filter(Boolean);
+  return [bounds.join(", "), ...(scope.length ? scope : ["in the cluster"])].join(" ");
+}
+
+export function nodesLegend() {
+  const kinds = [["busy", "busy"], ["", "free"], ["booting", "booting"], ["leaving", "leaving"]];
+  return kinds.map(([name, label]) => h("li", {}, h("i", { class: `gpu ${name}`, "aria-hidden": "true" }), label));
+}
+
+export function nodes(list, now) {
+  if (!list.items.length) return [h("li", { class: "empty" }, "No nodes. The first job that needs one triggers a purchase.")];
+  return list.items.map((node) => nodeCard(node, now));
+}
+
+export const isDense = (list) => list.items.length > NODES_DENSE;
+
+function nodeCard(node, now) {
+  const title = node.node_uid ? node.name : `order ${short(node.action_id || node.name)}`;
+  const type = [node.instance_type, node.zone].filter(Boolean).join(" · ");
+  const podNames = node.pods.map((pod) => pod.pod).join(", ");
+  return h(
+    "li",
+    { class: `node${node.notice ? " noticed" : ""}${LEAVING.has(node.phase) ? " gone" : ""}`, title: [node.name, type, node.reason, podNames].filter(Boolean).join("\n") },
+    h("div", { class: "line" }, h("span", { class: "name" }, title), phaseChip(node)),
+    h("div", { class: "what" }, type || "type unknown yet"),
+    h("div", { class: "gpus", role: "img", "aria-label": gpusLabel(node) }, squares(node)),
+    h("div", { class: "chips" }, chips(node, now)),
+  );
+}
+
+function phaseChip(node) {
+  const tone = BOOTING.has(node.phase) ? "boot" : node.phase === "ready" ? "good" : "";
+  return h("span", { class: `chip ${tone}` }, node.phase);
+}
+
+function gpusLabel(node) {
+  if (BOOTING.has(node.phase)) return `${count(node.gpu_count, "GPU")} booting`;
+  return `${node.gpu_busy_count} of ${count(node.gpu_count, "GPU")} busy`;
+}
+
+function squares(node) {
+  const free = BOOTING.has(node.phase) ? "booting" : LEAVING.has(node.phase) ? "leaving" : "";
+  return Array.from({ length: node.gpu_count }, (_, index) =>
+    h("i", { class: `gpu ${index < node.gpu_busy_count ? "busy" : free}` }),
+  );
+}
+
+function chips(node, now) {
+  const price = node.price_micro_usd_per_hour;
+  const seconds = node.notice && node.notice.reclaim_at ? (new Date(node.notice.reclaim_at) - now) / 1000 : null;
+  const load = node.gpu_utilization_ratio;
+  return [
+    node.notice && h("span", { class: "chip danger" }, seconds === null ? "interruption notice" : seconds > 0 ? `reclaim in ${duration(seconds)}` : "deadline passed"),
+    node.capacity_type && h("span", { class: `chip ${node.capacity_type === "spot" ? "work" : "quiet"}` }, node.capacity_type),
+    node.gpu_model && h("span", { class: "chip quiet" }, `${node.gpu_count} × ${node.gpu_model}`),
+    load !== null && h("span", { class: "chip quiet", title: "mean GPU utilization of the last minute" }, `${Math.round(100 * load)} % used`),
+    price !== null && h("span", { class: "chip quiet" }, `${usd(price)}/h`),
+  ].filter(Boolean);
+}
+
+export function jobs(items, now) {
+  const columns = ["Job", "State", "GPUs", "Nodes", "Waiting / running", "Est. cost"];
+  const head = h("thead", {}, h("tr", {}, columns.map((name) => h("th", { scope: "col", class: name === "Est. cost" ? "number" : null }, name))));
+  if (!items.length) return [head, h("tbody", {}, h("tr", {}, h("td", { class: "empty", colspan: columns.length }, "No waiting or running jobs. Submit one with: gpu-autoscaler jobs submit --help")))];
+  return [head, h("tbody", {}, items.map((job) => jobRow(job, now)))];
+}
+
+function jobRow(job, now) {
+  const gpus = `${job.members > 1 ? `${job.members} × ` : ""}${job.gpu_count}${job.gpu_type ? ` ${job.gpu_type}` : ""}`;
+  const where = job.node_names.length > 2 ? count(job.node_names.length, "node") : job.node_names.join(", ");
+  return h(
+    "tr",
+    {},
+    h("td", { class: "grow" }, job.job_name, h("span", { class: "under" }, `${job.project_id} · priority ${job.priority}`)),
+    h("td", {}, h("span", { class: `chip ${JOB_TONE[job.status] || ""}` }, job.status), job.queue_position ? h("span", { class: "under" }, `queue position ${job.queue_position}`) : null),
+    h("td", {}, gpus),
+    h("td", { class: "grow" }, where || "—", job.message ? h("span", { class: "under" }, job.message) : null),
+    h("td", {}, jobTime(job, now), jobStart(job, now)),
+    h("td", { class: "number" }, job.estimated_cost_usd === null ? "—" : usd(job.estimated_cost_usd * 1e6)),
+  );
+}
+
+/** Estimated start of a waiting job; the tooltip is the basis of the estimate. */
+function jobStart(job, now) {
+  if (job.status === "running" || !job.queue_position) return null;
+  if (!job.estimated_start_time) return h("span", { class: "under", title: job.estimate_basis }, "start unknown");
+  const left = (new Date(job.estimated_start_time) - now) / 1000;
+  const latest = job.estimated_start_latest ? `, latest ${shortTime(job.estimated_start_latest)}` : "";
+  return h("span", { class: "under", title: `${job.estimate_basis}${latest}` }, left > 0 ? `starts in ${duration(left)}` : "starts now");
+}
+
+function jobTime(job, now) {
+  const from = job.status === "running" && job.started_at ? job.started_at : job.created_at;
+  return duration((now - new Date(from)) / 1000);
+}
+
+const VERBS = { buy_node: ["buy", "buy"], drain_node: ["drain", "drain"], cancel_drain: ["keep", "buy"], release_instance: ["release", "drain"] };
+
+/** `names` maps subjects such as `job/<id>` to display names. */
+export function plans(list, names) {
+  if (!list.items.length) return [h("li", { class: "empty" }, "No plan yet. The first change of the cluster triggers one.")];
+  return list.items.map((plan) =>
+    h(
+      "li",
+      {},
+      h("div", { class: "when" }, h("time", { datetime: plan.as_of }, clockTime(plan.as_of)), h("span", { class: "mono", title: plan.plan_id }, `plan ${plan.sequence}`)),
+      plan.decisions.map((decision) => decisionLine(...VERBS[decision.decision], decision.sentence, decision.subject)),
+      groupBySentence(plan.deferred, names).map(([sentence, subjects]) => decisionLine("deferred", "deferred", sentence, subjects.join(", "))),
+      plan.decisions.length + plan.deferred.length ? null : decisionLine("none", "deferred", "Previously deferred actions are done or no longer needed.", ""),
+    ),
+  );
+}
+
+/** Differences between shadow and active policy: current ones, then past ones. */
+export function shadow(answer) {
+  const same = answer.now.length ? [] : [h("li", { class: "empty" }, "Both policies decide the same now.")];
+  return [...same, ...[...answer.now, ...answer.earlier].map(shadowCard)];
+}
+
+function shadowCard(difference) {
+  const lasting = difference.until_at ? `${clockTime(difference.since_at)} to ${clockTime(difference.until_at)}` : `since ${clockTime(difference.since_at)}`;
+  return h(
+    "li",
+    {},
+    h("div", { class: "when" }, h("time", { datetime: difference.since_at }, lasting), h("span", {}, difference.name.replace("/", " "))),
+    shadowLine("active", difference.real),
+    shadowLine("shadow", difference.shadow),
+  );
+}
+
+function shadowLine(policy, side) {
+  const tone = side.outcome in VERBS ? VERBS[side.outcome][1] : "deferred";
+  return decisionLine(policy, tone, side.sentence || "No action.", "");
+}
+
+export function shadowNote(answer) {
+  if (answer.is_compared_with_scaler === false) return "compared with another policy than the scaler's; set the same policy.path";
+  return answer.now.length ? `${count(answer.now.length, "difference")} now; not executed` : "not executed";
+}
+
+/** [sentence, subjects]: a reason shared by several subjects is shown once. */
+function groupBySentence(deferred, names) {
+  const subjects = new Map();
+  for (const { sentence, subject } of deferred) subjects.set(sentence, [...(subjects.get(sentence) || []), names.get(subject) || subject]);
+  return [...subjects];
+}
+
+function decisionLine(verb, tone, sentence, subject) {
+  const isDeferred = tone === "deferred";
+  return h(
+    "div",
+    { class: "decision" },
+    h("span", { class: `verb ${tone}` }, verb),
+    h("span", { class: isDeferred ? "sentence deferred-sentence" : "sentence" }, sentence, h("span", { class: "about" }, subject)),
+  );
+}
+
+/** Bars of allocated and idle spend; `width` in pixels, so that labels keep their size. */
+export function spend(cost, width) {
+  if (!cost) return [h("p", { class: "empty" }, "Charges are still being read.")];
+  const spans = cost.spans.slice(-24);
+  if (!spans.length) return [h("p", { class: "empty" }, "No charges yet.")];
+  const height = 190, left = 52, bottom = 20, top = 8;
+  const high = niceCeiling(Math.max(...spans.map((part) => part.allocated_micro_usd + part.idle_micro_usd)));
+  const y = (micro) => top + (height - top - bottom) * (1 - micro / high);
+  const step = (width - left) / Math.max(spans.length, 8);
+  const label = `Spend per ${cost.span_seconds === 3600 ? "hour" : duration(cost.span_seconds)}: ${usd(cost.allocated_micro_usd)} allocated, ${usd(cost.idle_micro_usd)} idle in total`;
+  const chart = s(
+    "svg",
+    { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": label },
+    [0, high / 2, high].map((mark) => [
+      s("line", { class: "grid", x1: left, x2: width, y1: y(mark), y2: y(mark) }),
+      s("text", { x: left - 6, y: y(mark) + 4, "text-anchor": "end" }, usd(mark)),
+    ]),
+    spans.map((part, index) => bar(part, left + index * step, step, y, index % Math.ceil(spans.length / Math.max(2, width / 90)) === 0 ? height - 4 : null)),
+  );
+  const legend = [["allocated", "allocated"], ["idle", "idle"]].map(([name, text]) =>
+    h("li", {}, h("i", { class: `gpu ${name}`, "aria-hidden": "true" }), text),
+  );
+  return [chart, h("figcaption", {}, h("ul", { class: "legend" }, legend))];
+}
+
+function bar(part, x, step, y, labelY) {
+  const total = part.allocated_micro_usd + part.idle_micro_usd;
+  const wide = Math.min(step * 0.72, 44);
+  return s(
+    "g",
+    {},
+    s("title", {}, `${shortTime(part.from_at)}: ${usd(part.allocated_micro_usd)} allocated, ${usd(part.idle_micro_usd)} idle`),
+    s("rect", { class: "allocated", x, width: wide, y: y(part.allocated_micro_usd), height: y(0) - y(part.allocated_micro_usd) }),
+    s("rect", { class: "idle", x, width: wide, y: y(total), height: y(part.allocated_micro_usd) - y(total) }),
+    labelY ? s("text", { x, y: labelY }, shortTime(part.from_at)) : null,
+  );
+}
+
+function niceCeiling(value) {
+  const unit = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
+  return [1, 2, 4, 5, 10].map((factor) => factor * unit).find((mark) => mark >= value);
+}
+
+const DESCRIBE = {
+  "job.requested": (fact) => `${fact.job_name} submitted`,
+  "job.queued": (fact) => `${fact.spec.job_name} waits for ${count(fact.spec.member_count * fact.spec.member_resources.gpu_count, "GPU")}`,
+  "job.rejected": (fact) => `${fact.job_name || "a request"} rejected: ${fact.mistakes.map((violation) => `${violation.field} ${violation.reason}`).join("; ")}`,
+  "job.placed": (fact) => `placed on ${[...new Set(fact.node_names)].join(", ")}`,
+  "job.preempted": (fact) => `preempted: ${fact.cause}`,
+  "job.finished": (fact) => `${fact.outcome}${fact.message ? `: ${fact.message}` : ""}`,
+  "job.estimated": (fact) => (fact.estimate.start_at ? `expected to start at ${clockTime(fact.estimate.start_at)}` : "estimated start unknown"),
+  "job.estimate_scored": (fact) => (fact.start_error_seconds === null ? "no estimate" : `started ${duration(Math.abs(fact.start_error_seconds))} ${fact.start_error_seconds < 0 ? "earlier" : "later"} than estimated`),
+  "policy.directive_given": (fact) => `${describeDirective(fact.directive)}, by ${fact.given_by}: ${fact.reason}`,
+  "policy.directive_lifted": (fact) => `${fact.key}, by ${fact.lifted_by}${fact.reason ? `: ${fact.reason}` : ""}`,
+  "policy.changed": (fact) => fact.differences.join("; ") || fact.policy_digest.slice(0, 8),
+  "scaling.plan_made": (fact) => `${count(fact.plan.decisions.length, "decision")}, ${fact.plan.deferred.length} deferred`,
+  "scaling.node_ordered": (fact) => `${fact.offer.instance_type} in ${fact.offer.zone}, ${fact.offer.capacity_type}`,
+  "scaling.node_launched": (fact) => `${fact.instance_type} in ${fact.zone}, ${fact.capacity_type}`,
+  "scaling.launch_refused": (fact) => `${fact.offer.instance_type} in ${fact.offer.zone}: ${fact.code}`,
+  "scaling.drain_started": (fact) => `${fact.node_name}${fact.is_voluntary ? "" : ", forced"}`,
+  "scaling.checkpoint_requested": (fact) => `${fact.pods.join(", ")} on ${fact.node_name}`,
+  "scaling.pod_evicted": (fact) => `${fact.pod} from ${fact.node_name}`,
+  "spot.notice_received": (fact) => `${fact.node_name || fact.provider_id}: ${fact.kind}`,
+  "cost.accrued": (fact) => `${usd(fact.total_micro_usd)} for ${fact.node_name || fact.provider_id}`,
+  "pod.observed": (fact) => `${fact.namespace}/${fact.name} ${fact.phase}${fact.node_name ? ` on ${fact.node_name}` : ""}`,
+  "node.observed": (fact) => `${fact.name} ${fact.is_ready ? "ready" : "not ready"}, ${count(fact.allocatable.gpu_count || 0, "GPU")}`,
+  "node.instance_observed": (fact) => `${fact.instance_type} ${fact.state}`,
+};
+
+export const noEvents = () => [h("li", { class: "empty" }, "No facts yet.")];
+
+export function event(fact, isFresh) {
+  const subject = fact.type.replace(/\.v\d+$/, "");
+  const data = fact.data;
+  const describe = DESCRIBE[subject] || (() => data.node_name || data.name || data.job_id || "");
+  return h(
+    "li",
+    { class: isFresh ? "fresh" : null },
+    h("time", { datetime: fact.time }, clockTime(fact.time)),
+    h("span", { class: "text" }, h("span", { class: "subject" }, subject), " ", describe(data)),
+  );
+}

@@ -1,0 +1,37 @@
+"""The declaration of the pod watcher."""
+
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.runtime.process import ProcessContext
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler_services.pod_watcher.service import PodWatcher
+from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, JOB_KINDS, LIST_WATCH, Process, Right, ServiceSpec
+from gpu_autoscaler_services.wiring import open_bus, open_kube
+
+_DEVICES = ("resourceclaims", "resourceclaimtemplates", "resourceslices", "deviceclasses")
+
+
+async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+    """Compose the service."""
+    kube, cluster = await open_kube(context)
+    return PodWatcher(kube, cluster), await open_bus(context, PodWatcher)
+
+
+SPEC = ServiceSpec(
+    service=PodWatcher,
+    compose=compose,
+    processes=(Process(name="pod-watcher", uses=("kube",), is_observer=True),),
+    rights=(
+        CLUSTER_IDENTITY,
+        Right(verbs=LIST_WATCH, resource="pods"),
+        Right(verbs=LIST_WATCH, resource="nodes"),
+        Right(verbs=LIST_WATCH, resource="persistentvolumeclaims"),
+        Right(verbs=LIST_WATCH, resource="persistentvolumes"),
+        Right(verbs=LIST_WATCH, resource="storageclasses", group="storage.k8s.io"),
+        Right(verbs=LIST_WATCH, resource="poddisruptionbudgets", group="policy"),
+        Right(verbs=LIST_WATCH, resource="jobs", group="batch"),
+        *(Right(verbs=LIST_WATCH, resource=resource, group=group) for resource, group in JOB_KINDS),
+        *(Right(verbs=LIST_WATCH, resource=resource, group="resource.k8s.io") for resource in _DEVICES),
+        Right(verbs=LIST_WATCH, resource="podgroups", group="scheduling.x-k8s.io"),
+        Right(verbs=LIST_WATCH, resource="podgroups", group="scheduling.volcano.sh"),
+    ),
+)

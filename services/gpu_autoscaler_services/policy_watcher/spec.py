@@ -1,0 +1,40 @@
+"""The declaration of the policy watcher."""
+
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.kube.event_recorder import EventWriter
+from gpu_autoscaler.kube.wire.policy import DEFINITION, GROUP, PLURAL
+from gpu_autoscaler.runtime.process import ProcessContext
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler_services.policy_watcher.service import PolicyWatcher
+from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, LIST_WATCH, Process, Right, ServiceSpec
+from gpu_autoscaler_services.wiring import follow_policy, open_bus, open_kube, policy_file
+
+
+async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+    """Compose the service."""
+    policies = policy_file(context)
+    kube, _ = await open_kube(context)
+    service = PolicyWatcher(
+        context.view,
+        policies.now,
+        kube,
+        EventWriter(kube),
+        provider=context.settings.provider.name,
+        report=lambda text: context.readiness.note("policies", text),
+    )
+    await follow_policy(context, policies, service.use_policy)
+    return service, await open_bus(context, PolicyWatcher)
+
+
+SPEC = ServiceSpec(
+    service=PolicyWatcher,
+    compose=compose,
+    processes=(Process(name="policy-watcher", uses=("policy", "kube"), condition="real_cluster"),),
+    rights=(
+        CLUSTER_IDENTITY,
+        Right(verbs=LIST_WATCH, resource=PLURAL, group=GROUP),
+        Right(verbs=("patch",), resource=f"{PLURAL}/status", group=GROUP),
+        Right(verbs=("get",), resource="customresourcedefinitions", group="apiextensions.k8s.io", name=DEFINITION),
+        Right(verbs=("create", "get", "patch"), resource="events"),
+    ),
+)

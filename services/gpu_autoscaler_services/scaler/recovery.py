@@ -1,0 +1,67 @@
+"""Restores open decisions from the store after the loss of a stream, once, before the first plan."""
+
+from datetime import datetime, timedelta
+
+import structlog
+
+from gpu_autoscaler.core.limits.order_recovery import open_decisions
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
+from gpu_autoscaler.runtime.service import Outcome
+from gpu_autoscaler.store.protocol import Store
+
+PLANS_COUNT_MAX = 5000  # more than one plan per tick for an hour
+_PAGE_COUNT = 200
+
+log = structlog.get_logger()
+
+
+class DecisionRecovery:
+    """Restores the decisions of a lost stream."""
+
+    def __init__(self, store: Store, policy: ScalingPolicy) -> None:
+        self._store = store
+        self._policy = policy
+
+    def use_policy(self, policy: ScalingPolicy) -> None:
+        """Use this policy from now on."""
+        self._policy = policy
+
+    async def before_first_plan(self, state: ClusterState, now: datetime) -> Outcome | None:
+        """Return what must precede the first plan on this stream; None if planning may begin.
+
+        An outcome without facts means "not yet": orders of a lost stream show in the cloud and in Kubernetes, so
+        nothing is planned before both are listed. Raises TransientError while the store is unreachable.
+        """
+        if state.restored_at is not None or state.last_plan_sequence > 0:
+            return None
+        newest = (await self._store.plans(count_max=1)).rows
+        if not newest:
+            return None  # a new installation
+        stale = stale_watch(state, self._policy, now) or stale_instances(state, self._policy, now)
+        if stale is not None:
+            log.info("planning deferred until resources are listed on the new stream", missing=stale.source)
+            return Outcome()
+        past = open_decisions(await self._plans(newest[0].fact.plan.as_of), state, self._policy, now)
+        log.warning("decisions restored after stream loss", decisions_count=len(past))
+        # Fenced: of two scalers only one publishes it.
+        return Outcome(facts=(ScalingDecisionsRestored(past=past, restored_at=now),), expected_last_sequence=0)
+
+    async def _plans(self, newest_at: datetime) -> list[ScalingPlanMade]:
+        """Return plans whose decisions may be open, oldest first: purchases and removals end within a bounded time.
+
+        Counted back from the last plan, not from now: without a scaler no decision progresses.
+        """
+        policy = self._policy
+        since = newest_at - timedelta(seconds=2 * max(policy.boot_seconds_max, policy.drain_seconds_max))
+        plans: list[ScalingPlanMade] = []
+        cursor: str | None = None
+        while len(plans) < PLANS_COUNT_MAX:
+            page = await self._store.plans(cursor=cursor, count_max=_PAGE_COUNT)
+            plans += [row.fact for row in page.rows if row.fact.plan.as_of >= since]
+            cursor = page.next_cursor
+            if cursor is None or page.rows[-1].fact.plan.as_of < since:
+                break
+        return plans[::-1]

@@ -1,0 +1,92 @@
+"""The declaration of the scaler."""
+
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.kube.leases import ShownLease, showing
+from gpu_autoscaler.runtime.digests import core_digest, policy_digest
+from gpu_autoscaler.runtime.lease import Lease
+from gpu_autoscaler.runtime.process import ProcessContext
+from gpu_autoscaler.runtime.runner import instance_name
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.snapshots import saving_periodically
+from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
+from gpu_autoscaler_services.scaler.drains import Drains
+from gpu_autoscaler_services.scaler.executor import Executor
+from gpu_autoscaler_services.scaler.finalizers import Finalizers
+from gpu_autoscaler_services.scaler.inventory import InstanceWatch
+from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
+from gpu_autoscaler_services.scaler.purchases import Purchases
+from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
+from gpu_autoscaler_services.scaler.service import Digests, Scaler
+from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, Process, Right, ServiceSpec
+from gpu_autoscaler_services.wiring import (
+    follow_policy,
+    open_bus,
+    open_hooks,
+    open_kube,
+    open_process_store,
+    open_provider_of,
+    policy_file,
+    resumed_snapshots,
+)
+
+
+async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+    """Compose the service. It folds the whole state, so it is the one that saves snapshots."""
+    policies = policy_file(context)
+    bus, store = await open_bus(context, Scaler), await open_process_store(context)
+    lease = Lease(bus, Scaler.name, instance_name(context.settings.instance), context.clock.monotonic_seconds)
+    kube, _ = await open_kube(context, before_write=lease.require)
+    if context.settings.kube.is_lease_mirrored:
+        shown = ShownLease(kube, context.settings.kube.namespace, f"gpu-autoscaler-{Scaler.name}")
+        await context.closing.enter_async_context(showing(shown, lease, context.clock.now))
+    provider, installation = await open_provider_of(context)
+    snapshots = await resumed_snapshots(context, Scaler, store, bus)
+    await context.closing.enter_async_context(saving_periodically(snapshots, context.settings.store.snapshot_seconds))
+    hooks = open_hooks(context)
+    executor = Executor(
+        Purchases(context.view, provider, installation, context.clock.now),
+        Drains(context.view, kube, context.clock, hooks),
+        store,
+        Finalizers(kube),
+        CheckpointNotices(kube, hooks),
+        OrphanedNodes(kube, provider),
+    )
+    service = Scaler(
+        context.view,
+        policies.now,
+        executor,
+        DecisionRecovery(store, policies.now),
+        InstanceWatch(provider, installation, context.clock),
+        digests=Digests(policy=policy_digest(policies.now), core=core_digest()),
+        figures=context.metrics,
+        lease=lease,
+    )
+    await follow_policy(context, policies, lambda policy: service.use_policy(policy, str(policies.path)))
+    return service, bus
+
+
+SPEC = ServiceSpec(
+    service=Scaler,
+    compose=compose,
+    processes=(
+        Process(name="scaler", chart_name="controller", uses=("store", "policy", "kube", "cloud"), chart_replicas=3),
+    ),
+    rights=(
+        CLUSTER_IDENTITY,
+        # delete: orphaned nodes, where no cloud controller removes them.
+        Right(verbs=("get", "list", "patch", "delete"), resource="nodes"),
+        Right(verbs=("list",), resource="volumeattachments", group="storage.k8s.io"),
+        Right(verbs=("list", "patch", "delete"), resource="pods"),
+        Right(verbs=("create",), resource="pods/eviction"),
+        Right(verbs=("patch",), resource="pods/status"),  # the disruption condition of pods deleted at a deadline
+        # The mirrored leader lease, where it is enabled.
+        Right(verbs=("create", "get", "patch"), resource="leases", group="coordination.k8s.io", is_for_jobs=True),
+    ),
+    # The chart adds the right to get the node class that its values name.
+    rights_with_karpenter=(
+        Right(verbs=("create", "get", "list", "patch", "delete"), resource="nodeclaims", group="karpenter.sh"),
+        Right(verbs=("list",), resource="events"),  # why a NodeClaim was not launched
+    ),
+    rights_with_limits=(Right(verbs=("get", "patch"), resource="nodepools", group="karpenter.sh"),),
+    has_lease=True,
+)

@@ -1,0 +1,84 @@
+"""The declaration of a service: its class, composition, Kubernetes rights, broker extras and processes.
+
+Each service folder declares `SPEC` in its `spec.py`. Broker users, chart files and the launcher are made from the
+declarations; compose file, chart templates, README and import contracts are tested against them.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from gpu_autoscaler.runtime.process import Compose
+from gpu_autoscaler.runtime.service import Service
+
+Role = Literal["nodes", "central"]
+Adapter = Literal["store", "policy", "kube", "cloud"]
+
+
+class Right(msgspec.Struct, frozen=True, kw_only=True):
+    """Verbs on a Kubernetes resource: in all namespaces, in the jobs' namespace, or on one object.
+
+    `tests/e2e/test_service_accounts.py` finds missing and unused rights.
+    """
+
+    verbs: tuple[str, ...]
+    resource: str  # with its subresource, as in pods/eviction
+    group: str = ""
+    name: str = ""
+    is_for_jobs: bool = False  # only in the namespace of the jobs
+
+
+LIST_WATCH = ("list", "watch")
+# `KubeClient.cluster`: the UID of this namespace identifies the cluster.
+CLUSTER_IDENTITY = Right(verbs=("get",), resource="namespaces", name="kube-system")
+# The third-party job kinds of `kube/translate/workload_progress.py`.
+JOB_KINDS = (
+    ("jobsets", "jobset.x-k8s.io"),
+    ("pytorchjobs", "kubeflow.org"),
+    ("rayjobs", "ray.io"),
+    ("jobs", "batch.volcano.sh"),
+)
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """One process: a child of the launcher, a container of docker-compose.yml, a workload of the chart."""
+
+    name: str
+    chart_name: str = ""  # if it differs
+    role: Role | None = None  # `sensing.role`
+    uses: tuple[Adapter, ...] = ()  # as the chart configures it
+    chart_replicas: int | None = None  # the default; None: always one
+    condition: Literal["always", "shadow_policy", "real_cluster"] = "always"  # when the launcher starts it
+    is_observer: bool = False  # also started by `gpu-autoscaler observe`, which changes nothing
+
+
+class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One service. `rights_with_limits` are added to `rights_with_karpenter` in Karpenter's mode limits."""
+
+    service: type[Service]
+    compose: Compose
+    processes: tuple[Process, ...]
+    rights: tuple[Right, ...] = ()
+    rights_with_karpenter: tuple[Right, ...] = ()
+    rights_with_limits: tuple[Right, ...] = ()
+    has_lease: bool = False
+    reads: tuple[str, ...] = ()  # streams that it reads besides its consumers
+
+    @property
+    def name(self) -> str:
+        """The service's name, also that of its folder."""
+        return self.service.name
+
+    def rules(self, *, is_for_jobs: bool) -> list[dict[str, Any]]:
+        """Return the RBAC rules of its ClusterRole, or of its Role in the jobs' namespace."""
+        return [_rule(right) for right in self.rights if right.is_for_jobs == is_for_jobs]
+
+    def karpenter_rules(self, *, has_limits: bool) -> list[dict[str, Any]]:
+        """Return the RBAC rules that Karpenter as provider adds. `has_limits`: in mode limits."""
+        limits = self.rights_with_limits if has_limits else ()
+        return [_rule(right) for right in (*self.rights_with_karpenter, *limits)]
+
+
+def _rule(right: Right) -> dict[str, Any]:
+    rule: dict[str, Any] = {"apiGroups": [right.group], "resources": [right.resource], "verbs": list(right.verbs)}
+    return rule | ({"resourceNames": [right.name]} if right.name else {})

@@ -1,0 +1,75 @@
+"""The declaration of the spot watcher and its roles."""
+
+from collections.abc import Mapping
+
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.cloudmeta.opening import metadata_opener
+from gpu_autoscaler.runtime.process import ProcessContext
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, Process, Right, ServiceSpec
+from gpu_autoscaler_services.spot_watcher.interruption_queue import InterruptionQueue
+from gpu_autoscaler_services.spot_watcher.metadata_poller import ManagedNodesPoller, OwnNodePoller, metadata_session
+from gpu_autoscaler_services.spot_watcher.offers import OffersPoller
+from gpu_autoscaler_services.spot_watcher.service import SpotWatcher, Watch
+from gpu_autoscaler_services.wiring import follow_policy, open_bus, open_provider_of, policy_file
+
+
+async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+    """Compose the service for the role in `sensing.role`."""
+    if context.settings.sensing.role != "central":
+        return SpotWatcher(await _metadata_poller(context)), await open_bus(context, SpotWatcher)
+    policies = policy_file(context)
+    offers = OffersPoller(context.view, (await open_provider_of(context))[0], policies.now)
+    await follow_policy(context, policies, offers.use_policy)
+    return SpotWatcher(offers, _interruption_queue(context)), await open_bus(context, SpotWatcher)
+
+
+async def _metadata_poller(context: ProcessContext) -> Watch:
+    sensing = context.settings.sensing
+
+    def on_unreadable(unreadable: Mapping[str, str]) -> None:
+        context.metrics.metadata_unreachable_nodes.set(len(unreadable))
+        if not unreadable:
+            context.readiness.clear("notices")
+        elif sensing.role == "node":  # the unready pod shows the node whose notices are missed
+            context.readiness.block("notices", "; ".join(unreadable.values()))
+
+    session = await context.closing.enter_async_context(metadata_session())
+    name, is_waiting = context.settings.provider.name, sensing.role == "node"
+    open_metadata, link_local_url = metadata_opener(name, session, context.clock, is_waiting=is_waiting)
+    url = sensing.metadata_url or link_local_url
+    if sensing.role == "node":
+        metadata = open_metadata(url)
+        return OwnNodePoller(context.view, metadata, node_name=sensing.node_name, on_unreadable=on_unreadable)
+    return ManagedNodesPoller(context.view, open_metadata, metadata_url=url, on_unreadable=on_unreadable)
+
+
+def _interruption_queue(context: ProcessContext) -> InterruptionQueue | None:
+    """Open the cloud's queue of events, if the settings name one."""
+    from gpu_autoscaler.providers.aws.queue import AwsQueue  # noqa: PLC0415 - the SDK is loaded only where it is used
+
+    provider, aws = context.settings.provider, context.settings.aws
+    if provider.name != "aws" or aws.queue_url is None:
+        return None
+    queue = AwsQueue(aws, url=provider.url, call_seconds_max=provider.call_seconds_max, now=context.clock.now)
+    context.closing.push_async_callback(queue.close)
+    return InterruptionQueue(context.view, queue, context.metrics.unparsed_queue_messages.inc)
+
+
+SPEC = ServiceSpec(
+    service=SpotWatcher,
+    compose=compose,
+    processes=(
+        Process(
+            name="spot-watcher-offers",
+            chart_name="spot-watcher",
+            role="central",
+            uses=("policy", "kube", "cloud"),
+            is_observer=True,
+        ),
+        Process(name="spot-watcher-notices", role="nodes", uses=("cloud",)),
+    ),
+    rights=(CLUSTER_IDENTITY,),  # role central: whose instances are listed
+    rights_with_karpenter=(Right(verbs=("list",), resource="nodeoverlays", group="karpenter.sh"),),  # price overrides
+    rights_with_limits=(Right(verbs=("get",), resource="nodepools", group="karpenter.sh"),),
+)

@@ -1,0 +1,78 @@
+"""Ten thousand pods that go at once: one by one, with a list that no longer has them, and through fold to the plan."""
+
+import json
+import time
+from collections.abc import Sequence
+
+import pytest
+from tests.services.pod_watcher.test_service import listed
+from tests.support.kube_objects import pod as pod_json
+from tests.support.stories import EPOCH, MINUTE, T0, Told, given, node, on_sale, policy, record
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.pod import PodGone
+from gpu_autoscaler.kube.client import KubeClient
+from gpu_autoscaler.kube.connection import Connection
+from gpu_autoscaler.kube.protocol import PODS, Cluster, Deleted
+from gpu_autoscaler.kube.wire.core import Pod
+from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler_services.pod_watcher.service import PodWatcher
+
+PODS_COUNT, NODES_COUNT = 10_000, 100
+# A deletion is told, folded and forgotten in well under a millisecond; ten times that still is no outage.
+SECONDS_MAX = 100.0
+
+
+@pytest.fixture
+def watcher() -> PodWatcher:
+    """A watcher that is handed its items; it never calls its client."""
+    kube = KubeClient(Connection(base_url="http://127.0.0.1:9"), now=lambda: T0)
+    return PodWatcher(kube, Cluster(installation="uid", epoch=EPOCH))
+
+
+def pods() -> list[Pod]:
+    """Pods without an end, on all nodes alike."""
+    found = []
+    for number in range(PODS_COUNT):
+        item = pod_json(f"p{number}", nodeName=f"n{number % NODES_COUNT}")
+        item["metadata"] |= {
+            "uid": f"uid-{number}",
+            "namespace": "default",
+            "resourceVersion": str(number + 1),
+            "creationTimestamp": "2026-11-21T11:00:00Z",
+        }
+        item["status"] = {"phase": "Running"}
+        found.append(PODS.decode(json.dumps(item).encode(), "read"))
+    return found
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+async def test_ten_thousand_pods_go_at_once(watcher: PodWatcher, is_watched: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Each end is told once, or the list says it of all; the state forgets them, and nothing is bought or torn down."""
+    there = pods()
+    facts: list[Fact] = list(await watcher.on_item(listed(PODS, *there, version=PODS_COUNT)))
+    nodes = [node(f"n{number}") for number in range(NODES_COUNT)]
+    before = given(*nodes, on_sale(), tuple(Told(fact, T0) for fact in facts), is_synced=False)
+    assert len(before.pods) == PODS_COUNT
+
+    began_at, at = time.monotonic(), T0 + MINUTE
+    ends: list[Fact] = []
+    if is_watched:
+        for number, each in enumerate(there):
+            ends += await watcher.on_item(Deleted(kind=PODS, object=each, seen_at=at))
+            assert number > 3 or isinstance(ends[0], PodGone)
+        assert sum(isinstance(fact, PodGone) for fact in ends) == PODS_COUNT
+    ends += await watcher.on_item(listed(PODS, version=PODS_COUNT * 3, at=at))
+    after = fold(before, record(_told(ends, at)))
+    assert after.pods == {}
+    made = plan(after, policy(), at)
+    assert check(made, after, policy()) == ()
+    assert not [each for each in made.decisions if isinstance(each, BuyNode)]
+    assert time.monotonic() - began_at < SECONDS_MAX
+
+
+def _told(facts: Sequence[Fact], at: object) -> list[Told]:
+    return [Told(fact, at) for fact in facts]  # type: ignore[arg-type]

@@ -1,0 +1,39 @@
+"""Jobs of a kind that cannot be suspended, while the scheduler makes them anew: a list without them is no end."""
+
+import pytest
+from tests.support.stories import MINUTE, T0, Story, Told, given, job, policy
+
+from gpu_autoscaler.events.job import JobPreempted, JobStarted
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import Runtime
+from gpu_autoscaler_services.scheduler.missing_jobs import is_recreated
+
+TRAIN = JobId("train")
+
+
+def lost(attempt: int) -> Story:
+    """It lost its place."""
+    return (Told(JobPreempted(job_id=TRAIN, attempt=attempt, cause="gone", preempted_at=T0), T0),)
+
+
+def started(minutes: int) -> Story:
+    """It was seen at work so long after its place."""
+    at = T0 + minutes * MINUTE
+    return (Told(JobStarted(job_id=TRAIN, kube_job="default/train", started_at=at, epoch=1, version=1), at),)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "since", "expected"),
+    [
+        (3, lost(3), True),  # on its way off spot
+        (1, lost(1), False),  # Volcano starts it again by itself
+        (4, (), True),  # placed, and not made yet
+        (4, started(1), False),  # it was, so somebody deleted it
+        (1, (), False),
+    ],
+)
+def test_only_what_we_take_away_ourselves_is_made_anew(attempt: int, since: Story, expected: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Of Volcano's kind alone: the others are held, and always there."""
+    for runtime in Runtime:
+        state = given(job("train", runtime=runtime, placed_on=("n1",), attempt=attempt), since)
+        assert is_recreated(state.jobs[TRAIN], policy(), T0) is (expected and runtime is Runtime.VOLCANO)

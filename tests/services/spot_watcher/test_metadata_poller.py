@@ -1,0 +1,26 @@
+"""Reads of the metadata of many nodes by one process."""
+
+import asyncio
+
+from aiohttp import web
+from tests.support.small_servers import serving
+
+from gpu_autoscaler_services.spot_watcher.metadata_poller import POLLS_AT_ONCE_MAX, READS_OF_POLL_MAX, metadata_session
+
+
+async def test_no_read_of_a_poll_waits_for_a_connection() -> None:
+    """As many as there may be at once are under way at once: each is answered only when all are there."""
+    reads_count, present = POLLS_AT_ONCE_MAX * READS_OF_POLL_MAX, 0
+    all_there = asyncio.Event()
+
+    async def answer(_: web.Request) -> web.Response:
+        nonlocal present
+        present += 1
+        if present >= reads_count:
+            all_there.set()
+        await all_there.wait()
+        return web.Response(text="FALSE")
+
+    async with serving(answer) as url, metadata_session() as session, asyncio.timeout(60):
+        answers = await asyncio.gather(*(session.get(url) for _ in range(reads_count)))
+    assert {one.status for one in answers} == {200}

@@ -1,0 +1,382 @@
+"""The second opinion refuses each kind of broken plan. Each story breaks a good plan, or makes one by hand."""
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    T0,
+    Story,
+    bought,
+    budget,
+    drained,
+    given,
+    instance,
+    job,
+    node,
+    notice,
+    offer,
+    on_sale,
+    pod,
+    policy,
+    provider_id,
+    purchase,
+)
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, Deferred, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.ids import ActionId, NodeUid
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons.buy import UnmetDemand
+from gpu_autoscaler.model.reasons.defer_limits import Frozen
+from gpu_autoscaler.model.reasons.drain import (
+    BootTimedOut,
+    DemandReturned,
+    DrainReason,
+    NodeIdle,
+    NodeUnderused,
+    SpotReclaim,
+)
+from gpu_autoscaler.model.scheduling import LabelRequirement
+
+NOW = T0 + HOUR
+IDLE = NodeIdle(idle_seconds=3600.0, idle_seconds_max=600.0)
+UNDERUSED = NodeUnderused(pods=(), saving_micro_usd_per_hour=1)
+RECLAIM = SpotReclaim(notice_id="n", kind="terminate", reclaim_at=None)
+
+
+def mistakes(
+    state: ClusterState, *decisions: AnyDecision, under: ScalingPolicy | None = None, held: tuple[str, ...] = ()
+) -> str:
+    """What the second opinion says of a plan of these decisions, in one text; `held` are subjects held back."""
+    made = Plan(
+        as_of=NOW,
+        parent_sequence=state.last_plan_sequence,
+        decisions=decisions,
+        deferred=tuple(Deferred(step="test", subject=subject, reason=Frozen()) for subject in held),
+    )
+    return "\n".join(check(made, state, under or policy()))
+
+
+def buy(name: str = "new", **changes: Any) -> BuyNode:  # noqa: ANN401 - fields of BuyNode
+    """A purchase of one node for job/train."""
+    reason = UnmetDemand(demand=("job/train",), offers_considered=1, price_micro_usd_per_hour=10_000_000)
+    return msgspec.structs.replace(purchase(name, at=NOW, reason=reason), **changes)
+
+
+def drain(name: str = "n1", reason: DrainReason = IDLE, **changes: Any) -> DrainNode:  # noqa: ANN401 - of DrainNode
+    """A drain by choice of the node of this name."""
+    decision = DrainNode(
+        action_id=ActionId(f"drain-{name}-now"),
+        node_uid=NodeUid(f"uid-{name}"),
+        node_name=name,
+        provider_id=provider_id(f"buy-{name}"),
+        is_voluntary=True,
+        deadline_at=NOW + timedelta(minutes=10),
+        reason=reason,
+    )
+    return msgspec.structs.replace(decision, **changes)
+
+
+def world(*stories: Story) -> ClusterState:
+    """The stories an hour later, with the usual offer for sale."""
+    return given(*stories, on_sale(), as_of=NOW)
+
+
+def waiting(**changes: Any) -> Story:  # noqa: ANN401 - arguments of `job`
+    """A job that waits."""
+    return job("train", **changes)
+
+
+def test_a_good_plan_is_let_through() -> None:
+    """The ground of all the other claims here."""
+    assert mistakes(world(waiting()), buy()) == ""
+    assert mistakes(world(node("n1")), drain()) == ""
+
+
+# ---- identity
+
+
+def test_two_decisions_with_one_id_are_refused() -> None:
+    """The second would be taken for a repeat of the first and never happen."""
+    assert "share the action id new" in mistakes(
+        world(waiting(members=2)), buy(gang="job/train"), buy(gang="job/train")
+    )
+
+
+def test_an_id_of_an_earlier_plan_is_refused() -> None:
+    """It would be taken for done."""
+    assert "earlier plan" in mistakes(world(waiting(), bought(purchase("new"))), buy())
+
+
+def test_a_plan_that_follows_another_plan_is_refused() -> None:
+    """Its parent is not the last one."""
+    state = world(waiting())
+    made = msgspec.structs.replace(plan(state, policy(), NOW), parent_sequence=7)
+
+    assert any("follows plan 7" in sentence for sentence in check(made, state, policy()))
+
+
+# ---- purchases
+
+
+def test_buying_under_a_freeze_is_refused() -> None:
+    """Nothing is to be changed."""
+    assert "frozen" in mistakes(world(waiting()), buy(), under=policy(is_frozen=True))
+
+
+@pytest.mark.parametrize(
+    ("sold", "said"),
+    [
+        (offer("other"), "not for sale"),
+        (offer(usd_per_hour=9.0), "not for sale"),
+        (offer(usd_per_hour=None), "unknown price"),
+    ],
+)
+def test_an_offer_that_nobody_makes_is_refused(sold: Any, said: str) -> None:  # noqa: ANN401 - an Offer
+    """The type, and the price, must stand in the sample."""
+    assert said in mistakes(world(waiting()), buy(offer=sold))
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        NodePool(name="other"),
+        NodePool(name="default", zones=("zone-b",)),
+        NodePool(name="default", instance_types=("p5.48xlarge",)),
+        NodePool(name="default", gpu_models=("H100",)),
+        NodePool(name="default", capacity_types=(CapacityType.RESERVED,)),
+        NodePool(name="default", labels={"team": "vision"}),
+    ],
+)
+def test_an_offer_that_the_pool_does_not_allow_is_refused(pool: NodePool) -> None:
+    """Each filter of the pool, and its labels."""
+    assert "for pool" in mistakes(world(waiting()), buy(), under=policy(pools=(pool,))) or "of pool" in mistakes(
+        world(waiting()), buy(), under=policy(pools=(pool,))
+    )
+
+
+def test_asking_again_for_what_was_just_refused_is_refused() -> None:
+    """Not before its time."""
+    refused = bought(purchase("old"), is_refused=True, retry_after=2 * HOUR)
+
+    assert "was refused" in mistakes(world(waiting(), refused), buy())
+
+
+def test_what_was_sold_to_a_later_plan_may_be_asked_for_again() -> None:
+    """A slow answer to an earlier try says nothing of what there is now; one of the same plan was the last word."""
+    refused = bought(purchase("old"), is_refused=True, retry_after=2 * HOUR)
+    later = bought(purchase("sold", at=T0 + MINUTE), at=T0 + MINUTE)
+    together = bought(purchase("sold"))
+
+    assert "was refused" not in mistakes(world(waiting(), refused, later), buy())
+    assert "was refused" in mistakes(world(waiting(), refused, together), buy())
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"nodes_count_max": 2}, "3 nodes of at most 2"),
+        ({"gpu_count_max": 16}, "24 GPUs of at most 16"),
+        ({"price_micro_usd_per_hour_max": 29_000_000}, "would cost 30000000"),
+        ({"pools": (NodePool(name="default", nodes_count_max=2),)}, "pool default would have 3 nodes"),
+    ],
+)
+def test_passing_a_limit_with_orders_in_flight_is_refused(limits: dict[str, Any], said: str) -> None:
+    """One node runs, one is only planned, one is bought: three."""
+    in_flight = bought(purchase("planned", at=NOW), at=NOW, is_ordered=False)
+
+    assert said in mistakes(world(waiting(), node("n1"), in_flight), buy(), under=policy(**limits), held=("job/train",))
+
+
+def test_orders_that_came_to_nothing_do_not_count() -> None:
+    """A refused launch never was."""
+    refused = bought(purchase("old", offer("other")), is_refused=True)
+
+    assert mistakes(world(waiting(), refused), buy(), under=policy(nodes_count_max=1)) == ""
+
+
+def test_instances_without_an_order_count() -> None:
+    """Our tag costs our money, whatever the record has forgotten."""
+    state = world(waiting(), instance(purchase("stray"), at=NOW - MINUTE))
+
+    assert "2 nodes of at most 1" in mistakes(state, buy(), under=policy(nodes_count_max=1))
+
+
+def test_half_a_gang_is_refused() -> None:
+    """One node for two members of eight GPUs."""
+    state = world(waiting(members=2))
+
+    assert "part of a gang" in mistakes(state, buy(gang="job/train"))
+    assert mistakes(state, buy("a", gang="job/train"), buy("b", gang="job/train")) == ""
+
+
+def test_room_that_is_there_completes_a_gang() -> None:
+    """One member on a free node, one on the new one."""
+    assert mistakes(world(node("n1"), waiting(members=2)), buy(gang="job/train")) == ""
+
+
+def test_work_passed_over_in_silence_is_refused() -> None:
+    """Each waiting job and pod is bought for or held back."""
+    assert "job train waits" in mistakes(world(waiting()))
+    assert "pod default/a waits" in mistakes(world(pod("a")))
+    assert mistakes(world(waiting(), pod("a")), held=("job/train", "pod/uid-a")) == ""
+
+
+# ---- removals
+
+
+def test_removing_under_a_freeze_is_refused() -> None:
+    """By choice, that is."""
+    assert "frozen" in mistakes(world(node("n1")), drain(), under=policy(is_frozen=True))
+
+
+def test_removing_on_an_old_picture_is_refused() -> None:
+    """A failed list is not an empty cluster."""
+    assert "old or missing list of pods" in mistakes(given(node("n1"), as_of=T0), drain())
+    assert "old or missing list of nodes" in mistakes(given(node("n1"), is_synced=False), drain())
+
+
+def test_a_drain_of_a_node_that_does_not_exist_is_refused() -> None:
+    """Uid and name must both be right."""
+    assert "no such node" in mistakes(world(node("n1")), drain("n2"))
+    assert "no such node" in mistakes(world(node("n1")), drain(node_name="n2"))
+
+
+def test_a_drain_with_another_nodes_instance_is_refused() -> None:
+    """The wrong machine would end."""
+    assert "not its own" in mistakes(world(node("n1")), drain(provider_id=provider_id("buy-n2")))
+
+
+def test_a_drain_of_a_foreign_node_by_choice_is_refused() -> None:
+    """We remove what we bought."""
+    assert "we did not buy it" in mistakes(world(node("n1", is_ours=False)), drain())
+
+
+def test_a_forced_drain_without_a_notice_is_refused() -> None:
+    """Nothing else overrules protections."""
+    assert "no notice stands" in mistakes(world(node("n1")), drain(reason=RECLAIM, is_voluntary=False))
+
+
+def test_a_drain_of_a_marked_node_is_refused() -> None:
+    """Its annotation says that it stays."""
+    state = world(node("n1", annotations={labels.SCALE_DOWN_DISABLED: "true"}))
+
+    assert "marked to stay" in mistakes(state, drain())
+
+
+def test_a_node_with_work_is_not_idle() -> None:
+    """Whatever the plan calls it."""
+    assert "is drained as idle, but pod default/a is there" in mistakes(world(node("n1"), pod("a", on="n1")), drain())
+
+
+@pytest.mark.parametrize(
+    "protected",
+    [
+        pod("a", on="n1", annotations={labels.DO_NOT_DISRUPT: "true"}),
+        pod("a", on="n1", annotations={labels.SAFE_TO_EVICT: "false"}),
+        pod("a", on="n1", owner_kind=None),
+        pod("a", on="n1", owner_kind="Job"),
+        pod("a", on="n1", has_local_storage=True),
+        (*job("j", is_preemptible=False, placed_on=("n1",)), *pod("a", on="n1", job_id="j")),
+    ],
+)
+def test_moving_a_protected_pod_is_refused(protected: Story) -> None:
+    """Each protection, read anew."""
+    state = world(node("n1"), node("n2"), protected)
+
+    assert "is protected" in mistakes(state, drain(reason=UNDERUSED))
+
+
+def test_passing_a_disruption_budget_is_refused() -> None:
+    """Two pods of a budget that allows one."""
+    app = {"app": "x"}
+    state = world(
+        node("n1"),
+        node("n2"),
+        pod("a", on="n1", labels=app),
+        pod("b", on="n1", labels=app),
+        budget("x", match=(LabelRequirement(key="app", operator="In", values=("x",)),), disruptions_allowed=1),
+    )
+
+    assert "it allows 1" in mistakes(state, drain(reason=UNDERUSED))
+
+
+@pytest.mark.parametrize(("others_gpus", "said"), [(8, "fits nowhere else"), (6, "do not all fit elsewhere")])
+def test_moving_pods_without_another_place_is_refused(others_gpus: int, said: str) -> None:
+    """Alone, or all together."""
+    mine = (pod("a", on="n1", gpus=2), pod("b", on="n1", gpus=2))
+
+    assert said in mistakes(
+        world(node("n1"), node("n2"), *mine, pod("c", on="n2", gpus=others_gpus)), drain(reason=UNDERUSED)
+    )
+
+
+def test_too_many_at_once_are_refused() -> None:
+    """A tenth of two, rounded up, is one; drains under way count."""
+    assert "2 nodes of 2" in mistakes(world(node("n1"), node("n2")), drain("n1"), drain("n2"))
+    under_way = drained("n2", at=NOW - MINUTE)
+    assert "2 nodes of 2" in mistakes(world(node("n1"), node("n2"), under_way), drain("n1"))
+
+
+def test_draining_a_node_twice_is_refused() -> None:
+    """One decision is enough."""
+    assert "twice" in mistakes(world(node("n1")), drain(), drain(action_id=ActionId("again")))
+
+
+def test_passing_the_minimum_is_refused() -> None:
+    """One node, and one is wanted."""
+    assert "0 nodes would be left of at least 1" in mistakes(
+        world(node("n1")), drain(), under=policy(nodes_count_min=1)
+    )
+
+
+def release(order: str) -> ReleaseInstance:
+    """An order given back as too late."""
+    return ReleaseInstance(
+        action_id=ActionId(f"release-{order}"),
+        provider_id=None,
+        order_action_id=ActionId(order),
+        reason=BootTimedOut(booting_seconds=1000.0, boot_seconds_max=900.0),
+    )
+
+
+def test_giving_back_what_is_in_use_or_in_time_is_refused() -> None:
+    """A usable node, an order with time left, an order that is not ours."""
+    in_time = bought(purchase("young", at=NOW), at=NOW)
+
+    assert "is in use" in mistakes(world(node("n1")), release("buy-n1"))
+    assert "before its deadline" in mistakes(world(in_time), release("young"))
+    assert "not one of ours" in mistakes(world(), release("unheard-of"))
+    assert mistakes(world(bought(purchase("late"))), release("late")) == ""
+
+
+def test_cancelling_a_drain_that_is_not_under_way_is_refused() -> None:
+    """There is nothing to cancel."""
+    decision = CancelDrain(
+        action_id=ActionId("cancel"),
+        drain_action_id=ActionId("drain-n1"),
+        node_uid=NodeUid("uid-n1"),
+        node_name="n1",
+        reason=DemandReturned(demand=()),
+    )
+
+    assert "not under way" in mistakes(world(node("n1")), decision)
+    assert mistakes(world(node("n1"), drained("n1", at=NOW)), decision) == ""
+
+
+def test_leaving_a_doomed_node_alone_is_refused() -> None:
+    """It must drain, and its pods must be spoken for."""
+    state = world(node("n1"), pod("a", on="n1"), notice("n1", reclaim_at=NOW + MINUTE, at=NOW))
+    answer = drain(reason=RECLAIM, is_voluntary=False)
+
+    assert "nothing drains it" in mistakes(state, held=("pod/uid-a",))
+    assert "pod default/a loses its node" in mistakes(state, answer)
+    assert mistakes(state, answer, held=("pod/uid-a",)) == ""

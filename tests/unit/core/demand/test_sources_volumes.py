@@ -1,0 +1,43 @@
+"""A pod that no node helps is held back with the reason, and never bought for."""
+
+from tests.support.stories import T0, given, node, on_sale, pod, policy
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.explain.status import StatusView, pod_line
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.reasons.defer import VolumeNotReady
+
+TROUBLE = "claim default/data does not exist"
+
+
+def test_nothing_is_bought_for_a_pod_whose_volume_is_missing() -> None:
+    """The pod beside it is served, also on the room that it would have taken."""
+    state = given(node("n1"), pod("stuck", gpus=8, volume_trouble=TROUBLE), pod("next", gpus=8), on_sale())
+    made = plan(state, policy(), T0)
+    assert check(made, state, policy()) == ()
+    assert [each for each in made.decisions if isinstance(each, BuyNode)] == []
+    held = {each.subject: each.reason for each in made.deferred}
+    assert held["pod/uid-stuck"] == VolumeNotReady(detail=TROUBLE)
+    line = pod_line("stuck", StatusView.of(state, policy(), T0, made))
+    assert TROUBLE in line
+
+
+def test_the_second_opinion_refuses_a_purchase_for_it() -> None:
+    """What was planned before the claim went is not right any more."""
+    bought_for = given(pod("stuck", gpus=8), on_sale())
+    made = plan(bought_for, policy(), T0)
+    now = given(pod("stuck", gpus=8, volume_trouble=TROUBLE), on_sale())
+    assert any(TROUBLE in mistake for mistake in check(made, now, policy()))
+
+
+def test_one_stuck_member_holds_its_whole_group() -> None:
+    """A gang starts whole or not at all."""
+    group = {labels.POD_GROUP_LABELS[0]: "train"}
+    state = given(pod("m0", gpus=8, labels=group), pod("m1", gpus=8, labels=group, volume_trouble=TROUBLE), on_sale())
+    made = plan(state, policy(), T0)
+    assert [each for each in made.decisions if isinstance(each, BuyNode)] == []
+    assert {each.subject: each.reason for each in made.deferred if each.subject.startswith("pod/")} == dict.fromkeys(
+        ("pod/uid-m0", "pod/uid-m1"), VolumeNotReady(detail=TROUBLE)
+    )

@@ -1,0 +1,103 @@
+"""How many nodes may leave at a time: budgets by cause, count, share and schedule."""
+
+from datetime import datetime
+
+import pytest
+from tests.support.stories import HOUR, T0, given, node, notice, on_sale, pod, policy
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.disruption_settings import DisruptionBudget, RemovalCause, RemovalPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.model.decisions import DrainNode
+from gpu_autoscaler.model.reasons.defer_limits import DisruptionBudgetReached
+
+NOW = T0 + HOUR  # 13:00 UTC on a Saturday
+TEN_IDLE = tuple(node(f"n{number}") for number in range(10))
+
+
+def budgets(*each: DisruptionBudget) -> ScalingPolicy:
+    """Nothing limits but these."""
+    return policy(disruption_ratio_max=1, removal=RemovalPolicy(disruption_budgets=each))
+
+
+def leaving_count(state: ClusterState, rules: ScalingPolicy, as_of: datetime = NOW) -> int:
+    """Nodes that a plan drains, which the second opinion finds nothing against."""
+    made = plan(state, rules, as_of)
+    assert check(made, state, rules) == ()
+    return sum(1 for each in made.decisions if isinstance(each, DrainNode) and each.is_voluntary)
+
+
+@pytest.mark.parametrize(
+    ("budget", "count"),
+    [
+        (DisruptionBudget(nodes_count_max=3), 3),
+        (DisruptionBudget(nodes_count_max=0), 0),
+        (DisruptionBudget(nodes_ratio_max=0.31), 4),  # rounded up
+        (DisruptionBudget(nodes_ratio_max=0.3), 3),
+        (DisruptionBudget(nodes_count_max=5, nodes_ratio_max=0.2), 2),
+        (DisruptionBudget(nodes_count_max=0, causes=(RemovalCause.UNDERUSED,)), 10),
+        (DisruptionBudget(nodes_count_max=1, causes=(RemovalCause.EMPTY, RemovalCause.DRIFTED)), 1),
+        (DisruptionBudget(nodes_count_max=0, schedule="0 9 * * sat,sun", duration_seconds=8 * 3600.0), 0),
+        (DisruptionBudget(nodes_count_max=0, schedule="0 9 * * sat,sun", duration_seconds=3600.0), 10),
+        (DisruptionBudget(nodes_count_max=0, schedule="0 9 * * mon-fri", duration_seconds=8 * 3600.0), 10),
+        (
+            DisruptionBudget(
+                nodes_count_max=0, schedule="0 8 * * *", duration_seconds=3600.0, time_zone="America/New_York"
+            ),
+            0,
+        ),
+    ],
+)
+def test_a_budget_limits_what_it_names(budget: DisruptionBudget, count: int) -> None:
+    """By count or share, for its causes, while its schedule holds (it is Saturday, 13:00 UTC)."""
+    assert leaving_count(given(*TEN_IDLE, as_of=NOW), budgets(budget)) == count
+
+
+def test_the_smallest_budget_holds() -> None:
+    """Four and two are two."""
+    rules = budgets(DisruptionBudget(nodes_count_max=4), DisruptionBudget(nodes_count_max=2))
+
+    assert leaving_count(given(*TEN_IDLE, as_of=NOW), rules) == 2
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        DisruptionBudget(),
+        DisruptionBudget(nodes_count_max=5, schedule="0 9 * *", duration_seconds=3600.0),
+        DisruptionBudget(nodes_count_max=5, schedule="0 9 * * *"),
+        DisruptionBudget(nodes_count_max=5, duration_seconds=3600.0),
+        DisruptionBudget(nodes_count_max=5, schedule="0 9 * * *", duration_seconds=3600.0, time_zone="Mars/Olympus"),
+    ],
+)
+def test_a_budget_that_cannot_be_read_allows_nothing(bad: DisruptionBudget) -> None:
+    """Whoever wrote it meant to protect; its mistakes are said when the policy is loaded."""
+    assert leaving_count(given(*TEN_IDLE, as_of=NOW), budgets(bad)) == 0
+    assert list(bad.violations())
+
+
+def test_a_silent_node_is_out_of_service_already() -> None:
+    """One of ten is silent: of three that may be leaving two are left."""
+    silent = node("n0", is_ready=False, version=2, at=NOW)
+    state = given(*TEN_IDLE, silent[-1:], as_of=NOW)
+
+    assert leaving_count(state, budgets(DisruptionBudget(nodes_count_max=3))) == 2
+
+
+def test_the_cloud_asks_no_budget() -> None:
+    """A node under notice drains, whatever the policy would like."""
+    state = given(node("n1"), pod("a", on="n1"), notice("n1", reclaim_at=NOW + HOUR, at=NOW), on_sale(), as_of=NOW)
+    made = plan(state, budgets(DisruptionBudget(nodes_count_max=0)), NOW)
+
+    assert any(isinstance(each, DrainNode) for each in made.decisions)
+
+
+def test_what_a_budget_holds_back_is_said() -> None:
+    """With how many may go."""
+    made = plan(given(*TEN_IDLE, as_of=NOW), budgets(DisruptionBudget(nodes_count_max=3)), NOW)
+    said = [each.reason for each in made.deferred if isinstance(each.reason, DisruptionBudgetReached)]
+
+    assert len(said) == 7
+    assert said[0] == DisruptionBudgetReached(disrupting_count=3, disrupting_count_max=3)

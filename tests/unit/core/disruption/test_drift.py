@@ -1,0 +1,344 @@
+"""Nodes that are sick, too old, or not what the policy would buy today make way, their work first."""
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    T0,
+    Story,
+    Told,
+    budget,
+    drained,
+    given,
+    job,
+    node,
+    notice,
+    on_sale,
+    planned,
+    pod,
+    policy,
+)
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.disruption_settings import RemovalPolicy
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.reasons.buy import ReplacesNodes
+from gpu_autoscaler.model.reasons.defer import PodProtected, TooManyUnhealthy
+from gpu_autoscaler.model.reasons.defer_limits import Cooldown, DisruptionBudgetReached
+from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
+from gpu_autoscaler.model.reasons.drain import NodeDrifted, NodeExpired, NodeUnhealthy
+from gpu_autoscaler.model.scheduling import LabelRequirement, Taint
+
+DAY = 24 * HOUR
+NOW = T0 + 8 * DAY  # everything that came at T0 is a day too old
+SAFE = {labels.SAFE_TO_EVICT: "true"}
+
+
+def work(name: str, on: str = "n1", gpus: int = 8, **changes: object) -> Story:
+    """A pod of a ReplicaSet that fills a node."""
+    return pod(name, on=on, gpus=gpus, **changes)  # type: ignore[arg-type]
+
+
+def made_of(state: ClusterState, rules: ScalingPolicy | None = None, as_of: object = NOW) -> Plan:
+    """The plan, which the second opinion finds nothing against."""
+    rules = rules or policy()
+    made = plan(state, rules, as_of)  # type: ignore[arg-type]
+    assert check(made, state, rules) == ()
+    return made
+
+
+def drains(made: Plan) -> list[DrainNode]:
+    """What the plan drains."""
+    return [each for each in made.decisions if isinstance(each, DrainNode)]
+
+
+def bought(made: Plan) -> list[BuyNode]:
+    """What the plan buys."""
+    return [each for each in made.decisions if isinstance(each, BuyNode)]
+
+
+def held(made: Plan, subject: str) -> object:
+    """The reason for which the step held this back."""
+    (found,) = [each.reason for each in made.deferred if each.subject == subject and each.step == "renew"]
+    return found
+
+
+# ---- age
+
+
+def test_an_old_node_goes_when_its_work_fits_elsewhere() -> None:
+    """Seven days, and a little less by its name; the pod has a place on the younger one."""
+    week = T0 + 7 * DAY
+    state = given(node("n1"), work("a"), node("n2", at=week - HOUR), on_sale(), as_of=week)
+    (drain,) = drains(made_of(state, as_of=week))
+
+    assert drain.node_name == "n1"
+    assert drain.is_voluntary
+    assert isinstance(drain.reason, NodeExpired)
+    assert 0.9 * 7 * DAY.total_seconds() <= drain.reason.age_seconds_max <= 7 * DAY.total_seconds()
+
+
+def test_nodes_of_one_day_do_not_all_expire_at_once() -> None:
+    """A tenth of the seven days lies between the first and the last of many."""
+    ages = [
+        each.reason.age_seconds_max
+        for each in drains(
+            made_of(given(*(node(f"n{number}") for number in range(20)), as_of=NOW), policy(disruption_ratio_max=1))
+        )
+        if isinstance(each.reason, NodeExpired)
+    ]
+
+    assert len(set(ages)) == 20
+    assert max(ages) - min(ages) > 0.05 * 7 * DAY.total_seconds()
+
+
+def test_a_replacement_allows_for_the_longest_of_the_work_that_it_takes() -> None:
+    """A job's hour was promised alone, beside a service that has no end; a limit of a day was passed by it."""
+    running = job("a", gpus=4, placed_on=("n1",), is_running=True, duration_seconds_max=3600.0)
+    its_pod = work("a-0", gpus=4, job_id="a", annotations=SAFE, owner_kind="Job", at=T0 - HOUR)
+    state = given(node("n1"), running, its_pod, work("service", gpus=4), on_sale(), as_of=NOW)
+    (purchase,) = bought(made_of(state))
+
+    assert isinstance(purchase.reason, ReplacesNodes)
+    assert purchase.reason.demand == ("pod/uid-a-0", "pod/uid-service")
+    assert purchase.work_seconds_max is None
+
+
+def test_a_replacement_is_bought_and_waited_for_before_the_drain() -> None:
+    """No room for the pod: first a node for it, and nothing drains; then it boots; then it is ready and n1 goes."""
+    full = (node("n1"), work("a"), on_sale())
+    first = made_of(given(*full, as_of=NOW))
+    (purchase,) = bought(first)
+
+    assert drains(first) == []
+    assert isinstance(purchase.reason, ReplacesNodes)
+    assert (purchase.reason.cause, purchase.reason.node_names) == ("expired", ("n1",))
+    ordered = planned(purchase, at=NOW)
+    second = made_of(given(*full, ordered, as_of=NOW + MINUTE), as_of=NOW + MINUTE)
+    assert second.decisions == ()
+    assert isinstance(held(second, "node/uid-n1"), CapacityExpected)
+    later = NOW + 5 * MINUTE
+    third = made_of(given(*full, node("n2", at=later - MINUTE), as_of=later), as_of=later)
+    assert [each.node_name for each in drains(third)] == ["n1"]
+
+
+def test_a_replacement_that_came_to_nothing_is_not_bought_again_at_once() -> None:
+    """It was taken by others, say: the node waits for hours before the next try."""
+    full = (node("n1"), work("a"), on_sale())
+    (purchase,) = bought(made_of(given(*full, as_of=NOW)))
+    came = node("n2", at=NOW)[-1].fact
+    assert isinstance(came, NodeObserved)
+    taken = (
+        *planned(purchase, at=NOW),
+        Told(msgspec.structs.replace(came, action_id=purchase.action_id), NOW),
+        *work("b", on="n2"),
+    )
+    late = NOW + HOUR
+
+    made = made_of(given(*full, taken, as_of=late), as_of=late)
+    assert made.decisions == ()
+    assert isinstance(held(made, "node/uid-n1"), Cooldown)
+    again = NOW + 7 * HOUR
+    assert bought(made_of(given(*full, taken, as_of=again), as_of=again))
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        work("a", owner_kind="Job"),
+        work("a", annotations={labels.DO_NOT_DISRUPT: "true"}),
+        (*work("a"), *budget("all", match=(), disruptions_allowed=0)),
+    ],
+)
+def test_protected_work_holds_an_old_node_for_its_overtime(kept: Story) -> None:
+    """A day later it is told to save, and forced at the deadline of the drain alone."""
+    week = T0 + 7 * DAY
+    little = work("b", on="n2", gpus=0, owner_kind=None)
+    story = (node("n1"), kept, node("n2", at=T0 + 6 * DAY), little, on_sale())
+    made = made_of(given(*story, as_of=week), as_of=week)
+
+    assert drains(made) == []
+    assert isinstance(held(made, "node/uid-n1"), PodProtected)
+    late = NOW + 2 * DAY
+    (drain,) = [each for each in drains(made_of(given(*story, as_of=late), as_of=late)) if each.node_name == "n1"]
+    assert not drain.is_voluntary
+    assert drain.deadline_at == late + timedelta(seconds=3600)
+
+
+def test_age_can_be_switched_off() -> None:
+    """No limit, no expiry."""
+    rules = policy(removal=RemovalPolicy(expire_seconds_max=None))
+
+    assert made_of(given(node("n1"), work("a"), on_sale(), as_of=NOW), rules).decisions == ()
+
+
+def test_few_old_nodes_go_at_a_time() -> None:
+    """One of three is replaced; that one's replacement counts as long as it is on its way."""
+    full = tuple(story for name in ("n1", "n2", "n3") for story in (node(name), work(f"on-{name}", on=name)))
+    made = made_of(given(*full, on_sale(), as_of=NOW))
+
+    assert len(bought(made)) == 1
+    assert isinstance(held(made, "node/uid-n2"), DisruptionBudgetReached)
+
+
+def test_disruption_budgets_count_all_that_one_plan_moves() -> None:
+    """One of two replicas may move: of two old nodes one drains, though each alone might."""
+    replicas = tuple(
+        story
+        for name in ("n1", "n2")
+        for story in (node(name), pod(f"on-{name}", on=name, gpus=2, labels={"app": "a"}))
+    )
+    free_capacity = (node("n3", at=T0 + 6 * DAY), pod("c", on="n3", gpus=0, owner_kind=None))
+    week, rules = T0 + 7 * DAY, policy(disruption_ratio_max=1)
+    one_may = budget("a", match=(LabelRequirement(key="app", operator="In", values=("a",)),), disruptions_allowed=1)
+    made = made_of(given(*replicas, one_may, *free_capacity, as_of=week), rules, week)
+
+    assert [each.node_name for each in drains(made)] == ["n1"]
+    assert isinstance(held(made, "node/uid-n2"), PodProtected)
+
+
+def test_pods_that_are_told_to_go_already_ask_no_budget() -> None:
+    """Somebody deleted the pod: its node may drain, though the budget allows nothing."""
+    keep = {labels.DO_NOT_DISRUPT: "true"}
+    told_at = T0 + 7 * DAY - MINUTE
+    going = pod("a", on="n1", gpus=2, labels={"app": "a"}, annotations=keep, deleting_since=told_at)
+    none_may = budget("a", match=(LabelRequirement(key="app", operator="In", values=("a",)),), disruptions_allowed=0)
+    week = T0 + 7 * DAY
+
+    assert [each.node_name for each in drains(made_of(given(node("n1"), going, none_may, as_of=week), as_of=week))] == [
+        "n1"
+    ]
+
+
+def test_an_old_picture_renews_nothing() -> None:
+    """A failed list is no reason to move anything."""
+    state = given(node("n1"), work("a"), node("n2"), as_of=NOW)
+
+    assert made_of(state, as_of=NOW + HOUR).decisions == ()
+
+
+def test_a_freeze_keeps_old_nodes() -> None:
+    """Neither drained by choice nor by force."""
+    state = given(node("n1"), work("a", owner_kind="Job"), node("n2"), on_sale(), as_of=NOW + 3 * DAY)
+
+    assert made_of(state, policy(is_frozen=True), NOW + 3 * DAY).decisions == ()
+
+
+def test_a_drain_that_was_given_up_is_not_begun_again_at_once() -> None:
+    """Five minutes of peace."""
+    given_up = drained("n1", at=NOW - 2 * MINUTE, cancelled_at=NOW - MINUTE)
+    state = given(node("n1"), given_up, work("a"), node("n2", at=NOW - HOUR), on_sale(), as_of=NOW)
+
+    assert isinstance(held(made_of(state), "node/uid-n1"), Cooldown)
+
+
+# ---- drift
+
+YOUNG = T0 + HOUR
+
+
+@pytest.mark.parametrize(
+    ("pool", "difference"),
+    [
+        (NodePool(name="other"), "pool default is gone"),
+        (NodePool(name="default", zones=("zone-b",)), "zone zone-a is not allowed"),
+        (NodePool(name="default", instance_types=("g5.xlarge",)), "instance type"),
+        (NodePool(name="default", gpu_models=("T4",)), "GPU model"),
+        (NodePool(name="default", labels={"tier": "new"}), "label tier=new"),
+        (NodePool(name="default", taints=(Taint(key="k", effect="NoSchedule"),)), "other taints"),
+    ],
+)
+def test_a_node_that_the_policy_would_not_buy_today_is_replaced(pool: NodePool, difference: str) -> None:
+    """Filters, labels and taints; its work has room on a node of another pool."""
+    free_capacity = node("n2", pool="spare")
+    rules = policy(pools=(pool, NodePool(name="spare")))
+    (drain,) = drains(made_of(given(node("n1"), work("a"), free_capacity, as_of=YOUNG), rules, YOUNG))
+
+    assert (drain.node_name, drain.is_voluntary) == ("n1", True)
+    assert isinstance(drain.reason, NodeDrifted)
+    assert difference in drain.reason.difference
+
+
+def test_drift_never_disturbs_what_is_protected() -> None:
+    """However long."""
+    rules = policy(pools=(NodePool(name="other"),), removal=RemovalPolicy(expire_seconds_max=None))
+    state = given(node("n1"), work("a", owner_kind="Job"), node("n2", pool="other"), as_of=NOW)
+
+    assert [each.node_name for each in drains(made_of(state, rules)) if each.node_name == "n1"] == []
+
+
+def test_drift_can_be_switched_off() -> None:
+    """A policy may change without a node being touched."""
+    rules = policy(pools=(NodePool(name="other"),), removal=RemovalPolicy(is_drift_on=False), is_consolidation_on=False)
+
+    assert (
+        made_of(given(node("n1"), work("a"), node("n2"), work("b", on="n2"), as_of=YOUNG), rules, YOUNG).decisions == ()
+    )
+
+
+# ---- sickness
+
+
+def silent(name: str, at: object = YOUNG) -> Story:
+    """A node that was ready from T0 on and fell silent."""
+    return (*node(name), *node(name, is_ready=False, version=2, at=at)[-1:])  # type: ignore[arg-type]
+
+
+def test_a_node_that_is_silent_for_long_is_emptied_and_goes() -> None:
+    """Twenty minutes; by force, as nobody there answers, but with an hour before it."""
+    as_of = YOUNG + 20 * MINUTE
+    (drain,) = drains(made_of(given(silent("n1"), work("a"), node("n2"), as_of=as_of), as_of=as_of))
+
+    assert (drain.node_name, drain.is_voluntary) == ("n1", False)
+    assert drain.reason == NodeUnhealthy(
+        evidence="it was not ready", unhealthy_seconds=1200.0, unhealthy_seconds_max=1200.0
+    )
+
+
+def test_a_node_that_lost_gpus_is_sick() -> None:
+    """Seven of eight are left, for as long."""
+    seven = node("n1", gpus_allocatable=7, version=2, at=YOUNG)[-1:]
+    as_of = YOUNG + 20 * MINUTE
+    state = given(node("n1"), seven, work("a", gpus=7), node("n2"), as_of=as_of)
+    (drain,) = drains(made_of(state, as_of=as_of))
+
+    assert isinstance(drain.reason, NodeUnhealthy)
+    assert "fewer GPUs" in drain.reason.evidence
+
+
+def test_a_short_silence_is_no_sickness() -> None:
+    """A kubelet may restart; one that came back begins anew."""
+    as_of = YOUNG + 19 * MINUTE
+    back = node("n2", version=3, at=as_of - MINUTE)[-1:]
+
+    state = given(silent("n1"), silent("n2"), back, work("a"), work("b", on="n2"), node("n3"), on_sale(), as_of=as_of)
+    assert drains(made_of(state, as_of=as_of)) == []
+
+
+def test_when_nearly_all_look_sick_nothing_is_touched() -> None:
+    """Five of ten: the fault is in the looking, or somebody has to look."""
+    as_of = YOUNG + HOUR
+    broken = tuple(silent(f"n{number}") for number in range(5))
+    well = tuple(
+        story for number in range(5, 10) for story in (node(f"n{number}"), work(f"p{number}", on=f"n{number}"))
+    )
+    made = made_of(given(*broken, *well, on_sale(), as_of=as_of), policy(disruption_ratio_max=1), as_of)
+
+    assert drains(made) == []
+    assert held(made, "cluster") == TooManyUnhealthy(unhealthy_count=5, nodes_count=10, unhealthy_ratio_max=0.45)
+
+
+def test_the_cloud_is_faster() -> None:
+    """A sick node under notice is the notice's business."""
+    as_of = YOUNG + HOUR
+    state = given(silent("n1"), notice("n1", reclaim_at=as_of + HOUR, at=as_of), as_of=as_of)
+
+    assert [each.reason.tag() for each in drains(made_of(state, as_of=as_of))] == ["spot_reclaim"]

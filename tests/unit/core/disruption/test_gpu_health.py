@@ -1,0 +1,130 @@
+"""Which telemetry makes a node sick, for how long it must stand, and what says nothing about a GPU."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.support.stories import HOUR, MINUTE, T0, Story, given, node, on_sale, pod, policy
+from tests.support.telemetry import minute, minutes
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.model.decisions import DrainNode, Plan
+from gpu_autoscaler.model.reasons.defer import PodProtected, TooManyUnhealthy
+from gpu_autoscaler.model.reasons.drain import NodeUnhealthy
+
+NOW = T0 + HOUR
+# What the exporter says of a GPU when this has happened.
+XID_79 = {"xid_last": 79, "xids": (79,)}
+FATAL: dict[str, Mapping[str, Any]] = {
+    "GPU 3 reported XID 79": XID_79,
+    "GPU 3 reported XID 48": {"xid_last": 45, "xids": (48, 45)},
+    "GPU 3 could not put broken memory rows aside": {"is_row_remap_failed": True},
+    "GPU 3 counted memory errors that nothing corrects": {"ecc_double_bit_count": 1},
+}
+
+
+def story(sick: Mapping[str, Any], *more: Story, lasting: int = 15) -> Plan:
+    """Two nodes with room for each other's work; GPU 3 of n1 has been sick for so many minutes."""
+    well = 60 - lasting
+    told = (
+        node("n1"), node("n2"), on_sale(), minutes("n2", 60),
+        minutes("n1", well), minutes("n1", lasting, start=T0 + well * MINUTE, sick={3: sick}),
+    )  # fmt: skip
+    state = given(*told, *more, as_of=NOW)
+    made = plan(state, RULES, NOW)
+    assert check(made, state, RULES) == ()
+    return made
+
+
+RULES = policy(
+    is_consolidation_on=False,
+    idle_seconds_max=1e6,
+    removal={"waiting_micro_usd_per_hour": 10**15},
+    disruption_ratio_max=1.0,
+)
+WORK = pod("a", on="n1", gpus=4)
+
+
+def drains(made: Plan) -> list[DrainNode]:
+    """What the plan drains."""
+    return [each for each in made.decisions if isinstance(each, DrainNode)]
+
+
+@pytest.mark.parametrize("words", FATAL)
+def test_a_gpu_that_is_broken_makes_its_node_go_and_why_says_which(words: str) -> None:
+    """Without asking what protects its work: the work is on a broken GPU."""
+    protected = pod("a", on="n1", gpus=4, annotations={"karpenter.sh/do-not-disrupt": "true"})
+    (drain,) = drains(story(FATAL[words], protected))
+
+    assert (drain.node_name, drain.is_voluntary) == ("n1", False)
+    assert isinstance(drain.reason, NodeUnhealthy)
+    assert words in drain.reason.sentence()
+
+
+@pytest.mark.parametrize("sick", [{"temperature_celsius_min": 91.0}, {"xid_last": 94, "xids": (94,)}])
+def test_a_gpu_that_still_works_waits_for_what_is_protected(sick: Mapping[str, Any]) -> None:
+    """Hot, or due for a reset: its work moves when it may."""
+    protected = pod("a", on="n1", gpus=4, annotations={"karpenter.sh/do-not-disrupt": "true"})
+    (drain,) = drains(story(sick, WORK))
+    (held,) = [each.reason for each in story(sick, protected).deferred if each.step == "renew"]
+
+    assert drain.is_voluntary
+    assert isinstance(held, PodProtected)
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45])
+def test_an_error_of_an_application_says_nothing_about_its_gpu(xid: int) -> None:
+    """Whoever wrote it has to look."""
+    assert story({"xid_last": xid, "xids": (xid,)}, WORK, lasting=50).decisions == ()
+
+
+def test_evidence_has_to_stand_for_a_while() -> None:
+    """A GPU that was hot for five minutes, or broke just now, is looked at again."""
+    assert story(XID_79, WORK, lasting=5).decisions == ()
+    assert story({"temperature_celsius_min": 95.0}, WORK, lasting=5).decisions == ()
+
+
+def test_eighty_five_degrees_are_allowed() -> None:
+    """Above is above; and one cool minute breaks the heat off."""
+    hot = {"temperature_celsius_min": 95.0}
+    cooled = minute("n1", T0 + 59 * MINUTE, sick={3: {"temperature_celsius_min": 80.0}})
+
+    assert story({"temperature_celsius_min": 85.0}, WORK, lasting=50).decisions == ()
+    state = given(node("n1"), node("n2"), WORK, on_sale(), minutes("n1", 59, sick={3: hot}), cooled, as_of=NOW)
+    assert plan(state, RULES, NOW).decisions == ()
+
+
+def test_a_gpu_that_does_nothing_for_its_job_is_no_sick_gpu() -> None:
+    """A hint, never a verdict: the job may wait for its data."""
+    idle = {"utilization_ratio_min": 0.0, "utilization_ratio_mean": 0.0, "utilization_ratio_max": 0.0}
+
+    assert story({**idle, "pod": "default/a"}, WORK, lasting=60).decisions == ()
+
+
+def test_an_exporter_that_fell_silent_proves_nothing_any_more() -> None:
+    """What it said last is an hour old."""
+    state = given(node("n1"), node("n2"), WORK, on_sale(), minutes("n1", 20, sick={3: XID_79}), as_of=NOW)
+
+    assert plan(state, RULES, NOW).decisions == ()
+
+
+def test_of_too_many_sick_nodes_none_is_touched() -> None:
+    """Ten nodes break at once: the fault is in the looking, a driver, or the room they stand in."""
+    names = [f"n{number}" for number in range(10)]
+    told = [each for name in names for each in (node(name), minutes(name, 60, sick={0: XID_79}))]
+    state = given(*told, on_sale(), as_of=NOW)
+    made = plan(state, RULES, NOW)
+
+    assert drains(made) == []
+    assert TooManyUnhealthy(unhealthy_count=10, nodes_count=10, unhealthy_ratio_max=0.45) in [
+        h.reason for h in made.deferred
+    ]
+
+
+def test_the_second_opinion_finds_a_node_that_was_well() -> None:
+    """The same plan on telemetry without the error."""
+    made = story(XID_79, WORK)
+    well = given(node("n1"), node("n2"), WORK, on_sale(), minutes("n1", 60), as_of=NOW)
+
+    assert "node n1 is drained as sick, and was well lately" in check(made, well, RULES)

@@ -1,0 +1,182 @@
+"""Work moves to fewer or cheaper nodes when that pays for itself: bought first, drained when ready, never back."""
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    T0,
+    Story,
+    Told,
+    drained,
+    given,
+    instance,
+    node,
+    offer,
+    on_sale,
+    planned,
+    pod,
+    policy,
+    purchase,
+)
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.disruption_settings import RemovalPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.reasons.buy import ReplacesNodes
+from gpu_autoscaler.model.reasons.defer import SavingTooSmall
+from gpu_autoscaler.model.reasons.defer_limits import Cooldown
+from gpu_autoscaler.model.reasons.drain import NodeIdle, NodeUnderused
+
+NOW = T0 + 5 * HOUR  # longer than the horizon
+BIG = offer("big", gpus=8, usd_per_hour=10.0)
+SMALL = offer("small", gpus=2, usd_per_hour=2.0)
+SALE = on_sale(BIG, SMALL)
+
+
+def made_of(state: ClusterState, rules: ScalingPolicy | None = None, as_of: object = NOW) -> Plan:
+    """The plan, which the second opinion finds nothing against."""
+    rules = rules or policy()
+    made = plan(state, rules, as_of)  # type: ignore[arg-type]
+    assert check(made, state, rules) == ()
+    return made
+
+
+def bought(made: Plan) -> list[BuyNode]:
+    """What the plan buys."""
+    return [each for each in made.decisions if isinstance(each, BuyNode)]
+
+
+def observed_allocatable_of(purchase: BuyNode, name: str, at: object) -> Story:
+    """The node that a purchase became."""
+    fact = node(name, purchase.offer, at=at)[-1].fact  # type: ignore[arg-type]
+    assert isinstance(fact, NodeObserved)
+    return (Told(msgspec.structs.replace(fact, action_id=purchase.action_id), at),)  # type: ignore[arg-type]
+
+
+def test_work_moves_to_a_cheaper_node_once_that_is_ready() -> None:
+    """Two GPUs of eight are used: a small node is bought; then it boots; then the big one drains onto it."""
+    one = (node("n1", BIG), pod("a", on="n1", gpus=2), SALE)
+    (purchase,) = made_of(given(*one, as_of=NOW)).decisions
+
+    assert isinstance(purchase, BuyNode)
+    assert purchase.offer.instance_type == "small"
+    assert isinstance(purchase.reason, ReplacesNodes)
+    assert (purchase.reason.cause, purchase.reason.node_names) == ("underused", ("n1",))
+    ordered = planned(purchase, at=NOW)
+    assert made_of(given(*one, ordered, as_of=NOW + MINUTE), as_of=NOW + MINUTE).decisions == ()
+    later = NOW + 4 * MINUTE
+    (drain,) = made_of(
+        given(*one, ordered, observed_allocatable_of(purchase, "n2", later), as_of=later), as_of=later
+    ).decisions
+    assert isinstance(drain, DrainNode)
+    assert (drain.node_name, drain.is_voluntary) == ("n1", True)
+    assert isinstance(drain.reason, NodeUnderused)
+
+
+def test_several_nodes_become_one_that_costs_less() -> None:
+    """Each of three small ones is needed by its own pod; one big one for all is cheaper than they are."""
+    middle = offer("middle", gpus=4, usd_per_hour=9.0)
+    large = offer("large", gpus=16, usd_per_hour=12.0)
+    three = tuple(
+        story for name in ("n1", "n2", "n3") for story in (node(name, middle), pod(f"on-{name}", on=name, gpus=3))
+    )
+    rules = policy(disruption_ratio_max=1, consolidation_requested_ratio_max=0.8)
+    (purchase,) = made_of(given(*three, on_sale(middle, large), as_of=NOW), rules).decisions
+
+    assert isinstance(purchase, BuyNode)
+    assert purchase.offer.instance_type == "large"
+    assert isinstance(purchase.reason, ReplacesNodes)
+    assert purchase.reason.node_names == ("n1", "n2", "n3")
+    later = NOW + 4 * MINUTE
+    ready = (planned(purchase, at=NOW), observed_allocatable_of(purchase, "n4", later))
+    made = made_of(given(*three, on_sale(middle, large), *ready, as_of=later), rules, later)
+    assert [each.node_name for each in made.decisions if isinstance(each, DrainNode)] == ["n1"]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pod("a", on="n1", gpus=2, owner_kind="Job"),
+        pod("a", on="n1", gpus=2, annotations={labels.DO_NOT_DISRUPT: "true"}),
+        (*pod("a", on="n1", gpus=2), *pod("b")),  # work that waits: its node may come here
+    ],
+)
+def test_what_is_protected_is_not_moved_for_money(kept: Story) -> None:
+    """Neither protected pods, nor anything while work waits for nodes."""
+    made = made_of(given(node("n1", BIG), kept, on_sale(SMALL), as_of=NOW), policy(nodes_count_max=1))
+
+    assert bought(made) == []
+
+
+def test_a_small_saving_is_not_worth_a_move() -> None:
+    """Nine dollars instead of ten are a tenth; a seventh is asked for."""
+    state = given(
+        node("n1", BIG), pod("a", on="n1", gpus=2), on_sale(offer("small", gpus=2, usd_per_hour=9.0)), as_of=NOW
+    )
+    made = made_of(state)
+
+    assert made.decisions == ()
+    (held,) = [each.reason for each in made.deferred if each.step == "replace_dear"]
+    assert isinstance(held, SavingTooSmall)
+
+
+def test_a_saving_must_pay_for_the_move_within_the_horizon() -> None:
+    """A fifth saved over a quarter of an hour does not pay for the work that is done twice."""
+    rules = policy(removal=RemovalPolicy(replacement_payback_hours=0.25))
+    sale = on_sale(offer("small", gpus=2, usd_per_hour=8.0))
+
+    assert made_of(given(node("n1", BIG), pod("a", on="n1", gpus=2), sale, as_of=NOW), rules).decisions == ()
+
+
+def test_what_was_bought_stands_for_the_horizon() -> None:
+    """Prices that go up and down do not send work back and forth: four hours, not one minute less."""
+    story = (node("n1", BIG), pod("a", on="n1", gpus=2), SALE)
+    early = T0 + 4 * HOUR - MINUTE
+
+    assert made_of(given(*story, as_of=early), as_of=early).decisions == ()
+    assert bought(made_of(given(*story, as_of=early + MINUTE), as_of=early + MINUTE))
+
+
+def test_a_replacement_that_turned_dear_is_not_drained_onto() -> None:
+    """Decided again just before acting: with nothing to save any more the old node stays."""
+    one = (node("n1", BIG), pod("a", on="n1", gpus=2), SALE)
+    (purchase,) = made_of(given(*one, as_of=NOW)).decisions
+    assert isinstance(purchase, BuyNode)
+    dear = msgspec.structs.replace(
+        purchase, offer=msgspec.structs.replace(purchase.offer, price_micro_usd_per_hour=11_000_000)
+    )
+    later = NOW + 4 * MINUTE
+    state = given(*one, planned(dear, at=NOW), observed_allocatable_of(dear, "n2", later), as_of=later)
+
+    rules = policy(consolidation_requested_ratio_max=0)
+    assert [each for each in made_of(state, rules, later).decisions if isinstance(each, DrainNode)] == []
+
+
+def test_thrift_can_be_switched_off() -> None:
+    """Without consolidation nothing is bought to save."""
+    state = given(node("n1", BIG), pod("a", on="n1", gpus=2), SALE, as_of=NOW)
+
+    assert made_of(state, policy(is_consolidation_on=False)).decisions == ()
+
+
+@pytest.mark.parametrize(("ago", "is_bought"), [(5 * MINUTE, False), (11 * MINUTE, True)])
+def test_what_went_a_moment_ago_is_not_bought_back_to_save_money(ago: timedelta, *, is_bought: bool) -> None:
+    """A small one was idle and went; the work that would be cheaper on it waits for the cooldown."""
+    gone = drained("n0", at=NOW - ago, reason=NodeIdle(idle_seconds=700, idle_seconds_max=600))
+    there = (*gone, *instance(purchase("buy-n0", SMALL), state="terminated", at=NOW - ago + MINUTE))
+    state = given(node("n1", BIG), pod("a", on="n1", gpus=2), SALE, there, as_of=NOW)
+    made = made_of(state)
+    held = [each.reason for each in made.deferred if each.step == "replace_dear"]
+
+    assert bool(bought(made)) == is_bought
+    assert is_bought or held == [Cooldown(remaining_seconds=300.0)]
+    unhurried = plan(given(node("n1", BIG), pod("a", on="n1", gpus=2), SALE, as_of=NOW), policy(), NOW)
+    assert is_bought or "one of its kind went a moment ago" in str(check(unhurried, state, policy()))

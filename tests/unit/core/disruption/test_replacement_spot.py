@@ -1,0 +1,167 @@
+"""After a storm work goes back to spot, when it is calm there and pays; a hint moves what is cheap to move."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    SECOND,
+    T0,
+    Story,
+    Told,
+    given,
+    instance,
+    job,
+    node,
+    offer,
+    on_sale,
+    pod,
+    policy,
+    provider_id,
+    purchase,
+)
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.node import NodeInstanceObserved
+from gpu_autoscaler.events.spot import SpotRebalanceRecommended
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons.buy import ReplacesNodes
+from gpu_autoscaler.model.reasons.defer import PodProtected, PodsFitNowhere
+from gpu_autoscaler.model.reasons.drain import RebalanceRecommended
+
+SPOT = offer()
+ON_DEMAND = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
+SALE = on_sale(SPOT, ON_DEMAND)
+
+
+def made(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = None) -> Plan:
+    """The plan of this instant, which the second opinion agrees with."""
+    state, under = given(*stories, as_of=at), under or policy()
+    found = plan(state, under, at)
+    assert check(found, state, under) == ()
+    return found
+
+
+def replaced(*stories: Story, at: datetime, under: ScalingPolicy | None = None) -> list[str]:
+    """The offers that are bought so that a node may go."""
+    found = made(*stories, at=at, under=under)
+    buys = [each for each in found.decisions if isinstance(each, BuyNode)]
+    assert all(isinstance(each.reason, ReplacesNodes) for each in buys)
+    return [each.offer.key for each in buys]
+
+
+# ---- back to spot
+
+BRIDGE = (node("n1", ON_DEMAND), pod("a", on="n1", gpus=8), SALE)
+LATER = T0 + 31 * MINUTE
+
+
+def storm(count: int, at: datetime = T0) -> list[Story]:
+    """So many spot machines of the offer were taken then."""
+    found: list[Story] = []
+    for number in range(count):
+        (told,) = instance(purchase(f"taken-{number}", SPOT), state="terminated", at=at)
+        assert isinstance(told.fact, NodeInstanceObserved)
+        found.append((Told(msgspec.structs.replace(told.fact, terminated_at=at, is_taken=True), at),))
+    return found
+
+
+def test_a_node_that_stood_in_for_spot_is_replaced_by_it() -> None:
+    """Half an hour after it came, and not before: spot is ready before the node drains."""
+    assert replaced(*BRIDGE, at=T0 + 29 * MINUTE) == []
+    assert replaced(*BRIDGE, at=LATER) == [SPOT.key]
+
+
+def test_nothing_goes_back_into_a_storm() -> None:
+    """Eight machines were taken there: the node stays until that is forgotten for the most part."""
+    assert replaced(*BRIDGE, *storm(8), at=LATER) == []
+    assert replaced(*BRIDGE, *storm(8), at=T0 + 20 * HOUR) == [SPOT.key]
+
+
+def test_work_that_is_never_on_spot_stays() -> None:
+    """A pod that is critical to the cluster has no way back to spot, however cheap."""
+    critical = pod("b", on="n1", gpus=1, priority=2_000_000_000)
+
+    assert replaced(node("n1", ON_DEMAND), critical, SALE, at=LATER) == []
+
+
+def test_a_small_saving_brings_nothing_back() -> None:
+    """Spot at nine tenths of the price is not worth the move."""
+    near = offer(usd_per_hour=29.0)
+
+    assert replaced(node("n1", ON_DEMAND), pod("a", on="n1", gpus=8), on_sale(near, ON_DEMAND), at=LATER) == []
+
+
+# ---- hints
+
+SETTLED = T0 + 10 * MINUTE  # work that just began is left alone
+
+
+def hint(name: str, at: datetime = T0) -> Story:
+    """The cloud hints that it may take this node."""
+    return (Told(SpotRebalanceRecommended(provider_id=provider_id(f"buy-{name}"), noticed_at=at), at),)
+
+
+def test_what_is_cheap_to_move_moves_at_a_hint() -> None:
+    """There is room on another node: the work goes there, by choice and in its own time."""
+    stories = (node("n1"), node("n2"), pod("a", on="n1"), pod("b", on="n2"), hint("n1", SETTLED), SALE)
+    (drain,) = made(*stories, at=SETTLED).decisions
+
+    assert isinstance(drain, DrainNode)
+    assert (drain.node_name, drain.is_voluntary, drain.reason) == ("n1", True, RebalanceRecommended(noticed_at=SETTLED))
+
+
+def test_a_hint_is_not_worth_another_node() -> None:
+    """No room elsewhere: the node stays, and the plan says why."""
+    found = made(node("n1"), pod("a", on="n1"), hint("n1", SETTLED), SALE, at=SETTLED)
+
+    assert found.decisions == ()
+    assert PodsFitNowhere(pods=("uid-a",)) in [each.reason for each in found.deferred]  # type: ignore[arg-type]
+
+
+def test_a_hint_moves_no_protected_work() -> None:
+    """It is a hint, not a notice."""
+    kept = pod("a", on="n1", annotations={"gpu-autoscaler.io/do-not-disrupt": "true"})
+    found = made(node("n1"), node("n2"), kept, pod("b", on="n2"), hint("n1"), SALE)
+
+    assert found.decisions == ()
+    assert any(isinstance(each.reason, PodProtected) for each in found.deferred)
+
+
+def test_no_new_work_is_put_on_a_hinted_node() -> None:
+    """It has room, and another node is bought; our scheduler leaves it alone as well."""
+    stories = (node("n1"), pod("a", on="n1"), job("train", gpus=4), hint("n1"), SALE)
+    found = made(*stories)
+
+    assert [type(each) for each in found.decisions] == [BuyNode]
+    assert schedule(given(*stories), policy(), T0).placements == ()
+    assert len(schedule(given(*stories[:3], SALE), policy(), T0).placements) == 1
+
+
+def test_a_hint_is_over_after_its_time() -> None:
+    """Nothing was taken within the hour: the node is as good as any."""
+    at = T0 + timedelta(hours=1)
+    stories = (node("n1"), pod("a", on="n1"), job("train", gpus=4, at=at), hint("n1"), SALE)
+
+    assert len(schedule(given(*stories, as_of=at - SECOND), policy(), at - SECOND).placements) == 0
+    assert len(schedule(given(*stories, as_of=at), policy(), at).placements) == 1
+
+
+def test_the_last_hint_counts_and_old_ones_are_forgotten() -> None:
+    """In whatever order they come."""
+    later, earlier = hint("n1", T0 + HOUR), hint("n1", T0)
+    instance_id = provider_id("buy-n1")
+
+    assert _hints(given(later, earlier)) == _hints(given(earlier, later)) == {instance_id: T0 + HOUR}
+    assert _hints(given(earlier, hint("n2", T0 + 8 * HOUR))) == {provider_id("buy-n2"): T0 + 8 * HOUR}
+
+
+def _hints(state: ClusterState) -> dict[ProviderId, datetime]:
+    return dict(state.rebalance_recommended_at)

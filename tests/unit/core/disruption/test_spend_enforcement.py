@@ -1,0 +1,202 @@
+"""Before a hard limit of money is passed nodes make way, cheapest to lose first; protected work stays, and is named."""
+
+from datetime import datetime, timedelta
+
+import pytest
+from msgspec.structs import replace
+from tests.support.money import USD, charged, clusters, ledger, spent
+from tests.support.money_world import MoneyWorld
+from tests.support.stories import HOUR, MINUTE, T0, Story, bought, given, instance, job, node, on_sale, pod, purchase
+from tests.unit.core.placement.test_pod_affinity import WEB, apart, web
+from tests.unit.core.provisioning.test_scale_up import purchases
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.nodes.views import node_views
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.cost import Spent
+from gpu_autoscaler.model.decisions import Deferred, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.labels import DO_NOT_DISRUPT, HOSTNAME
+from gpu_autoscaler.model.reasons.defer_limits import Frozen, SpendEnforcementBlocked, SpendLimit
+from gpu_autoscaler.model.reasons.drain import SpendExhausted
+
+# A node of 10 USD an hour that is told to go costs 720 s more, which are 2 USD; a minute that nobody decides in 0.17.
+WAY_OUT = 2.0
+
+
+def planned(state: ClusterState, rules: ScalingPolicy, as_of: datetime = T0) -> Plan:
+    """The plan, which the second opinion finds nothing wrong with."""
+    made = plan(state, rules, as_of)
+    assert check(made, state, rules) == ()
+    return made
+
+
+def leaving(made: Plan) -> list[str]:
+    """Nodes that go for want of money, in the order in which they were chosen."""
+    drains = (each for each in made.decisions if isinstance(each, DrainNode))
+    return [drain.node_name for drain in drains if isinstance(drain.reason, SpendExhausted)]
+
+
+def crossing(made: Plan) -> list[Deferred]:
+    """Nodes of which it is said that they pass the limit."""
+    return [held for held in made.deferred if isinstance(held.reason, SpendEnforcementBlocked)]
+
+
+def working(name: str, *, priority: int = 500, hours: float = 24.0, annotations: dict[str, str] | None = None) -> Story:
+    """A node of 10 USD an hour with a job on it that may take so long."""
+    return (
+        *node(name),
+        *instance(purchase(f"buy-{name}")),
+        *job(f"j-{name}", placed_on=(name,), is_running=True, priority=priority, duration_seconds_max=hours * 3600.0),
+        *pod(f"{name}-0", on=name, gpus=8, job_id=f"j-{name}", owner_kind="Job", annotations=annotations, at=T0),
+    )
+
+
+def left(usd: float, limit: float = 100.0) -> Spent:
+    """So much of the day's limit was spent that this is left."""
+    return spent(limit - usd)
+
+
+def test_nobody_goes_while_there_is_money_for_all() -> None:
+    """Twelve hours of two nodes are 240 USD."""
+    state = given(ledger(), working("a"), working("b"))
+
+    assert leaving(planned(state, clusters(day=250.0))) == []
+
+
+def test_nobody_goes_before_it_is_time() -> None:
+    """The money will not last, but for now each can still leave later."""
+    state = given(ledger(left(8.0)), working("a"), working("b"))
+
+    assert leaving(planned(state, clusters(day=100.0))) == []
+
+
+def test_the_cheapest_to_lose_goes_first() -> None:
+    """Lower priority goes while the other can still follow."""
+    state = given(ledger(left(6.0)), working("a", priority=900), working("b", priority=100))
+    made = planned(state, clusters(day=100.0))
+
+    assert leaving(made) == ["b"]
+    (drain,) = (each for each in made.decisions if isinstance(each, DrainNode))
+    assert not drain.is_voluntary
+    assert drain.deadline_at == T0 + timedelta(seconds=600)
+    assert "may spend in the day" in drain.reason.sentence()
+
+
+def test_pods_that_may_stand_beside_nobody_elsewhere_stay_no_node() -> None:
+    """What goes for want of money need not have a place: the two keep apart, and there are no other nodes."""
+    keep = apart(HOSTNAME, WEB)
+    state = given(
+        ledger(left(4.1)),
+        *((*node(name), *instance(purchase(f"buy-{name}")), *web(f"w-{name}", keep, on=name, at=T0)) for name in "ab"),
+    )
+
+    assert sorted(leaving(planned(state, clusters(day=100.0)))) == ["a", "b"]
+
+
+def test_all_go_when_the_money_is_only_enough_for_their_way_out() -> None:
+    """The order stays: the cheapest to lose first."""
+    state = given(ledger(left(4.1)), working("a", priority=900), working("b", priority=100))
+
+    assert leaving(planned(state, clusters(day=100.0))) == ["b", "a"]
+
+
+@pytest.mark.parametrize("bound", [{"nodes_count_min": 1}, {"is_paused": True}])
+def test_neither_a_pools_least_nor_its_pause_holds_what_nothing_pays_for(bound: dict[str, int]) -> None:
+    """The second opinion refused such plans, and all ran on past the limit."""
+    state = given(ledger(left(4.1)), working("a", priority=900), working("b", priority=100))
+    rules = clusters(day=100.0)
+    rules = replace(rules, pools=tuple(replace(pool, **bound) for pool in rules.pools))
+    assert all(view.pool in {pool.name for pool in rules.pools} for view in node_views(state, T0))
+
+    assert leaving(planned(state, rules)) == ["b", "a"]
+
+
+def test_dear_work_keeps_what_is_promised_to_it() -> None:
+    """The first needs 14 USD for its hour, and gets them; the other one runs on what is left besides."""
+    first = working("a", priority=900, hours=1.0)
+    for usd, expected in ((19.0, []), (15.5, ["b"])):
+        state = given(ledger(left(usd)), first, working("b", priority=100))
+        assert leaving(planned(state, clusters(day=100.0))) == expected
+
+
+def test_an_empty_node_has_nothing_to_lose() -> None:
+    """It goes before any work, whatever its price."""
+    state = given(ledger(left(4.5)), node("a"), instance(purchase("buy-a")), working("b", priority=0))
+
+    assert leaving(planned(state, clusters(day=100.0)))[0] == "a"
+
+
+def test_what_boots_is_given_back() -> None:
+    """Nothing runs there yet; its bill has begun."""
+    state = given(ledger(left(0.3)), bought(purchase("one")), instance(purchase("one"), state="pending"))
+    made = planned(state, clusters(day=100.0))
+
+    assert [type(each) for each in made.decisions] == [ReleaseInstance]
+    assert isinstance(made.decisions[0].reason, SpendExhausted)
+
+
+def test_protected_work_may_pass_the_limit_and_is_told_of() -> None:
+    """Nobody tells it to go; who protects it and what is left stands in the reason."""
+    kept = working("a", annotations={DO_NOT_DISRUPT: "true"})
+    made = planned(given(ledger(left(4.2)), kept, working("b", priority=1000)), clusters(day=100.0))
+
+    assert leaving(made) == ["b"]
+    (held,) = crossing(planned(given(ledger(left(2.0)), kept), clusters(day=100.0)))
+    assert held.subject == "node/uid-a"
+    assert DO_NOT_DISRUPT in held.sentence()
+
+
+def test_a_soft_limit_takes_nothing_away() -> None:
+    """Nothing more is bought, and nobody goes."""
+    state = given(ledger(spent(200.0)), on_sale(), working("a"), job("waits"))
+    made = planned(state, clusters(day=100.0, is_hard=False))
+
+    assert leaving(made) == []
+    assert purchases(made) == []
+    assert any(isinstance(held.reason, SpendLimit) for held in made.deferred)
+
+
+def test_a_freeze_holds_this_too() -> None:
+    """Somebody said that nothing is to be changed."""
+    import msgspec  # noqa: PLC0415 - here alone
+
+    frozen = msgspec.structs.replace(clusters(day=100.0), is_frozen=True)
+    made = planned(given(ledger(left(1.0)), working("a")), frozen)
+
+    assert leaving(made) == []
+    assert any(isinstance(held.reason, Frozen) for held in made.deferred)
+
+
+def test_nobody_is_told_twice() -> None:
+    """Who is on the way out costs what is left of the way, and the others need not go for it."""
+    state = given(ledger(left(6.0)), working("a", priority=900), working("b", priority=100))
+    first = plan(state, clusters(day=100.0), T0)
+    from tests.support.stories import planned as plan_made  # noqa: PLC0415 - another `planned`
+
+    story = (*ledger(left(6.0)), *working("a", priority=900), *working("b", priority=100), *plan_made(*first.decisions))
+    as_of = T0 + 5 * MINUTE / 60
+
+    assert leaving(planned(given(story, as_of=as_of), clusters(day=100.0), as_of)) == []
+
+
+def test_no_interleaving_of_purchases_and_bills_passes_the_limit() -> None:
+    """Jobs come at random, run shorter or longer than they may, charges come late, nodes go: whatever the order, the
+    bill of the day stays within, and the second opinion agrees with every plan."""
+    worlds = [MoneyWorld(seed, day_usd=60.0) for seed in range(5)]
+    for world in worlds:
+        world.run(hours=11.9)
+        assert world.bill_micro_usd <= 60 * USD
+
+    assert max(world.bill_micro_usd for world in worlds) > 40 * USD
+    assert sum(world.gone_count for world in worlds) > 10  # the limit was in the way
+
+
+def test_the_ledger_is_asked_and_not_the_clock() -> None:
+    """What was charged is not counted again as time that is over."""
+    as_of = T0 + HOUR
+    story = (*ledger(), *working("a"), *charged("a", to_at=as_of))
+    limit = 10.0 + 11 * 10.0 + 0.01
+
+    assert leaving(planned(given(story, as_of=as_of), clusters(day=limit), as_of)) == []

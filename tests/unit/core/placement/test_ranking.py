@@ -1,0 +1,85 @@
+"""By which policy nodes are filled: each by its name, for plan and schedule; equal scores to the smallest name."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from tests.support.stories import T0, given, job, node, offer, policy
+
+from gpu_autoscaler.core.placement.gpu_packing import WHOLE, PackingPolicy, PodShares, Popular, Scores
+from gpu_autoscaler.core.placement.ranking import BY_NAME
+from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.model.ids import JobId
+
+SMALL = offer("small", gpus=4, cpu=32, memory_gib=128)
+LARGE = offer("large", gpus=8, cpu=96, memory_gib=512)
+
+
+def placed(name: str, *members: int, nodes: Sequence[tuple[str, bool]]) -> list[str]:
+    """Where jobs of one GPU go, so many members each; nodes by name, True for a large one."""
+    stories = [node(each, LARGE if is_large else SMALL) for each, is_large in nodes]
+    stories += [job(f"j{number}", gpus=1, members=count) for number, count in enumerate(members)]
+    made = schedule(given(*stories), policy(placement=name), T0)
+    return [host for each in made.placements for host in each.node_names]
+
+
+NODES = (("n1", True), ("n2", False), ("n3", True))
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        ("fragmentation-gradient", ["n2"] * 4 + ["n1", "n1"]),
+        ("best-fit", ["n2"] * 4 + ["n1", "n1"]),
+        ("spreading", ["n1", "n3", "n1", "n3", "n1", "n3"]),
+        ("least-loaded", ["n1", "n3", "n1", "n3", "n2", "n1"]),
+        ("round-robin", ["n1", "n2", "n3", "n1", "n2", "n3"]),
+    ],
+)
+def test_each_policy_fills_nodes_in_its_way(name: str, hosts: list[str]) -> None:
+    """Six members of one GPU on two large nodes and a small one."""
+    assert placed(name, 6, nodes=NODES) == hosts
+
+
+def test_packing_takes_nodes_in_use_before_idle_ones() -> None:
+    """The second job follows the first, wherever that went."""
+    hosts = placed("packing", 1, 1, nodes=NODES)
+    assert len(set(hosts)) == 1
+
+
+def test_random_is_spread_and_comes_out_the_same_again() -> None:
+    """By chance, but not by the clock: equal states are placed equally."""
+    nodes = tuple((f"n{number}", True) for number in range(6))
+    hosts = placed("random", 12, nodes=nodes)
+    assert hosts == placed("random", 12, nodes=nodes)
+    assert len(set(hosts)) >= 3
+
+
+@pytest.mark.parametrize("name", list(BY_NAME))
+def test_equal_scores_fall_to_the_smallest_name(name: str) -> None:
+    """In whichever order the nodes came; but for chance, which has names of its own."""
+    one, other = (("n1", True), ("n2", True)), (("n2", True), ("n1", True))
+    assert placed(name, 1, nodes=one) == placed(name, 1, nodes=other)
+    assert name == "random" or placed(name, 1, nodes=one) == ["n1"]
+
+
+def test_gpus_are_kept_where_others_could_use_them() -> None:
+    """A job that needs CPU beside its GPU goes where it strands no GPU for the work that is usual."""
+    thin = offer("thin", gpus=8, cpu=16, memory_gib=512)
+    usual = [job(f"usual{number}", gpus=8, cpu=12, at=T0) for number in range(3)]
+    state = given(
+        node("a", thin), node("b", offer("wide", gpus=9, cpu=96)), job("odd", gpus=1, cpu=8, priority=900), *usual
+    )
+    made = schedule(state, policy(), T0)
+    assert {each.job_id: each.node_names for each in made.placements}[JobId("odd")] == ("b",)
+
+
+def test_whole_gpus_are_scored_like_shares_of_a_thousand() -> None:
+    """The short way to fragments says what the long one says."""
+    popular = Popular((PodShares(4000, 0, 1), PodShares(32_000, 0, 8), PodShares(1000, 0, 0)), (5, 3, 2))
+    scores = Scores((), PackingPolicy.LEAST_FRAGMENTS, popular)
+    cpu = np.array([0, 8000, 64_000, 3000], dtype=np.int64)
+    for free in (0, 1, 7, 8):
+        gpus = np.array([[WHOLE] * free + [0] * (8 - free)] * 4, dtype=np.int64)
+        long_way = scores.fragments(cpu, gpus).tolist()
+        assert scores.fragments_of_whole(cpu, np.full(4, free, dtype=np.int64)).tolist() == long_way

@@ -1,0 +1,74 @@
+"""What a schedule of five fields means, in UTC and where clocks are put forward and back."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gpu_autoscaler.core.policy.cron import parse_schedule
+
+DAY = timedelta(days=1)
+
+
+def at(text: str) -> datetime:
+    """An instant in UTC."""
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "as_of", "begun"),
+    [
+        ("0 22 * * mon-fri", "2026-11-20 23:10", "2026-11-20 22:00"),  # a Friday
+        ("0 22 * * mon-fri", "2026-11-22 23:10", "2026-11-20 22:00"),  # on Sunday it is Friday's
+        ("*/20 8-9 * * *", "2026-11-20 09:39:59", "2026-11-20 09:20"),
+        ("30 6 1 * mon", "2026-11-16 07:00", "2026-11-16 06:30"),  # two kinds of day: one is enough
+        ("30 6 1 * mon", "2026-11-05 07:00", "2026-11-02 06:30"),
+        ("@weekly", "2026-11-20 07:00", "2026-11-15 00:00"),
+        ("0 0 * * 7", "2026-11-20 07:00", "2026-11-15 00:00"),
+        ("5/25 * * * *", "2026-11-20 07:29", "2026-11-20 07:05"),
+        ("0 12 29 feb *", "2028-03-01 00:00", "2028-02-29 12:00"),
+    ],
+)
+def test_the_last_beginning_is_found(text: str, as_of: str, begun: str) -> None:
+    """The last minute that all fields name, not after the instant."""
+    assert parse_schedule(text).last_start(at(as_of), at(as_of) - 31 * DAY) == at(begun)
+
+
+def test_what_began_long_ago_is_not_found() -> None:
+    """Nothing began since then: the window is over."""
+    assert parse_schedule("0 22 * * fri").last_start(at("2026-11-21 06:00"), at("2026-11-20 22:00")) is None
+    assert parse_schedule("0 22 * * fri").last_start(at("2026-11-21 05:59"), at("2026-11-20 21:59")) is not None
+
+
+def test_a_night_in_berlin_begins_at_its_own_clock() -> None:
+    """22:00 is 20:00 UTC in summer and 21:00 in winter."""
+    night = parse_schedule("0 22 * * *", "Europe/Berlin")
+
+    assert night.last_start(at("2026-07-01 21:59"), at("2026-06-30 21:59")) == at("2026-07-01 20:00")
+    assert night.last_start(at("2026-12-01 21:59"), at("2026-11-30 21:59")) == at("2026-12-01 21:00")
+
+
+def test_a_time_that_the_clock_skips_or_repeats_begins_once() -> None:
+    """02:30 is skipped in March and comes twice in October (Berlin, 2026)."""
+    early = parse_schedule("30 2 * * *", "Europe/Berlin")
+
+    assert early.last_start(at("2026-03-29 05:00"), at("2026-03-28 05:00")) == at("2026-03-29 01:30")
+    assert early.last_start(at("2026-10-25 05:00"), at("2026-10-24 05:00")) == at("2026-10-25 00:30")
+    assert early.last_start(at("2026-10-25 01:30"), at("2026-10-25 00:30")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "zone", "says"),
+    [
+        ("0 22 * *", "UTC", "has 4 fields"),
+        ("60 * * * *", "UTC", "'60' is not 0 to 59"),
+        ("* * * * fri-mon", "UTC", "fri is after mon"),
+        ("0 -1 * * *", "UTC", "hour"),
+        ("*/0 * * * *", "UTC", "'0' is not 1 to 59"),
+        ("0 22 * * *", "Europe/Nowhere", "no time zone"),
+        ("0 22 * * *", "../../etc/passwd", "time zone"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(text: str, zone: str, says: str) -> None:
+    """The error names the field and what it may be."""
+    with pytest.raises(ValueError, match=says):
+        parse_schedule(text, zone)

@@ -1,0 +1,103 @@
+"""Work that can wait for room that is certain to come is not bought for; what is high in priority never waits."""
+
+from datetime import datetime, timedelta
+
+import pytest
+from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, given, job, node, on_sale, pod, policy
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.model.decisions import BuyNode, Deferred, Plan
+from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
+
+GOING_AT = T0 + MINUTE
+
+
+def made(*stories: Story, at: datetime = GOING_AT, **changes: float) -> Plan:
+    """The plan after the stories; the second opinion has nothing against it."""
+    state, rules = given(*stories, on_sale(), as_of=at), policy(**changes)
+    found = plan(state, rules, at)
+    assert check(found, state, rules) == ()
+    return found
+
+
+def going(grace_seconds: float = 30.0) -> Story:
+    """A full node whose pod is told to go at GOING_AT."""
+    busy = pod("old", on="n1", gpus=8, deleting_since=GOING_AT, grace_seconds=grace_seconds)
+    return (*node("n1"), *busy)
+
+
+def bought(found: Plan) -> int:
+    """How many nodes are bought."""
+    return sum(isinstance(each, BuyNode) for each in found.decisions)
+
+
+def expected(found: Plan, subject: str) -> CapacityExpected | None:
+    """What the subject waits for."""
+    reasons = [each.reason for each in found.deferred if each.subject == subject]
+    return next((each for each in reasons if isinstance(each, CapacityExpected)), None)
+
+
+@pytest.mark.parametrize(
+    "waits", [pod("new", gpus=8, at=GOING_AT), job("new", gpus=8, at=GOING_AT)], ids=["pod", "job"]
+)
+def test_a_pod_that_is_told_to_go_makes_room_that_is_waited_for(waits: Story) -> None:
+    """Its grace period is over soon; nothing is bought, and it is said where and when."""
+    found = made(going(), waits)
+    assert bought(found) == 0
+    (reason,) = [each.reason for each in found.deferred if isinstance(each.reason, CapacityExpected)]
+    assert reason == CapacityExpected(node="n1", expected_at=GOING_AT + 30 * SECOND)
+
+
+def test_nobody_waits_longer_than_is_allowed() -> None:
+    """Counted from when the work began to wait; after that, or behind a longer grace period, it is bought for."""
+    assert bought(made(going(grace_seconds=121), pod("new", gpus=8, at=GOING_AT))) == 1
+    assert bought(made(going(grace_seconds=121), job("new", gpus=8, at=GOING_AT))) == 0
+    assert bought(made(going(), pod("new", gpus=8, at=T0 - 2 * MINUTE))) == 1
+    assert bought(made(going(), pod("new", gpus=8, at=GOING_AT), pending_pod_timeout_seconds=0)) == 1
+
+
+def test_room_that_did_not_come_is_not_waited_for_any_more() -> None:
+    """The grace period is over, and the pod is still there."""
+    assert bought(made(going(), pod("new", gpus=8, at=GOING_AT), at=GOING_AT + 31 * SECOND)) == 1
+
+
+def test_high_priority_never_waits() -> None:
+    """S47: it is bought for at once."""
+    assert bought(made(going(), job("new", gpus=8, priority=1000, at=GOING_AT))) == 1
+
+
+def test_room_to_come_is_given_once() -> None:
+    """Of two that want it the first waits for it, the other is bought for."""
+    found = made(going(), job("first", gpus=8, priority=600, at=GOING_AT), job("second", gpus=8, at=GOING_AT))
+    assert bought(found) == 1
+    assert expected(found, "job/first") is not None
+    assert expected(found, "job/second") is None
+
+
+def test_a_job_that_reaches_its_time_limit_makes_room() -> None:
+    """It ends then, whatever it does; before that nobody knows when it ends, and nothing is gained by hoping."""
+    old = job("old", placed_on=("n1",), is_running=True, duration_seconds_max=3600.0)
+    running = (*node("n1"), *old, *pod("p", on="n1", gpus=8, job_id="old"))
+    soon = T0 + HOUR - MINUTE
+    found = made(running, job("new", gpus=8, at=soon), at=soon)
+    assert bought(found) == 0
+    assert expected(found, "job/new") == CapacityExpected(node="n1", expected_at=T0 + HOUR)
+    early = T0 + HOUR - timedelta(minutes=20)
+    assert bought(made(running, job("new", gpus=8, at=early), at=early)) == 1
+
+
+def test_a_gang_waits_whole_or_is_bought_for_whole() -> None:
+    """Room for one of its two members is nothing to wait for."""
+    found = made(going(), job("new", gpus=8, members=2, at=GOING_AT))
+    assert bought(found) == 2
+
+
+def test_the_second_opinion_refuses_a_wait_that_is_too_long() -> None:
+    """Told by the plan's own word, against the record."""
+    state = given(going(), job("new", gpus=8, priority=1000, at=T0), as_of=GOING_AT)
+    late = Deferred(step="cover_demand", subject="job/new", reason=CapacityExpected(node="n1", expected_at=T0 + HOUR))
+    wrong = Plan(as_of=GOING_AT, parent_sequence=state.last_plan_sequence, deferred=(late,))
+    told = " ".join(check(wrong, state, policy()))
+    assert "is of high priority and waits" in told
+    assert "longer than it may" in told

@@ -1,0 +1,105 @@
+"""What an offer is worth: as promised, until a node that came of it says otherwise."""
+
+import msgspec
+from tests.support.stories import (
+    EPOCH,
+    HOUR,
+    MINUTE,
+    T0,
+    Story,
+    Told,
+    given,
+    node,
+    offer,
+    on_sale,
+    pod,
+    policy,
+    provider_id,
+)
+
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.events.node import NodeGone, NodeObserved
+from gpu_autoscaler.events.scaling import ScalingNodeTerminated
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.scheduling import NodeDemands
+
+SPOT = offer()
+ON_DEMAND = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
+VISION = policy(pools=(NodePool(name="default", labels={"team": "vision"}),))
+
+
+def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[str]:
+    """The offers that are bought with both for sale."""
+    made = plan(given(*stories, on_sale(SPOT, ON_DEMAND)), under or policy(), T0)
+    return [decision.offer.key for decision in made.decisions if isinstance(decision, BuyNode)]
+
+
+def came_with_cpu(cpu_milli: int) -> Story:
+    """A node of the spot offer that came with this much CPU."""
+    *before, last = node("n1")
+    assert isinstance(last.fact, NodeObserved)
+    allocatable = msgspec.structs.replace(last.fact.allocatable, cpu_milli=cpu_milli)
+    fact = msgspec.structs.replace(last.fact, allocatable=allocatable)
+    return (*before, msgspec.structs.replace(last, fact=fact))
+
+
+def test_a_promised_label_is_believed_until_a_node_comes_without_it() -> None:
+    """Then the next node of that offer would be no better; another offer might."""
+    asking = pod("a", demands=NodeDemands(node_selector=(("team", "vision"),)))
+
+    assert bought(asking, under=VISION) == [SPOT.key]
+    assert bought(asking, node("n1", labels={"team": "vision"}), pod("b", on="n1", gpus=8), under=VISION) == [SPOT.key]
+    assert bought(asking, node("n1"), under=VISION) == [ON_DEMAND.key]
+
+
+def test_a_label_that_only_real_nodes_carry_is_learnt_from_them() -> None:
+    """The driver names the product; once a node showed it, the next one is bought for who selects it."""
+    asking = pod("a", demands=NodeDemands(node_selector=(("nvidia.com/gpu.product", "A100-SXM4-40GB"),)))
+    came = node("n1", labels={"nvidia.com/gpu.product": "A100-SXM4-40GB"})
+
+    assert bought(asking) == []
+    assert bought(asking, came, pod("b", on="n1", gpus=8)) == [SPOT.key]
+
+
+def test_a_node_that_came_smaller_corrects_its_offer() -> None:
+    """A pod that needs what was promised goes elsewhere, one that needs less does not."""
+    assert bought(pod("a", cpu=90), came_with_cpu(80_000)) == [ON_DEMAND.key]
+    assert bought(pod("a", cpu=70), came_with_cpu(80_000), pod("b", on="n1", gpus=8)) == [SPOT.key]
+
+
+def gave_up(gpus: int, *, minutes: float = 15) -> Story:
+    """A node of the spot offer that had so many GPUs, was ready for so long, and is gone."""
+    since = T0 - minutes * MINUTE
+    came = node("n1", gpus_allocatable=gpus, labels={labels.POOL: "default"}, at=since)
+    ended = ScalingNodeTerminated(
+        action_id=ActionId("buy-n1"), plan_id=PlanId("plan-buy-n1"), order_action_id=ActionId("buy-n1"),
+        provider_id=provider_id(ActionId("buy-n1")), node_name="n1", terminated_at=T0,
+    )  # fmt: skip
+    gone = NodeGone(epoch=EPOCH, version=2, node_uid=NodeUid("uid-n1"), name="n1")
+    return (*came, Told(ended, T0), Told(gone, T0))
+
+
+def test_the_same_purchase_is_not_made_again_for_a_node_that_never_had_its_gpus() -> None:
+    """Four GPUs of eight until it was given back: whoever needs eight goes elsewhere, for an hour."""
+    assert bought(pod("a", gpus=8), gave_up(4)) == [ON_DEMAND.key]
+    assert bought(pod("a", gpus=4), gave_up(4)) == [SPOT.key]
+    assert bought(pod("a", gpus=8), gave_up(8)) == [SPOT.key]
+    later = given(pod("a", gpus=8), gave_up(4), on_sale(SPOT, ON_DEMAND), as_of=T0 + 2 * HOUR)
+    made = plan(later, policy(), T0 + 2 * HOUR)
+    assert [each.offer.key for each in made.decisions if isinstance(each, BuyNode)] == [SPOT.key]
+
+
+def test_a_node_that_went_before_it_could_show_its_gpus_proves_nothing() -> None:
+    """A spot node that is taken while it boots says nothing of the next one."""
+    assert bought(pod("a", gpus=8), gave_up(0, minutes=2)) == [SPOT.key]
+
+
+def test_what_the_nodes_own_pods_take_is_not_sold_twice() -> None:
+    """A DaemonSet that takes a quarter of the CPU does so on the next node as well."""
+    daemon = pod("ds", on="n1", gpus=0, cpu=24, owner_kind="DaemonSet")
+
+    assert bought(pod("a", cpu=90), node("n1"), daemon) == [ON_DEMAND.key]

@@ -1,0 +1,72 @@
+"""Capacity that is paid for a period: used while it is open, before anything else, and left before its end."""
+
+import msgspec
+from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, job, node, notice, offer, on_sale, pod, policy
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.events.spot import SpotNoticeReceived
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.reasons.defer import NoOfferFits
+
+CHEAP = offer(usd_per_hour=0.1)
+BLOCK = msgspec.structs.replace(
+    offer(capacity_type=CapacityType.RESERVED, usd_per_hour=0.0), paid_from=T0 + HOUR, paid_until=T0 + 5 * HOUR
+)
+
+
+def made(*stories: Story, at_hour: float) -> Plan:
+    """The plan after the stories, which the second opinion has nothing against."""
+    at = T0 + at_hour * HOUR
+    state = given(*stories, as_of=at)
+    found = plan(state, policy(), at)
+    assert check(found, state, policy()) == ()
+    return found
+
+
+def bought(found: Plan) -> list[Offer]:
+    """What the plan buys."""
+    return [each.offer for each in found.decisions if isinstance(each, BuyNode)]
+
+
+def test_what_is_paid_is_used_first_while_its_period_is_open() -> None:
+    """Before and after, and when too little is left of it to be of use, the cheapest is bought as always."""
+    waits, offerings = job("train"), on_sale(CHEAP, BLOCK)
+    assert bought(made(waits, offerings, at_hour=2)) == [BLOCK]
+    assert bought(made(waits, offerings, at_hour=0.5)) == [CHEAP]
+    assert bought(made(waits, offerings, at_hour=4.9)) == [CHEAP]
+    assert bought(made(waits, offerings, at_hour=6)) == [CHEAP]
+
+
+def test_work_that_has_only_a_period_to_come_says_when_it_opens() -> None:
+    """Nothing is bought before; that it is over is said as well."""
+    early, late = (made(job("train"), on_sale(BLOCK), at_hour=hour) for hour in (0.5, 6))
+    (soon,) = [each.reason for each in early.deferred]
+    (over,) = [each.reason for each in late.deferred]
+    assert isinstance(soon, NoOfferFits)
+    assert soon.detail == "the paid period of p4d.24xlarge/zone-a/reserved begins at 2026-11-21 13:00:00 UTC"
+    assert isinstance(over, NoOfferFits)
+    assert "is over, or nearly" in over.detail
+
+
+def test_what_must_not_be_interrupted_is_not_put_where_the_time_is_up() -> None:
+    """It might outlive the period."""
+    offerings = on_sale(offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=30.0), BLOCK)
+    (taken,) = bought(made(job("a", is_preemptible=False), offerings, at_hour=2))
+    assert taken.capacity_type is CapacityType.ON_DEMAND
+
+
+def test_the_end_of_a_period_is_a_notice() -> None:
+    """Its node drains by the end, and its work gets another place that is not of the same period."""
+    at = T0 + 5 * HOUR - 10 * MINUTE
+    told = notice("n1", reclaim_at=T0 + 5 * HOUR, at=at)
+    over = tuple(
+        Told(msgspec.structs.replace(each.fact, kind="paid_period_over"), each.at)
+        for each in told
+        if isinstance(each.fact, SpotNoticeReceived)
+    )
+    found = made(node("n1", BLOCK), pod("a", on="n1", gpus=8), over, on_sale(CHEAP, BLOCK), at_hour=5 - 1 / 6)
+    (drain,) = [each for each in found.decisions if isinstance(each, DrainNode)]
+    assert (drain.node_name, drain.deadline_at, drain.is_voluntary) == ("n1", T0 + 5 * HOUR, False)
+    assert bought(found) == [CHEAP]

@@ -1,0 +1,74 @@
+"""A price has an age: told always, and in the way of a purchase only where the policy says so."""
+
+import msgspec
+import pytest
+from tests.support.stories import HOUR, MINUTE, T0, given, job, offer, on_sale, policy
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.provisioning_settings import PricePolicy
+from gpu_autoscaler.core.provisioning.offers import oldest_seconds
+from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.reasons.defer import DeferReason, PriceUnknown, WatchStale
+
+STRICT = PricePolicy(age_seconds_max=HOUR.total_seconds(), is_stale_price_allowed=False)
+OLD = msgspec.structs.replace(offer(usd_per_hour=0.1), price_source="file of prices", priced_at=T0 - 7 * HOUR)
+UNPRICED = msgspec.structs.replace(OLD, price_micro_usd_per_hour=None)
+FRESH = offer(zone="zone-b", usd_per_hour=9.0)
+
+
+def made(*offers: Offer, prices: PricePolicy = STRICT, age: object = 0 * HOUR) -> Plan:
+    """The plan so long after the list, which the second opinion has nothing against."""
+    at = T0 + age  # type: ignore[operator]
+    state = given(job("train"), on_sale(*offers, at=T0), as_of=at)
+    found = plan(state, policy(prices=prices), at)
+    assert check(found, state, policy(prices=prices)) == ()
+    return found
+
+
+def bought(found: Plan) -> list[Offer]:
+    """What the plan buys."""
+    return [each.offer for each in found.decisions if isinstance(each, BuyNode)]
+
+
+def held(found: Plan) -> DeferReason:
+    """Why the work waits."""
+    (one,) = [each for each in found.deferred if each.subject == "job/train"]
+    return one.reason
+
+
+def test_a_stale_price_is_bought_unless_the_policy_says_otherwise() -> None:
+    """Work waits for nodes, and prices seldom move; who fears them says so, and the dearer one is bought."""
+    assert bought(made(OLD, FRESH, prices=PricePolicy())) == [OLD]
+    assert bought(made(OLD, FRESH)) == [FRESH]
+
+
+def test_work_that_only_a_stale_price_could_serve_says_so() -> None:
+    """How old, and what is allowed; of what never had a price that is said instead."""
+    reason = held(made(OLD))
+    assert isinstance(reason, WatchStale)
+    assert (reason.source, reason.age_seconds) == ("prices", 7 * 3600.0)
+    assert reason.sentence() == "The last word about prices is 7 h old; 1 h are allowed."
+    assert held(made(UNPRICED)) == PriceUnknown(offers=(OLD.key,))
+
+
+def test_a_list_that_nobody_reads_any_more_grows_old() -> None:
+    """Its prices were fresh when it was told."""
+    assert bought(made(FRESH, age=59 * MINUTE)) == [FRESH]
+    assert bought(made(FRESH, age=61 * MINUTE)) == []
+
+
+def test_the_second_opinion_knows_of_it() -> None:
+    """A plan made without the rule is refused under it."""
+    careless = made(OLD, prices=PricePolicy())
+    state = given(job("train"), on_sale(OLD, at=T0), as_of=T0)
+    assert check(careless, state, policy(prices=STRICT)) == (
+        f"{OLD.key} is bought at a price that is older than the policy allows",
+    )
+
+
+@pytest.mark.parametrize(("offers", "age_seconds"), [((OLD, FRESH), 7 * 3600.0), ((FRESH,), 0.0), ((UNPRICED,), None)])
+def test_the_oldest_price_is_told(offers: tuple[Offer, ...], age_seconds: float | None) -> None:
+    """None where there is none."""
+    assert oldest_seconds(given(on_sale(*offers, at=T0), as_of=T0).offers, T0) == age_seconds

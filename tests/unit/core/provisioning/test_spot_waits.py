@@ -1,0 +1,160 @@
+"""Work that is spared spot because it was interrupted too often, and work that waits for spot because it can."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    SECOND,
+    T0,
+    Story,
+    Told,
+    bought,
+    given,
+    job,
+    node,
+    offer,
+    on_sale,
+    pod,
+    policy,
+    purchase,
+)
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.policy.provisioning_settings import SpotPolicy
+from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
+from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.events.job import JobPreempted
+from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import PRIORITY_NAMES, Runtime
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons.defer_waits import SpotAwaited
+
+SPOT = offer()
+ON_DEMAND = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
+LOW = PRIORITY_NAMES["low"]
+
+
+def outcome(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = None) -> list[object]:
+    """Keys of the offers that are bought, and reasons for which work waits."""
+    state, under = given(*stories, as_of=at), under or policy()
+    made = plan(state, under, at)
+    assert check(made, state, under) == ()
+    bought_keys = [each.offer.key for each in made.decisions if isinstance(each, BuyNode)]
+    return [*bought_keys, *(each.reason for each in made.deferred)]
+
+
+def lost(times: int, job_id: str = "train") -> Story:
+    """The job has lost its place so often."""
+    fact = JobPreempted(job_id=JobId(job_id), attempt=times, cause="the cloud took its node", preempted_at=T0)
+    return (Told(fact, T0),)
+
+
+# ---- spared
+
+
+def test_a_job_before_its_last_retry_is_not_on_spot() -> None:
+    """Three retries are allowed: after the third loss the next place is one that nobody takes back."""
+    sale = on_sale(SPOT, ON_DEMAND)
+
+    assert outcome(job("train"), lost(2), sale) == [SPOT.key]
+    assert outcome(job("train"), lost(3), sale) == [ON_DEMAND.key]
+
+
+def test_fewer_losses_are_enough_where_the_policy_says_so_or_retries_are_few() -> None:
+    """The last retry is never left to spot."""
+    sale = on_sale(SPOT, ON_DEMAND)
+
+    assert outcome(job("train"), lost(1), sale, under=policy(spot=SpotPolicy(interruptions_count_max=1))) == [
+        ON_DEMAND.key
+    ]
+    assert outcome(job("train"), lost(1), sale, under=policy(job_retries_count_max=1)) == [ON_DEMAND.key]
+
+
+def test_spot_is_better_than_no_place() -> None:
+    """After half an hour without on-demand, and at once where the policy has only spot, the job goes on spot."""
+    later = T0 + 30 * MINUTE
+    only_spot = policy(pools=(NodePool(name="default", capacity_types=(CapacityType.SPOT,)),))
+
+    assert outcome(job("train"), lost(3), on_sale(SPOT)) != [SPOT.key]
+    assert outcome(job("train"), lost(3), on_sale(SPOT, at=later), at=later) == [SPOT.key]
+    assert outcome(job("train"), lost(3), on_sale(SPOT, ON_DEMAND), under=only_spot) == [SPOT.key]
+
+
+def test_every_kind_leaves_spot() -> None:
+    """Those that can be held, and Volcano's Job, which is made anew."""
+    for runtime in Runtime:
+        state = given(job("train", runtime=runtime, placed_on=("n1",), attempt=3), lost(3))
+        assert must_leave_spot(state.jobs[JobId("train")], policy(), T0)
+
+
+def test_its_pods_are_spared_as_well() -> None:
+    """What Kubernetes made again of it counts on no spot, be it free."""
+    stories = (job("train", placed_on=("n1",), attempt=3), lost(3), node("n1", SPOT), on_sale(SPOT, ON_DEMAND))
+    waiting = pod("train-0", gpus=8, job_id="train", owner_kind="Job")
+
+    assert outcome(*stories, waiting)[0] == ON_DEMAND.key
+
+
+def test_the_scheduler_does_not_place_it_on_spot() -> None:
+    """A free spot node is no place for it; an on-demand one is."""
+    worn = (job("train"), lost(3))
+    on_spot, on_demand = given(*worn, node("n1", SPOT)), given(*worn, node("n1", ON_DEMAND))
+
+    assert schedule(on_spot, policy(), T0).placements == ()
+    assert [each.job_id for each in schedule(on_demand, policy(), T0).placements] == ["train"]
+
+
+# ---- waiting
+
+
+def refused(*, at: datetime = T0, retry_after: timedelta = HOUR) -> Story:
+    """The cloud has no spot of the offer."""
+    return bought(purchase("refused", SPOT, at=at), is_refused=True, retry_after=retry_after)
+
+
+def test_low_work_waits_for_spot_a_while() -> None:
+    """On-demand costs three times as much: it waits five minutes from when it came, and says until when."""
+    stories = (job("train", priority=LOW), refused(), on_sale(SPOT, ON_DEMAND))
+    awaited = SpotAwaited(offers=(SPOT.key,), saving_ratio=1 - 10 / 32, until=T0 + 5 * MINUTE)
+
+    assert outcome(*stories) == [awaited]
+    assert outcome(*stories, at=T0 + 5 * MINUTE - SECOND) == [awaited]
+    assert outcome(*stories, at=T0 + 5 * MINUTE) == [ON_DEMAND.key]
+
+
+def test_other_work_does_not_wait() -> None:
+    """Neither what is more urgent, nor what must not be on spot, nor where the policy says so."""
+    sale = (refused(), on_sale(SPOT, ON_DEMAND))
+    at_once = policy(spot=SpotPolicy(low_priority_wait_seconds=0.0))
+
+    assert outcome(job("train", priority=LOW + 1), *sale) == [ON_DEMAND.key]
+    assert outcome(job("train", priority=LOW, is_preemptible=False), *sale) == [ON_DEMAND.key]
+    assert outcome(job("train", priority=LOW), *sale, under=at_once) == [ON_DEMAND.key]
+
+
+def test_a_small_saving_is_not_waited_for() -> None:
+    """Spot that costs a fifth less is not worth five minutes."""
+    near = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=12.5)
+
+    assert outcome(job("train", priority=LOW), refused(), on_sale(SPOT, near)) == [near.key]
+
+
+def test_what_can_be_had_as_spot_is_not_waited_for() -> None:
+    """Another zone has some: it is bought."""
+    external = msgspec.structs.replace(SPOT, zone="zone-b")
+
+    assert outcome(job("train", priority=LOW), refused(), on_sale(SPOT, external, ON_DEMAND)) == [external.key]
+
+
+def test_waiting_for_spot_holds_up_nobody_else() -> None:
+    """A pod that wants on-demand in the same plan gets it."""
+    steady = job("steady", priority=LOW, is_preemptible=False)
+    found = outcome(job("train", priority=LOW), steady, refused(), on_sale(SPOT, ON_DEMAND))
+
+    assert found[0] == ON_DEMAND.key
+    assert isinstance(found[1], SpotAwaited)

@@ -1,0 +1,92 @@
+"""A gang that must be in one NVLink domain, rack or zone gets all its members inside one, or none of them."""
+
+from typing import Any
+
+import pytest
+from tests.support.stories import T0, Story, given, job, node, offer, on_sale, pod, policy
+
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.policy import NodePool
+from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode, Plan
+from gpu_autoscaler.model.reasons.defer import NoDomainFits
+from gpu_autoscaler_services.scheduler.manifest import release_patch
+
+CLIQUE = "nvidia.com/gpu.clique"
+
+
+def planned(*stories: Story, **rules: Any) -> Plan:  # noqa: ANN401 - fields of the policy
+    """The plan, which the second opinion must find nothing wrong with."""
+    state, under = given(*stories), policy(**rules)
+    made = plan(state, under, T0)
+    assert check(made, state, under) == ()
+    return made
+
+
+def bought(made: Plan) -> list[BuyNode]:
+    """The nodes that are bought."""
+    return [decision for decision in made.decisions if isinstance(decision, BuyNode)]
+
+
+def in_clique(name: str, clique: str) -> Story:
+    """A node of eight GPUs in an NVLink domain."""
+    return node(name, labels={CLIQUE: clique})
+
+
+def test_a_job_starts_in_the_clique_that_has_room_for_all() -> None:
+    """Three nodes would do; two of them share a clique."""
+    there = (*in_clique("n1", "a"), *in_clique("n2", "b"), *in_clique("n3", "b"))
+    state = given(there, job("train", members=2, within=CLIQUE))
+    (placement,) = schedule(state, policy(), T0).placements
+    assert sorted(placement.node_names) == ["n2", "n3"]
+    queued = state.jobs[placement.job_id].queued
+    assert queued is not None
+    patch = release_patch(queued.spec, placement.node_names, state)
+    affinity = patch["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert {"key": CLIQUE, "operator": "In", "values": ["b"]} in term["matchExpressions"]
+
+
+def test_no_clique_with_room_for_all_starts_none_and_buys_none() -> None:
+    """Which clique a new node will be in is not known: nothing is bought in the hope."""
+    made = planned(in_clique("n1", "a"), in_clique("n2", "b"), job("train", members=2, within=CLIQUE), on_sale())
+    assert bought(made) == []
+    held = {each.subject: each.reason for each in made.deferred}
+    assert held["job/train"] == NoDomainFits(topology_key=CLIQUE, domains_count=2, members_count=2)
+
+
+def in_zones(*limits: tuple[str, int]) -> dict[str, Any]:
+    """A policy with limits of zones."""
+    return {"limits": {"zones": [{"name": name, "nodes_count_max": most} for name, most in limits]}}
+
+
+@pytest.mark.parametrize(("rules", "zone"), [({}, "zone-b"), (in_zones(("zone-b", 1)), "zone-a")])
+def test_a_gang_is_bought_in_one_zone_and_in_the_next_where_a_limit_is_in_the_way(
+    rules: dict[str, Any], zone: str
+) -> None:
+    """The cheapest zone that can have all of them."""
+    sale = on_sale(offer(zone="zone-a"), offer(zone="zone-b", usd_per_hour=9.0))
+    made = planned(job("train", members=3, within=labels.ZONE), sale, **rules)
+    assert [each.offer.zone for each in bought(made)] == [zone] * 3
+
+
+def test_without_the_demand_a_limit_spreads_the_gang_over_zones() -> None:
+    """The same job without it."""
+    sale = on_sale(offer(zone="zone-a"), offer(zone="zone-b", usd_per_hour=9.0))
+    made = planned(job("train", members=3), sale, **in_zones(("zone-b", 1)))
+    assert {each.offer.zone for each in bought(made)} == {"zone-a", "zone-b"}
+
+
+@pytest.mark.parametrize("key", labels.GANG_WITHIN)
+def test_pods_of_a_group_say_it_by_annotation(key: str) -> None:
+    """Ours, or Kueue's; what is there in the domain counts."""
+    named, near = {labels.POD_GROUP_LABELS[0]: "train"}, {key: "rack"}
+    members = tuple(told for number in range(2) for told in pod(f"m{number}", gpus=8, labels=named, annotations=near))
+    racks = (NodePool(name="r1", labels={"rack": "r1"}, nodes_count_max=1), NodePool(name="r2", labels={"rack": "r2"}))
+    made = planned(members, on_sale(), pools=racks)
+    assert [dict(each.labels)["rack"] for each in bought(made)] == ["r2", "r2"]
+    alone = planned(members, on_sale(), pools=racks[:1])
+    assert bought(alone) == []
+    assert {type(each.reason) for each in alone.deferred} == {NoDomainFits}

@@ -1,0 +1,109 @@
+"""The ledger in the state: every span once, in any order, by day and month of UTC and by whose limit it counts."""
+
+import itertools
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given as for_all
+from hypothesis import strategies as st
+from tests.support.money import USD, charged, ledger, spent
+from tests.support.stories import HOUR, MINUTE, T0, provider_id, record
+from tests.support.told import Story
+
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.state.ledger import period_end, period_name, period_start, spent_in
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued
+
+MIDNIGHT = datetime(2026, 12, 1, tzinfo=UTC)
+
+
+def told(*stories: Story) -> ClusterState:
+    """The state after these words of the ledger."""
+    return fold(EMPTY_STATE, record([each for story in stories for each in story]))
+
+
+def test_a_span_counts_for_its_owners_in_its_day_and_month() -> None:
+    """The cluster, the pool, the zone and the project that the node was bought for."""
+    state = told(ledger(), charged("n", to_at=T0 + HOUR, project="speech"))
+
+    owners = dict.fromkeys(("cluster", "pool/default", "zone/zone-a", "project/speech"), 10 * USD)
+    assert state.spent == {"2026-11-21": owners, "2026-11": owners}
+
+
+def test_a_span_over_midnight_is_split_to_the_micro_dollar() -> None:
+    """Twenty minutes of it are for the old month, ten for the new one; together they are the whole."""
+    span = charged("n", from_at=MIDNIGHT - 20 * MINUTE, to_at=MIDNIGHT + 10 * MINUTE, usd_per_hour=10.000001)
+    state = told(ledger(), span)
+
+    assert state.spent["2026-11"]["cluster"] == state.spent["2026-11-30"]["cluster"] == 3_333_333
+    assert state.spent["2026-12"]["cluster"] + state.spent["2026-11"]["cluster"] == 5_000_000
+
+
+def test_spans_count_once_in_any_order() -> None:
+    """A publisher that tries again may send a later span first; repeats add nothing."""
+    spans = [charged("n", from_at=T0 + each * MINUTE, to_at=T0 + (each + 1) * MINUTE) for each in range(4)]
+    whole = told(ledger(), *spans).spent
+
+    for order in itertools.permutations(spans):
+        assert told(ledger(), *order, *order).spent == whole
+
+
+def test_what_was_charged_too_much_is_given_back_once() -> None:
+    """Billing had ended before what was thought: a negative span, whose repeat is none."""
+    back = charged("n", from_at=T0 + 2 * MINUTE, to_at=T0 + MINUTE, total_usd=-1 / 6)
+    state = told(ledger(), charged("n", to_at=T0 + 2 * MINUTE), back, back)
+
+    assert state.spent["2026-11-21"]["cluster"] == 333_333 - 166_667
+
+
+def test_the_stores_sums_stand_for_what_the_stream_has_not() -> None:
+    """They are taken over once; spans that they have in them add nothing, later ones do."""
+    known = ChargedUntil(provider_id=provider_id("buy-n"), until_at=T0 + HOUR)
+    sums = ledger(spent(25.0), spent(300.0, period="2026-11"), charged=(known,), at=T0 + HOUR)
+    state = told(sums, charged("n", to_at=T0 + HOUR), charged("n", from_at=T0 + HOUR, to_at=T0 + 2 * HOUR), ledger())
+
+    assert state.spent["2026-11-21"]["cluster"] == 35 * USD
+    assert state.spent["2026-11"]["cluster"] == 310 * USD
+
+
+def test_what_a_job_cost_is_known() -> None:
+    """Over all its nodes and attempts."""
+    state = told(
+        charged("a", to_at=T0 + HOUR, job_id="train"),
+        charged("b", from_at=T0 + HOUR, to_at=T0 + 2 * HOUR, job_id="train"),
+    )
+
+    assert {job_id: job.micro_usd for job_id, job in state.spent_by_job.items()} == {"train": 20 * USD}
+
+
+def test_old_periods_and_paid_instances_are_forgotten() -> None:
+    """The state stays as large as the cluster, and keeps the last month whole."""
+    late = T0 + 80 * 24 * HOUR
+    more = (charged(name, from_at=late + hours * HOUR, to_at=late + hours * HOUR) for hours, name in enumerate("bc"))
+    state = told(ledger(), charged("a", to_at=T0 + HOUR), *more)
+
+    assert sorted(state.spent) == ["2027-02", "2027-02-09"]
+    assert sorted(state.charges) == [provider_id("buy-b"), provider_id("buy-c")]
+
+
+@for_all(start=st.integers(0, 86_400 * 70), seconds=st.integers(0, 86_400 * 3), price=st.integers(0, 100_000_000))
+def test_parts_of_a_span_add_up(start: int, seconds: int, price: int) -> None:
+    """Whatever the span, its days are the whole of it, and so are its months."""
+    from_at = T0 + timedelta(seconds=start)
+    story = charged("n", from_at=from_at, to_at=from_at + timedelta(seconds=seconds), usd_per_hour=price / USD)
+    span = story[0].fact
+    assert isinstance(span, CostAccrued)
+    parts = [(period, amount) for period, owner, amount in spent_in(span) if owner == "cluster"]
+
+    for length in (7, 10):
+        assert sum(amount for period, amount in parts if len(period) == length) == span.total_micro_usd
+
+
+@pytest.mark.parametrize("at", [T0, MIDNIGHT, MIDNIGHT - timedelta(microseconds=1)])
+def test_periods_follow_each_other(at: datetime) -> None:
+    """The end of one is the beginning of the next, and has its name."""
+    for period in ("day", "month"):
+        start, end = period_start(period, at), period_end(period, at)
+        assert start <= at < end
+        assert period_name(period, start) == period_name(period, at) != period_name(period, end)

@@ -1,0 +1,125 @@
+"""Facts on the wire: what is read, what is refused, what is lifted."""
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from gpu_autoscaler.events.catalog import CATALOGUE, FACTS, Catalogue
+from gpu_autoscaler.events.envelope import Envelope, encode
+from gpu_autoscaler.events.examples import examples
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.upcasts import Upcast
+from gpu_autoscaler.model.errors import InvalidFact, UnknownType
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+class LampLit(Fact, frozen=True, kw_only=True):
+    """A lamp was lit, at this brightness; version 1 called it `percent`."""
+
+    VERSION: ClassVar[int] = 2
+
+    brightness_ratio: float
+    colour: str = "white"
+
+
+def _lift(old: dict[str, Any]) -> dict[str, Any]:
+    return {"brightness_ratio": old["percent"] / 100}
+
+
+LAMPS = Catalogue([LampLit], {"lamp.lit.v1": Upcast("lamp.lit.v1", "lamp.lit.v2", _lift)})
+
+
+def event(**changes: Any) -> bytes:  # noqa: ANN401 - any JSON
+    """A CloudEvent about a lamp, changed."""
+    head = {"specversion": "1.0", "id": "1", "source": "/t", "type": "lamp.lit.v2", "time": NOON.isoformat()}
+    return msgspec.json.encode(head | {"data": {"brightness_ratio": 0.5}} | changes)
+
+
+@pytest.mark.parametrize("envelope", list(examples()), ids=lambda envelope: envelope.type)
+def test_every_fact_survives_the_wire(envelope: Envelope) -> None:
+    """What is encoded is what is decoded."""
+    assert CATALOGUE.decode(encode(envelope)) == envelope
+
+
+def test_there_is_an_example_of_every_fact() -> None:
+    """Each fact of the catalogue has one example."""
+    assert sorted(envelope.type for envelope in examples()) == sorted(fact.type_name() for fact in FACTS)
+
+
+def test_an_unknown_field_is_ignored() -> None:
+    """A newer publisher may say more than we understand."""
+    fact = LAMPS.decode(event(data={"brightness_ratio": 0.5, "warmth_kelvin": 2700})).fact
+    assert fact == LampLit(brightness_ratio=0.5)
+
+
+def test_a_new_field_has_a_default() -> None:
+    """An older publisher does not know the field `colour`."""
+    fact = LAMPS.decode(event()).fact
+    assert isinstance(fact, LampLit)
+    assert fact.colour == "white"
+
+
+def test_an_unknown_type_is_told_apart_from_an_invalid_fact() -> None:
+    """One is a newer version's fact, the other is broken."""
+    with pytest.raises(UnknownType, match=r"lamp\.dimmed\.v1"):
+        LAMPS.decode(event(type="lamp.dimmed.v1"))
+    with pytest.raises(InvalidFact, match="brightness_ratio") as caught:
+        LAMPS.decode(event(data={"brightness_ratio": "half"}))
+    assert not isinstance(caught.value, UnknownType)
+
+
+def test_an_old_version_is_lifted() -> None:
+    """What was stored as version 1 reads as version 2."""
+    fact = LAMPS.decode(event(type="lamp.lit.v1", data={"percent": 25})).fact
+    assert fact == LampLit(brightness_ratio=0.25)
+
+
+def test_an_old_version_that_cannot_be_lifted_is_invalid() -> None:
+    """The message says which lift failed."""
+    with pytest.raises(InvalidFact, match=r"lamp\.lit\.v1"):
+        LAMPS.decode(event(type="lamp.lit.v1", data={"watts": 25}))
+
+
+@pytest.mark.parametrize(
+    ("message", "word"),
+    [
+        (b"not json", "CloudEvent"),
+        (b"[]", "CloudEvent"),
+        (b"\xff\xfe", "CloudEvent"),
+        (b'{"type": "lamp.lit.v2"}', "id"),
+        (event(id=""), "id"),
+        (event(specversion="0.3"), "specversion"),
+        (event(time="yesterday"), "CloudEvent"),
+    ],
+)
+def test_what_is_no_cloud_event_is_refused_by_name(message: bytes, word: str) -> None:
+    """The reason names what is wrong."""
+    with pytest.raises(InvalidFact, match=word):
+        LAMPS.decode(message)
+
+
+def test_a_missing_time_is_the_arrival_time() -> None:
+    """CloudEvents makes `time` optional."""
+    without = msgspec.json.encode(
+        {"specversion": "1.0", "id": "1", "source": "/t", "type": "lamp.lit.v2", "data": {"brightness_ratio": 1}}
+    )
+    assert LAMPS.decode(without, arrived_at=lambda: NOON).time == NOON
+    with pytest.raises(InvalidFact, match="time"):
+        LAMPS.decode(without)
+
+
+def test_a_naive_time_is_refused() -> None:
+    """An instant without a zone means a different moment to everyone."""
+    with pytest.raises(InvalidFact):
+        LAMPS.decode(event(time="2026-11-21T12:00:00"))
+
+
+def test_ids_name_the_condition_and_repeat() -> None:
+    """The same condition has the same id, whoever says it and whenever."""
+    first, second = list(examples()), list(examples())
+    assert [one.id for one in first] == [two.id for two in second]
+    assert all(one.id for one in first)
+    assert len({one.id for one in first}) == len(first)

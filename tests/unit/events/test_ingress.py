@@ -1,0 +1,82 @@
+"""Every reader of the record sees the same fact, with an envelope or without."""
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from gpu_autoscaler.events.envelope import Envelope
+from gpu_autoscaler.events.ingress import PUBLIC, PUBLIC_SOURCE, read
+from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.model.errors import InvalidFact, UnknownType
+
+T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
+BODY = b'{"job_name":"t","project_id":"p","gpu_requirements":{"gpu_count":1},"container":{"image":"i"}}'
+
+
+def opened(payload: bytes, message_id: str | None = None) -> Envelope:
+    """Return what a reader makes of a message on the public door."""
+    return read("job.requested", payload, message_id=message_id, arrived_at=lambda: T0)
+
+
+def test_a_bare_body_takes_its_name_from_the_message() -> None:
+    """Its time is its arrival, its source the public door."""
+    envelope = opened(BODY, "mine-1")
+    assert (envelope.id, envelope.time, envelope.source) == ("mine-1", T0, PUBLIC_SOURCE)
+    assert isinstance(envelope.fact, JobRequested)
+
+
+def test_without_a_name_the_content_is_the_name() -> None:
+    """The same body again is the same request, another body another."""
+    assert opened(BODY).id == opened(BODY).id
+    assert opened(BODY).id != opened(BODY.replace(b'"t"', b'"u"')).id
+
+
+def test_an_event_keeps_its_own_name_and_time() -> None:
+    """The same fact with an envelope: what the event says of itself counts."""
+    event = (
+        b'{"specversion":"1.0","id":"e","source":"/x","type":"job.requested.v1","time":"2026-01-01T00:00:00Z","data":'
+        + BODY
+        + b"}"
+    )
+    envelope = opened(event, "mine-1")
+    assert (envelope.id, envelope.source, envelope.time.year) == ("e", "/x", 2026)
+    assert envelope.fact == opened(BODY).fact
+
+
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        (b"", "neither a CloudEvent nor a bare body"),
+        (b"\xff\xfe", "neither a CloudEvent nor a bare body"),
+        (b'{"job_name":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "maximum recursion depth"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "maximum recursion depth"),
+        (b'{"specversion":"1.0","id":"' + b"x" * 513 + b'","type":"job.requested.v1","data":{}}', "513 characters"),
+        (b"[]", "neither a CloudEvent nor a bare body"),
+        (b"{}", "missing required field `job_name`"),
+        (BODY.replace(b"1", b"1.5"), r"Expected `int`, got `float` - at `\$\.gpu_requirements\.gpu_count`"),
+        (b'{"specversion":"1.0","id":"e","type":"job.requested.v1"}', "missing required field `job_name`"),
+    ],
+)
+def test_a_broken_request_names_what_is_wrong(payload: bytes, told: str) -> None:
+    """Field and reason, for people who publish without our package."""
+    with pytest.raises(InvalidFact, match=told):
+        opened(payload)
+
+
+def test_other_subjects_need_an_envelope() -> None:
+    """Only the public door is open to bare bodies."""
+    with pytest.raises(InvalidFact, match="not a CloudEvent"):
+        read("job.cancel_requested", b'{"job_id":"a"}', message_id="x", arrived_at=lambda: T0)
+
+
+def test_no_public_fact_looks_like_an_event() -> None:
+    """A field called `data` or `specversion` would make a bare body ambiguous."""
+    for fact in PUBLIC:
+        assert not {"specversion", "data"} & {field.name for field in msgspec.structs.fields(fact)}
+
+
+def test_a_subject_of_no_fact_is_unknown_whatever_it_carries() -> None:
+    """A slip of the pen is not silence: the nearest subject is named."""
+    with pytest.raises(UnknownType, match=r"'job\.request'; did you mean 'job\.requested'\?"):
+        read("job.request", BODY, message_id=None, arrived_at=lambda: T0)

@@ -1,0 +1,104 @@
+"""Pods with a hook are told to save by HTTP as well. A real server plays the pod, and a cluster holds it."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.support.cluster import running_cluster
+from tests.support.kube_objects import Json, pod
+from tests.support.stories import T0
+
+from gpu_autoscaler.kube.checkpoint_hooks import SECONDS_MAX, Hooks, hook_of
+from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.kube.wire.core import Pod
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.simcluster.kinds import PODS as SERVED_PODS
+from gpu_autoscaler_services.scheduler.binder import Binder
+
+HOOK = "gpu-autoscaler.io/checkpoint-hook"
+
+
+def hooked(hook: str, address: str | None = "127.0.0.1") -> Pod:
+    """A pod with this hook."""
+    item = pod("a", labels={"gpu-autoscaler.io/job-id": "train"})
+    item["metadata"] |= {"namespace": "default", "annotations": {HOOK: hook}}
+    status = {"status": {"phase": "Running", **({} if address is None else {"podIP": address})}}
+    return PODS.decode(json.dumps({**item, **status}).encode(), "read")
+
+
+@contextlib.asynccontextmanager
+async def listening(seconds: float = 0.0) -> AsyncIterator[tuple[int, list[Any]]]:
+    """A pod's own server: its port, and what it was told."""
+    heard: list[Any] = []
+
+    async def save(request: web.Request) -> web.Response:
+        await asyncio.sleep(seconds)
+        heard.append((request.path, await request.json()))
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/save", save)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield runner.addresses[0][1], heard
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("hook", "address", "url"),
+    [
+        (":8080/save", "10.0.0.7", "http://10.0.0.7:8080/save"),
+        (":8080", "fd00::7", "http://[fd00::7]:8080/"),
+        (":8080/save", None, None),
+        ("http://169.254.169.254/latest", "10.0.0.7", None),
+        (":8080@elsewhere/save", "10.0.0.7", None),
+        (":0/save", "10.0.0.7", None),
+        (":70000/save", "10.0.0.7", None),
+    ],
+)
+def test_a_hook_is_a_port_and_a_path_of_the_pod_itself(hook: str, address: str | None, url: str | None) -> None:
+    """Nobody is sent elsewhere by an annotation."""
+    assert hook_of(hooked(hook, address)) == url
+
+
+async def test_a_job_is_told_by_its_hook_and_by_its_annotation() -> None:
+    """By when, and which pod is meant."""
+    hooks = Hooks()
+    async with listening() as (port, heard), running_cluster(clock_factor=1.0) as here:
+        item = pod("a", labels={"gpu-autoscaler.io/job-id": "train"}, nodeName="n1")
+        item["metadata"]["annotations"] = {HOOK: f":{port}/save"}
+        here.add_node("n1")
+        here.add("pods", item)
+
+        def runs(thing: Json) -> None:
+            thing["status"] |= {"phase": "Running", "podIP": "127.0.0.1"}
+
+        here.world.api.modify(SERVED_PODS, "default/a", runs)
+        await Binder(here.kube, "default", hooks).request_checkpoints(JobId("train"), ["n1"], T0)
+        told = here.item("pods", "a")["metadata"]["annotations"]
+    await hooks.close()
+
+    assert heard == [("/save", {"pod": "default/a", "deadline_at": T0.isoformat()})]
+    assert told["gpu-autoscaler.io/checkpoint-requested"] == T0.isoformat()
+
+
+async def test_a_pod_that_does_not_listen_takes_no_time() -> None:
+    """A hook that never answers, one that refuses and one that is not there: a second for all of them."""
+    hooks = Hooks()
+    async with listening(seconds=30.0) as (port, heard):
+        began = time.monotonic()
+        silent, absent, closed = hooked(f":{port}/save"), hooked(f":{port}/nothing"), hooked(":1/save")
+        await hooks.tell([silent, silent, absent, closed], T0)
+        took = time.monotonic() - began
+        await hooks.close()
+    assert heard == []
+    assert took < 5 * SECONDS_MAX

@@ -1,0 +1,225 @@
+"""A recorded plan can be made again from its facts, byte for byte; what keeps it from that has a verdict of its own."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+from tests.support.stories import HOUR, MINUTE, T0, Told, given, job, node, on_sale, policy, synced
+from tests.support.told import Story, record
+
+from gpu_autoscaler.bus.memory import MemoryBus
+from gpu_autoscaler.bus.memory_broker import MemoryBroker
+from gpu_autoscaler.bus.streams import BusDeclaration, StreamLimits, streams
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY
+from gpu_autoscaler.core.state.state import EMPTY_STATE
+from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.envelope import encode
+from gpu_autoscaler.events.gpu import GpuNodeSampled
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.decisions import Cut
+from gpu_autoscaler.model.ids import PlanId
+from gpu_autoscaler.replay.history import History
+from gpu_autoscaler.replay.recompute import Verdict, recompute
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.digests import core_digest, policy_digest
+from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark, fact_types, encode_snapshot
+from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
+
+PLAN = "plan-of-the-test"
+AS_OF = T0 + HOUR
+STORIES: tuple[Story, ...] = (on_sale(at=T0), node("n1", at=T0), job("j1", gpus=8, at=T0 + MINUTE), job("j2", gpus=8))
+
+
+class Wall:
+    """Wall time that the test moves on."""
+
+    now = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def wall() -> Wall:
+    """The broker's clock."""
+    return Wall()
+
+
+@pytest.fixture
+async def bus(wall: Wall) -> AsyncIterator[MemoryBus]:
+    """A broker that keeps jobs for an hour."""
+    limits = {"JOB": StreamLimits(max_age_seconds=3600, max_bytes=1 << 20)}
+    opened = MemoryBus(MemoryBroker(), BusDeclaration(streams=streams(limits)), now=lambda: wall.now)
+    await opened.ensure()
+    yield opened
+    await opened.close()
+
+
+async def _tell(bus: MemoryBus, facts: Story) -> dict[str, int]:
+    """Publish facts; the last sequence of each stream."""
+    last: dict[str, int] = {}
+    for each in record(facts):
+        ack = await bus.publish(each.fact.subject(), encode(each.envelope), message_id=each.envelope.id)
+        last[ack.stream] = ack.sequence
+    return last
+
+
+async def _made(bus: MemoryBus, **changes: object) -> ScalingPlanMade:
+    """The situation and the plan that it leads to, on the record; `changes` falsify the plan's fact."""
+    told = tuple(each for story in STORIES for each in story)
+    last = await _tell(bus, (*told, *synced(told, as_of=AS_OF)))
+    made = plan(given(*STORIES, as_of=AS_OF), DEFAULT_POLICY, AS_OF)
+    assert made.decisions, "a plan that decides nothing would prove little"
+    fact = ScalingPlanMade(
+        plan_id=PlanId(PLAN),
+        plan=made,
+        cut=Cut(last_sequences=tuple(sorted(last.items()))),
+        policy_digest=policy_digest(DEFAULT_POLICY),
+        core_digest=core_digest(),
+    )
+    fact = msgspec.structs.replace(fact, **changes)
+    await _tell(bus, (Told(fact, AS_OF),))
+    return fact
+
+
+async def test_a_plan_is_made_again_byte_for_byte(bus: MemoryBus) -> None:
+    """Also when much has happened since: only facts up to the cut count."""
+    await _made(bus)
+    await _tell(bus, job("later", at=AS_OF))
+
+    found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock())
+
+    assert found.verdict is Verdict.EQUAL, found
+    assert found.facts_count > 5
+
+
+async def test_what_was_set_aside_then_stays_aside(bus: MemoryBus) -> None:
+    """A message that was no fact when the plan was made is none now, whatever it looks like."""
+    await _tell(bus, job("a-dead-letter", gpus=4))
+    aside = tuple(("JOB", sequence) for sequence in range(1, await bus.last_sequence("JOB") + 1))
+    fact = await _made(bus)
+    assert (await recompute(bus, PLAN, DEFAULT_POLICY, Clock())).verdict is Verdict.DIFFERS
+
+    knowing = msgspec.structs.replace(
+        fact, plan_id=PlanId("knowing"), cut=msgspec.structs.replace(fact.cut, set_aside=aside)
+    )
+    await _tell(bus, (Told(knowing, AS_OF),))
+
+    assert (await recompute(bus, "knowing", DEFAULT_POLICY, Clock())).verdict is Verdict.EQUAL
+
+
+async def test_a_difference_is_shown_where_it_is(bus: MemoryBus) -> None:
+    """Exit 1 with the lines that differ."""
+    true = plan(given(*STORIES, as_of=AS_OF), DEFAULT_POLICY, AS_OF)
+    await _made(bus, plan=msgspec.structs.replace(true, decisions=true.decisions[1:]))
+
+    found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock())
+
+    assert found.verdict is Verdict.DIFFERS
+    assert any(line.startswith("+") and "action_id" in line for line in found.difference)
+
+
+async def test_aged_out_facts_are_named(bus: MemoryBus, wall: Wall) -> None:
+    """Without the requests nothing can be told: which stream, and what is the first that is kept."""
+    await _made(bus)
+    wall.now += 2 * HOUR
+    await _tell(bus, job("later", at=AS_OF))
+
+    found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock())
+
+    assert found.verdict is Verdict.FACTS_EXPIRED
+    assert "JOB" in found.sentence
+
+
+async def _snapshot(bus: MemoryBus, tables: Tables, *, core: str = "") -> None:
+    """A snapshot of everything that is on the streams now."""
+    marks, recorded = [], []
+    for spec in streams():
+        facts = [fact for fact in FACTS if fact.stream() == spec.name]
+        span = await bus.span(spec.name)
+        async for batch in History(bus, Clock()).read(spec.name, facts):
+            recorded += batch
+        if facts and spec.name != "COST":
+            marks.append(StreamMark(stream=spec.name, created_at=span.created_at, last_sequence=span.last_sequence))
+    label = Label(
+        core_digest=core or core_digest(),
+        fact_types=fact_types(fact for fact in FACTS if fact.stream() != "COST" and fact is not GpuNodeSampled),
+        marks=tuple(marks),
+    )
+    sealed, body = encode_snapshot(label, fold(EMPTY_STATE, recorded))
+    await MemoryStore(tables).save_snapshot(label=sealed, body=body, kept_at=Wall.now)
+
+
+async def _aged(bus: MemoryBus, wall: Wall, tables: Tables, *, core: str = "") -> None:
+    """The jobs of the situation are kept in a snapshot alone by now; of the plan's facts only the last job is left."""
+    told = tuple(each for story in STORIES for each in story)
+    last = await _tell(bus, told)
+    await _snapshot(bus, tables, core=core)
+    wall.now += timedelta(minutes=50)
+    later = job("late", gpus=1, at=AS_OF)
+    last |= await _tell(bus, (*later, *synced((*told, *later), as_of=AS_OF)))
+    fact = ScalingPlanMade(
+        plan_id=PlanId(PLAN),
+        plan=plan(given(*STORIES, later, as_of=AS_OF), DEFAULT_POLICY, AS_OF),
+        cut=Cut(last_sequences=tuple(sorted(last.items()))),
+        policy_digest=policy_digest(DEFAULT_POLICY),
+        core_digest=core_digest(),
+    )
+    await _tell(bus, (Told(fact, AS_OF),))
+    await _tell(bus, job("after", at=AS_OF))
+    await _snapshot(bus, tables)  # of no use: it knows what the plan did not
+    wall.now += timedelta(minutes=30)
+
+
+async def test_a_snapshot_stands_for_facts_that_have_aged_out(bus: MemoryBus, wall: Wall) -> None:
+    """The nearest one below the plan's cut, and the facts from there to the cut; the sentence says so."""
+    tables = Tables()
+    await _aged(bus, wall, tables)
+
+    found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock(), MemoryStore(tables))
+
+    assert found.verdict is Verdict.EQUAL, found
+    assert "from the snapshot of " in found.sentence
+    assert 0 < found.facts_count < 10
+
+
+async def test_what_is_missing_is_named(bus: MemoryBus, wall: Wall) -> None:
+    """No store, no snapshot, none of the plan's code: facts are gone, and nothing stands for them."""
+    tables = Tables()
+    await _aged(bus, wall, tables, core="another")
+
+    for store, words in (
+        (None, "there is no store here"),
+        (MemoryStore(Tables()), "there is no snapshot: none of 0 kept is below the plan's cut"),
+        (MemoryStore(tables), "the nearest of 1 below the plan's cut does not serve: it was folded by core another"),
+    ):
+        found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock(), store)
+        assert found.verdict is Verdict.FACTS_EXPIRED
+        assert "facts have aged out (JOB: the first one kept is " in found.sentence
+        assert words in found.sentence
+
+
+async def test_other_code_is_said_before_anything_is_compared(bus: MemoryBus) -> None:
+    """A plan of another core proves nothing, equal or not."""
+    await _made(bus, core_digest="another", service_version="0.0.1")
+
+    found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock())
+
+    assert found.verdict is Verdict.CORE_CHANGED
+    assert "0.0.1" in found.sentence
+
+
+async def test_another_policy_is_said_before_anything_is_compared(bus: MemoryBus) -> None:
+    """The policy that was used has to be named."""
+    await _made(bus)
+
+    found = await recompute(bus, PLAN, policy(idle_seconds_max=1.0), Clock())
+
+    assert found.verdict is Verdict.POLICY_CHANGED
+
+
+async def test_nobody_made_this_plan(bus: MemoryBus) -> None:
+    """An id that is not on the record; also when there is no record at all."""
+    assert (await recompute(bus, PLAN, DEFAULT_POLICY, Clock())).verdict is Verdict.UNKNOWN_PLAN
+    await _made(bus)
+    assert (await recompute(bus, "nobody", DEFAULT_POLICY, Clock())).verdict is Verdict.UNKNOWN_PLAN

@@ -1,0 +1,93 @@
+"""What the broker no longer delivers is set aside by whichever service looks first, once."""
+
+import pytest
+from tests.support.ender import cancel
+from tests.support.runners import Place, Probe, running, until
+
+from gpu_autoscaler.bus.memory import MemoryBus
+from gpu_autoscaler.bus.streams import (
+    ADVISORY_ROOT,
+    MAX_DELIVERIES_CONSUMER,
+    ConsumerSpec,
+    BusDeclaration,
+    consumers_of_process,
+    streams,
+)
+from gpu_autoscaler.events.job import JobCancelRequested
+from gpu_autoscaler.runtime.runner import Runner
+
+IMPATIENT = ConsumerSpec(
+    durable="other-job-act", stream="JOB", subjects=("job.cancel_requested",), ack_wait_seconds=0.01, max_deliver=2
+)
+
+
+class Consuming(Probe):
+    """Handles cancels and says nothing."""
+
+    consumes = (JobCancelRequested,)
+
+
+async def give_up(place: Place, count: int) -> None:
+    """Somebody else's consumer is given `count` messages twice and never says what became of them."""
+    bus = MemoryBus(place.broker, BusDeclaration(streams=streams(), consumers=(IMPATIENT,)), now=place.now)
+    await bus.ensure()
+    consumer = await bus.effect_consumer(IMPATIENT.durable)
+    for number in range(count):
+        await place.say(cancel(number))
+    given = 0
+    while given < 2 * count:
+        given += len(await consumer.fetch(count, 1.0))
+    assert await consumer.fetch(count, 0.05) == []
+
+
+def counted(runner: Runner) -> float | None:
+    """Messages of JOB that this service set aside because the broker gave them up; None before it counts."""
+    labels = {"domain": "job", "reason": "given_up"}
+    return runner.metrics.registry.get_sample_value("gpu_autoscaler_dead_letters_total", labels)
+
+
+async def test_what_the_broker_gave_up_becomes_a_dead_letter_once() -> None:
+    """Two services look; each message has one letter with its payload, and is counted by one of them."""
+    place = Place()
+    await give_up(place, 3)
+
+    async def are_set_aside() -> bool:
+        return len(await place.dead_letters()) == 3
+
+    async with running(place, Consuming()) as first, running(place, Consuming()) as second:
+        await until(are_set_aside)
+        await until(lambda: (counted(first) or 0) + (counted(second) or 0) == 3)
+    letters = await place.dead_letters()
+    assert {(letter.service, letter.error_kind) for letter in letters} == {("other", "MaxDeliveries")}
+    assert [letter.stream_sequence for letter in letters] == [1, 2, 3]
+    assert all(letter.payload for letter in letters)
+
+
+@pytest.mark.parametrize("word", [b"no json", b'{"stream":"GONE","consumer":"x-y-act","stream_seq":1,"deliveries":2}'])
+async def test_a_word_that_names_no_message_does_not_stop_the_others(word: bytes) -> None:
+    """It is set aside itself, and the service stays ready."""
+    place = Place()
+    await place.send(f"{ADVISORY_ROOT}.GONE.x-y-act", word, "nonsense")
+    await give_up(place, 1)
+
+    async def are_set_aside() -> bool:
+        return len(await place.dead_letters()) == 2
+
+    async with running(place, Consuming()) as runner:
+        await until(are_set_aside)
+        assert runner.readiness.is_ready
+    nonsense, _ = await place.dead_letters()
+    assert (nonsense.service, nonsense.payload) == ("dead_letters", word)
+    assert "names no message" in nonsense.reason
+
+
+async def test_it_is_counted_from_zero() -> None:
+    """A rate of what was given up works from the first one on."""
+    async with running(Place(), Consuming()) as runner:
+        await until(lambda: counted(runner) == 0.0)
+
+
+def test_a_process_that_consumes_declares_the_shared_consumer() -> None:
+    """A service that handles nothing has no word in what is given up."""
+    assert MAX_DELIVERIES_CONSUMER in consumers_of_process("probe", (JobCancelRequested,))
+    assert consumers_of_process("probe", ()) == ()

@@ -1,0 +1,86 @@
+"""The policy file is followed while a service runs; a bad one changes nothing and is told."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
+from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.runtime import policy_reload as module
+from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler.runtime.metrics import Metrics
+from gpu_autoscaler.runtime.policy_reload import PolicyFile, differences, following_policy_file
+
+
+def test_a_file_that_changes_is_read_again_and_a_bad_one_is_refused_whole(tmp_path: Path) -> None:
+    """The last good one stays in force, with every mistake named, until the file is right again."""
+    path = tmp_path / "policy.toml"
+    path.write_text("nodes_count_max = 5\n")
+    file = PolicyFile(path)
+    assert file.now.nodes_count_max == 5
+    assert not file.reload()
+    path.write_text("nodes_count_max = 7\nidle_seconds_max = 300\n")
+    assert file.reload()
+    assert (file.now.nodes_count_max, file.now.idle_seconds_max) == (7, 300)
+
+    path.write_text("nodes_count_max = 2\nnodes_count_min = 3\nnodes = 1\n")
+    assert not file.reload()
+    assert file.now.nodes_count_max == 7
+    assert any("nodes" in mistake for mistake in file.errors)
+    path.unlink()
+    assert not file.reload()
+    assert "cannot be read" in file.errors[0]
+    path.write_text("nodes_count_max = 7\nidle_seconds_max = 300.0\n")
+    assert not file.reload()  # it says the same as what is in force
+    assert file.errors == ()
+
+
+def test_a_file_that_is_wrong_to_begin_with_starts_nothing(tmp_path: Path) -> None:
+    """There is no good one to fall back to. Without a file there is nothing to follow."""
+    with pytest.raises(ConfigError):
+        PolicyFile(tmp_path / "none.toml")
+    assert PolicyFile(None).now == DEFAULT_POLICY
+    assert not PolicyFile(None).reload()
+
+
+async def test_the_service_is_given_each_policy_and_readyz_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad file does not make the process unready: it goes on by the last good one, and says so with the mistake."""
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    path, registry = tmp_path / "policy.toml", CollectorRegistry()
+    path.write_text("nodes_count_max = 5\n")
+    used: list[ScalingPolicy] = []
+    readiness, metrics = Readiness(), Metrics("scaler", registry)
+
+    async def until(words: str) -> None:
+        async with asyncio.timeout(60):
+            while words not in readiness.words["policy"]:
+                await asyncio.sleep(0.01)
+
+    async with following_policy_file(PolicyFile(path), used.append, readiness, metrics):
+        path.write_text("nodes_count_max = 50\n")
+        async with asyncio.timeout(60):
+            while not used:
+                await asyncio.sleep(0.01)
+        path.write_text("nodes_count_max = 'many'\n")
+        await until("refused")
+        assert readiness.is_ready
+        assert "nodes_count_max" in readiness.words["policy"]
+        assert registry.get_sample_value("gpu_autoscaler_policy_file_errors") == 1
+        path.write_text("nodes_count_max = 50\n# right again\n")
+        await until(f"of {path}")
+    assert [policy.nodes_count_max for policy in used] == [50]
+    assert registry.get_sample_value("gpu_autoscaler_policy_file_errors") == 0
+    assert registry.get_sample_value("gpu_autoscaler_policy_changes_total") == 1
+
+
+def test_what_changed_is_told_value_by_value() -> None:
+    """With the path of each, in tables and lists as well."""
+    after = ScalingPolicy(nodes_count_max=50, pools=(*DEFAULT_POLICY.pools, *DEFAULT_POLICY.pools))
+    told = differences(DEFAULT_POLICY, after)
+    assert told[0] == "nodes_count_max: 100 -> 50"
+    assert "pools[1].name: not set -> default" in told
+    assert differences(after, after) == ()
